@@ -1,0 +1,5 @@
+"""`python -m app` is `toolscout`."""
+
+from app.cli import main
+
+main()

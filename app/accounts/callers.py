@@ -1,0 +1,84 @@
+"""Who asks, for whom, and what they may do."""
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from app.accounts.keys import KeyKind, hashed, living_key
+from app.accounts.users import User, ensure_user, get_user
+from app.cache import TtlCache
+from app.database.engine import Database, Session
+from app.errors import BadRequest, Forbidden
+
+# Long enough to spare the database at hundreds of requests a second, short enough that a revoked key ends within one.
+_REMEMBERED_S = 0.5
+_REMEMBERED_CALLERS = 10_000
+
+
+class Permission(StrEnum):
+    DISCOVER = "discover"
+    READ_CATALOG = "catalog:read"
+    WRITE_CATALOG = "catalog:write"
+    ADMINISTER = "administer"
+
+
+_OF_A_USER = frozenset({Permission.DISCOVER, Permission.READ_CATALOG, Permission.WRITE_CATALOG})
+_GRANTED: Mapping[KeyKind, frozenset[Permission]] = {
+    "user": _OF_A_USER,
+    "service": _OF_A_USER,
+    "admin": _OF_A_USER | {Permission.ADMINISTER},
+}
+
+
+@dataclass(frozen=True)
+class Caller:
+    """`user` is missing only for a service or admin key that named nobody."""
+
+    kind: KeyKind
+    key_id: str
+    user: User | None
+
+    def may(self, permission: Permission) -> bool:
+        return permission in _GRANTED[self.kind]
+
+    def acting_for(self) -> User:
+        if self.user is None:
+            raise BadRequest("this key acts for many users: name one in the header X-User-Id")
+        return self.user
+
+
+class Keyring:
+    """Turns a presented key into a `Caller`, and remembers the answer for half a second."""
+
+    def __init__(self, database: Database, bootstrap_key: str | None) -> None:
+        self._database = database
+        self._bootstrap_hash = None if bootstrap_key is None else hashed(bootstrap_key)
+        self._remembered: TtlCache[tuple[bytes, str | None], Caller] = TtlCache(_REMEMBERED_CALLERS, _REMEMBERED_S)
+
+    async def authenticate(self, key: str, named_user: str | None) -> Caller:
+        digest = hashed(key)
+        caller = self._remembered.get((digest, named_user))
+        if caller is None:
+            async with self._database.system_transaction() as session:
+                caller = await self._look_up(session, digest, named_user)
+            self._remembered.put((digest, named_user), caller)
+        return caller
+
+    def forget(self) -> None:
+        """After a change of keys or users, so that this process need not wait for its memory to fade."""
+        self._remembered.clear()
+
+    async def _look_up(self, session: Session, digest: bytes, named_user: str | None) -> Caller:
+        if self._bootstrap_hash is not None and hmac.compare_digest(digest, self._bootstrap_hash):
+            return Caller("admin", "bootstrap", await _named(session, named_user))
+        key = await living_key(session, digest)
+        if key.user_id is None:
+            return Caller(key.kind, key.id, await _named(session, named_user))
+        if named_user is not None and named_user != key.user_id:
+            raise Forbidden("this key belongs to one user: leave out X-User-Id, or name that user")
+        return Caller(key.kind, key.id, await get_user(session, key.user_id))
+
+
+async def _named(session: Session, user_id: str | None) -> User | None:
+    return None if user_id is None else await ensure_user(session, user_id)

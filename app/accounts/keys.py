@@ -1,0 +1,105 @@
+"""API keys, shown once and stored as their SHA-256: they are long and random, a slow hash would protect no better."""
+
+import hashlib
+import secrets
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from sqlalchemy import Row, func, insert, or_, select, text, update
+
+from app.accounts.users import get_user
+from app.database.engine import Session
+from app.database.paging import Page, PageRequest, fetch_page
+from app.database.rows import record
+from app.errors import InvalidInput, NotFound, Unauthenticated
+from app.models import api_keys
+
+KeyKind = Literal["user", "service", "admin"]
+
+_SHOWN_PREFIX = 12
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    id: str
+    kind: KeyKind
+    name: str | None
+    prefix: str
+    user_id: str | None
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class NewKey:
+    """What to make; and, beside the stored `ApiKey`, the only moment at which the key itself is known."""
+
+    kind: KeyKind
+    name: str | None = None
+    user_id: str | None = None
+    expires_at: datetime | None = None
+
+
+async def create_key(session: Session, wanted: NewKey) -> tuple[ApiKey, str]:
+    if (wanted.kind == "user") != (wanted.user_id is not None):
+        raise InvalidInput("a user key needs `user_id`; service and admin keys take none")
+    if wanted.user_id is not None:
+        await get_user(session, wanted.user_id)
+    secret = f"ts_{wanted.kind}_{secrets.token_urlsafe(32)}"
+    statement = insert(api_keys).values(
+        id=str(uuid.uuid4()),
+        kind=wanted.kind,
+        name=wanted.name,
+        prefix=secret[:_SHOWN_PREFIX],
+        key_hash=hashed(secret),
+        user_id=wanted.user_id,
+        expires_at=wanted.expires_at,
+    )
+    row = (await session.execute(statement.returning(api_keys))).one()
+    return _api_key(row), secret
+
+
+async def list_keys(session: Session, page: PageRequest) -> Page[ApiKey]:
+    return await fetch_page(session, select(api_keys), (api_keys.c.id, api_keys.c.id), page, _api_key)
+
+
+async def revoke_key(session: Session, key_id: str) -> None:
+    """The row stays, so that whoever looks can see that there was such a key and when it ended."""
+    statement = (
+        update(api_keys)
+        .where(api_keys.c.id == key_id)
+        .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
+    )
+    if (await session.execute(statement)).rowcount == 0:
+        raise NotFound("there is no such key")
+
+
+async def admin_key_exists(session: Session) -> bool:
+    statement = select(api_keys.c.id).where(api_keys.c.kind == "admin", api_keys.c.revoked_at.is_(None)).limit(1)
+    return (await session.execute(statement)).first() is not None
+
+
+async def living_key(session: Session, digest: bytes) -> ApiKey:
+    row = (await session.execute(select(api_keys).where(api_keys.c.key_hash == digest))).one_or_none()
+    if (
+        row is None
+        or row.revoked_at is not None
+        or (row.expires_at is not None and row.expires_at <= datetime.now(UTC))
+    ):
+        raise Unauthenticated("the API key is unknown, expired or revoked")
+    # to the minute is near enough, and spares a write for every request
+    long_unused = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < text("now() - interval '1 minute'"))
+    await session.execute(update(api_keys).where(api_keys.c.id == row.id, long_unused).values(last_used_at=func.now()))
+    return _api_key(row)
+
+
+def hashed(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _api_key(row: Row[Any]) -> ApiKey:
+    return record(ApiKey, row)

@@ -1,0 +1,96 @@
+"""Renders every error as `application/problem+json`, the same shape for ours and for the framework's."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from app.errors import InvalidInput, ToolscoutError
+from app.telemetry import request_id
+
+logger = logging.getLogger("toolscout.api")
+
+_CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed"}
+
+
+class Problem(BaseModel):
+    """RFC 9457, with a stable `code` to program against."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str = Field(examples=["invalid_input"])
+    request_id: str | None = None
+    errors: list[dict[str, Any]] | None = None
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(ToolscoutError, _ours)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _framework)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def problem(error: ToolscoutError) -> Response:
+    return _render(error.status, error.code, error.title, error.message, error.errors, error.headers)
+
+
+async def _ours(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ToolscoutError)  # noqa: S101 registered for nothing else
+    return problem(error)
+
+
+async def _validation(_request: Request, error: Exception) -> Response:
+    """Where and why, but not what: the input is the user's own and may be long or secret."""
+    assert isinstance(error, RequestValidationError)  # noqa: S101 registered for nothing else
+    errors = [_shown(item) for item in error.errors()]
+    places = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in errors[:5])
+    return problem(InvalidInput(places, errors=errors))
+
+
+def _shown(item: Mapping[str, Any]) -> dict[str, Any]:
+    if item["type"] == "json_invalid":
+        return {"loc": ["body"], "msg": item["ctx"]["error"], "type": item["type"]}
+    return {"loc": list(item["loc"]), "msg": item["msg"].removeprefix("Value error, "), "type": item["type"]}
+
+
+async def _framework(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 registered for nothing else
+    code = _CODES_BY_STATUS.get(error.status_code, "bad_request")
+    return _render(error.status_code, code, str(error.detail), str(error.detail), headers=error.headers)
+
+
+async def _unexpected(_request: Request, error: Exception) -> Response:
+    logger.error("unexpected error", exc_info=error)
+    unknown = ToolscoutError("an unexpected error; the log has it under this request's id")
+    return problem(unknown)
+
+
+def _render(
+    status: int,
+    code: str,
+    title: str,
+    detail: str,
+    errors: Sequence[Mapping[str, Any]] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    body = {
+        "type": "about:blank",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "request_id": request_id.get(),
+    }
+    if errors is not None:
+        body["errors"] = errors
+    return Response(
+        orjson.dumps(body, default=str), status, headers=dict(headers or {}), media_type="application/problem+json"
+    )

@@ -1,0 +1,35 @@
+"""Native tools of a chat application, which every answer includes: a user's own, and those that everyone has."""
+
+import uuid
+from collections.abc import Sequence
+
+from sqlalchemy import delete, insert, select
+
+from app.database.engine import Session
+from app.models import core_tools
+from app.protocol import Json, ToolDefinition
+
+_NAMESPACE = uuid.UUID("6f6f6c73-636f-4574-8000-746f6f6c6b65")
+
+
+async def own_core_tools(session: Session, owner: str) -> list[Json]:
+    statement = select(core_tools.c.definition).where(core_tools.c.user_id == owner).order_by(core_tools.c.position)
+    return list((await session.scalars(statement)).all())
+
+
+async def replace_core_tools(session: Session, owner: str, tools: Sequence[tuple[ToolDefinition, int]]) -> None:
+    """`owner` is a user's id, or `EVERYONE`, which needs the system's scope."""
+    await session.execute(delete(core_tools).where(core_tools.c.user_id == owner))
+    rows = [
+        {
+            "user_id": owner,
+            "id": str(uuid.uuid5(_NAMESPACE, f"{owner}\n{tool.name}")),
+            "name": tool.name,
+            "position": position,
+            "definition": tool.as_mcp(),
+            "tokens": tokens,
+        }
+        for position, (tool, tokens) in enumerate(tools)
+    ]
+    if rows:
+        await session.execute(insert(core_tools), rows)

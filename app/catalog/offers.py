@@ -1,0 +1,80 @@
+"""Tools as a model gets to see them, read with every discovery."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from app.catalog.visibility import VISIBLE, Scope
+from app.database.engine import Session
+from app.models import EVERYONE
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A visible tool, or a core tool, which has no server. The JSON parts stay the text that they are stored as."""
+
+    tool_id: str
+    server_id: str | None
+    server_name: str | None
+    name: str
+    title: str | None
+    description: str
+    input_schema: str
+    output_schema: str | None
+    annotations: str | None
+    tokens: int
+    shares_its_name: bool
+
+
+@dataclass(frozen=True)
+class Offers:
+    tools: dict[str, Offer]
+    """By id; those that are not visible are missing."""
+    core: Sequence[Offer]
+
+
+@dataclass(frozen=True)
+class Everything:
+    offers: Sequence[Offer]
+    searched: int
+    tokens: int
+
+
+_TOOL = """
+    SELECT t.id, t.server_id, v.server_name, t.name, t.title, t.description,
+           t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
+           EXISTS (SELECT FROM mcp_tools o WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id)
+    FROM mcp_tool_embeddings v JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
+"""
+
+# one statement for both, since every discovery asks for both
+_OFFERS = f"""
+    {_TOOL} WHERE {VISIBLE} AND v.tool_id = ANY(%(tool_ids)s)
+    UNION ALL (
+        SELECT c.id, NULL, NULL, c.name, c.definition ->> 'title', c.definition ->> 'description',
+               (c.definition -> 'inputSchema')::text, NULL, NULL, c.tokens, false
+        FROM core_tools c
+        WHERE %(core)s AND (c.user_id = %(user_id)s OR c.user_id = %(everyone)s)
+        ORDER BY c.user_id, c.position
+    )
+"""
+
+_FALLBACK = f"{_TOOL} WHERE {VISIBLE} ORDER BY t.pinned DESC, v.server_name, t.name LIMIT %(limit)s"
+_TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings v WHERE {VISIBLE}"
+
+
+async def read_offers(session: Session, scope: Scope, tool_ids: Sequence[str], *, core: bool) -> Offers:
+    """Core tools: everyone's first, then the user's own; of two with one name the user's own wins."""
+    parameters = scope.parameters() | {"tool_ids": list(tool_ids), "core": core, "everyone": EVERYONE}
+    offers = [Offer(*row) for row in await session.rows(_OFFERS, parameters)]
+    return Offers({offer.tool_id: offer for offer in offers if offer.server_id}, list(_core(offers)))
+
+
+def _core(offers: Sequence[Offer]) -> Iterator[Offer]:
+    return iter({offer.name: offer for offer in offers if offer.server_id is None}.values())
+
+
+async def visible_offers(session: Session, scope: Scope, limit: int) -> Everything:
+    """All that is visible, up to the limit, pinned tools first: what is left when search itself fails."""
+    [(searched, tokens)] = await session.rows(_TOTALS, scope.parameters())
+    rows = await session.rows(_FALLBACK, scope.parameters() | {"limit": limit})
+    return Everything([Offer(*row) for row in rows], searched, int(tokens))

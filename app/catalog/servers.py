@@ -1,0 +1,141 @@
+"""A user's MCP servers. Credentials go in and never come out."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+import orjson
+from sqlalchemy import Row, delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from app.catalog.visibility import decide_again
+from app.database.engine import Session
+from app.database.paging import Page, PageRequest, fetch_page
+from app.database.rows import record
+from app.errors import Conflict, NotFound
+from app.models import mcp_servers
+from app.sealing import Owner, Sealer
+
+Transport = Literal["streamable_http", "sse", "stdio", "push"]
+
+
+@dataclass(frozen=True)
+class Server:
+    id: str
+    user_id: str
+    name: str
+    description: str
+    transport: Transport
+    url: str | None
+    header_names: Sequence[str]
+    tags: Sequence[str]
+    enabled: bool
+    status: str
+    last_error: str | None
+    config_version: int
+    tool_count: int
+    pending_count: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class NewServer:
+    name: str
+    transport: Transport
+    description: str = ""
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tags: Sequence[str] = ()
+    enabled: bool = True
+
+
+async def create_server(session: Session, sealer: Sealer, user_id: str, wanted: NewServer) -> Server:
+    server_id = str(uuid.uuid4())
+    values = {
+        "user_id": user_id,
+        "id": server_id,
+        "name": wanted.name,
+        "transport": wanted.transport,
+        "description": wanted.description,
+        "url": wanted.url,
+        "tags": list(wanted.tags),
+        "enabled": wanted.enabled,
+        **_sealed(sealer, user_id, server_id, wanted.headers),
+    }
+    try:
+        row = (await session.execute(insert(mcp_servers).values(**values).returning(mcp_servers))).one()
+    except IntegrityError as error:
+        raise Conflict(f"there is already a server named {wanted.name!r}") from error
+    return _server(row)
+
+
+async def get_server(session: Session, user_id: str, server_id: str) -> Server:
+    row = (await session.execute(select(mcp_servers).where(*_this(user_id, server_id)))).one_or_none()
+    if row is None:
+        raise _missing()
+    return _server(row)
+
+
+async def list_servers(session: Session, user_id: str, page: PageRequest) -> Page[Server]:
+    statement = select(mcp_servers).where(mcp_servers.c.user_id == user_id)
+    return await fetch_page(session, statement, (mcp_servers.c.name, mcp_servers.c.id), page, _server)
+
+
+async def server_ids_of(session: Session, user_id: str) -> list[str]:
+    statement = select(mcp_servers.c.id).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
+    return list((await session.scalars(statement)).all())
+
+
+async def update_server(
+    session: Session, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
+) -> Server:
+    values = dict(changes)
+    if "headers" in values:
+        values |= _sealed(sealer, user_id, server_id, values.pop("headers"))
+    if {"url", "transport", "sealed_headers"} & values.keys():
+        values["config_version"] = mcp_servers.c.config_version + 1
+    statement = update(mcp_servers).where(*_this(user_id, server_id)).values(**values, updated_at=func.now())
+    try:
+        row = (await session.execute(statement.returning(mcp_servers))).one_or_none()
+    except IntegrityError as error:
+        raise Conflict(f"there is already a server named {changes.get('name')!r}") from error
+    if row is None:
+        raise _missing()
+    if {"enabled", "tags"} & values.keys():
+        await decide_again(session, user_id, server_id)
+    return _server(row)
+
+
+async def delete_server(session: Session, user_id: str, server_id: str) -> None:
+    if (await session.execute(delete(mcp_servers).where(*_this(user_id, server_id)))).rowcount == 0:
+        raise _missing()
+
+
+async def owner_of(session: Session, server_id: str) -> str:
+    """For administrators, whom the id alone tells the server: needs the system's scope."""
+    user_id = await session.scalar(select(mcp_servers.c.user_id).where(mcp_servers.c.id == server_id))
+    if user_id is None:
+        raise _missing()
+    return str(user_id)
+
+
+def _this(user_id: str, server_id: str) -> tuple[Any, Any]:
+    return mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
+
+
+def _sealed(sealer: Sealer, user_id: str, server_id: str, headers: Mapping[str, str] | None) -> dict[str, Any]:
+    if not headers:
+        return {"sealed_headers": None, "header_names": []}
+    sealed = sealer.seal(orjson.dumps(dict(headers)), Owner(user_id, server_id, "headers"))
+    return {"sealed_headers": sealed, "header_names": sorted(headers)}
+
+
+def _missing() -> NotFound:
+    return NotFound("there is no such server")
+
+
+def _server(row: Row[Any]) -> Server:
+    return record(Server, row)

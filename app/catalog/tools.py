@@ -1,0 +1,110 @@
+"""A user's tools, as they are managed and as a model gets to see them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, Select, func, select, update
+
+from app.catalog.visibility import decide_again
+from app.database.engine import Session
+from app.database.paging import Page, PageRequest, fetch_page
+from app.database.rows import record
+from app.errors import NotFound
+from app.models import mcp_servers, mcp_tool_embeddings, mcp_tools, users
+from app.protocol import Json
+
+
+@dataclass(frozen=True)
+class Tool:
+    id: str
+    server_id: str
+    server_name: str
+    name: str
+    title: str | None
+    description: str
+    input_schema: Json
+    output_schema: Json | None
+    annotations: Json | None
+    enabled: bool
+    enabled_by: str
+    tags: Sequence[str]
+    pinned: bool
+    state: str
+    tokens: int
+    embedded: bool
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class ToolFilter:
+    server_id: str | None = None
+    name: str | None = None
+    tag: str | None = None
+    enabled: bool | None = None
+
+
+async def list_tools(session: Session, user_id: str, model: str, wanted: ToolFilter, page: PageRequest) -> Page[Tool]:
+    statement = _managed(user_id, model)
+    if wanted.server_id is not None:
+        statement = statement.where(mcp_tools.c.server_id == wanted.server_id)
+    if wanted.name is not None:
+        statement = statement.where(mcp_tools.c.name.icontains(wanted.name, autoescape=True))
+    if wanted.tag is not None:
+        statement = statement.where(mcp_tools.c.tags.any(wanted.tag))
+    if wanted.enabled is not None:
+        statement = statement.where(mcp_tools.c.enabled == wanted.enabled)
+    return await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _tool)
+
+
+async def get_tool(session: Session, user_id: str, tool_id: str, model: str) -> Tool:
+    row = (await session.execute(_managed(user_id, model).where(mcp_tools.c.id == tool_id))).one_or_none()
+    if row is None:
+        raise _missing()
+    return _tool(row)
+
+
+async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> None:
+    """A person's own switch is told apart from what a default or a rule decided."""
+    values = dict(changes) | ({"enabled_by": "user"} if "enabled" in changes else {})
+    this = mcp_tools.c.user_id == user_id, mcp_tools.c.id == tool_id
+    statement = update(mcp_tools).where(*this).values(**values, updated_at=func.now())
+    server_id = await session.scalar(statement.returning(mcp_tools.c.server_id))
+    if server_id is None:
+        raise _missing()
+    await decide_again(session, user_id, server_id)
+
+
+async def recount(session: Session, user_id: str, ann_above: int) -> None:
+    """Keeps the user's stored count, and moves the user's vectors into or out of HNSW when it crosses the line."""
+    count = select(func.count()).select_from(mcp_tools).where(mcp_tools.c.user_id == user_id).scalar_subquery()
+    statement = update(users).where(users.c.id == user_id).values(tool_count=count, ann=count > ann_above)
+    ann = await session.scalar(statement.returning(users.c.ann))
+    vectors = mcp_tool_embeddings
+    misplaced = vectors.c.user_id == user_id, vectors.c.ann != ann
+    await session.execute(update(vectors).where(*misplaced).values(ann=ann))
+
+
+def _managed(user_id: str, model: str) -> Select[Any]:
+    vectors = mcp_tool_embeddings.c
+    embedded = (
+        select(vectors.tool_id)
+        .where(vectors.user_id == mcp_tools.c.user_id, vectors.tool_id == mcp_tools.c.id)
+        .where(vectors.model == model, vectors.embedding.is_not(None))
+        .exists()
+    )
+    server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
+    return (
+        select(mcp_tools, mcp_servers.c.name.label("server_name"), embedded.label("embedded"))
+        .join(mcp_servers, server)
+        .where(mcp_tools.c.user_id == user_id)
+    )
+
+
+def _tool(row: Row[Any]) -> Tool:
+    return record(Tool, row)
+
+
+def _missing() -> NotFound:
+    return NotFound("there is no such tool")

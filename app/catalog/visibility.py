@@ -1,0 +1,72 @@
+"""Which tools can be found and run: decided in one place, stored as one fact, read through one filter.
+
+Whatever may hide a tool (its own switch, its server's) is weighed in `_DECISION` and the outcome is stored in the
+tool's narrow search row. Search, fallback, listing and execution read that row through `VISIBLE`, so that what is
+visible is what is callable.
+
+The tenant predicate is the first barrier; row-level security, which the transaction's user id feeds, is the second.
+Each alone suffices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.database.engine import Session
+
+VISIBLE = """
+    v.user_id = %(user_id)s
+    AND v.model = %(model)s
+    AND v.enabled
+    AND (%(server_ids)s::text[] IS NULL OR v.server_id = ANY(%(server_ids)s::text[]))
+    AND (%(tags)s::text[] IS NULL OR v.tags && %(tags)s::text[])
+"""
+"""Follows WHERE; `v` is `mcp_tool_embeddings`."""
+
+_DECISION = "t.enabled AND s.enabled AS enabled, t.tags || s.tags AS tags"
+_TOOLS = """
+    mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
+    WHERE t.user_id = %(user_id)s AND t.server_id = %(server_id)s
+"""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A user's visible tools, narrowed further by a request. Narrowing never widens."""
+
+    user_id: str
+    model: str
+    server_ids: Sequence[str] | None = None
+    tags: Sequence[str] | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "user_id": self.user_id,
+            "model": self.model,
+            "server_ids": None if self.server_ids is None else list(self.server_ids),
+            "tags": None if self.tags is None else list(self.tags),
+        }
+
+
+@dataclass(frozen=True)
+class Decision:
+    enabled: bool
+    tags: Sequence[str]
+
+
+async def decisions(session: Session, user_id: str, server_id: str) -> dict[str, Decision]:
+    """By tool id; for rows that are about to be written."""
+    statement = f"SELECT t.id, {_DECISION} FROM {_TOOLS}"
+    rows = await session.rows(statement, {"user_id": user_id, "server_id": server_id})
+    return {tool_id: Decision(enabled, tags) for tool_id, enabled, tags in rows}
+
+
+async def decide_again(session: Session, user_id: str, server_id: str) -> None:
+    """After a switch or a tag of the server or of one of its tools has changed."""
+    statement = f"""
+        UPDATE mcp_tool_embeddings v SET enabled = decided.enabled, tags = decided.tags
+        FROM (SELECT t.id, {_DECISION} FROM {_TOOLS}) decided
+        WHERE v.user_id = %(user_id)s AND v.tool_id = decided.id
+          AND (v.enabled, v.tags) IS DISTINCT FROM (decided.enabled, decided.tags)
+    """
+    await session.rows(statement, {"user_id": user_id, "server_id": server_id})

@@ -1,0 +1,149 @@
+"""Connections and transactions: the only place that commits, and where the driver's errors end."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from pgvector.psycopg import register_vector_async
+from psycopg import sql
+from sqlalchemy import Executable, event
+from sqlalchemy.engine import CursorResult, ScalarResult, make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from app.errors import DatabaseDown, QueryFailed
+
+APP_ROLE = "toolscout_app"
+
+# The role is neither superuser nor owner: row-level security binds it, whoever the URL belongs to.
+# A plan is made once for each statement and holds for every user: planning a search takes as long as running it, every
+# statement begins with the tenant's key, and a plan that never changes cannot change for the worse.
+# JIT costs more than our short statements take. The work memory lets a large user's scan stay out of files.
+_ON_CONNECT = f"""
+    SET ROLE {APP_ROLE};
+    SET plan_cache_mode = force_generic_plan;
+    SET jit = off;
+    SET work_mem = '32MB';
+    SET statement_timeout = '30s';
+"""
+
+_SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
+_USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
+
+
+def driver_url(url: str) -> str:
+    """The same address, spoken through psycopg, whichever of Postgres's names the operator wrote."""
+    return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A connection inside a transaction that is bound to one user, or to the system's own work.
+
+    Two ways lead through it: SQLAlchemy's statements for what is written and managed, and plain SQL straight to the
+    driver for the few statements that every discovery runs, which would spend most of their time in SQLAlchemy.
+    """
+
+    _connection: AsyncConnection
+    _driver: psycopg.AsyncConnection[tuple[Any, ...]]
+
+    async def execute(
+        self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None
+    ) -> CursorResult[*tuple[Any, ...]]:
+        return await self._connection.execute(statement, rows)
+
+    async def scalar(self, statement: Executable) -> Any:
+        return await self._connection.scalar(statement)
+
+    async def scalars(self, statement: Executable) -> ScalarResult[Any]:
+        return await self._connection.scalars(statement)
+
+    async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        try:
+            cursor = await self._driver.execute(statement, parameters)
+            return await cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            if self._driver.closed:
+                raise
+            raise QueryFailed("a statement failed") from error
+
+
+class Database:
+    def __init__(self, url: str, pool_size: int) -> None:
+        self._engine = create_async_engine(
+            driver_url(url),
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=5,
+            hide_parameters=True,  # an error that is logged must not carry a user's texts
+            isolation_level="AUTOCOMMIT",  # transactions begin and end below
+            connect_args={"connect_timeout": 3},
+        )
+        event.listen(self._engine.sync_engine, "connect", _prepare)
+
+    @property
+    def engine(self) -> AsyncEngine:
+        return self._engine
+
+    @asynccontextmanager
+    async def transaction(self, user_id: str) -> AsyncIterator[Session]:
+        """Sees and writes the rows of this user alone."""
+        async with self._transaction(_USER_SCOPE.format(user_id)) as session:
+            yield session
+
+    @asynccontextmanager
+    async def system_transaction(self) -> AsyncIterator[Session]:
+        """Crosses users: for finding the owner of a key or of a queued run, and for administrators."""
+        async with self._transaction(_SYSTEM_SCOPE) as session:
+            yield session
+
+    @asynccontextmanager
+    async def _transaction(self, begin: sql.Composable) -> AsyncIterator[Session]:
+        try:
+            connection, driver = await self._begun(begin)
+            try:
+                yield Session(connection, driver)
+                await driver.execute("COMMIT")
+            finally:
+                await connection.close()  # the pool rolls back what did not get that far
+        except (OperationalError, InterfaceError, PoolTimeout, psycopg.OperationalError) as error:
+            raise DatabaseDown("the database does not answer just now; try again shortly") from error
+
+    async def _begun(self, begin: sql.Composable) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+        try:
+            return await self._begin(begin)
+        except (DBAPIError, psycopg.OperationalError):
+            # The pool may hold connections from before a restart of Postgres: none of them is any good.
+            await self._engine.dispose()
+            return await self._begin(begin)
+
+    async def _begin(self, begin: sql.Composable) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+        connection = await self._engine.connect()
+        try:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None  # noqa: S101 a connection that was just checked out has one
+            # both statements in one round trip, which a prepared statement could not be
+            await driver.execute(begin, prepare=False)
+        except BaseException:
+            await connection.invalidate()
+            await connection.close()
+            raise
+        return connection, driver
+
+    async def ping(self) -> None:
+        async with self.system_transaction() as session:
+            await session.rows("SELECT 1")
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    connection.autocommit = True
+    connection.run_async(register_vector_async)
+    cursor = connection.cursor()
+    cursor.execute(_ON_CONNECT)
+    cursor.close()

@@ -1,0 +1,96 @@
+"""Brings the schema up to date, once, under a lock; and refuses a server that would not do."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from psycopg import errors as postgres_errors
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.pool import NullPool
+
+from app.database.engine import driver_url
+from app.errors import ConfigurationError
+
+MINIMUM_PGVECTOR = (0, 8, 4)
+# any number will do, as long as every replica takes the same
+_MIGRATION_LOCK = 7_300_418_256
+
+
+def migrate(url: str, *, revision: str = "head", production: bool = False) -> str:
+    """Upgrades to `revision` and answers with it. Safe to call from many replicas at once."""
+    engine = create_engine(driver_url(url), poolclass=NullPool, connect_args={"connect_timeout": 5})
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+            check_server(connection, production=production)
+            connection.commit()
+            _move(connection, revision)
+            return current_revision(connection) or "base"
+    except OperationalError as error:
+        raise ConfigurationError(f"the database at DATABASE_URL does not answer: {_first_line(error)}") from error
+    finally:
+        engine.dispose()
+
+
+def alembic_config() -> Config:
+    root = Path(__file__).resolve().parents[2]
+    config = Config()
+    config.set_main_option("script_location", str(root / "migrations"))
+    return config
+
+
+def newest_revision() -> str | None:
+    return ScriptDirectory.from_config(alembic_config()).get_current_head()
+
+
+def current_revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def check_server(connection: Connection, *, production: bool) -> None:
+    if production and connection.scalar(text("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")):
+        raise ConfigurationError(
+            "DATABASE_URL logs in as a superuser, which TOOLSCOUT_ENVIRONMENT=production refuses: "
+            "a superuser is bound by no row-level security. Use a role that owns the database instead."
+        )
+    _ensure_extension(connection)
+    version = connection.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))
+    if parsed_version(str(version)) < MINIMUM_PGVECTOR:
+        raise ConfigurationError(
+            f"pgvector {version} is too old: 0.8.4 or later is needed (`ALTER EXTENSION vector UPDATE`)"
+        )
+
+
+def parsed_version(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _ensure_extension(connection: Connection) -> None:
+    try:
+        connection.execute(text("CREATE EXTENSION IF NOT EXISTS vector"))
+    except ProgrammingError as error:
+        if not isinstance(error.orig, postgres_errors.InsufficientPrivilege):
+            raise
+        raise ConfigurationError(
+            "the extension pgvector is missing and this role may not add it: "
+            "have a superuser run `CREATE EXTENSION vector` in this database"
+        ) from error
+    except OperationalError as error:
+        raise ConfigurationError(f"this Postgres has no pgvector to install: {_first_line(error)}") from error
+
+
+def _move(connection: Connection, revision: str) -> None:
+    config = alembic_config()
+    config.attributes["connection"] = connection
+    if revision == "base" or revision.startswith("-"):
+        command.downgrade(config, revision)
+    else:
+        command.upgrade(config, revision)
+    connection.commit()
+
+
+def _first_line(error: OperationalError) -> str:
+    return str(error.orig).partition("\n")[0]

@@ -1,0 +1,102 @@
+"""What every HTTP door asks for: the container, the caller and its permission, and a session bound to one user.
+
+All of them are `async`, also where nothing is awaited: FastAPI sends a plain function to a thread, for every request.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Query, Request, Security
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+
+from app.accounts.callers import Caller, Permission
+from app.accounts.users import User, get_user
+from app.catalog import servers
+from app.database.engine import Session as DatabaseSession
+from app.database.paging import MAX_PAGE, PageRequest
+from app.errors import BadRequest, Forbidden, InvalidInput, Unauthenticated
+from app.indexing import jobs
+from app.wiring import Container
+
+_bearer = HTTPBearer(auto_error=False, description="A Toolscout key: `Authorization: Bearer ts_…`")
+_api_key = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same key, in a header of its own")
+
+
+async def get_container(request: Request) -> Container:
+    container: Container = request.app.state.container
+    return container
+
+
+Wired = Annotated[Container, Depends(get_container)]
+
+
+async def get_caller(
+    request: Request,
+    container: Wired,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+    api_key: Annotated[str | None, Security(_api_key)],
+) -> Caller:
+    if "authorization" in request.headers and api_key is not None:
+        raise BadRequest("give the key in Authorization or in X-API-Key, not in both")
+    key = bearer.credentials if bearer is not None else api_key
+    if not key:
+        raise Unauthenticated("give an API key: `Authorization: Bearer …` or `X-API-Key: …`")
+    return await container.keyring.authenticate(key, request.headers.get("x-user-id"))
+
+
+def require(permission: Permission) -> Callable[[Caller], Awaitable[Caller]]:
+    """The route's declared permission; used as `Depends(require(…))` on every route but the open ones."""
+
+    async def check(caller: Annotated[Caller, Depends(get_caller)]) -> Caller:
+        if not caller.may(permission):
+            raise Forbidden(f"this key may not do that: it needs the permission {permission.value!r}")
+        return caller
+
+    return check
+
+
+Discovering = Annotated[Caller, Depends(require(Permission.DISCOVER))]
+Reading = Annotated[Caller, Depends(require(Permission.READ_CATALOG))]
+Writing = Annotated[Caller, Depends(require(Permission.WRITE_CATALOG))]
+Administering = Annotated[Caller, Depends(require(Permission.ADMINISTER))]
+
+
+async def get_tenant(request: Request, caller: Annotated[Caller, Depends(get_caller)], container: Wired) -> User:
+    """Whose rows the request is about. To an administrator the id of a server or run alone tells the user."""
+    ids = request.path_params
+    if caller.user is None and caller.may(Permission.ADMINISTER) and ids.keys() & {"server_id", "run_id"}:
+        async with container.database.system_transaction() as session:
+            if "server_id" in ids:
+                return await get_user(session, await servers.owner_of(session, ids["server_id"]))
+            return await get_user(session, await jobs.owner_of(session, ids["run_id"]))
+    return caller.acting_for()
+
+
+Tenant = Annotated[User, Depends(get_tenant)]
+
+
+async def get_session(container: Wired, tenant: Tenant) -> AsyncIterator[DatabaseSession]:
+    async with container.database.transaction(tenant.id) as session:
+        yield session
+
+
+async def get_system_session(container: Wired, _caller: Administering) -> AsyncIterator[DatabaseSession]:
+    async with container.database.system_transaction() as session:
+        yield session
+
+
+# scope="function": the commit must come before the answer, or a client could read its own write too early
+Session = Annotated[DatabaseSession, Depends(get_session, scope="function")]
+SystemSession = Annotated[DatabaseSession, Depends(get_system_session, scope="function")]
+
+
+async def get_page(
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="how many at most")] = 50,
+    cursor: Annotated[str | None, Query(max_length=1_000, description="`next_cursor` of the page before")] = None,
+) -> PageRequest:
+    if cursor is not None and "\0" in cursor:
+        raise InvalidInput("the cursor is not one of ours; start again without it")
+    return PageRequest(limit, cursor)
+
+
+Paged = Annotated[PageRequest, Depends(get_page)]

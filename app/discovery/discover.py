@@ -1,0 +1,184 @@
+"""The deed: the few tools that a message needs.
+
+The ladder, one rung below the other, each under the same visibility filter and each saying so in the answer:
+
+    by meaning and words -> (embedder down, slow, or its breaker open) by words alone
+                         -> (the search itself fails) all visible tools up to the limit, pinned first
+                         -> (database down) `DatabaseDown`, which says when to try again
+
+It heals by itself: every request starts at the top.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.accounts.users import User
+from app.catalog.offers import Offer, read_offers, visible_offers
+from app.catalog.visibility import Scope
+from app.database.engine import Database
+from app.discovery.selection import Selected, select_tools
+from app.embeddings.queries import QueryEmbedder, QueryVector
+from app.embeddings.registry import ActiveModel
+from app.errors import EmbeddingFailed, QueryFailed
+from app.search.hybrid import Found, search
+from app.search.ranking import Question, Strategy
+from app.telemetry import Metrics
+
+logger = logging.getLogger("toolscout.discovery")
+
+DEFAULT_LIMIT = 8
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request as the deed understands it: every default already resolved, save those that belong to the model."""
+
+    text: str
+    scope: Scope
+    strategy: Strategy
+    limit: int
+    threshold: float | None
+    include_core_tools: bool
+    max_tokens: int | None
+    keep: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Discovery:
+    id: str
+    tools: Sequence[Selected]
+    searched: int
+    duration_ms: float
+    embedding_generated: bool
+    strategy: Strategy
+    degraded_reason: str | None
+    no_match: bool
+    tokens_selected: int
+    tokens_all: int
+
+
+@dataclass(frozen=True)
+class Discoverer:
+    """What the deed needs, built once."""
+
+    database: Database
+    queries: QueryEmbedder
+    model: ActiveModel
+    metrics: Metrics
+    max_tools: int
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """How far down the ladder the answer stands."""
+
+    strategy: Strategy
+    vector: QueryVector | None
+    reason: str | None
+
+
+async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
+    rung = await _embedded(discoverer, user, ask)
+    started = time.perf_counter()
+    if not user.discovery_enabled:
+        discovery = await _everything(discoverer, user, ask, "disabled")
+    else:
+        try:
+            discovery = await _searched(discoverer, user, ask, rung)
+        except QueryFailed:
+            logger.exception("search failed, answering with all visible tools")
+            discovery = await _everything(discoverer, user, ask, "search_failed")
+    seconds = time.perf_counter() - started
+    discoverer.metrics.search_seconds.observe(seconds)
+    return _counted(discoverer.metrics, replace(discovery, duration_ms=round(seconds * 1000, 2)))
+
+
+async def _embedded(discoverer: Discoverer, user: User, ask: Ask) -> _Rung:
+    """Before any connection is taken: none is held while waiting for an embedder."""
+    if ask.strategy == "bm25" or not user.discovery_enabled:
+        return _Rung(ask.strategy, None, None)
+    try:
+        return _Rung(ask.strategy, await discoverer.queries.embed(user.id, ask.text), None)
+    except EmbeddingFailed as error:
+        logger.warning("searching by words alone", extra={"reason": error.reason})
+        return _Rung("bm25", None, f"embedder_{error.reason}")
+
+
+async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: _Rung) -> Discovery:
+    threshold = discoverer.model.threshold if ask.threshold is None else ask.threshold
+    question = Question(ask.text, rung.strategy, threshold, ask.scope.tags or ())
+    vector = None if rung.vector is None else rung.vector.vector
+    async with discoverer.database.transaction(user.id) as session:
+        found = await search(session, ask.scope, question, vector, discoverer.model, limit=ask.limit, ann=user.ann)
+        wanted = [*ask.keep, *(hit.tool_id for hit in found.hits)]
+        offers = await read_offers(session, ask.scope, wanted, core=ask.include_core_tools)
+    core = [Selected(offer, "core") for offer in offers.core]
+    chosen = select_tools(
+        _kept(ask, offers.tools),
+        core,
+        _found(found, offers.tools),
+        most=max(discoverer.max_tools, ask.limit),
+        max_tokens=ask.max_tokens,
+    )
+    generated = rung.vector is not None and rung.vector.generated
+    return _discovery(chosen, core, found.searched, found.tokens, rung, generated=generated, no_match=not found.hits)
+
+
+async def _everything(discoverer: Discoverer, user: User, ask: Ask, reason: str) -> Discovery:
+    async with discoverer.database.transaction(user.id) as session:
+        everything = await visible_offers(session, ask.scope, ask.limit)
+        offers = await read_offers(session, ask.scope, ask.keep, core=ask.include_core_tools)
+    core = [Selected(offer, "core") for offer in offers.core]
+    fallback = [Selected(offer, "fallback") for offer in everything.offers]
+    most = max(discoverer.max_tools, ask.limit)
+    chosen = select_tools(_kept(ask, offers.tools), core, fallback, most=most, max_tokens=ask.max_tokens)
+    rung = _Rung(ask.strategy, None, reason)
+    return _discovery(chosen, core, everything.searched, everything.tokens, rung, generated=False, no_match=False)
+
+
+def _kept(ask: Ask, visible: dict[str, Offer]) -> list[Selected]:
+    return [Selected(visible[key], "kept") for key in ask.keep if key in visible]
+
+
+def _found(found: Found, visible: dict[str, Offer]) -> list[Selected]:
+    return [
+        Selected(visible[hit.tool_id], hit.source, hit.similarity, hit.score, hit.matched_tags, hit.evidence())
+        for hit in found.hits
+        if hit.tool_id in visible
+    ]
+
+
+def _discovery(
+    chosen: Sequence[Selected],
+    core: Sequence[Selected],
+    searched: int,
+    tokens: int,
+    rung: _Rung,
+    *,
+    generated: bool,
+    no_match: bool,
+) -> Discovery:
+    return Discovery(
+        id=str(uuid.uuid4()),
+        tools=chosen,
+        searched=searched,
+        duration_ms=0.0,
+        embedding_generated=generated,
+        strategy=rung.strategy,
+        degraded_reason=rung.reason,
+        no_match=no_match,
+        tokens_selected=sum(tool.offer.tokens for tool in chosen),
+        tokens_all=tokens + sum(tool.offer.tokens for tool in core),
+    )
+
+
+def _counted(metrics: Metrics, discovery: Discovery) -> Discovery:
+    if discovery.degraded_reason is not None:
+        metrics.fallbacks.labels(discovery.degraded_reason).inc()
+    if discovery.no_match:
+        metrics.no_match.inc()
+    metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
+    return discovery

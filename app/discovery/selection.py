@@ -1,0 +1,46 @@
+"""Which tools make it into the answer, and in which order. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from app.catalog.offers import Offer
+
+Source = Literal["core", "kept", "semantic", "lexical", "fallback"]
+
+
+@dataclass(frozen=True)
+class Selected:
+    offer: Offer
+    source: Source
+    similarity: float | None = None
+    score: float | None = None
+    matched_tags: Sequence[str] = ()
+    evidence: Mapping[str, float | bool | None] | None = None
+
+
+def select_tools(
+    kept: Iterable[Selected], core: Iterable[Selected], found: Iterable[Selected], *, most: int, max_tokens: int | None
+) -> list[Selected]:
+    """Kept tools first, in their old order: a provider's prompt cache survives. Then core, then what was found."""
+    unique = _each_once([*kept, *core, *found])
+    return list(_within_budget(unique, max_tokens))[:most]
+
+
+def _each_once(tools: Iterable[Selected]) -> Iterator[Selected]:
+    seen: set[str] = set()
+    for tool in tools:
+        if tool.offer.tool_id not in seen:
+            seen.add(tool.offer.tool_id)
+            yield tool
+
+
+def _within_budget(tools: Iterable[Selected], max_tokens: int | None) -> Iterator[Selected]:
+    """A tool that is too large for what is left is passed over; a smaller one behind it may still fit."""
+    left = max_tokens
+    for tool in tools:
+        if left is None:
+            yield tool
+        elif tool.offer.tokens <= left:
+            left -= tool.offer.tokens
+            yield tool

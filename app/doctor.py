@@ -1,0 +1,69 @@
+"""Checks an installation step by step and says, for each step, what is wrong and what to do about it."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from app.database.engine import driver_url
+from app.database.migrate import check_server, current_revision, newest_revision
+from app.errors import ToolscoutError
+from app.settings import Settings
+from app.wiring import open_container, reachable_database, secret_key
+
+
+@dataclass(frozen=True)
+class Finding:
+    subject: str
+    ok: bool
+    message: str
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Later steps stand on earlier ones: it ends at the first that fails."""
+    findings: list[Finding] = []
+    async with AsyncExitStack() as closing:
+        try:
+            findings.append(_settings(settings))
+            url = await closing.enter_async_context(reachable_database(settings))
+            findings.append(await asyncio.to_thread(_database, settings, url))
+            findings.append(await _embedder(settings, url))
+        except ToolscoutError as error:
+            subject = ("settings", "database", "embedder")[len(findings)]
+            findings.append(Finding(subject, ok=False, message=error.message))
+    return findings
+
+
+def _settings(settings: Settings) -> Finding:
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    secret_key(settings)
+    where = "embedded" if settings.embedded else "DATABASE_URL"
+    return Finding("settings", ok=True, message=f"{settings.environment}, Postgres: {where}")
+
+
+def _database(settings: Settings, url: str) -> Finding:
+    engine = create_engine(driver_url(url), poolclass=NullPool, connect_args={"connect_timeout": 5})
+    try:
+        with engine.connect() as connection:
+            check_server(connection, production=settings.environment == "production")
+            version = connection.scalar(text("SHOW server_version"))
+            current, newest = current_revision(connection), newest_revision()
+    except SQLAlchemyError as error:
+        return Finding("database", ok=False, message=str(error.__cause__ or error).partition("\n")[0])
+    finally:
+        engine.dispose()
+    if current != newest:
+        return Finding("database", ok=False, message=f"the schema is at {current}, not {newest}: `toolscout migrate`")
+    return Finding("database", ok=True, message=f"Postgres {version}, schema {current}")
+
+
+async def _embedder(settings: Settings, url: str) -> Finding:
+    quiet = settings.model_copy(update={"index_concurrency": 0})
+    async with open_container(quiet, url) as container:
+        await container.discoverer.queries.embed("doctor", "is anyone there?")
+        model = container.model
+        message = "; ".join((f"{model.id} answers, {model.dimension} dimensions", *container.warnings))
+        return Finding("embedder", ok=not container.warnings, message=message)

@@ -1,0 +1,132 @@
+"""Every error that Toolscout raises on purpose, and the one place where codes and statuses live.
+
+ToolscoutError
+├── InvalidInput            422  invalid_input
+│   └── PayloadTooLarge     413  payload_too_large
+├── BadRequest              400  bad_request
+│   └── UnsupportedMediaType  415  unsupported_media_type
+├── Unauthenticated         401  unauthenticated
+├── Forbidden               403  forbidden
+├── NotFound                404  not_found
+├── Conflict                409  conflict
+├── Unavailable             503  unavailable          says when to try again
+│   └── DatabaseDown        503  unavailable
+├── EmbeddingFailed         503  embedding_failed     caught by the ladder and by the indexer
+├── QueryFailed             500  query_failed         a statement failed; caught by the ladder
+└── ConfigurationError      500  CONFIGURATION_ERROR  refuses to start
+
+Doors render these; rooms below the doors never know about HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+
+class ToolscoutError(Exception):
+    """`message` is shown to the caller: it says what to do and holds no internals."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Something went wrong"
+
+    def __init__(self, message: str, *, errors: Sequence[Mapping[str, Any]] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.errors = errors
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
+
+class InvalidInput(ToolscoutError):
+    code = "invalid_input"
+    status = 422
+    title = "The input is not valid"
+
+
+class PayloadTooLarge(InvalidInput):
+    code = "payload_too_large"
+    status = 413
+    title = "The request body is too large"
+
+
+class BadRequest(ToolscoutError):
+    code = "bad_request"
+    status = 400
+    title = "The request cannot be understood"
+
+
+class UnsupportedMediaType(BadRequest):
+    code = "unsupported_media_type"
+    status = 415
+    title = "The body is not JSON"
+
+
+class Unauthenticated(ToolscoutError):
+    code = "unauthenticated"
+    status = 401
+    title = "A valid API key is needed"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(ToolscoutError):
+    code = "forbidden"
+    status = 403
+    title = "This key may not do that"
+
+
+class NotFound(ToolscoutError):
+    code = "not_found"
+    status = 404
+    title = "There is no such thing"
+
+
+class Conflict(ToolscoutError):
+    code = "conflict"
+    status = 409
+    title = "This conflicts with what is already there"
+
+
+class Unavailable(ToolscoutError):
+    code = "unavailable"
+    status = 503
+    title = "The service cannot answer just now"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_after_s)}
+
+
+class DatabaseDown(Unavailable):
+    title = "The database does not answer"
+
+
+class EmbeddingFailed(ToolscoutError):
+    """`reason` is a short, stable word for metrics and for `degraded_reason`."""
+
+    code = "embedding_failed"
+    status = 503
+    title = "The embedder did not answer usably"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class QueryFailed(ToolscoutError):
+    code = "query_failed"
+    title = "The database refused a statement"
+
+
+class ConfigurationError(ToolscoutError):
+    code = "CONFIGURATION_ERROR"
+    status = 500
+    title = "Toolscout is not configured rightly"

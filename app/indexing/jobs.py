@@ -1,0 +1,218 @@
+"""Index runs as rows: queued, leased, fenced. What was accepted is done, also after a crash.
+
+At most one run is queued and one running for a server: a push that finds one queued takes its place in the queue with
+the newer list. A worker owns a run while its lease token stands in the row; one that wakes up after its lease has
+passed on finds another token there and writes nothing.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import Row, func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
+
+from app.database.engine import Session
+from app.database.paging import Page, PageRequest, fetch_page
+from app.database.rows import record
+from app.errors import NotFound, ToolscoutError
+from app.models import index_runs
+
+LEASE_S = 60
+HEARTBEAT_S = 15.0
+MAX_ATTEMPTS = 3
+
+RunState = Literal["queued", "running", "succeeded", "failed"]
+
+
+@dataclass(frozen=True)
+class Run:
+    id: str
+    user_id: str
+    server_id: str
+    state: RunState
+    done: int
+    total: int
+    counts: Mapping[str, int]
+    refused: Sequence[Mapping[str, Any]]
+    warnings: Sequence[str]
+    error: Mapping[str, str] | None
+    created_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("succeeded", "failed")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A run that this worker owns for now."""
+
+    id: str
+    user_id: str
+    server_id: str
+    force: bool
+    payload: bytes | None
+    attempts: int
+    lease_token: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    embedded: int = 0
+    refused: Sequence[Mapping[str, Any]] = ()
+    warnings: Sequence[str] = ()
+
+    def counts(self) -> dict[str, int]:
+        names = ("added", "changed", "unchanged", "removed", "embedded")
+        return {name: getattr(self, name) for name in names} | {"refused": len(self.refused)}
+
+
+class LeaseLost(ToolscoutError):
+    """Another worker has taken the run over. Whoever sees this must not write."""
+
+    code = "lease_lost"
+
+
+async def enqueue(session: Session, user_id: str, server_id: str, payload: bytes | None, *, force: bool) -> Run:
+    statement = insert(index_runs).values(
+        user_id=user_id, id=str(uuid.uuid4()), server_id=server_id, payload=payload, force=force
+    )
+    new = statement.excluded
+    statement = statement.on_conflict_do_update(
+        index_elements=["user_id", "server_id"],
+        index_where=text("state = 'queued'"),
+        set_={
+            "payload": func.coalesce(new.payload, index_runs.c.payload),
+            "force": index_runs.c.force | new.force,
+        },
+    )
+    return _run((await session.execute(statement.returning(index_runs))).one())
+
+
+async def get_run(session: Session, user_id: str, run_id: str) -> Run:
+    row = (await session.execute(select(index_runs).where(*_this(user_id, run_id)))).one_or_none()
+    if row is None:
+        raise _missing()
+    return _run(row)
+
+
+async def list_runs(session: Session, user_id: str, server_id: str, page: PageRequest) -> Page[Run]:
+    """Newest first."""
+    runs = index_runs.c
+    statement = select(index_runs).where(runs.user_id == user_id, runs.server_id == server_id)
+    moment = func.to_char(runs.created_at, "YYYY-MM-DD HH24:MI:SS.US")
+    return await fetch_page(session, statement, (moment, runs.id), page, _run, descending=True)
+
+
+async def owner_of(session: Session, run_id: str) -> str:
+    """For administrators, whom the id alone tells the run: needs the system's scope."""
+    user_id = await session.scalar(select(index_runs.c.user_id).where(index_runs.c.id == run_id))
+    if user_id is None:
+        raise _missing()
+    return str(user_id)
+
+
+_CLAIM = text(
+    f"""
+    UPDATE index_runs SET state = 'running', attempts = attempts + 1, lease_token = lease_token + 1,
+           lease_until = now() + interval '{LEASE_S} seconds'
+    WHERE (user_id, id) = (
+        SELECT r.user_id, r.id FROM index_runs r
+        WHERE (r.state = 'running' AND r.lease_until < now())
+           OR (r.state = 'queued' AND NOT EXISTS (
+                  SELECT FROM index_runs o
+                  WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running'))
+        ORDER BY r.created_at LIMIT 1 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING id, user_id, server_id, force, payload, attempts, lease_token
+    """
+)
+
+
+async def claim(session: Session) -> Claim | None:
+    """The oldest run that waits, or whose worker has gone silent. Needs the system's scope."""
+    try:
+        row = (await session.execute(_CLAIM)).one_or_none()
+    except IntegrityError:
+        return None  # another worker began the server's other run in this very moment
+    return None if row is None else Claim(*row)
+
+
+async def report_progress(session: Session, claimed: Claim, done: int, total: int) -> None:
+    """Tells the watchers, and keeps the lease. Raises `LeaseLost` where it has passed on."""
+    lease = text(f"now() + interval '{LEASE_S} seconds'")
+    statement = update(index_runs).where(*_owned(claimed)).values(done=done, total=total, lease_until=lease)
+    if (await session.execute(statement)).rowcount == 0:
+        raise LeaseLost("the run has passed on to another worker")
+
+
+async def keep_lease(session: Session, claimed: Claim) -> None:
+    lease = text(f"now() + interval '{LEASE_S} seconds'")
+    await session.execute(update(index_runs).where(*_owned(claimed)).values(lease_until=lease))
+
+
+async def release(session: Session, claimed: Claim) -> None:
+    """On a clean stop, so that another worker can go on at once; the attempt does not count."""
+    values = {"lease_until": func.now(), "attempts": index_runs.c.attempts - 1}
+    await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
+
+
+async def fence(session: Session, claimed: Claim) -> None:
+    """Holds the run's row until the transaction ends, or raises `LeaseLost`."""
+    statement = select(index_runs.c.id).where(*_owned(claimed)).with_for_update()
+    if (await session.execute(statement)).one_or_none() is None:
+        raise LeaseLost("the run has passed on to another worker")
+
+
+async def succeed(session: Session, claimed: Claim, outcome: Outcome, total: int) -> None:
+    values = {
+        "state": "succeeded",
+        "done": total,
+        "total": total,
+        "counts": outcome.counts(),
+        "refused": list(outcome.refused),
+        "warnings": list(outcome.warnings),
+    }
+    await _end(session, claimed, values)
+
+
+async def fail(session: Session, claimed: Claim, cause: str, message: str, outcome: Outcome) -> None:
+    values = {
+        "state": "failed",
+        "counts": outcome.counts(),
+        "refused": list(outcome.refused),
+        "warnings": list(outcome.warnings),
+        "error": {"cause": cause, "message": message},
+    }
+    await _end(session, claimed, values)
+
+
+async def _end(session: Session, claimed: Claim, values: Mapping[str, Any]) -> None:
+    ended = {"payload": None, "lease_until": None, "finished_at": func.now()}
+    await session.execute(update(index_runs).where(*_owned(claimed)).values(**values, **ended))
+
+
+def _this(user_id: str, run_id: str) -> tuple[Any, Any]:
+    return index_runs.c.user_id == user_id, index_runs.c.id == run_id
+
+
+def _owned(claimed: Claim) -> tuple[Any, ...]:
+    mine = index_runs.c.lease_token == claimed.lease_token, index_runs.c.state == "running"
+    return (*_this(claimed.user_id, claimed.id), *mine)
+
+
+def _missing() -> NotFound:
+    return NotFound("there is no such run")
+
+
+def _run(row: Row[Any]) -> Run:
+    return record(Run, row)

@@ -1,0 +1,110 @@
+"""From what a server says it offers to the definitions that we take. Pure.
+
+A bad tool is refused alone, with its reason; its siblings are indexed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.protocol import Json, ToolDefinition, canonical, strings_in
+
+MAX_TOOL_BYTES = 256 * 1024
+MAX_DEPTH = 32
+MAX_NODES = 2_000
+MAX_NAME_CHARACTERS = 128
+
+
+@dataclass(frozen=True)
+class Refusal:
+    name: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    tools: Sequence[ToolDefinition]
+    refused: Sequence[Refusal] = ()
+    warnings: Sequence[str] = ()
+
+
+class _Refused(Exception):
+    """Ends the reading of one tool; never leaves this module."""
+
+
+def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
+    tools: dict[str, ToolDefinition] = {}
+    refused: list[Refusal] = []
+    doubled: set[str] = set()
+    for raw in raw_tools:
+        try:
+            tool = read_tool(raw)
+            if tool.name in tools:
+                doubled.add(tool.name)
+            elif len(tools) >= max_tools:
+                raise _Refused(f"the server already has {max_tools} tools")
+            else:
+                tools[tool.name] = tool
+        except _Refused as refusal:
+            refused.append(Refusal(_shown_name(raw), str(refusal)))
+    warnings = [f"the tool {name!r} was listed more than once; the first one was taken" for name in sorted(doubled)]
+    return Listing(list(tools.values()), refused, warnings)
+
+
+def read_tool(raw: Any) -> ToolDefinition:
+    if not isinstance(raw, dict):
+        raise _Refused("a tool must be an object")
+    _check_size(raw)
+    return ToolDefinition(
+        name=_name(raw.get("name")),
+        title=_optional(raw, "title", str),
+        description=_optional(raw, "description", str) or "",
+        input_schema=_optional(raw, "inputSchema", dict) or {"type": "object", "properties": {}},
+        output_schema=_optional(raw, "outputSchema", dict),
+        annotations=_optional(raw, "annotations", dict),
+        meta=_optional(raw, "_meta", dict),
+    )
+
+
+def _check_size(raw: Json) -> None:
+    """Depth before bytes: the serialiser has a limit of its own, which must not decide for us."""
+    nodes, level = 0, [raw]
+    for _ in range(MAX_DEPTH):
+        nodes += len(level)
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            break
+    else:
+        raise _Refused(f"the definition is nested deeper than {MAX_DEPTH} levels")
+    if nodes > MAX_NODES:
+        raise _Refused(f"the definition has {nodes} parts, more than {MAX_NODES}")
+    if sum(len(text) for text in strings_in(raw)) > MAX_TOOL_BYTES or len(canonical(raw)) > MAX_TOOL_BYTES:
+        raise _Refused(f"the definition is larger than {MAX_TOOL_BYTES // 1024} KiB")
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise _Refused("a tool needs a name")
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise _Refused(f"the name is longer than {MAX_NAME_CHARACTERS} characters")
+    if not name.isprintable():
+        raise _Refused("the name holds characters that cannot be shown")
+    return name
+
+
+def _optional(raw: Json, key: str, kind: type) -> Any:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise _Refused(f"`{key}` must be {'an object' if kind is dict else 'a text'}")
+    return value
+
+
+def _shown_name(raw: Any) -> str | None:
+    name = raw.get("name") if isinstance(raw, dict) else None
+    return name[:MAX_NAME_CHARACTERS] if isinstance(name, str) else None

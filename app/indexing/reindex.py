@@ -1,0 +1,151 @@
+"""The deed: make what is indexed of a server equal to what it offers.
+
+It embeds first and applies in one transaction, so that the old index serves until then. With the embedder down it
+applies without vectors: the tools are found by their words, and the vectors follow.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from app.catalog.servers import Server, get_server
+from app.database.engine import Database
+from app.embeddings.base import Embedder, Vector
+from app.errors import EmbeddingFailed
+from app.indexing import jobs, store
+from app.indexing.document import text_hash
+from app.indexing.listing import Listing, read_listing
+from app.indexing.plan import CountTokens, Place, Plan, StoredTool, Wanted, make_plan
+from app.protocol import parse_json
+from app.telemetry import Metrics
+
+logger = logging.getLogger("toolscout.indexing")
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """What a run needs, built once."""
+
+    database: Database
+    embedder: Embedder
+    count_tokens: CountTokens
+    metrics: Metrics
+    max_tools: int
+    ann_above: int
+
+
+async def reindex_server(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
+    server, stored, listing = await _gather(indexer, run)
+    if stored and not listing.tools and not run.force:
+        return await _refuse_empty(indexer, run, listing)
+    place = Place(server.id, server.name, indexer.embedder.model)
+    # hashing and counting a thousand definitions takes a while: not on the event loop
+    plan = await asyncio.to_thread(make_plan, listing.tools, stored, place, indexer.count_tokens, force=run.force)
+    embedding = _Embedding(indexer, run, total=len(listing.tools))
+    warnings = list(listing.warnings)
+    try:
+        await embedding.gather(plan.wanted)
+    except EmbeddingFailed as error:
+        warnings.append(f"the embedder failed ({error.reason}): tools are found by their words until it recovers")
+    outcome = jobs.Outcome(
+        added=plan.added,
+        changed=plan.changed,
+        unchanged=plan.unchanged,
+        removed=len(plan.removed_ids),
+        embedded=embedding.computed,
+        refused=[asdict(refusal) for refusal in listing.refused],
+        warnings=warnings,
+    )
+    await _apply(indexer, run, place, plan, embedding.vectors, outcome, total=len(listing.tools))
+    return "succeeded"
+
+
+async def _gather(indexer: Indexer, run: jobs.Claim) -> tuple[Server, dict[str, StoredTool], Listing]:
+    async with indexer.database.transaction(run.user_id) as session:
+        server = await get_server(session, run.user_id, run.server_id)
+        stored = await store.stored_tools(session, run.user_id, run.server_id, indexer.embedder.model)
+        if run.payload is None:
+            return server, stored, Listing(await store.stored_definitions(session, run.user_id, run.server_id))
+    payload = run.payload
+    listing = await asyncio.to_thread(lambda: read_listing(parse_json(payload)["tools"], max_tools=indexer.max_tools))
+    return server, stored, listing
+
+
+async def _refuse_empty(indexer: Indexer, run: jobs.Claim, listing: Listing) -> jobs.RunState:
+    message = (
+        "the list holds no usable tool, though the server had some; the old index stays (`?force=true` accepts it)"
+    )
+    outcome = jobs.Outcome(refused=[asdict(refusal) for refusal in listing.refused], warnings=listing.warnings)
+    async with indexer.database.transaction(run.user_id) as session:
+        await jobs.fail(session, run, "empty_listing", message, outcome)
+    return "failed"
+
+
+async def _apply(
+    indexer: Indexer,
+    run: jobs.Claim,
+    place: Place,
+    plan: Plan,
+    vectors: Mapping[str, Vector],
+    outcome: jobs.Outcome,
+    total: int,
+) -> None:
+    async with indexer.database.transaction(run.user_id) as session:
+        await jobs.fence(session, run)
+        if not plan.empty:
+            await store.apply(session, run.user_id, place, plan, vectors, indexer.ann_above)
+        await jobs.succeed(session, run, outcome, total)
+
+
+class _Embedding:
+    """Collects a run's vectors: from the cache that all users share, then batch by batch from the embedder."""
+
+    def __init__(self, indexer: Indexer, run: jobs.Claim, total: int) -> None:
+        self._indexer = indexer
+        self._run = run
+        self._total = total
+        self.vectors: dict[str, Vector] = {}
+        self.computed = 0
+
+    async def gather(self, wanted: Sequence[Wanted]) -> None:
+        if not wanted:
+            return
+        missing = await self._take_cached(wanted)
+        size = self._indexer.embedder.batch_size
+        for start in range(0, len(missing), size):
+            await self._embed(missing[start : start + size])
+            await self._report(len(missing) - start - size)
+
+    async def _take_cached(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """Forced runs ask the embedder again, whatever is known."""
+        if self._run.force:
+            return list(wanted)
+        hashes = {tool.tool_id: text_hash(tool.text) for tool in wanted}
+        async with self._indexer.database.system_transaction() as session:
+            known = await store.cached_vectors(session, self._indexer.embedder.model, list(hashes.values()))
+        self.vectors |= {tool_id: known[key] for tool_id, key in hashes.items() if key in known}
+        return [tool for tool in wanted if tool.tool_id not in self.vectors]
+
+    async def _embed(self, batch: Sequence[Wanted]) -> None:
+        started = time.perf_counter()
+        outcome = "failed"
+        try:
+            vectors = await self._indexer.embedder.embed_documents([tool.text for tool in batch])
+            outcome = "succeeded"
+        finally:
+            seconds = time.perf_counter() - started
+            self._indexer.metrics.embedding_seconds.labels("index", outcome).observe(seconds)
+        self.vectors |= {tool.tool_id: vector for tool, vector in zip(batch, vectors, strict=True)}
+        self.computed += len(batch)
+        by_text = {text_hash(tool.text): vector for tool, vector in zip(batch, vectors, strict=True)}
+        async with self._indexer.database.system_transaction() as session:
+            await store.remember_vectors(session, self._indexer.embedder.model, by_text)
+
+    async def _report(self, left: int) -> None:
+        done = self._total - max(left, 0)
+        async with self._indexer.database.transaction(self._run.user_id) as session:
+            await jobs.report_progress(session, self._run, done, self._total)
+        extra = {"run_id": self._run.id, "done": done, "total": self._total}
+        logger.info("embedding", extra=extra)

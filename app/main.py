@@ -1,0 +1,30 @@
+"""The ASGI application: `create_app` puts the doors in front of an open container."""
+
+from fastapi import FastAPI
+
+from app import __version__
+from app.api import accounts, discovery, operations, servers, tools
+from app.api.errors import Problem, add_error_handlers
+from app.api.intake import BoundedBody
+from app.telemetry import RequestTelemetry
+from app.wiring import Container
+
+_DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
+
+Push a user's tools with `PUT /servers/{id}/tools`, then call `POST /discover` for each message."""
+
+
+def create_app(container: Container) -> FastAPI:
+    app = FastAPI(
+        title="Toolscout",
+        version=__version__,
+        description=_DESCRIPTION,
+        responses={"4XX": {"model": Problem, "description": "`application/problem+json`, with a stable `code`"}},
+    )
+    app.state.container = container
+    for door in (discovery, servers, tools, accounts, operations):
+        app.include_router(door.router)
+    add_error_handlers(app)
+    app.add_middleware(BoundedBody)
+    app.add_middleware(RequestTelemetry, metrics=container.metrics)
+    return app

@@ -1,0 +1,221 @@
+"""The tables, as SQLAlchemy sees them. The migrations make them; a test keeps the two equal.
+
+Every key of a tenant table is led by `user_id`, so that the schema can be hash-partitioned or distributed by user
+without change.
+"""
+
+from pgvector.sqlalchemy import HALFVEC, SPARSEVEC
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+EVERYONE = ""
+"""The owner of core tools that every user has. No user can have this id."""
+
+TERM_SPACE = 1_000_000_000
+"""Terms are hashed into this many places, the most that a `sparsevec` has."""
+
+metadata = MetaData()
+
+
+def _required(name: str, kind: object, default: str | None = None) -> Column[object]:
+    return Column(name, kind, nullable=False, server_default=None if default is None else text(default))  # type: ignore[arg-type]
+
+
+def _created_at() -> Column[object]:
+    return Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+users = Table(
+    "users",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text),
+    _required("settings", JSONB, "'{}'"),
+    _required("discovery_enabled", Boolean, "true"),
+    # stored, never estimated: they decide between exact search and HNSW
+    _required("tool_count", Integer, "0"),
+    _required("ann", Boolean, "false"),
+    _created_at(),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _required("kind", Text),
+    Column("name", Text),
+    _required("prefix", Text),
+    Column("key_hash", LargeBinary, nullable=False, unique=True),
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE")),
+    Column("expires_at", DateTime(timezone=True)),
+    Column("last_used_at", DateTime(timezone=True)),
+    Column("revoked_at", DateTime(timezone=True)),
+    _created_at(),
+    Index("api_keys_user_id", "user_id"),
+)
+
+mcp_servers = Table(
+    "mcp_servers",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _required("id", Text),
+    _required("name", Text),
+    _required("description", Text, "''"),
+    _required("transport", Text),
+    Column("url", Text),
+    Column("sealed_headers", LargeBinary),
+    _required("header_names", ARRAY(Text), "'{}'"),
+    _required("tags", ARRAY(Text), "'{}'"),
+    _required("enabled", Boolean, "true"),
+    _required("status", Text, "'new'"),
+    Column("last_error", Text),
+    _required("config_version", Integer, "1"),
+    _required("tool_count", Integer, "0"),
+    _required("pending_count", Integer, "0"),
+    _created_at(),
+    Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("user_id", "id"),
+    UniqueConstraint("user_id", "name", name="mcp_servers_name"),
+    Index("mcp_servers_id", "id"),
+    Index("mcp_servers_pending", "user_id", "id", postgresql_where=text("pending_count > 0")),
+)
+
+mcp_tools = Table(
+    "mcp_tools",
+    metadata,
+    _required("user_id", Text),
+    _required("id", Text),
+    _required("server_id", Text),
+    _required("name", Text),
+    Column("title", Text),
+    _required("description", Text),
+    # json, not jsonb: the server's own key order is what a model gets to see
+    _required("input_schema", JSON),
+    Column("output_schema", JSON),
+    Column("annotations", JSON),
+    Column("meta", JSON),
+    _required("tags", ARRAY(Text), "'{}'"),
+    _required("enabled", Boolean, "true"),
+    _required("enabled_by", Text, "'default'"),
+    _required("pinned", Boolean, "false"),
+    _required("state", Text, "'approved'"),
+    _required("definition_hash", Text),
+    _required("index_hash", Text),
+    _required("enriched_description", Text),
+    _required("tokens", Integer),
+    _created_at(),
+    Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("user_id", "id"),
+    UniqueConstraint("user_id", "server_id", "name", name="mcp_tools_name"),
+    ForeignKeyConstraint(["user_id", "server_id"], ["mcp_servers.user_id", "mcp_servers.id"], ondelete="CASCADE"),
+    Index("mcp_tools_by_name", "user_id", "name"),
+)
+
+mcp_tool_embeddings = Table(
+    "mcp_tool_embeddings",
+    metadata,
+    _required("user_id", Text),
+    _required("model", Text),
+    _required("tool_id", Text),
+    _required("server_id", Text),
+    _required("server_name", Text),
+    _required("tool_name", Text),
+    # empty while the embedder is down: the tool is found by its words until the vector follows
+    Column("embedding", HALFVEC),
+    Column("content_hash", Text),
+    _required("lexical", SPARSEVEC(TERM_SPACE)),
+    _required("tokens", Integer),
+    # the stored decision whether the tool can be found and run, see catalog/visibility.py
+    _required("enabled", Boolean),
+    _required("tags", ARRAY(Text)),
+    _required("ann", Boolean, "false"),
+    PrimaryKeyConstraint("user_id", "model", "tool_id"),
+    ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
+    Index("mcp_tool_embeddings_tool", "user_id", "tool_id"),
+)
+
+embedding_models = Table(
+    "embedding_models",
+    metadata,
+    Column("id", Text, primary_key=True),
+    _required("provider", Text),
+    _required("name", Text),
+    _required("dimension", Integer),
+    _required("threshold", Float),
+    _required("active", Boolean, "false"),
+    _created_at(),
+    Index("embedding_models_active", "active", unique=True, postgresql_where=text("active")),
+)
+
+embedding_cache = Table(
+    "embedding_cache",
+    metadata,
+    _required("model", Text),
+    _required("text_hash", LargeBinary),
+    _required("embedding", HALFVEC),
+    _created_at(),
+    PrimaryKeyConstraint("model", "text_hash"),
+)
+
+core_tools = Table(
+    "core_tools",
+    metadata,
+    _required("user_id", Text),
+    _required("name", Text),
+    _required("id", Text),
+    _required("position", Integer),
+    _required("definition", JSON),
+    _required("tokens", Integer),
+    PrimaryKeyConstraint("user_id", "name"),
+)
+
+index_runs = Table(
+    "index_runs",
+    metadata,
+    _required("user_id", Text),
+    _required("id", Text),
+    _required("server_id", Text),
+    _required("state", Text, "'queued'"),
+    _required("force", Boolean, "false"),
+    # the pushed list, word for word, until the run has ended: an accepted list is never lost
+    Column("payload", LargeBinary),
+    _required("done", Integer, "0"),
+    _required("total", Integer, "0"),
+    _required("counts", JSONB, "'{}'"),
+    _required("refused", JSONB, "'[]'"),
+    _required("warnings", JSONB, "'[]'"),
+    Column("error", JSONB),
+    _required("attempts", Integer, "0"),
+    # a worker owns a run only while its token stands here; a later owner has a higher one
+    _required("lease_token", BigInteger, "0"),
+    Column("lease_until", DateTime(timezone=True)),
+    _created_at(),
+    Column("finished_at", DateTime(timezone=True)),
+    PrimaryKeyConstraint("user_id", "id"),
+    ForeignKeyConstraint(["user_id", "server_id"], ["mcp_servers.user_id", "mcp_servers.id"], ondelete="CASCADE"),
+    Index("index_runs_id", "id"),
+    Index("index_runs_server", "user_id", "server_id", "created_at"),
+    Index("index_runs_one_queued", "user_id", "server_id", unique=True, postgresql_where=text("state = 'queued'")),
+    Index("index_runs_one_running", "user_id", "server_id", unique=True, postgresql_where=text("state = 'running'")),
+    Index("index_runs_waiting", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
+)

@@ -1,0 +1,73 @@
+"""The bytes and shapes that cross our border: strict JSON, and what an MCP tool is."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.errors import InvalidInput
+
+Json = dict[str, Any]
+
+
+def parse_json(body: bytes) -> Any:
+    """JSON as the RFC has it: no NaN, no Infinity, no lone surrogates; and no NUL, which Postgres cannot store."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(
+            f"the body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        ) from error
+    # the escape is the only way for a NUL to get through the parser, so most bodies need no walk
+    if b"\\u0000" in body and any("\0" in text for text in strings_in(value)):
+        raise InvalidInput("the body holds a NUL character, which cannot be stored")
+    return value
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Every string and key, without recursion: the depth is the sender's to choose."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            waiting.extend(item.keys())
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+
+
+def canonical(value: Any) -> bytes:
+    """The same bytes for the same meaning: key order and white space do not count."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """An MCP tool as its server offers it."""
+
+    name: str
+    title: str | None
+    description: str
+    input_schema: Json
+    output_schema: Json | None
+    annotations: Json | None
+    meta: Json | None
+
+    def as_mcp(self) -> Json:
+        shape: dict[str, Any] = {
+            "name": self.name,
+            "title": self.title,
+            "description": self.description,
+            "inputSchema": self.input_schema,
+            "outputSchema": self.output_schema,
+            "annotations": self.annotations,
+            "_meta": self.meta,
+        }
+        return {key: value for key, value in shape.items() if value is not None}
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(canonical(self.as_mcp())).hexdigest()

@@ -1,0 +1,103 @@
+"""Everything that an operator can set, each with a default that works on a laptop.
+
+Read from the environment and from `.env`. The README's table lists them all; a test keeps it true.
+"""
+
+import base64
+import binascii
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AliasChoices, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.errors import ConfigurationError
+
+SECRET_KEY_BYTES = 32
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="TOOLSCOUT_",
+        env_file=".env",
+        extra="ignore",
+        populate_by_name=True,
+        # compose and .env files name a variable without giving it a value: that means "not set"
+        env_ignore_empty=True,
+    )
+
+    environment: Literal["development", "production"] = Field(
+        "development", description="`production` refuses unsafe settings at the start"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    data_dir: Path = Field(Path(".toolscout"), description="folder of the embedded Postgres and of generated secrets")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level that is logged")
+
+    database_url: SecretStr | None = Field(
+        None,
+        validation_alias=AliasChoices("DATABASE_URL", "database_url"),
+        description="the owner's URL of a Postgres with pgvector >= 0.8.4; absent: an embedded Postgres",
+    )
+    database_pool_size: int = Field(10, ge=1, le=500, description="connections kept for each process")
+
+    admin_api_key: SecretStr | None = Field(
+        None, min_length=16, description="the first admin key; absent: one is made and printed once"
+    )
+    secret_key: SecretStr | None = Field(
+        None,
+        description="32 bytes in base64 that seal stored credentials; made in the data folder for the embedded default",
+    )
+    metrics_key: SecretStr | None = Field(None, description="if set, `/metrics` asks for it as a bearer token")
+
+    embedding_provider: Literal["local", "openai"] = Field("local", description="who turns texts into vectors")
+    embedding_model: str | None = Field(
+        None, description="the model's name at an OpenAI-compatible endpoint (`text-embedding-3-small`)"
+    )
+    local_model: Path | None = Field(None, description="a model pack of your own instead of the one that ships")
+    openai_api_key: SecretStr | None = Field(
+        None, validation_alias=AliasChoices("OPENAI_API_KEY", "openai_api_key"), description="key of the endpoint"
+    )
+    openai_base_url: str | None = Field(
+        None,
+        validation_alias=AliasChoices("OPENAI_BASE_URL", "openai_base_url"),
+        description="any OpenAI-compatible endpoint",
+    )
+    query_embed_budget_ms: int = Field(
+        800, ge=10, le=60_000, description="how long a query may wait for its vector before it is searched by words"
+    )
+    index_embed_timeout_s: float = Field(60.0, gt=0, description="how long one batch of tools may take to embed")
+    query_cache_size: int = Field(10_000, ge=0, description="query vectors kept in memory, for five minutes")
+    breaker_failures: int = Field(5, ge=1, description="failures in a row that open the embedder's circuit breaker")
+    breaker_retry_s: float = Field(15.0, gt=0, description="seconds until an open breaker lets one query try again")
+
+    max_tools: int = Field(10, ge=1, le=128, description="most tools in an answer, unless `limit` asks for more")
+    max_tools_per_server: int = Field(1_000, ge=1, description="tools beyond it are refused, one by one")
+    search_ann_above: int = Field(20_000, ge=0, description="users with more tools are searched through HNSW")
+
+    index_concurrency: int = Field(2, ge=0, description="index runs at once in this process; 0: none")
+    pending_retry_s: float = Field(15.0, gt=0, description="seconds between tries to embed what is still pending")
+
+    demo: bool | None = Field(None, description="`1`: a demo user on an empty database; absent: only when embedded")
+
+    @property
+    def embedded(self) -> bool:
+        return self.database_url is None
+
+    @property
+    def wants_demo(self) -> bool:
+        return self.embedded if self.demo is None else self.demo
+
+
+def decoded_secret_key(text: str) -> bytes:
+    try:
+        key = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ConfigurationError(
+            "TOOLSCOUT_SECRET_KEY is not base64; make one with `openssl rand -base64 32`"
+        ) from error
+    if len(key) != SECRET_KEY_BYTES:
+        raise ConfigurationError(
+            f"TOOLSCOUT_SECRET_KEY holds {len(key)} bytes, not 32; make one with `openssl rand -base64 32`"
+        )
+    return key

@@ -1,0 +1,238 @@
+"""Builds everything, in order, and closes it in reverse. No other module makes an engine, a client or a cache."""
+
+import asyncio
+import base64
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai import AsyncOpenAI
+from pydantic import SecretStr
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
+
+from app.accounts.callers import Keyring
+from app.database.embedded import EmbeddedPostgres
+from app.database.engine import Database, driver_url
+from app.database.migrate import migrate
+from app.discovery.discover import Discoverer
+from app.embeddings.base import Embedder
+from app.embeddings.breaker import Breaker
+from app.embeddings.local import LocalEmbedder
+from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder
+from app.embeddings.queries import QueryEmbedder
+from app.embeddings.registry import ActiveModel, activate_first, active_model
+from app.embeddings.tokens import token_counter
+from app.errors import ConfigurationError, EmbeddingFailed
+from app.indexing.reindex import Indexer
+from app.indexing.worker import Worker
+from app.sealing import Sealer
+from app.search.vector import ensure_hnsw
+from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
+from app.telemetry import Metrics
+
+logger = logging.getLogger("toolscout")
+
+
+@dataclass(frozen=True)
+class Container:
+    settings: Settings
+    database: Database
+    keyring: Keyring
+    sealer: Sealer
+    model: ActiveModel
+    count_tokens: Callable[[str], int]
+    discoverer: Discoverer
+    worker: Worker
+    metrics: Metrics
+    warnings: tuple[str, ...]
+
+
+@asynccontextmanager
+async def open_container(settings: Settings, url: str) -> AsyncIterator[Container]:
+    """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`."""
+    async with AsyncExitStack() as closing:
+        await asyncio.to_thread(migrate, url, production=settings.environment == "production")
+        sealer = Sealer(secret_key(settings))
+        database = Database(url, settings.database_pool_size)
+        closing.push_async_callback(database.close)
+        embedder, model, warnings = await _embedder(settings, url, closing)
+        metrics = Metrics()
+        count_tokens = await asyncio.to_thread(token_counter)
+        indexer = Indexer(
+            database, embedder, count_tokens, metrics, settings.max_tools_per_server, settings.search_ann_above
+        )
+        worker = Worker(indexer, settings.index_concurrency, settings.pending_retry_s)
+        worker.start()
+        closing.push_async_callback(worker.stop)
+        yield Container(
+            settings=settings,
+            database=database,
+            keyring=Keyring(database, _revealed(settings.admin_api_key)),
+            sealer=sealer,
+            model=model,
+            count_tokens=count_tokens,
+            discoverer=Discoverer(database, _queries(settings, embedder, metrics), model, metrics, settings.max_tools),
+            worker=worker,
+            metrics=metrics,
+            warnings=warnings,
+        )
+
+
+@asynccontextmanager
+async def owned_database(settings: Settings) -> AsyncIterator[str]:
+    """For the service: its own Postgres, watched and started again when it dies, unless the settings name another."""
+    if settings.database_url is not None:
+        yield settings.database_url.get_secret_value()
+        return
+    _refuse_embedded_in_production(settings)
+    postgres = EmbeddedPostgres(settings.data_dir)
+    await asyncio.to_thread(postgres.start)
+    supervisor = asyncio.create_task(postgres.supervise())
+    try:
+        yield postgres.url
+    finally:
+        supervisor.cancel()
+        await asyncio.gather(supervisor, return_exceptions=True)
+        await asyncio.to_thread(postgres.stop)
+
+
+@asynccontextmanager
+async def reachable_database(settings: Settings) -> AsyncIterator[str]:
+    """For commands: beside a running service they use its Postgres; without one they start it for the while."""
+    if settings.embedded and await asyncio.to_thread(_answers, EmbeddedPostgres(settings.data_dir).url):
+        yield EmbeddedPostgres(settings.data_dir).url
+        return
+    async with owned_database(settings) as url:
+        yield url
+
+
+def _answers(url: str) -> bool:
+    try:
+        with _owner_connection(url):
+            return True
+    except OperationalError:
+        return False
+
+
+def _refuse_embedded_in_production(settings: Settings) -> None:
+    if settings.environment == "production":
+        raise ConfigurationError(
+            "TOOLSCOUT_ENVIRONMENT=production needs DATABASE_URL: the embedded Postgres is for trying out"
+        )
+
+
+def secret_key(settings: Settings) -> bytes:
+    """Made and kept beside the embedded database; anywhere else it is the operator's to set and to keep."""
+    if settings.secret_key is not None:
+        return decoded_secret_key(settings.secret_key.get_secret_value())
+    if not settings.embedded:
+        raise ConfigurationError(
+            "TOOLSCOUT_SECRET_KEY is missing; it seals stored credentials: make one with `openssl rand -base64 32`"
+        )
+    return _kept_secret_key(settings.data_dir / "secret_key")
+
+
+def _kept_secret_key(path: Path) -> bytes:
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(base64.b64encode(secrets.token_bytes(SECRET_KEY_BYTES)))
+    return decoded_secret_key(path.read_text())
+
+
+async def _embedder(
+    settings: Settings, url: str, closing: AsyncExitStack
+) -> tuple[Embedder, ActiveModel, tuple[str, ...]]:
+    """The active model's embedder. Other settings change nothing by themselves: vectors of two models never meet."""
+    wanted = await asyncio.to_thread(_wanted_embedder, settings)
+    closing.push_async_callback(wanted.aclose)
+    model = await asyncio.to_thread(_active_model, url) or await _first_model(wanted, url)
+    if wanted.model == model.id:
+        return _bound(wanted, model), model, ()
+    active = await asyncio.to_thread(_active_embedder, settings, model)
+    closing.push_async_callback(active.aclose)
+    warning = f"settings name the model {wanted.model}; still serving the active one, {model.id}"
+    logger.warning(warning)
+    return _bound(active, model), model, (warning,)
+
+
+def _wanted_embedder(settings: Settings) -> Embedder:
+    if settings.embedding_provider == "local":
+        return LocalEmbedder(settings.local_model)
+    return _openai_embedder(settings, settings.embedding_model or DEFAULT_MODEL)
+
+
+def _active_embedder(settings: Settings, model: ActiveModel) -> Embedder:
+    embedder = LocalEmbedder() if model.provider == "local" else _openai_embedder(settings, model.name)
+    if embedder.model != model.id:
+        raise ConfigurationError(
+            f"this database holds vectors of {model.id}, which these settings cannot provide: "
+            "set TOOLSCOUT_LOCAL_MODEL to the pack that it was indexed with"
+        )
+    return embedder
+
+
+def _openai_embedder(settings: Settings, name: str) -> OpenAIEmbedder:
+    if settings.openai_api_key is None and settings.openai_base_url is None:
+        raise ConfigurationError("TOOLSCOUT_EMBEDDING_PROVIDER=openai needs OPENAI_API_KEY or OPENAI_BASE_URL")
+    # an endpoint on one's own machine often asks for no key, but the client wants one
+    key = "none" if settings.openai_api_key is None else settings.openai_api_key.get_secret_value()
+    client = AsyncOpenAI(api_key=key, base_url=settings.openai_base_url)
+    budget_s = settings.query_embed_budget_ms / 1000
+    return OpenAIEmbedder(client, name, query_timeout_s=budget_s, index_timeout_s=settings.index_embed_timeout_s)
+
+
+def _bound(embedder: Embedder, model: ActiveModel) -> Embedder:
+    if isinstance(embedder, OpenAIEmbedder):
+        embedder.expect_dimension(model.dimension)
+    return embedder
+
+
+def _active_model(url: str) -> ActiveModel | None:
+    with _owner_connection(url) as connection:
+        return active_model(connection)
+
+
+async def _first_model(embedder: Embedder, url: str) -> ActiveModel:
+    """On an empty database: what the model answers once tells its dimension."""
+    try:
+        dimension = len(await embedder.embed_query("how many dimensions?"))
+    except EmbeddingFailed as error:
+        raise ConfigurationError(
+            f"the first start needs the embedder, to learn its dimension: {error.message}"
+        ) from error
+    return await asyncio.to_thread(_activate, url, embedder, dimension)
+
+
+def _activate(url: str, embedder: Embedder, dimension: int) -> ActiveModel:
+    with _owner_connection(url) as connection:
+        model = activate_first(connection, embedder, dimension)
+        ensure_hnsw(connection, model.id, model.dimension)
+        return model
+
+
+@contextmanager
+def _owner_connection(url: str) -> Iterator[Connection]:
+    """As the owner, for what the app's role may not do: indexes and the list of models."""
+    engine = create_engine(driver_url(url), poolclass=NullPool)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _queries(settings: Settings, embedder: Embedder, metrics: Metrics) -> QueryEmbedder:
+    breaker = Breaker(settings.breaker_failures, settings.breaker_retry_s)
+    budget_s = settings.query_embed_budget_ms / 1000
+    return QueryEmbedder(embedder, breaker, metrics, budget_s, settings.query_cache_size)
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()

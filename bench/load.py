@@ -1,0 +1,182 @@
+"""How fast is `/discover`, beside an empty endpoint of the same app in the same run? `make bench-load`.
+
+One user with 500 tools among 200 users with 500 tools each. The clients are plain sockets in a process of their own, so
+that they take as little as possible from the two cores that everything shares. Read the ratios, not the figures.
+"""
+
+import argparse
+import asyncio
+import itertools
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import psutil
+import psycopg
+
+from app.database.embedded import EmbeddedPostgres
+from bench.service import ADMIN_KEY, Service, running_service
+
+USER = "user-0"
+VERBS = ["create", "list", "get", "update", "delete", "search", "export", "archive", "share", "watch"]
+THINGS = ["invoice", "ticket", "branch", "calendar event", "contact"]
+PRODUCTS = ["acorn", "birch", "cedar", "dahlia", "elder", "fern", "gorse", "hazel", "iris", "juniper"]
+MESSAGE = "please search the tickets about the broken login in cedar and share the newest one"
+
+COPY_USER = """
+INSERT INTO users (id, tool_count) SELECT 'user-' || n, 500 FROM generate_series(1, %(last)s) n;
+INSERT INTO mcp_servers (user_id, id, name, transport, tool_count)
+    SELECT 'user-' || n, md5(id || n), name, transport, tool_count
+    FROM mcp_servers, generate_series(1, %(last)s) n WHERE user_id = 'user-0';
+INSERT INTO mcp_tools (user_id, id, server_id, name, description, input_schema, definition_hash, index_hash,
+                       enriched_description, tokens)
+    SELECT 'user-' || n, md5(id || n), md5(server_id || n), name, description, input_schema, definition_hash,
+           index_hash, enriched_description, tokens
+    FROM mcp_tools, generate_series(1, %(last)s) n WHERE user_id = 'user-0';
+INSERT INTO mcp_tool_embeddings (user_id, model, tool_id, server_id, server_name, tool_name, embedding, content_hash,
+                                 lexical, tokens, enabled, tags)
+    SELECT 'user-' || n, model, md5(tool_id || n), md5(server_id || n), server_name, tool_name, embedding, content_hash,
+           lexical, tokens, enabled, tags
+    FROM mcp_tool_embeddings, generate_series(1, %(last)s) n WHERE user_id = 'user-0';
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    label: str
+    clients: int
+    seconds: float
+    latencies_ms: list[float]
+
+    def quantile(self, share: float) -> float:
+        return statistics.quantiles(self.latencies_ms, n=100)[round(share * 100) - 1]
+
+    @property
+    def rate(self) -> float:
+        return len(self.latencies_ms) / self.seconds
+
+
+def product_tools(product: str) -> list[dict[str, object]]:
+    return [
+        {
+            "name": f"{verb}_{thing.replace(' ', '_')}",
+            "description": f"{verb.capitalize()} a {thing} in {product}, for a user who wants to {verb} a {thing}.",
+            "inputSchema": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "description": f"The {thing}'s identifier"},
+                    "query": {"type": "string", "description": f"Words that the {thing} must contain"},
+                    "limit": {"type": "integer", "description": "How many to answer at most"},
+                },
+            },
+        }
+        for verb in VERBS
+        for thing in THINGS
+    ]
+
+
+def fill(service: Service, users: int) -> None:
+    """One user through the product's own door; the others are copies, or this would take half an hour."""
+    with service.admin(USER) as client:
+        for product in PRODUCTS:
+            server = client.post("/servers", json={"name": product, "transport": "push"}).raise_for_status().json()
+            pushed = client.put(f"/servers/{server['id']}/tools?wait=true", json={"tools": product_tools(product)})
+            assert pushed.json()["state"] == "succeeded", pushed.text
+    url = EmbeddedPostgres(service.folder / "data").url
+    with psycopg.connect(url, cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute(COPY_USER, {"last": users - 1})
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")
+
+
+def discover_request(query: str) -> bytes:
+    body = orjson.dumps({"query": query})
+    head = (
+        f"POST /discover HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_KEY}\r\nX-User-Id: {USER}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def empty_requests() -> Iterator[bytes]:
+    return itertools.repeat(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+
+def cached_requests() -> Iterator[bytes]:
+    return itertools.repeat(discover_request(MESSAGE))
+
+
+def uncached_requests() -> Iterator[bytes]:
+    start = time.time_ns()
+    return (discover_request(f"{MESSAGE} number {start + n}") for n in itertools.count())
+
+
+KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
+    "empty": empty_requests,
+    "discover, question cached": cached_requests,
+    "discover, question new": uncached_requests,
+}
+
+
+async def _client(port: int, requests: Iterator[bytes], until: float, latencies_ms: list[float]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while time.perf_counter() < until:
+        started = time.perf_counter()
+        writer.write(next(requests))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        latencies_ms.append((time.perf_counter() - started) * 1000)
+    writer.close()
+
+
+async def _clients(port: int, kind: str, clients: int, seconds: float) -> list[float]:
+    latencies_ms: list[float] = []
+    requests = KINDS[kind]()
+    until = time.perf_counter() + seconds
+    await asyncio.gather(*(_client(port, requests, until, latencies_ms) for _ in range(clients)))
+    return latencies_ms
+
+
+def _measure(port: int, kind: str, clients: int, seconds: float) -> list[float]:
+    return asyncio.run(_clients(port, kind, clients, seconds))
+
+
+def measure(service: Service, kind: str, clients: int, seconds: float) -> Result:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.apply(_measure, (service.port, kind, clients, 0.5))
+        latencies_ms = pool.apply(_measure, (service.port, kind, clients, seconds))
+    return Result(kind, clients, seconds, latencies_ms)
+
+
+def print_table(results: list[Result]) -> None:
+    empty = {result.clients: result.rate for result in results if result.label == "empty"}
+    print(f"\n{'':28}{'clients':>8}{'req/s':>9}{'of empty':>10}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}")
+    for result in results:
+        quantiles = "".join(f"{result.quantile(share):9.2f}" for share in (0.5, 0.95, 0.99))
+        share = result.rate / empty[result.clients]
+        print(f"{result.label:28}{result.clients:8}{result.rate:9.0f}{share:10.2f}{quantiles}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--users", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each line of the table")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as service:
+        print(f"filling: {options.users} users with 500 tools each …", flush=True)
+        fill(service, options.users)
+        results = [measure(service, kind, clients, options.seconds) for clients in (1, 16) for kind in KINDS]
+        print_table(results)
+        memory = psutil.Process(service.process.pid).memory_info().rss / 2**20
+        print(f"\nmemory of the app: {memory:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.embeddings import granite
+from app.embeddings.base import Embedder, Vectors
+from app.embeddings.granite import MAX_CHARACTERS, MAX_TOKENS, PACK_SHA256, Granite, Pack, packaged_pack
+from app.embeddings.local import LocalEmbedder
+from app.errors import ConfigurationError, EmbeddingFailed
+
+TEXTS = [
+    "Create a new issue in a GitHub repository.",
+    "Send a message to a Slack channel.",
+    "Get the current weather and a five-day forecast for a city. Temperatures come in Celsius or Fahrenheit, with "
+    "wind, humidity and the chance of rain for each hour of the day.",
+    "Run a read-only SQL query against the warehouse.",
+]
+
+
+@pytest.fixture(scope="session")
+async def embedder() -> AsyncIterator[LocalEmbedder]:
+    embedder = LocalEmbedder()
+    yield embedder
+    await embedder.aclose()
+
+
+@pytest.fixture
+async def closable() -> AsyncIterator[LocalEmbedder]:
+    embedder = LocalEmbedder()
+    yield embedder
+    await embedder.aclose()
+
+
+@pytest.fixture(scope="session")
+def pack() -> bytes:
+    return packaged_pack().read_bytes()
+
+
+def lengths(vectors: Vectors) -> Vectors:
+    return np.asarray(np.linalg.norm(vectors, axis=1))
+
+
+async def test_it_is_an_embedder_that_names_its_model_and_its_file(embedder: LocalEmbedder) -> None:
+    promised: Embedder = embedder
+    assert promised.model == "local:granite-embedding-30m-english:6a1cc247"
+    assert promised.batch_size == 32
+    assert embedder.dimension == 384
+
+
+async def test_every_vector_has_unit_length_and_the_dimension(embedder: LocalEmbedder) -> None:
+    vectors = await embedder.embed_documents(TEXTS)
+    assert vectors.shape == (len(TEXTS), 384)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(lengths(vectors), 1, atol=1e-6)
+
+
+async def test_the_same_text_always_gets_the_same_vector(embedder: LocalEmbedder) -> None:
+    first, second = await embedder.embed_documents(TEXTS), await embedder.embed_documents(TEXTS)
+    np.testing.assert_array_equal(first, second)
+
+
+async def test_a_known_text_keeps_the_vector_that_was_stored_for_it(embedder: LocalEmbedder) -> None:
+    vector = await embedder.embed_query("Create a new issue in a GitHub repository.")
+    np.testing.assert_allclose(vector[:4], [-0.01215, 0.03108, -0.00139, -0.04304], atol=1e-4)
+
+
+async def test_a_text_has_the_same_vector_alone_as_among_longer_ones(embedder: LocalEmbedder) -> None:
+    among = await embedder.embed_documents([TEXTS[2] * 3, TEXTS[0], TEXTS[2], TEXTS[1] * 5])
+    alone = await embedder.embed_documents([TEXTS[0]])
+    np.testing.assert_allclose(among[1], alone[0], atol=1e-5)
+
+
+async def test_a_query_and_a_document_of_the_same_words_have_the_same_vector(embedder: LocalEmbedder) -> None:
+    documents = await embedder.embed_documents(TEXTS)
+    np.testing.assert_allclose(await embedder.embed_query(TEXTS[0]), documents[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("message", "best"),
+    [
+        ("please open a bug report about the broken login", 0),
+        ("tell the team in #general that we are live", 1),
+        ("will I need an umbrella in Lisbon tomorrow?", 2),
+        ("count the rows in the orders table", 3),
+    ],
+)
+async def test_the_relevant_description_scores_above_the_others(
+    embedder: LocalEmbedder, message: str, best: int
+) -> None:
+    scores = await embedder.embed_documents(TEXTS) @ await embedder.embed_query(message)
+    assert int(scores.argmax()) == best
+
+
+async def test_answers_come_in_the_order_of_the_texts_across_batches(embedder: LocalEmbedder) -> None:
+    texts = [f"tool {i}" for i in range(embedder.batch_size + 8)]
+    forwards, backwards = await embedder.embed_documents(texts), await embedder.embed_documents(texts[::-1])
+    np.testing.assert_allclose(forwards, backwards[::-1], atol=1e-5)
+    assert len(np.unique(forwards.round(4), axis=0)) == len(texts)
+
+
+async def test_a_text_of_ten_thousand_characters_is_truncated_not_refused(embedder: LocalEmbedder) -> None:
+    long = "List the pull requests of a repository. " * 250
+    assert len(long) == 10_000
+    whole, changed_at_the_end, changed_at_the_start = await embedder.embed_documents(
+        [long, long + "And brew coffee.", "And brew coffee. " + long]
+    )
+    np.testing.assert_allclose(whole, changed_at_the_end, atol=1e-6)
+    assert not np.allclose(whole, changed_at_the_start, atol=1e-3)
+
+
+def test_what_is_cut_before_tokenizing_could_never_be_read(pack: bytes) -> None:
+    vocabulary = json.loads(Pack.parse(pack).tokenizer)["model"]["vocab"]
+    assert max(map(len, vocabulary)) * MAX_TOKENS <= MAX_CHARACTERS
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t", "\0", "🎉🚀", "日本の天気", "Ünïcödé", "\ud83d", "<s></s>"])
+async def test_an_odd_text_gets_a_vector_like_any_other(embedder: LocalEmbedder, text: str) -> None:
+    vectors = await embedder.embed_documents([text, TEXTS[0]])
+    np.testing.assert_allclose(lengths(vectors), 1, atol=1e-6)
+    np.testing.assert_allclose(vectors[0], await embedder.embed_query(text), atol=1e-5)
+
+
+async def test_no_texts_get_no_vectors(embedder: LocalEmbedder) -> None:
+    assert (await embedder.embed_documents([])).shape == (0, 384)
+
+
+async def test_the_event_loop_stays_awake_while_documents_are_embedded(embedder: LocalEmbedder) -> None:
+    one_batch = asyncio.create_task(embedder.embed_documents([TEXTS[2]] * embedder.batch_size))
+    ticks = 0
+    while not one_batch.done():
+        await asyncio.wait({one_batch}, timeout=0.005)
+        ticks += 1
+    assert len(await one_batch) == embedder.batch_size
+    assert ticks > 10
+
+
+async def test_a_query_is_answered_while_a_long_list_is_being_embedded(embedder: LocalEmbedder) -> None:
+    long_list = asyncio.create_task(embedder.embed_documents([TEXTS[0]] * 1000))
+    await asyncio.sleep(0)
+    await embedder.embed_query(TEXTS[1])
+    assert not long_list.done()
+    long_list.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await long_list
+
+
+async def test_after_closing_it_refuses_to_embed(closable: LocalEmbedder) -> None:
+    await closable.embed_query("still open")
+    await closable.aclose()
+    with pytest.raises(EmbeddingFailed) as query:
+        await closable.embed_query("too late")
+    with pytest.raises(EmbeddingFailed) as documents:
+        await closable.embed_documents(["too late"])
+    assert query.value.reason == documents.value.reason == "closed"
+
+
+async def test_closing_ends_a_long_list_after_the_batch_at_hand(closable: LocalEmbedder) -> None:
+    long_list = asyncio.create_task(closable.embed_documents([TEXTS[0]] * 1000))
+    await asyncio.sleep(0)
+    await closable.aclose()
+    with pytest.raises(EmbeddingFailed) as failure:
+        await long_list
+    assert failure.value.reason == "closed"
+
+
+def test_a_tampered_file_is_refused_where_the_hash_is_known(pack: bytes, tmp_path: Path) -> None:
+    path = tampered(pack, tmp_path)
+    with pytest.raises(ConfigurationError, match="is not the expected model: its sha256 is"):
+        Granite.load(path, sha256=PACK_SHA256)
+
+
+async def test_an_operators_own_file_is_taken_and_has_an_identity_of_its_own(
+    embedder: LocalEmbedder, pack: bytes, tmp_path: Path
+) -> None:
+    own = LocalEmbedder(tampered(pack, tmp_path))
+    assert own.model.startswith("local:granite-embedding-30m-english:")
+    assert own.model != embedder.model
+    assert (await own.embed_query(TEXTS[0])).shape == (384,)
+    await own.aclose()
+
+
+def tampered(pack: bytes, folder: Path) -> Path:
+    """The same model but for the last bit of one number."""
+    path = folder / "tampered.hmsemb"
+    path.write_bytes(pack[:-4] + bytes([pack[-4] ^ 1]) + pack[-3:])
+    return path
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.hmsemb cannot be read: No such file"):
+        LocalEmbedder(tmp_path / "nowhere.hmsemb")
+
+
+@pytest.mark.parametrize("content", [b"", b"HMSEMB", b"GGUF and whatever follows"])
+def test_a_file_that_is_no_pack_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="is not a model pack"):
+        LocalEmbedder(path)
+
+
+@pytest.mark.parametrize("keep", [8, 1_000_000, 2_000_000])
+def test_a_pack_cut_short_is_refused(pack: bytes, tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "half.hmsemb"
+    path.write_bytes(pack[:keep])
+    with pytest.raises(ConfigurationError, match="is no pack that can be used"):
+        LocalEmbedder(path)
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "reason"),
+    [
+        (b'"cls"', b'"avg"', "pooling is avg"),
+        (b'"query_prefix":""', b'"query_prefix":1 ', "prefix"),
+        (b'"BPE"', b'"???"', "no usable tokenizer"),
+    ],
+)
+def test_a_pack_of_another_kind_is_refused(
+    pack: bytes, tmp_path: Path, found: bytes, instead: bytes, reason: str
+) -> None:
+    assert found in pack
+    path = tmp_path / "another.hmsemb"
+    path.write_bytes(pack.replace(found, instead, 1))
+    with pytest.raises(ConfigurationError, match=reason):
+        LocalEmbedder(path)
+
+
+def test_without_the_package_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(granite, "PACKAGE", "a_package_nobody_has")
+    with pytest.raises(ConfigurationError, match="needs the package a_package_nobody_has"):
+        LocalEmbedder()
+
+
+def test_tokenizing_starts_no_threads_so_a_fork_is_safe_and_silent() -> None:
+    script = """
+import os
+os.environ.pop("TOKENIZERS_PARALLELISM", None)
+import psutil
+from app.embeddings.granite import Granite, packaged_pack
+
+model, texts = Granite.load(packaged_pack()), ["a few words"] * 10
+threads = psutil.Process().num_threads()
+model.embed(texts)
+assert psutil.Process().num_threads() == threads
+if os.fork() == 0:
+    model.embed(texts)
+    os._exit(0)
+assert os.wait()[1] == 0
+"""
+    root = Path(granite.__file__).parents[2]
+    finished = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert (finished.returncode, finished.stderr) == (0, "")
