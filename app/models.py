@@ -52,6 +52,8 @@ users = Table(
     Column("name", Text),
     _required("settings", JSONB, "'{}'"),
     _required("discovery_enabled", Boolean, "true"),
+    # rises with every change of what the user can see: caches are keyed by it
+    _required("catalog_version", BigInteger, "0"),
     # stored, never estimated: they decide between exact search and HNSW
     _required("tool_count", Integer, "0"),
     _required("ann", Boolean, "false"),

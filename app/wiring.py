@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from app.accounts.callers import Keyring
+from app.catalog.offers import Shelf
 from app.database.embedded import EmbeddedPostgres
 from app.database.engine import Database, driver_url
 from app.database.migrate import migrate
@@ -32,6 +33,7 @@ from app.errors import ConfigurationError, EmbeddingFailed
 from app.indexing.reindex import Indexer
 from app.indexing.worker import Worker
 from app.sealing import Sealer
+from app.search.hybrid import HybridSearch
 from app.search.vector import ensure_hnsw
 from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
 from app.telemetry import Metrics
@@ -77,7 +79,15 @@ async def open_container(settings: Settings, url: str) -> AsyncIterator[Containe
             sealer=sealer,
             model=model,
             count_tokens=count_tokens,
-            discoverer=Discoverer(database, _queries(settings, embedder, metrics), model, metrics, settings.max_tools),
+            discoverer=Discoverer(
+                database=database,
+                queries=_queries(settings, embedder, metrics),
+                model=model,
+                search=HybridSearch(model),
+                shelf=Shelf(),
+                metrics=metrics,
+                max_tools=settings.max_tools,
+            ),
             worker=worker,
             metrics=metrics,
             warnings=warnings,

@@ -104,7 +104,8 @@ async def replace_core_tools(body: CoreToolsBody, container: Wired, caller: Writ
         raise InvalidInput(listing.warnings[0])
     counted = [(tool, definition_tokens(tool, container.count_tokens)) for tool in listing.tools]
     owner = _owner(caller)
-    async with container.database.transaction(owner) as session:
+    database = container.database
+    async with database.system_transaction() if owner == EVERYONE else database.transaction(owner) as session:
         await core_tools.replace_core_tools(session, owner, counted)
     return CoreToolsOut(tools=[tool.as_mcp() for tool in listing.tools])
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, insert, select
 
+from app.catalog.visibility import bump_catalog, bump_every_catalog
 from app.database.engine import Session
-from app.models import core_tools
+from app.models import EVERYONE, core_tools
 from app.protocol import Json, ToolDefinition
 
 _NAMESPACE = uuid.UUID("6f6f6c73-636f-4574-8000-746f6f6c6b65")
@@ -33,3 +34,4 @@ async def replace_core_tools(session: Session, owner: str, tools: Sequence[tuple
     ]
     if rows:
         await session.execute(insert(core_tools), rows)
+    await (bump_every_catalog(session) if owner == EVERYONE else bump_catalog(session, owner))

@@ -1,11 +1,16 @@
 """Tools as a model gets to see them, read with every discovery."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.cache import TtlCache
 from app.catalog.visibility import VISIBLE, Scope
 from app.database.engine import Session
 from app.models import EVERYONE
+
+_TOOLS_ON_THE_SHELF = 20_000
+_USERS_ON_THE_SHELF = 5_000
+_ON_THE_SHELF_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -62,15 +67,40 @@ _FALLBACK = f"{_TOOL} WHERE {VISIBLE} ORDER BY t.pinned DESC, v.server_name, t.n
 _TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 
 
+class Shelf:
+    """Offers that were read before, each good for the catalogue version that it was read at."""
+
+    def __init__(self) -> None:
+        self._tools: TtlCache[tuple[str, int, str], Offer] = TtlCache(_TOOLS_ON_THE_SHELF, _ON_THE_SHELF_S)
+        self._core: TtlCache[tuple[str, int], Sequence[Offer]] = TtlCache(_USERS_ON_THE_SHELF, _ON_THE_SHELF_S)
+
+    async def take(
+        self, session: Session, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool
+    ) -> Offers:
+        """Of the tools, those that are visible. A narrowed scope is always read anew."""
+        if not scope.narrowed and (known := self._known(scope.user_id, version, tool_ids, core=core)) is not None:
+            return known
+        offers = await read_offers(session, scope, tool_ids, core=core)
+        for tool_id, offer in offers.tools.items():
+            self._tools.put((scope.user_id, version, tool_id), offer)
+        if core:
+            self._core.put((scope.user_id, version), offers.core)
+        return offers
+
+    def _known(self, user_id: str, version: int, tool_ids: Sequence[str], *, core: bool) -> Offers | None:
+        tools = {tool_id: self._tools.get((user_id, version, tool_id)) for tool_id in tool_ids}
+        native = self._core.get((user_id, version)) if core else ()
+        if native is None or None in tools.values():
+            return None
+        return Offers({tool_id: offer for tool_id, offer in tools.items() if offer is not None}, native)
+
+
 async def read_offers(session: Session, scope: Scope, tool_ids: Sequence[str], *, core: bool) -> Offers:
     """Core tools: everyone's first, then the user's own; of two with one name the user's own wins."""
     parameters = scope.parameters() | {"tool_ids": list(tool_ids), "core": core, "everyone": EVERYONE}
     offers = [Offer(*row) for row in await session.rows(_OFFERS, parameters)]
-    return Offers({offer.tool_id: offer for offer in offers if offer.server_id}, list(_core(offers)))
-
-
-def _core(offers: Sequence[Offer]) -> Iterator[Offer]:
-    return iter({offer.name: offer for offer in offers if offer.server_id is None}.values())
+    native = {offer.name: offer for offer in offers if offer.server_id is None}
+    return Offers({offer.tool_id: offer for offer in offers if offer.server_id}, list(native.values()))
 
 
 async def visible_offers(session: Session, scope: Scope, limit: int) -> Everything:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, func, select, update
 
-from app.catalog.visibility import decide_again
+from app.catalog.visibility import bump_catalog, decide_again
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
@@ -84,6 +84,7 @@ async def recount(session: Session, user_id: str, ann_above: int) -> None:
     vectors = mcp_tool_embeddings
     misplaced = vectors.c.user_id == user_id, vectors.c.ann != ann
     await session.execute(update(vectors).where(*misplaced).values(ann=ann))
+    await bump_catalog(session, user_id)
 
 
 def _managed(user_id: str, model: str) -> Select[Any]:

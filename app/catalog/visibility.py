@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import update
+
 from app.database.engine import Session
+from app.models import users
 
 VISIBLE = """
     v.user_id = %(user_id)s
@@ -38,6 +41,10 @@ class Scope:
     model: str
     server_ids: Sequence[str] | None = None
     tags: Sequence[str] | None = None
+
+    @property
+    def narrowed(self) -> bool:
+        return self.server_ids is not None or self.tags is not None
 
     def parameters(self) -> dict[str, Any]:
         return {
@@ -70,3 +77,16 @@ async def decide_again(session: Session, user_id: str, server_id: str) -> None:
           AND (v.enabled, v.tags) IS DISTINCT FROM (decided.enabled, decided.tags)
     """
     await session.rows(statement, {"user_id": user_id, "server_id": server_id})
+    await bump_catalog(session, user_id)
+
+
+async def bump_catalog(session: Session, user_id: str) -> None:
+    """What any process remembers of the user's catalogue ends with this transaction's commit."""
+    await session.execute(
+        update(users).where(users.c.id == user_id).values(catalog_version=users.c.catalog_version + 1)
+    )
+
+
+async def bump_every_catalog(session: Session) -> None:
+    """After a change that all users see; needs the system's scope."""
+    await session.execute(update(users).values(catalog_version=users.c.catalog_version + 1))

@@ -123,8 +123,7 @@ class Database:
     async def _begin(self, begin: sql.Composable) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
         connection = await self._engine.connect()
         try:
-            driver = (await connection.get_raw_connection()).driver_connection
-            assert driver is not None  # noqa: S101 a connection that was just checked out has one
+            driver = _driver(connection)
             # both statements in one round trip, which a prepared statement could not be
             await driver.execute(begin, prepare=False)
         except BaseException:
@@ -139,6 +138,14 @@ class Database:
 
     async def close(self) -> None:
         await self._engine.dispose()
+
+
+def _driver(connection: AsyncConnection) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    """What `get_raw_connection` leads to, without its detour through another greenlet."""
+    assert connection.sync_connection is not None  # noqa: S101 it was just opened
+    driver = connection.sync_connection.connection.driver_connection
+    assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 the URL names no other driver
+    return driver
 
 
 def _prepare(connection: Any, _record: object) -> None:

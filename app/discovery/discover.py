@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.accounts.users import User
-from app.catalog.offers import Offer, read_offers, visible_offers
+from app.catalog.offers import Offer, Shelf, read_offers, visible_offers
 from app.catalog.visibility import Scope
 from app.database.engine import Database
 from app.discovery.selection import Selected, select_tools
 from app.embeddings.queries import QueryEmbedder, QueryVector
 from app.embeddings.registry import ActiveModel
 from app.errors import EmbeddingFailed, QueryFailed
-from app.search.hybrid import Found, search
+from app.search.hybrid import Found, HybridSearch
 from app.search.ranking import Question, Strategy
 from app.telemetry import Metrics
 
@@ -67,6 +67,8 @@ class Discoverer:
     database: Database
     queries: QueryEmbedder
     model: ActiveModel
+    search: HybridSearch
+    shelf: Shelf
     metrics: Metrics
     max_tools: int
 
@@ -112,9 +114,10 @@ async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: _Rung) -
     question = Question(ask.text, rung.strategy, threshold, ask.scope.tags or ())
     vector = None if rung.vector is None else rung.vector.vector
     async with discoverer.database.transaction(user.id) as session:
-        found = await search(session, ask.scope, question, vector, discoverer.model, limit=ask.limit, ann=user.ann)
+        found = await discoverer.search.find(session, ask.scope, question, vector, limit=ask.limit, ann=user.ann)
         wanted = [*ask.keep, *(hit.tool_id for hit in found.hits)]
-        offers = await read_offers(session, ask.scope, wanted, core=ask.include_core_tools)
+        take = discoverer.shelf.take
+        offers = await take(session, ask.scope, found.version, wanted, core=ask.include_core_tools)
     core = [Selected(offer, "core") for offer in offers.core]
     chosen = select_tools(
         _kept(ask, offers.tools),

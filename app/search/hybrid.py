@@ -1,7 +1,8 @@
-"""Ranked hits inside what the caller may see. The only public name of this room is `search`.
+"""Ranked hits inside what the caller may see. The only public name of this room is `HybridSearch`.
 
-One statement looks at the user's visible tools once and computes both scores for each: the cosine of its vector and
-its BM25. It answers with the best of either, so that fusing them needs no second look.
+A search is one statement: it looks at each of the user's visible tools once, computes the cosine of its vector and its
+BM25, and answers with the best of either, so that fusing them needs no second look. What BM25 has to know beforehand,
+in how many of the visible tools each term stands, is remembered for as long as the catalogue's version stands.
 """
 
 from collections.abc import Sequence
@@ -9,58 +10,38 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pgvector import HalfVector, SparseVector
+from pgvector import HalfVector
 
 from app.catalog.visibility import VISIBLE, Scope
 from app.database.engine import Session
 from app.embeddings.base import Vector
 from app.embeddings.registry import ActiveModel
-from app.models import TERM_SPACE
 from app.search import vector
-from app.search.lexical import K1, query_places
+from app.search.lexical import query_places
+from app.search.lexicon import Counts, Lexicon
 from app.search.ranking import Candidate, Hit, Question, rank
 
 POOL = 32
 """How many of the best by meaning, and of the best by words, are ranked against each other."""
 
-_Rows = Sequence[tuple[Any, ...]]
-_SIMILARITY = 6
-
 _STATEMENT = """
-WITH visible AS MATERIALIZED (
-    SELECT v.tool_id, v.server_name, v.tool_name, v.tags, v.tokens, v.lexical, {similarity} AS similarity
+WITH scored AS MATERIALIZED (
+    SELECT v.tool_id, v.server_name, v.tool_name, v.tags, {similarity} AS similarity,
+           -(v.lexical <#> %(terms)s::sparsevec) AS bm25
     FROM mcp_tool_embeddings v {joined}
     WHERE {visible}
-), totals AS MATERIALIZED (
-    SELECT count(*) AS searched, coalesce(sum(tokens), 0) AS tokens FROM visible
-), terms AS MATERIALIZED (
-    SELECT place + 1 AS place, ('{{' || place + 1 || ':1}}/{space}')::sparsevec AS term
-    FROM unnest(%(places)s::int[]) AS place
-), matching AS MATERIALIZED (
-    SELECT v.lexical FROM visible v WHERE (v.lexical <#> %(all_terms)s::sparsevec) < 0
-), weights AS MATERIALIZED (
-    SELECT found.place, ln(1 + (totals.searched - found.tools + 0.5::float8) / (found.tools + 0.5::float8)) AS idf
-    FROM totals CROSS JOIN (
-        SELECT terms.place, count(m.lexical) AS tools
-        FROM terms LEFT JOIN matching m ON (m.lexical <#> terms.term) < 0
-        GROUP BY terms.place
-    ) found
-), question AS MATERIALIZED (
-    SELECT sum(idf) AS weight,
-           ('{{' || string_agg(place || ':' || idf, ',' ORDER BY place) || '}}/{space}')::sparsevec AS terms
-    FROM weights
-), scored AS MATERIALIZED (
-    SELECT v.tool_id, v.server_name, v.tool_name, v.tags, v.similarity,
-           coalesce(-(v.lexical <#> question.terms), 0) AS bm25, question.weight
-    FROM visible v CROSS JOIN question
 )
-SELECT totals.searched, totals.tokens, best.*
-FROM totals LEFT JOIN (
+SELECT u.catalog_version, best.*
+FROM users u LEFT JOIN (
     (SELECT * FROM scored WHERE similarity IS NOT NULL ORDER BY similarity DESC, server_name, tool_name LIMIT %(pool)s)
     UNION
     (SELECT * FROM scored WHERE bm25 > 0 ORDER BY bm25 DESC, server_name, tool_name LIMIT %(pool)s)
 ) best ON true
+WHERE u.id = %(user_id)s
 """
+
+_Rows = Sequence[tuple[Any, ...]]
+_SIMILARITY = 5
 
 
 @dataclass(frozen=True)
@@ -70,29 +51,54 @@ class Found:
     hits: list[Hit]
     searched: int
     tokens: int
+    version: int
+    """The catalogue's, at the moment of the search."""
 
 
-async def search(
-    session: Session,
-    scope: Scope,
-    question: Question,
-    query_vector: Vector | None,
-    model: ActiveModel,
-    *,
-    limit: int,
-    ann: bool = False,
-) -> Found:
-    """Without a vector it is a search by words. `ann` says that the user is large enough for HNSW."""
-    parameters = _parameters(scope, question, query_vector, limit)
-    if ann and query_vector is not None:
-        rows = await _nearest(session, parameters, model)
-        if not _is_short(rows, limit):
-            return _found(rows, question, limit)
-    return _found(await session.rows(_EXACT, parameters), question, limit)
+class HybridSearch:
+    def __init__(self, model: ActiveModel) -> None:
+        self._model = model
+        self._lexicon = Lexicon()
+
+    async def find(
+        self,
+        session: Session,
+        scope: Scope,
+        question: Question,
+        query_vector: Vector | None,
+        *,
+        limit: int,
+        ann: bool = False,
+    ) -> Found:
+        """Without a vector it is a search by words. `ann` says that the user is large enough for HNSW."""
+        places = [] if question.strategy == "semantic" else query_places(question.text)
+        counts = await self._lexicon.counts(session, scope, places)
+        rows = await self._rows(session, scope, counts, query_vector, limit=limit, ann=ann)
+        if rows and rows[0][0] != counts.version:
+            # the catalogue has changed since the terms were counted
+            counts = await self._lexicon.recount(session, scope, places)
+            rows = await self._rows(session, scope, counts, query_vector, limit=limit, ann=ann)
+        candidates = [_candidate(row, counts) for row in rows if row[1] is not None]
+        return Found(rank(candidates, question, limit), counts.searched, counts.tokens, counts.version)
+
+    async def _rows(
+        self, session: Session, scope: Scope, counts: Counts, query_vector: Vector | None, *, limit: int, ann: bool
+    ) -> _Rows:
+        parameters = scope.parameters() | {
+            "vector": None if query_vector is None else HalfVector(query_vector),
+            "terms": counts.weights(),
+            "pool": max(POOL, limit),
+        }
+        if ann and query_vector is not None:
+            await session.rows(vector.HNSW_SETTINGS)
+            rows = await session.rows(_through_hnsw(self._model.id, self._model.dimension), parameters)
+            if not _is_short(rows, min(limit, counts.searched)):
+                return rows
+        return await session.rows(_EXACT, parameters)
 
 
 def _statement(similarity: str, joined: str = "") -> str:
-    return _STATEMENT.format(similarity=similarity, joined=joined, visible=VISIBLE, space=TERM_SPACE)
+    return _STATEMENT.format(similarity=similarity, joined=joined, visible=VISIBLE)
 
 
 _EXACT = _statement(vector.EXACT)
@@ -103,43 +109,11 @@ def _through_hnsw(model: str, dimension: int) -> str:
     return _statement(vector.NEAREST, vector.nearest(model, dimension))
 
 
-async def _nearest(session: Session, parameters: dict[str, Any], model: ActiveModel) -> _Rows:
-    await session.rows(vector.HNSW_SETTINGS)
-    return await session.rows(_through_hnsw(model.id, model.dimension), parameters)
-
-
-def _is_short(rows: _Rows, limit: int) -> bool:
+def _is_short(rows: _Rows, expected: int) -> bool:
     """HNSW filters after it has looked: fewer rows than there are to find means that it lost some."""
-    searched: int = rows[0][0]
-    return sum(row[_SIMILARITY] is not None for row in rows) < min(limit, searched)
+    return sum(row[_SIMILARITY] is not None for row in rows) < expected
 
 
-def _parameters(scope: Scope, question: Question, query_vector: Vector | None, limit: int) -> dict[str, Any]:
-    places = [] if question.strategy == "semantic" else query_places(question.text)
-    return scope.parameters() | {
-        "vector": None if query_vector is None else HalfVector(query_vector),
-        "places": places,
-        "all_terms": SparseVector(dict.fromkeys(places, 1.0), TERM_SPACE),
-        "pool": max(POOL, limit),
-    }
-
-
-def _found(rows: _Rows, question: Question, limit: int) -> Found:
-    searched, tokens, *best = rows[0]
-    candidates = [] if best[0] is None else [_candidate(*row) for row in rows]
-    return Found(rank(candidates, question, limit), searched, int(tokens))
-
-
-def _candidate(
-    _searched: int,
-    _tokens: int,
-    tool_id: str,
-    server_name: str,
-    tool_name: str,
-    tags: Sequence[str],
-    similarity: float | None,
-    bm25: float,
-    weight: float | None,
-) -> Candidate:
-    share = bm25 / (weight * (K1 + 1)) if weight else 0.0
-    return Candidate(tool_id, server_name, tool_name, tags, similarity, bm25, share)
+def _candidate(row: tuple[Any, ...], counts: Counts) -> Candidate:
+    _, tool_id, server_name, tool_name, tags, similarity, bm25 = row
+    return Candidate(tool_id, server_name, tool_name, tags, similarity, bm25, counts.share(bm25))

@@ -2,11 +2,12 @@
 
 A tool's terms are hashed into one `sparsevec`: place is the term, value its saturated frequency. A query asks with the
 inverse document frequencies of its own terms, counted over the very tools that the caller may see, and the inner
-product of the two is BM25. One row a tool, no posting lists, no lexicon, nothing to warm up after a restart, and the
-same snapshot as the vectors. Lengths are compared with a fixed pivot instead of the average, so that changing one tool
-leaves the others' rows alone.
+product of the two is BM25. One row a tool, no posting lists, nothing to warm up after a restart, and the same scan as
+the vectors. Lengths are compared with a fixed pivot instead of the average, so that changing one tool leaves the
+others' rows alone.
 """
 
+import math
 import re
 import unicodedata
 import zlib
@@ -21,6 +22,9 @@ from app.models import TERM_SPACE
 K1 = 1.2
 B = 0.75
 PIVOT_LENGTH = 40.0
+
+MOST_PER_TERM = K1 + 1
+"""What a term's saturated frequency comes near to, however often the term is repeated."""
 
 MAX_QUERY_TERMS = 64
 # a row must fit a page: 8 bytes a term
@@ -61,6 +65,10 @@ def _parts(word: str) -> list[str]:
 def query_places(text: str) -> list[int]:
     """Where the query's terms stand, each once, in order of appearance, and not endlessly many."""
     return list(dict.fromkeys(_place(term) for term in terms(text)))[:MAX_QUERY_TERMS]
+
+
+def inverse_document_frequency(tools_with_it: int, tools: int) -> float:
+    return math.log(1 + (tools - tools_with_it + 0.5) / (tools_with_it + 0.5))
 
 
 def document_vector(fields: Iterable[Field]) -> SparseVector:

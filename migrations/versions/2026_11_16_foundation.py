@@ -13,6 +13,7 @@ CREATE TABLE users (
     name text,
     settings jsonb NOT NULL DEFAULT '{}',
     discovery_enabled boolean NOT NULL DEFAULT true,
+    catalog_version bigint NOT NULL DEFAULT 0,
     tool_count integer NOT NULL DEFAULT 0,
     ann boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT now()
