@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import signal
+import socket
 import sys
+import textwrap
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -90,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _serve(settings: Settings, _options: argparse.Namespace) -> int:
     async with owned_database(settings) as url, open_container(settings, url) as container:
-        await _greet(container)
+        greeting = await _greeting(container)
         config = uvicorn.Config(
             create_app(container),
             host=settings.host,
@@ -103,22 +105,34 @@ async def _serve(settings: Settings, _options: argparse.Namespace) -> int:
         # uvicorn raises the signal that stopped it once more when it is done, which must not end us half-closed
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.SIG_IGN)
-        await uvicorn.Server(config).serve()
+        await _Server(config, greeting).serve()
     return 0
 
 
-async def _greet(container: Container) -> None:
+class _Server(uvicorn.Server):
+    """Greets when the port is open, and not before."""
+
+    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+        super().__init__(config)
+        self._greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._greeting, flush=True)
+
+
+async def _greeting(container: Container) -> str:
     settings = container.settings
     address = f"http://{settings.host}:{settings.port}"
+    lines = []
     if (admin_key := await _first_admin_key(container)) is not None:
-        print(f"\n  The first admin key, shown this once:\n\n    {admin_key}")
-    if settings.wants_demo:
-        print("\n  Looking for the demo catalogue …", flush=True)
-        if (demo_key := await seed_demo(container)) is not None:
-            print(f"\n  A demo user with tools on eight servers is there. Its key, shown this once:\n\n    {demo_key}")
-            print("\n  Ask for the tools that a message needs:\n")
-            print(_curl(address, demo_key))
-    print(f"\n  Toolscout answers at {address}   (API: {address}/docs, stop with Ctrl-C)\n", flush=True)
+        lines += ["The first admin key, shown this once:", f"  {admin_key}"]
+    if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:
+        lines += ["A demo user with tools on eight servers is there. Its key, shown this once:", f"  {demo_key}"]
+        lines += ["Ask for the tools that a message needs:", _curl(address, demo_key)]
+    lines.append(f"Toolscout answers at {address}   (API: {address}/docs, stop with Ctrl-C)")
+    return "\n" + "\n\n".join(textwrap.indent(line, "  ") for line in lines) + "\n"
 
 
 async def _first_admin_key(container: Container) -> str | None:
@@ -133,9 +147,9 @@ async def _first_admin_key(container: Container) -> str | None:
 
 def _curl(address: str, key: str) -> str:
     return (
-        f"    curl -s {address}/discover -H 'Authorization: Bearer {key}' \\\n"
-        "      -H 'Content-Type: application/json' \\\n"
-        '      -d \'{"query": "do I need an umbrella in Salzburg this weekend?"}\''
+        f"  curl -s {address}/discover -H 'Authorization: Bearer {key}' \\\n"
+        "    -H 'Content-Type: application/json' \\\n"
+        '    -d \'{"query": "do I need an umbrella in Salzburg this weekend?"}\''
     )
 
 

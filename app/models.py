@@ -113,9 +113,9 @@ mcp_tools = Table(
     _required("description", Text),
     # json, not jsonb: the server's own key order is what a model gets to see
     _required("input_schema", JSON),
-    Column("output_schema", JSON),
-    Column("annotations", JSON),
-    Column("meta", JSON),
+    Column("output_schema", JSON(none_as_null=True)),
+    Column("annotations", JSON(none_as_null=True)),
+    Column("meta", JSON(none_as_null=True)),
     _required("tags", ARRAY(Text), "'{}'"),
     _required("enabled", Boolean, "true"),
     _required("enabled_by", Text, "'default'"),

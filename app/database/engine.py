@@ -101,7 +101,7 @@ class Database:
             yield session
 
     @asynccontextmanager
-    async def _transaction(self, begin: sql.Composable) -> AsyncIterator[Session]:
+    async def _transaction(self, begin: sql.SQL | sql.Composed) -> AsyncIterator[Session]:
         try:
             connection, driver = await self._begun(begin)
             try:
@@ -112,7 +112,7 @@ class Database:
         except (OperationalError, InterfaceError, PoolTimeout, psycopg.OperationalError) as error:
             raise DatabaseDown("the database does not answer just now; try again shortly") from error
 
-    async def _begun(self, begin: sql.Composable) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+    async def _begun(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
         try:
             return await self._begin(begin)
         except (DBAPIError, psycopg.OperationalError):
@@ -120,7 +120,7 @@ class Database:
             await self._engine.dispose()
             return await self._begin(begin)
 
-    async def _begin(self, begin: sql.Composable) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+    async def _begin(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
         connection = await self._engine.connect()
         try:
             driver = _driver(connection)

@@ -37,9 +37,11 @@ async def stored_definitions(session: Session, user_id: str, server_id: str) -> 
 
 
 async def cached_vectors(session: Session, model: str, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
-    cache = embedding_cache.c
-    statement = select(cache.text_hash, cache.embedding).where(cache.model == model, cache.text_hash.in_(hashes))
-    return {text_hash: vector.to_numpy() for text_hash, vector in await session.execute(statement)}
+    statement = """
+        SELECT text_hash, embedding FROM embedding_cache WHERE model = %(model)s AND text_hash = ANY(%(hashes)s)
+    """
+    rows = await session.rows(statement, {"model": model, "hashes": list(hashes)})
+    return {text_hash: vector.to_numpy() for text_hash, vector in rows}
 
 
 async def remember_vectors(session: Session, model: str, vectors: Mapping[bytes, Vector]) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 Strategy = Literal["hybrid", "semantic", "bm25"]
 
-COSINE_WEIGHT = 0.65
+COSINE_WEIGHT = 0.75
 TAG_BOOST = 0.2
 STRONG_WORDS = 0.5
 """A tool found by words alone must match at least this share of the message's weight in words."""
@@ -29,6 +29,7 @@ class Candidate(NamedTuple):
 @dataclass(frozen=True)
 class Hit:
     tool_id: str
+    tool_name: str
     similarity: float | None
     score: float
     source: Literal["semantic", "lexical"]
@@ -128,6 +129,7 @@ def _hit(
     named = not order[0]
     return Hit(
         tool_id=candidate.tool_id,
+        tool_name=candidate.tool_name,
         similarity=candidate.similarity,
         score=1.0 if named else -order[1],
         source="semantic" if by_meaning else "lexical",

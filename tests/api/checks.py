@@ -1,0 +1,123 @@
+"""What many tests of the doors ask: is this a proper problem, what do all pages hold, which rows are left."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from app.accounts.callers import Permission
+from app.dependencies import require
+from app.models import metadata
+from app.wiring import Container
+
+Json = dict[str, Any]
+
+CODES = {
+    400: "bad_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "conflict",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+    422: "invalid_input",
+    500: "internal_error",
+    503: "unavailable",
+}
+FIELDS_OF_A_PROBLEM = {"type", "title", "status", "detail", "code", "request_id"}
+TENANT_COLUMN = {"users": "id"} | {name: "user_id" for name, table in metadata.tables.items() if "user_id" in table.c}
+JSON_TYPE = {"Content-Type": "application/json"}
+OPEN_PATHS = {"/healthz", "/readyz", "/metrics"}
+"""They ask for no permission."""
+
+_CHECK = require(Permission.DISCOVER).__code__
+
+
+def assert_problem(answer: httpx.Response, status: int) -> Json:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: Json = answer.json()
+    assert body.keys() - {"errors"} == FIELDS_OF_A_PROBLEM
+    assert (body["status"], body["code"]) == (status, CODES[status])
+    assert body["request_id"], "a problem must say which request it belongs to"
+    assert body["request_id"] == answer.headers["x-request-id"]
+    return body
+
+
+def without_request_id(answer: httpx.Response) -> tuple[int, Json]:
+    return answer.status_code, {key: value for key, value in answer.json().items() if key != "request_id"}
+
+
+async def pages(http: httpx.AsyncClient, path: str, limit: int, **query: Any) -> list[list[Json]]:
+    """Every page of a list, by following its cursors."""
+    found: list[list[Json]] = []
+    cursor: str | None = None
+    while True:
+        given = {"limit": limit, **query} | ({} if cursor is None else {"cursor": cursor})
+        answer = await http.get(path, params=given)
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["items"])
+        cursor = answer.json()["next_cursor"]
+        if cursor is None:
+            return found
+
+
+async def everything(http: httpx.AsyncClient, path: str, **query: Any) -> list[Json]:
+    return [item for page in await pages(http, path, limit=200, **query) for item in page]
+
+
+async def finished_run(http: httpx.AsyncClient, run_id: str) -> Json:
+    for _ in range(200):
+        answer = await http.get(f"/runs/{run_id}")
+        assert answer.status_code == 200, answer.text
+        run: Json = answer.json()
+        if run["state"] in ("succeeded", "failed"):
+            return run
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"the run did not end: {run}")
+
+
+async def rows_of(container: Container, user_id: str) -> dict[str, int]:
+    """How many rows the user has in each table, looked up behind row-level security."""
+    async with container.database.system_transaction() as session:
+        counts = {}
+        for table, column in TENANT_COLUMN.items():
+            statement = f"SELECT count(*) FROM {table} WHERE {column} = %(owner)s"
+            [(counts[table],)] = await session.rows(statement, {"owner": user_id})
+        return counts
+
+
+@dataclass(frozen=True)
+class DoorRoute:
+    method: str
+    path: str
+    permissions: frozenset[Permission]
+    takes_body: bool
+
+
+def door_routes(app: FastAPI) -> list[DoorRoute]:
+    """Every route of ours; the framework's own pages (`/docs`, `/openapi.json`) are none of them."""
+    found = []
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        if isinstance(route, APIRoute):
+            asked = frozenset(_permissions(route.dependant))
+            found += [
+                DoorRoute(method, route.path, asked, route.body_field is not None) for method in route.methods or ()
+            ]
+    return sorted(found, key=lambda route: (route.path, route.method))
+
+
+def _permissions(dependant: Dependant) -> Iterator[Permission]:
+    """What every `require(…)` below this point asks for: its check has closed over the permission."""
+    for dependency in dependant.dependencies:
+        if isinstance(call := dependency.call, FunctionType) and call.__code__ is _CHECK:
+            yield from (cell.cell_contents for cell in call.__closure__ or ())
+        yield from _permissions(dependency)

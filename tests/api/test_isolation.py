@@ -1,0 +1,432 @@
+"""Nobody sees or touches what is another user's: with both barriers up, and with either of them alone."""
+
+import asyncio
+import random
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+import pytest
+from sqlalchemy import event
+
+from app.database.embedded import EmbeddedPostgres
+from app.database.engine import APP_ROLE, Session
+from app.errors import QueryFailed
+from app.main import create_app
+from app.wiring import Container, open_container
+from tests.api.checks import TENANT_COLUMN, Json, assert_problem, door_routes, pages, without_request_id
+from tests.conftest import (
+    ADMIN_KEY,
+    OpenService,
+    TestUser,
+    client_of,
+    make_database,
+    make_settings,
+    new_user,
+    tool,
+)
+
+# What is removed to see whether the rest suffices.
+Removed = Literal["nothing", "predicates", "row-level security"]
+
+_PREDICATE = re.compile(r"(?:\w+\.)?user_id = %\(user_id\w*\)s(?:::\w+)?")
+_PREDICATE_OF_USERS = re.compile(r"(?<=WHERE )users\.id = %\(\w+\)s(?:::\w+)?")
+
+
+@dataclass
+class PredicateRemover:
+    """Rewrites statements so that they ask for everybody's rows."""
+
+    through_sqlalchemy: int = 0
+    through_the_driver: int = 0
+
+    def before_cursor_execute(self, _c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+        statement, count = _without_predicate(statement)
+        self.through_sqlalchemy += count
+        return statement, parameters
+
+    def plain(self, statement: str) -> str:
+        statement, count = _without_predicate(statement)
+        self.through_the_driver += count
+        return statement
+
+    @property
+    def count(self) -> int:
+        return self.through_sqlalchemy + self.through_the_driver
+
+
+def _without_predicate(statement: str) -> tuple[str, int]:
+    statement, count = _PREDICATE.subn("TRUE", statement)
+    if statement.startswith("UPDATE users"):
+        statement, more = _PREDICATE_OF_USERS.subn("TRUE", statement)
+        count += more
+    return statement, count
+
+
+@contextmanager
+def predicates_removed(container: Container, remover: PredicateRemover) -> Iterator[None]:
+    engine = container.database.engine.sync_engine
+    to_the_driver = Session.rows
+
+    async def rows(session: Session, statement: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        return await to_the_driver(session, remover.plain(statement), parameters)
+
+    event.listen(engine, "before_cursor_execute", remover.before_cursor_execute, retval=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Session, "rows", rows)
+        yield
+    event.remove(engine, "before_cursor_execute", remover.before_cursor_execute)
+
+
+def _as_superuser(connection: Any, *_: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("RESET ROLE")
+    cursor.close()
+
+
+@asynccontextmanager
+async def row_level_security_removed(container: Container) -> AsyncIterator[None]:
+    """The owner of the test database is a superuser, whom no policy binds."""
+    engine = container.database.engine
+    event.listen(engine.sync_engine, "connect", _as_superuser)
+    await engine.dispose()
+    yield
+    event.remove(engine.sync_engine, "connect", _as_superuser)
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What a user has: every name and text of it holds the mark."""
+
+    mark: str
+    ids: dict[str, str]
+
+    @property
+    def traces(self) -> list[str]:
+        return [self.mark, *self.ids.values()]
+
+
+async def furnish(user: TestUser) -> Belongings:
+    mark = f"mark{uuid.uuid4().hex[:12]}"
+    server_id = await user.add_server(mark, description=mark, tags=[mark])
+    run = await user.push(server_id, [tool(f"{mark}_read", f"Reads the file {mark}.")])
+    assert run["state"] == "succeeded", run
+    tool_id = (await user.tools())[f"{mark}_read"]["id"]
+    answer = await user.http.put("/core-tools", json={"tools": [tool(f"{mark}_core", mark)]})
+    assert answer.status_code == 200
+    return Belongings(mark, {"server_id": server_id, "tool_id": tool_id, "run_id": run["id"]})
+
+
+def belongings_of_nobody() -> Belongings:
+    return Belongings("nobody", {name: str(uuid.uuid4()) for name in ("server_id", "tool_id", "run_id")})
+
+
+@dataclass(frozen=True)
+class World:
+    container: Container
+    removed: Removed
+    me: TestUser
+    other: TestUser
+    mine: Belongings
+    theirs: Belongings
+    remover: PredicateRemover = field(default_factory=PredicateRemover)
+
+    async def rows_of_the_other(self) -> Json:
+        """All of them, as text."""
+        async with self.container.database.system_transaction() as session:
+            found = {}
+            for table, column in TENANT_COLUMN.items():
+                # when a key was last used is no change
+                changing = " - 'last_used_at'" if table == "api_keys" else ""
+                statement = f"SELECT (to_jsonb(t){changing})::text FROM {table} t WHERE {column} = %(owner)s ORDER BY 1"
+                found[table] = await session.rows(statement, {"owner": self.other.id})
+            return found
+
+    def without_predicates(self) -> AbstractContextManager[None]:
+        return predicates_removed(self.container, self.remover) if self.removed == "predicates" else nullcontext()
+
+
+@asynccontextmanager
+async def furnished_world(container: Container, removed: Removed) -> AsyncIterator[World]:
+    async with new_user(container) as me, new_user(container) as other:
+        yield World(container, removed, me, other, await furnish(me), await furnish(other))
+
+
+@pytest.fixture(scope="module", params=["nothing", "predicates", "row-level security"])
+async def opened_world(
+    request: pytest.FixtureRequest, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    settings = make_settings(tmp_path_factory.mktemp("data"))
+    removed: Removed = request.param
+    async with (
+        open_container(settings, make_database(postgres)) as container,
+        furnished_world(container, removed) as world,
+        row_level_security_removed(container) if removed == "row-level security" else nullcontext(),
+    ):
+        yield world
+
+
+@pytest.fixture
+def world(opened_world: World) -> Iterator[World]:
+    """For the length of one test without that barrier; a test that met no predicate would show nothing."""
+    before = opened_world.remover.count
+    with opened_world.without_predicates():
+        yield opened_world
+    if opened_world.removed == "predicates":
+        assert opened_world.remover.count > before
+
+
+def traces_in(text: str, belongings: Belongings) -> list[str]:
+    return [trace for trace in belongings.traces if trace in text]
+
+
+async def test_each_barrier_is_really_gone_where_it_is_said_to_be(world: World) -> None:
+    async with world.container.database.transaction(world.me.id) as session:
+        seen = await session.rows("SELECT DISTINCT user_id FROM mcp_tools")
+        statement = "SELECT DISTINCT user_id FROM mcp_tools WHERE user_id = %(user_id)s"
+        asked_for = await session.rows(statement, {"user_id": world.me.id})
+        [(role,)] = await session.rows("SELECT current_user")
+    everybody = {(world.me.id,), (world.other.id,)}
+    assert set(seen) == (everybody if world.removed == "row-level security" else {(world.me.id,)})
+    assert set(asked_for) == {(world.me.id,)}
+    assert (role == APP_ROLE) is (world.removed != "row-level security")
+
+
+ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
+    ("GET", "/servers/{server_id}", None),
+    ("PATCH", "/servers/{server_id}", {"description": "taken over"}),
+    ("DELETE", "/servers/{server_id}", None),
+    ("PUT", "/servers/{server_id}/tools", {"tools": [tool("taken_over")]}),
+    ("POST", "/servers/{server_id}/reindex", None),
+    ("GET", "/servers/{server_id}/runs", None),
+    ("GET", "/runs/{run_id}", None),
+    ("GET", "/tools/{tool_id}", None),
+    ("PATCH", "/tools/{tool_id}", {"enabled": False, "tags": ["taken"]}),
+]
+
+
+def test_the_table_of_routes_with_an_id_is_complete(container: Container) -> None:
+    routes = {(route.method, route.path) for route in door_routes(create_app(container)) if "{" in route.path}
+    of_administrators = {(method, path) for method, path in routes if path.startswith(("/users/", "/keys/"))}
+    assert {(method, path) for method, path, _ in ROUTES_WITH_AN_ID} == routes - of_administrators
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES_WITH_AN_ID)
+async def test_anothers_id_answers_exactly_as_a_missing_one(
+    world: World, method: str, path: str, body: Json | None
+) -> None:
+    async def ask(belongings: Belongings) -> httpx.Response:
+        return await world.me.http.request(method, path.format(**belongings.ids), json=body)
+
+    before = await world.rows_of_the_other()
+    foreign = await ask(world.theirs)
+    assert_problem(foreign, 404)
+    assert without_request_id(foreign) == without_request_id(await ask(belongings_of_nobody()))
+    assert not traces_in(foreign.text, world.theirs)
+    assert (await ask(await furnish(world.me))).is_success
+    assert await world.rows_of_the_other() == before
+
+
+@pytest.mark.parametrize("caller", ["service", "admin"])
+async def test_a_key_that_acts_for_me_reaches_no_further_than_mine(opened_world: World, caller: str) -> None:
+    world = opened_world
+    async with client_of(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+        key = (await admin.post("/keys", json={"kind": caller})).json()["key"]
+    async with client_of(world.container, **{"X-API-Key": key, "X-User-Id": world.me.id}) as http:
+        for method, path, body in ROUTES_WITH_AN_ID:
+            with world.without_predicates():
+                foreign = await http.request(method, path.format(**world.theirs.ids), json=body)
+                missing = await http.request(method, path.format(**belongings_of_nobody().ids), json=body)
+            assert_problem(foreign, 404)
+            assert without_request_id(foreign) == without_request_id(missing)
+        assert (await http.get("/servers/{server_id}".format(**world.mine.ids))).status_code == 200
+
+
+Ask = Callable[[Belongings], tuple[str, str, Json]]
+IDS_ELSEWHERE: dict[str, Ask] = {
+    "server_ids of a discovery": lambda b: (
+        "POST",
+        "/discover",
+        {"json": {"query": "read the file", "server_ids": [b.ids["server_id"]], "similarity_threshold": 0}},
+    ),
+    "keep of a discovery": lambda b: (
+        "POST",
+        "/discover",
+        {"json": {"query": "nothing that is there", "strategy": "bm25", "keep": [b.ids["tool_id"]]}},
+    ),
+    "a server's name in a discovery's message": lambda b: (
+        "POST",
+        "/discover",
+        {"json": {"query": f"{b.mark}_read", "strategy": "bm25", "include_core_tools": False}},
+    ),
+    "tags of a discovery": lambda b: (
+        "POST",
+        "/discover",
+        {"json": {"query": "read the file", "tags": [b.mark], "similarity_threshold": 0}},
+    ),
+    "server_id of a list of tools": lambda b: ("GET", "/tools", {"params": {"server_id": b.ids["server_id"]}}),
+    "name in a list of tools": lambda b: ("GET", "/tools", {"params": {"name": b.mark}}),
+}
+VOLATILE = {"discovery_id", "search_duration_ms", "embedding_generated", "request_id"}
+
+
+@pytest.mark.parametrize("ask", IDS_ELSEWHERE.values(), ids=IDS_ELSEWHERE.keys())
+async def test_anothers_id_in_a_body_or_query_finds_exactly_what_a_missing_one_does(world: World, ask: Ask) -> None:
+    async def answered(belongings: Belongings) -> tuple[int, Json, str]:
+        method, path, content = ask(belongings)
+        answer = await world.me.http.request(method, path, **content)
+        shown = {key: value for key, value in answer.json().items() if key not in VOLATILE}
+        return answer.status_code, shown, answer.text
+
+    foreign_status, foreign, foreign_text = await answered(world.theirs)
+    missing_status, missing, _ = await answered(belongings_of_nobody())
+    assert (foreign_status, foreign) == (missing_status, missing)
+    assert foreign_status == 200
+    assert not traces_in(foreign_text, world.theirs)
+    own_status, _, own_text = await answered(world.mine)
+    assert own_status == 200
+    assert world.mine.ids["tool_id"] in own_text
+
+
+LISTS: list[tuple[str, str, Json | None]] = [
+    ("GET", "/servers", None),
+    ("GET", "/tools", None),
+    ("GET", "/core-tools", None),
+    ("GET", "/servers/{server_id}/runs", None),
+    ("POST", "/discover", {"query": "read the file", "similarity_threshold": 0, "limit": 50}),
+    ("POST", "/reindex", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), LISTS)
+async def test_nothing_of_another_user_is_in_any_list(world: World, method: str, path: str, body: Json | None) -> None:
+    mine = await furnish(world.me)
+    answer = await world.me.http.request(method, path.format(**mine.ids), json=body)
+    assert answer.is_success
+    assert traces_in(answer.text, mine)
+    assert not traces_in(answer.text, world.theirs)
+    assert world.other.id not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/servers", "/tools", "/servers/{server_id}/runs"])
+async def test_anothers_cursor_opens_no_page_of_theirs(world: World, path: str) -> None:
+    for _ in range(2):
+        await world.other.push(world.theirs.ids["server_id"], [tool(f"{world.theirs.mark}_read"), tool("zebra")])
+        await world.other.add_server(f"zebra-{uuid.uuid4().hex[:8]}")
+    first = await world.other.http.get(path.format(**world.theirs.ids), params={"limit": 1})
+    cursor = first.json()["next_cursor"]
+    assert cursor is not None
+    answer = await world.me.http.get(path.format(**world.mine.ids), params={"cursor": cursor})
+    assert answer.status_code == 200
+    everything_of_mine = [
+        item for page in await pages(world.me.http, path.format(**world.mine.ids), 200) for item in page
+    ]
+    assert all(item in everything_of_mine for item in answer.json()["items"])
+    assert not traces_in(answer.text, world.theirs)
+
+
+async def test_a_new_list_of_tools_for_a_server_of_mine_leaves_theirs_alone(world: World) -> None:
+    before = await world.rows_of_the_other()
+    mine = await furnish(world.me)
+    await world.me.push(mine.ids["server_id"], [tool("another"), tool("zebra")])
+    await world.me.push(mine.ids["server_id"], [], force=True)
+    assert (await world.me.http.put("/core-tools", json={"tools": []})).status_code == 200
+    assert (await world.me.http.delete(f"/servers/{mine.ids['server_id']}")).status_code == 204
+    assert await world.rows_of_the_other() == before
+
+
+async def test_with_both_barriers_gone_the_other_users_rows_do_appear(open_service: OpenService) -> None:
+    """Shows that the tests above would notice."""
+    async with open_service() as container, furnished_world(container, "predicates") as world:
+        path = "/servers/{server_id}".format(**world.theirs.ids)
+        assert_problem(await world.me.http.get(path), 404)
+        async with row_level_security_removed(container):
+            with world.without_predicates():
+                assert (await world.me.http.get(path)).status_code == 200
+                found = await world.me.discover("read the file", similarity_threshold=0)
+                assert {hit["server_id"] for hit in found["tools"]} >= {
+                    world.mine.ids["server_id"],
+                    world.theirs.ids["server_id"],
+                }
+    assert world.remover.through_sqlalchemy > 0
+    assert world.remover.through_the_driver > 0
+
+
+async def test_on_one_connection_interleaved_and_cancelled_requests_never_see_anothers_rows(
+    open_service: OpenService,
+) -> None:
+    chance = random.Random(20_261_116)
+    async with open_service(database_pool_size=1) as container, furnished_world(container, "nothing") as world:
+        sides = [(world.me, world.mine, world.theirs), (world.other, world.theirs, world.mine)]
+
+        async def ask(user: TestUser, own: Belongings, foreign: Belongings) -> None:
+            method, path, body = chance.choice(LISTS[:-1])
+            answer = await user.http.request(method, path.format(**own.ids), json=body)
+            assert answer.status_code == 200, answer.text
+            assert traces_in(answer.text, own)
+            assert not traces_in(answer.text, foreign)
+
+        answered = cancelled = 0
+        for _ in range(30):
+            tasks = [asyncio.create_task(ask(*side)) for side in sides * 4]
+            await asyncio.sleep(chance.random() * 0.02)
+            for task in chance.sample(tasks, 4):
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            cancelled += sum(isinstance(outcome, asyncio.CancelledError) for outcome in ended)
+            answered += sum(outcome is None for outcome in ended)
+            assert not [outcome for outcome in ended if isinstance(outcome, Exception)]
+        assert min(answered, cancelled) > 30
+        for side in sides:
+            await ask(*side)
+
+
+async def test_the_app_works_as_a_role_that_row_level_security_binds(container: Container) -> None:
+    async with container.database.system_transaction() as session:
+        [(role, *powers)] = await session.rows(
+            "SELECT rolname, rolsuper, rolbypassrls, rolcreaterole, rolcreatedb, rolcanlogin"
+            " FROM pg_roles WHERE rolname = current_user"
+        )
+        owned = await session.rows("SELECT relname FROM pg_class WHERE pg_has_role(current_user, relowner, 'USAGE')")
+    assert role == APP_ROLE
+    assert not any(powers)
+    assert owned == []
+
+
+async def test_every_table_of_a_tenant_has_row_level_security(container: Container) -> None:
+    async with container.database.system_transaction() as session:
+        secured = await session.rows(
+            "SELECT c.relname FROM pg_class c WHERE c.relrowsecurity"
+            " AND EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid)"
+        )
+    assert {name for (name,) in secured} == TENANT_COLUMN.keys()
+
+
+@pytest.mark.parametrize("table", sorted(TENANT_COLUMN))
+async def test_without_a_user_a_connection_sees_nothing(container: Container, user: TestUser, table: str) -> None:
+    await furnish(user)
+    async with container.database.engine.connect() as connection:
+        seen = await connection.exec_driver_sql(f"SELECT count(*) FROM {table}")
+        assert seen.scalar() == 0
+    async with container.database.system_transaction() as session:
+        [(there,)] = await session.rows(f"SELECT count(*) FROM {table}")
+    assert there > 0
+
+
+async def test_a_row_can_be_written_for_oneself_alone(
+    container: Container, user: TestUser, other_user: TestUser
+) -> None:
+    statement = (
+        "INSERT INTO core_tools (user_id, name, id, position, definition, tokens)"
+        " VALUES (%(owner)s, 'planted', 'planted', 0, '{}', 0) RETURNING user_id"
+    )
+    for foreign in (other_user.id, ""):
+        with pytest.raises(QueryFailed):
+            async with container.database.transaction(user.id) as session:
+                await session.rows(statement, {"owner": foreign})
+    async with container.database.transaction(user.id) as session:
+        assert await session.rows(statement, {"owner": user.id}) == [(user.id,)]

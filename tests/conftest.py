@@ -1,0 +1,191 @@
+"""A real Postgres, a real embedder and the real application, opened once; each test works for users of its own."""
+
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from app.database.embedded import EmbeddedPostgres
+from app.main import create_app
+from app.settings import Settings
+from app.wiring import Container, open_container
+from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
+
+ADMIN_KEY = "an-admin-key-for-tests"
+SECRET_KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    """Whatever a test opens, it stays on this machine."""
+    connect = socket.socket.connect
+
+    def connect_here(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            raise AssertionError(f"a test tried to connect to {address[0]}")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect_here)
+        yield
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def fresh_database(postgres: EmbeddedPostgres) -> str:
+    """The URL of a database of its own, as its owner, on the same Postgres."""
+    return make_database(postgres)
+
+
+def make_database(postgres: EmbeddedPostgres) -> str:
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return postgres.url.replace("/toolscout?", f"/{name}?")
+
+
+def make_settings(tmp_path: Path, **changes: Any) -> Settings:
+    values = {
+        "data_dir": tmp_path,
+        "secret_key": SecretStr(SECRET_KEY),
+        "admin_api_key": SecretStr(ADMIN_KEY),
+        "demo": False,
+        "database_pool_size": 5,
+        **changes,
+    }
+    return Settings(_env_file=None, **values)
+
+
+@pytest.fixture(scope="session")
+async def container(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Container]:
+    settings = make_settings(tmp_path_factory.mktemp("data"))
+    async with open_container(settings, make_database(postgres)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def client(container: Container) -> AsyncIterator[httpx.AsyncClient]:
+    """Speaks to the application with no key at all."""
+    async with client_of(container) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def client_of(container: Container, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(create_app(container), raise_app_exceptions=False)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://toolscout", headers=headers, timeout=60
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def admin(container: Container) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(container, Authorization=f"Bearer {ADMIN_KEY}") as opened:
+        yield opened
+
+
+class TestUser:
+    """A user of its own for a test, and the calls that most tests begin with."""
+
+    __test__ = False
+
+    def __init__(self, user_id: str, key: str, http: httpx.AsyncClient) -> None:
+        self.id = user_id
+        self.key = key
+        self.http = http
+
+    async def add_server(self, name: str = "files", **fields: Any) -> str:
+        answer = await self.http.post("/servers", json={"name": name, "transport": "push", **fields})
+        assert answer.status_code == 201, answer.text
+        server_id: str = answer.json()["id"]
+        return server_id
+
+    async def push(self, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:
+        """The finished run."""
+        answer = await self.http.put(
+            f"/servers/{server_id}/tools", json={"tools": tools}, params={"wait": True, **query}
+        )
+        assert answer.status_code == 200, answer.text
+        run: dict[str, Any] = answer.json()
+        return run
+
+    async def add_tools(self, *tools: dict[str, Any], server: str = "files", **fields: Any) -> str:
+        server_id = await self.add_server(server, **fields)
+        run = await self.push(server_id, list(tools))
+        assert run["state"] == "succeeded", run
+        return server_id
+
+    async def discover(self, query: str, **fields: Any) -> dict[str, Any]:
+        answer = await self.http.post("/discover", json={"query": query, **fields})
+        assert answer.status_code == 200, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    async def tools(self) -> dict[str, dict[str, Any]]:
+        """By name."""
+        answer = await self.http.get("/tools", params={"limit": 200})
+        return {tool["name"]: tool for tool in answer.json()["items"]}
+
+
+UserFactory = Callable[[], Awaitable[TestUser]]
+
+
+@asynccontextmanager
+async def new_user(container: Container) -> AsyncIterator[TestUser]:
+    user_id = f"user-{uuid.uuid4().hex[:12]}"
+    async with client_of(container, Authorization=f"Bearer {ADMIN_KEY}") as administrator:
+        await administrator.post("/users", json={"id": user_id})
+        made = await administrator.post("/keys", json={"kind": "user", "user_id": user_id})
+    key = made.json()["key"]
+    async with client_of(container, Authorization=f"Bearer {key}") as http:
+        yield TestUser(user_id, key, http)
+
+
+@pytest.fixture
+async def user(container: Container) -> AsyncIterator[TestUser]:
+    async with new_user(container) as made:
+        yield made
+
+
+@pytest.fixture
+async def other_user(container: Container) -> AsyncIterator[TestUser]:
+    async with new_user(container) as made:
+        yield made
+
+
+@pytest.fixture
+def embedding_server() -> Iterator[FakeEmbeddingServer]:
+    with running_embedding_server() as server:
+        yield server
+
+
+OpenService = Callable[..., AbstractAsyncContextManager[Container]]
+
+
+@pytest.fixture
+def open_service(postgres: EmbeddedPostgres, tmp_path: Path) -> OpenService:
+    """A service of its own on a fresh database, for tests that need other settings; use as `async with`."""
+
+    def open_with(**changes: Any) -> AbstractAsyncContextManager[Container]:
+        return open_container(make_settings(tmp_path, **changes), make_database(postgres))
+
+    return open_with
+
+
+def tool(name: str, description: str = "", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "description": description, "inputSchema": {"type": "object", "properties": {}}, **fields}

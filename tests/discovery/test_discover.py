@@ -1,0 +1,206 @@
+"""The main job, through the door that chat backends use."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import TestUser, tool
+
+FORECAST = tool("get_forecast", "Weather forecast for a city over the next days: rain, wind, temperature.")
+REFUND = tool("refund_payment", "Give a customer their money back for a payment.")
+SEARCH_REPOSITORIES = tool("search_repositories", "Search code repositories by topic, language or text.")
+RAIN = "will it rain in Vienna tomorrow?"
+ASK_USER = tool("ask_user", "Ask the user a question.")
+
+
+def names(answer: dict[str, Any]) -> list[str]:
+    return [found["tool"]["name"] for found in answer["tools"]]
+
+
+async def test_the_right_tool_comes_first(user: TestUser) -> None:
+    await user.add_tools(FORECAST, REFUND, SEARCH_REPOSITORIES)
+    answer = await user.discover(RAIN)
+    assert answer["tools"][0]["tool"]["name"] == "get_forecast"
+    assert answer["tools"][0]["source"] == "semantic"
+    assert answer["strategy"] == "hybrid"
+    assert answer["degraded"] is False
+    assert answer["total_searched"] == 3
+
+
+async def test_the_answer_has_the_documented_shape(user: TestUser) -> None:
+    await user.add_tools(FORECAST, server="weather")
+    answer = await user.discover(RAIN)
+    assert answer.keys() == {
+        "discovery_id",
+        "tools",
+        "definitions",
+        "total_searched",
+        "search_duration_ms",
+        "embedding_generated",
+        "strategy",
+        "degraded",
+        "degraded_reason",
+        "no_match",
+        "tokens",
+        "toolset_hash",
+    }
+    [found] = answer["tools"]
+    assert found["tool"] == FORECAST
+    assert found["server_name"] == "weather"
+    assert found["tool_key"] == (await user.tools())["get_forecast"]["id"]
+    assert 0 < found["similarity"] <= 1
+    assert 0 < found["score"] <= 1
+    assert found["tokens"] > 10
+    assert answer["definitions"] == [FORECAST]
+
+
+async def test_a_repeated_question_is_not_embedded_again(user: TestUser) -> None:
+    await user.add_tools(FORECAST)
+    assert (await user.discover(RAIN))["embedding_generated"] is True
+    assert (await user.discover(RAIN))["embedding_generated"] is False
+
+
+@pytest.mark.parametrize("strategy", ["hybrid", "semantic", "bm25"])
+async def test_each_strategy_finds_it_and_says_its_name(user: TestUser, strategy: str) -> None:
+    await user.add_tools(FORECAST, REFUND)
+    answer = await user.discover("weather forecast with rain", strategy=strategy)
+    assert names(answer)[0] == "get_forecast"
+    assert answer["strategy"] == strategy
+    assert answer["tools"][0]["source"] == ("lexical" if strategy == "bm25" else "semantic")
+    assert (answer["tools"][0]["similarity"] is None) is (strategy == "bm25")
+
+
+async def test_a_user_has_defaults_of_its_own(user: TestUser, admin: httpx.AsyncClient) -> None:
+    await user.add_tools(FORECAST, REFUND, SEARCH_REPOSITORIES)
+    settings = {"strategy": "semantic", "limit": 1, "similarity_threshold": 0.0}
+    assert (await admin.patch(f"/users/{user.id}", json={"settings": settings})).status_code == 200
+    answer = await user.discover(RAIN)
+    assert (answer["strategy"], len(answer["tools"])) == ("semantic", 1)
+    assert len((await user.discover(RAIN, limit=3))["tools"]) == 3
+
+
+async def test_nothing_above_the_threshold_is_no_match_and_core_tools_alone(user: TestUser) -> None:
+    await user.add_tools(REFUND)
+    await user.http.put("/core-tools", json={"tools": [ASK_USER]})
+    answer = await user.discover("qwertz", similarity_threshold=1.0)
+    assert answer["no_match"] is True
+    assert [found["source"] for found in answer["tools"]] == ["core"]
+    assert (await user.discover("refund a payment"))["no_match"] is False
+
+
+async def test_a_threshold_of_zero_lets_everything_pass(user: TestUser) -> None:
+    await user.add_tools(FORECAST, REFUND, SEARCH_REPOSITORIES)
+    assert len((await user.discover("qwertz", similarity_threshold=0))["tools"]) == 3
+
+
+async def test_core_tools_come_along_unless_they_are_not_wanted(user: TestUser) -> None:
+    await user.add_tools(FORECAST)
+    await user.http.put("/core-tools", json={"tools": [ASK_USER]})
+    assert names(await user.discover(RAIN)) == ["ask_user", "get_forecast"]
+    assert names(await user.discover(RAIN, include_core_tools=False)) == ["get_forecast"]
+
+
+async def test_an_answer_holds_at_most_ten_tools_unless_the_limit_asks_for_more(user: TestUser) -> None:
+    await user.add_tools(*(tool(f"weather_{i}", "Tells the weather.") for i in range(30)))
+    await user.http.put("/core-tools", json={"tools": [tool(f"core_{i}") for i in range(3)]})
+    sources = [found["source"] for found in (await user.discover("weather"))["tools"]]
+    assert sources == ["core"] * 3 + ["semantic"] * 7
+    assert len((await user.discover("weather", limit=20))["tools"]) == 20
+    assert len((await user.discover("weather", limit=2))["tools"]) == 5
+
+
+async def test_a_budget_of_tokens_bounds_the_definitions(user: TestUser) -> None:
+    await user.add_tools(*(tool(f"weather_{i}", "Tells the weather. " * 10) for i in range(8)))
+    whole = await user.discover("weather")
+    half = whole["tokens"]["selected"] // 2
+    answer = await user.discover("weather", max_tokens=half)
+    assert 0 < answer["tokens"]["selected"] <= half
+    assert names(answer) == names(whole)[: len(answer["tools"])]
+    assert (await user.discover("weather", max_tokens=1))["tools"] == []
+
+
+async def test_tokens_are_counted_and_saved(user: TestUser) -> None:
+    await user.add_tools(FORECAST, *(tool(f"other_{i}", f"Something else {i}. " * 20) for i in range(20)))
+    answer = await user.discover(RAIN, limit=1)
+    tokens = answer["tokens"]
+    assert tokens["selected"] == sum(found["tokens"] for found in answer["tools"])
+    assert tokens["all"] == sum(each["tokens"] for each in (await user.tools()).values())
+    assert tokens["saved_percent"] == round(100 * (1 - tokens["selected"] / tokens["all"]), 1)
+
+
+async def test_tags_filter_first_and_then_lift(user: TestUser) -> None:
+    await user.add_tools(FORECAST, server="weather", tags=["outdoor", "planning"])
+    await user.add_tools(REFUND, server="payments", tags=["money"])
+    answer = await user.discover(RAIN, tags=["outdoor", "planning"])
+    assert names(answer) == ["get_forecast"]
+    assert answer["tools"][0]["matched_tags"] == ["outdoor", "planning"]
+    assert answer["total_searched"] == 1
+    assert (await user.discover(RAIN, tags=["unheard"]))["total_searched"] == 0
+
+
+async def test_servers_narrow_the_search_and_an_empty_list_means_none(user: TestUser) -> None:
+    weather = await user.add_tools(FORECAST, server="weather")
+    payments = await user.add_tools(REFUND, server="payments")
+    search = {"similarity_threshold": 0}
+    assert names(await user.discover(RAIN, server_ids=[weather], **search)) == ["get_forecast"]
+    assert names(await user.discover(RAIN, server_ids=[payments, "unknown"], **search)) == ["refund_payment"]
+    assert names(await user.discover(RAIN, server_ids=[], **search)) == []
+
+
+async def test_an_exact_tool_name_always_wins(user: TestUser) -> None:
+    await user.add_tools(FORECAST, REFUND, SEARCH_REPOSITORIES)
+    answer = await user.discover("it rains and rains in the forecast, but run refund_payment")
+    assert names(answer)[0] == "refund_payment"
+    assert answer["tools"][0]["score"] == 1.0
+
+
+async def test_kept_tools_come_first_in_their_old_order(user: TestUser) -> None:
+    await user.add_tools(FORECAST, REFUND, SEARCH_REPOSITORIES)
+    keys = {name: each["id"] for name, each in (await user.tools()).items()}
+    keep = [keys["refund_payment"], keys["search_repositories"], "not-there-any-more"]
+    answer = await user.discover(RAIN, keep=keep)
+    assert names(answer) == ["refund_payment", "search_repositories", "get_forecast"]
+    assert [found["source"] for found in answer["tools"]] == ["kept", "kept", "semantic"]
+
+
+async def test_messages_are_searched_by_what_the_user_said_last(user: TestUser) -> None:
+    await user.add_tools(FORECAST, REFUND)
+    messages = [
+        {"role": "user", "content": "refund the customer"},
+        {"role": "assistant", "content": "done"},
+        {"role": "user", "content": [{"type": "text", "text": RAIN}]},
+    ]
+    answer = (await user.http.post("/discover", json={"messages": messages})).json()
+    assert names(answer)[0] == "get_forecast"
+
+
+@pytest.mark.parametrize("shape", ["mcp", "openai", "openai_responses", "anthropic"])
+async def test_definitions_are_parallel_to_the_tools_in_every_format(user: TestUser, shape: str) -> None:
+    await user.add_tools(FORECAST, tool("weather: now/later", "Weather of now."), server="weather")
+    await user.add_tools(FORECAST, server="other weather")
+    answer = await user.discover("weather forecast", format=shape, similarity_threshold=0)
+    given = [each.get("function", each)["name"] for each in answer["definitions"]]
+    assert given == [found["alias"] for found in answer["tools"]]
+    assert len(set(given)) == 3
+
+
+async def test_explain_tells_the_evidence(user: TestUser) -> None:
+    await user.add_tools(FORECAST)
+    [found] = (await user.discover("weather forecast", explain=True))["tools"]
+    assert found["explanation"]["cosine"] == pytest.approx(found["similarity"], abs=1e-3)
+    assert found["explanation"]["bm25"] > 0
+    assert found["explanation"]["named_in_message"] is False
+    assert "explanation" not in (await user.discover("weather forecast"))["tools"][0]
+
+
+async def test_a_project_that_does_not_exist_is_not_found(user: TestUser) -> None:
+    answer = await user.http.post("/discover", json={"query": RAIN, "project_id": "nothing"})
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+async def test_a_user_without_tools_gets_an_empty_answer(user: TestUser) -> None:
+    answer = await user.discover(RAIN)
+    assert answer["tools"] == []
+    assert answer["no_match"] is True
+    assert answer["tokens"] == {"selected": 0, "all": 0, "saved_percent": 0.0}

@@ -1,0 +1,129 @@
+"""An OpenAI-compatible embedding endpoint on loopback that can be told to misbehave.
+
+Its vectors are bags of hashed words, so that texts which share words are near each other.
+"""
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+DIMENSION = 64
+
+Mode = Literal[
+    "ok",
+    "hang",
+    "status",
+    "wrong_dimension",
+    "nan",
+    "zeros",
+    "short",
+    "shuffled",
+    "doubled_index",
+    "not_json",
+    "wrong_shape",
+]
+
+
+class FakeEmbeddingServer:
+    """`mode` may be changed at any time; `requests` holds the texts of every request."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.mode: Mode = "ok"
+        self.status = 500
+        self.hang_s = 5.0
+        self.requests: list[list[str]] = []
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def settings(self, **changes: Any) -> dict[str, Any]:
+        """For `open_service`: this server as the embedder, with a breaker that is quick to try again."""
+        return {
+            "embedding_provider": "openai",
+            "embedding_model": "fake-words",
+            "openai_base_url": self.base_url,
+            "query_embed_budget_ms": 300,
+            "breaker_retry_s": 0.3,
+            "pending_retry_s": 0.2,
+            **changes,
+        }
+
+
+def embed(text: str, dimension: int = DIMENSION) -> list[float]:
+    vector = [0.01] * dimension
+    for word in text.lower().replace("_", " ").replace(".", " ").replace(",", " ").split():
+        vector[zlib.crc32(word.encode()) % dimension] += 1.0
+    return vector
+
+
+def _answer(server: FakeEmbeddingServer, texts: list[str]) -> dict[str, Any]:
+    dimension = DIMENSION + 1 if server.mode == "wrong_dimension" else DIMENSION
+    items = [{"object": "embedding", "index": i, "embedding": embed(text, dimension)} for i, text in enumerate(texts)]
+    if server.mode == "zeros":
+        items = [{**item, "embedding": [0.0] * dimension} for item in items]
+    if server.mode == "nan":
+        items = [{**item, "embedding": [float("nan")] * dimension} for item in items]
+    if server.mode == "short":
+        items = items[:-1]
+    if server.mode == "shuffled":
+        items = items[::-1]
+    if server.mode == "doubled_index":
+        items = [{**item, "index": 0} for item in items]
+    if server.mode == "wrong_shape":
+        return {"object": "list", "model": "fake", "data": "nothing of the kind"}
+    return {"object": "list", "model": "fake", "data": items, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
+
+
+def _handler(server: FakeEmbeddingServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.requests.append(body["input"])
+            if server.mode == "hang":
+                time.sleep(server.hang_s)
+            self._reply(body["input"])
+
+        def _reply(self, texts: list[str]) -> None:
+            content = b"<html>" if server.mode == "not_json" else json.dumps(_answer(server, texts)).encode()
+            self.send_response(server.status if server.mode == "status" else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            """Keeps the tests' output quiet."""
+
+    return Handler
+
+
+class _QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, *arguments: object) -> None:
+        """A client that hangs up while we pretend to hang is what the tests want."""
+
+
+@contextmanager
+def running_embedding_server(port: int = 0) -> Iterator[FakeEmbeddingServer]:
+    fake = FakeEmbeddingServer(port)
+    http = _QuietServer(("127.0.0.1", port), _handler(fake))
+    fake.port = http.server_address[1]
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield fake
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()

@@ -1,0 +1,96 @@
+"""Index runs taken step by step in place of the worker, and looks into the tables that no route allows."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from app.indexing import jobs
+from app.indexing.reindex import Indexer, reindex_server
+from app.wiring import Container
+from tests.conftest import TestUser, tool
+from tests.fakes.embedding_server import FakeEmbeddingServer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Hand:
+    container: Container
+    indexer: Indexer
+
+    async def claim(self) -> jobs.Claim | None:
+        async with self.container.database.system_transaction() as session:
+            return await jobs.claim(session)
+
+    async def take(self) -> jobs.Claim:
+        claimed = await self.claim()
+        assert claimed is not None
+        return claimed
+
+    async def perform(self) -> jobs.Claim:
+        """The oldest run, from its claim to its end."""
+        claimed = await self.take()
+        await reindex_server(self.indexer, claimed)
+        return claimed
+
+    async def expire_leases(self) -> None:
+        await rows(self.container, "UPDATE index_runs SET lease_until = now() - interval '1 second'")
+
+    async def run_row(self, run_id: str, *columns: str) -> tuple[Any, ...]:
+        statement = f"SELECT {', '.join(columns)} FROM index_runs WHERE id = %(id)s"
+        [row] = await rows(self.container, statement, id=run_id)
+        return row
+
+
+async def rows(container: Container, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    async with container.database.system_transaction() as session:
+        return await session.rows(statement, parameters)
+
+
+async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 15.0) -> T:
+    """What `look` sees, as soon as that is true."""
+    async with asyncio.timeout(seconds):
+        while not (seen := await look()):
+            await asyncio.sleep(0.02)
+    return seen
+
+
+async def send(user: TestUser, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:
+    """Pushes without waiting: the accepted run."""
+    answer = await user.http.put(f"/servers/{server_id}/tools", json={"tools": tools}, params=query)
+    assert answer.status_code == 202, answer.text
+    run: dict[str, Any] = answer.json()
+    return run
+
+
+async def finished(user: TestUser, run_id: str) -> dict[str, Any]:
+    async def look() -> dict[str, Any] | None:
+        run: dict[str, Any] = (await user.http.get(f"/runs/{run_id}")).json()
+        return run if run["state"] in ("succeeded", "failed") else None
+
+    return await until(look)
+
+
+async def asked(fake: FakeEmbeddingServer, times: int = 1) -> None:
+    """Returns when so many requests have reached the embedder."""
+
+    async def look() -> bool:
+        return len(fake.requests) >= times
+
+    await until(look)
+
+
+async def server_of(user: TestUser, server_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = (await user.http.get(f"/servers/{server_id}")).json()
+    return answer
+
+
+def unheard(name: str) -> dict[str, Any]:
+    """A tool whose text nobody has had embedded before, so that no cache knows it."""
+    return tool(name, f"Does {uuid.uuid4().hex}.")
+
+
+def numbered(count: int, note: str = "") -> list[dict[str, Any]]:
+    return [tool(f"tool_{number:03}", f"Does thing {number}. {note}") for number in range(count)]

@@ -1,0 +1,107 @@
+"""Two services on one fake embedder: one whose worker works, and one whose runs are driven by hand."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import openai._base_client
+import pytest
+from openai import AsyncOpenAI
+
+from app.database.embedded import EmbeddedPostgres
+from app.embeddings.openai import OpenAIEmbedder
+from app.indexing.reindex import Indexer
+from app.wiring import Container, open_container
+from tests.conftest import TestUser, make_database, make_settings, new_user
+from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, running_embedding_server
+from tests.indexing.by_hand import Hand, rows
+
+INDEX_TIMEOUT_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The OpenAI client's own pauses between tries, cut short."""
+    monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.001)
+
+
+@pytest.fixture(scope="session")
+def shared_fake() -> Iterator[FakeEmbeddingServer]:
+    with running_embedding_server() as server:
+        yield server
+
+
+@pytest.fixture
+def fake(shared_fake: FakeEmbeddingServer) -> Iterator[FakeEmbeddingServer]:
+    """Well and with an empty log, and left well for whoever comes next."""
+    shared_fake.mode, shared_fake.status, shared_fake.hang_s, shared_fake.requests = "ok", 500, 5.0, []
+    yield shared_fake
+    shared_fake.mode = "ok"
+
+
+@pytest.fixture(scope="session")
+async def service(
+    postgres: EmbeddedPostgres, shared_fake: FakeEmbeddingServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Container]:
+    settings = make_settings(
+        tmp_path_factory.mktemp("indexing"), **shared_fake.settings(index_embed_timeout_s=INDEX_TIMEOUT_S)
+    )
+    async with open_container(settings, make_database(postgres)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def idle_service(
+    postgres: EmbeddedPostgres, shared_fake: FakeEmbeddingServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Container]:
+    settings = make_settings(tmp_path_factory.mktemp("idle"), **shared_fake.settings(index_concurrency=0))
+    async with open_container(settings, make_database(postgres)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def embedder(shared_fake: FakeEmbeddingServer) -> AsyncIterator[OpenAIEmbedder]:
+    client = AsyncOpenAI(api_key="none", base_url=shared_fake.base_url)
+    made = OpenAIEmbedder(client, "fake-words", query_timeout_s=0.3, index_timeout_s=INDEX_TIMEOUT_S)
+    made.expect_dimension(DIMENSION)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbeddingServer) -> Hand:
+    """With an empty queue: it is one for all users."""
+    await rows(idle_service, "DELETE FROM index_runs")
+    indexer = Indexer(
+        idle_service.database,
+        embedder,
+        idle_service.count_tokens,
+        idle_service.metrics,
+        max_tools=1_000,
+        ann_above=20_000,
+    )
+    return Hand(idle_service, indexer)
+
+
+@pytest.fixture
+async def alice(hand: Hand) -> AsyncIterator[TestUser]:
+    """A user of the service that is driven by hand."""
+    async with new_user(hand.container) as made:
+        yield made
+
+
+@pytest.fixture
+async def bob(hand: Hand) -> AsyncIterator[TestUser]:
+    async with new_user(hand.container) as made:
+        yield made
+
+
+@pytest.fixture
+async def carol(service: Container, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
+    """A user of the service whose worker works."""
+    async with new_user(service) as made:
+        yield made
+
+
+@pytest.fixture
+async def dave(service: Container, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
+    async with new_user(service) as made:
+        yield made

@@ -1,0 +1,308 @@
+"""The queue: what was accepted is done, once, by whoever holds the lease."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.database.paging import PageRequest
+from app.errors import NotFound
+from app.indexing import jobs
+from app.indexing.reindex import reindex_server
+from app.indexing.worker import Worker
+from app.wiring import Container
+from tests.conftest import TestUser, tool
+from tests.fakes.embedding_server import FakeEmbeddingServer
+from tests.indexing.by_hand import Hand, asked, finished, numbered, rows, send, unheard
+
+
+async def states(container: Container, server_id: str) -> list[str]:
+    statement = "SELECT state FROM index_runs WHERE server_id = %(id)s ORDER BY created_at"
+    return [state for (state,) in await rows(container, statement, id=server_id)]
+
+
+async def names(user: TestUser) -> set[str]:
+    return set(await user.tools())
+
+
+async def test_pushes_that_find_one_queued_take_its_place_with_the_newer_list(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    runs = await asyncio.gather(*(send(alice, server_id, [tool(f"v{number}")]) for number in range(100)))
+    last = await send(alice, server_id, [tool("last")])
+    assert {run["id"] for run in runs} == {last["id"]}
+    assert await states(hand.container, server_id) == ["queued"]
+    await hand.perform()
+    assert await names(alice) == {"last"}
+
+
+async def test_while_one_runs_all_further_pushes_share_one_place_in_the_queue(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("first")])
+    running = await hand.take()
+    await asyncio.gather(*(send(alice, server_id, [tool(f"v{number}")]) for number in range(100)))
+    last = await send(alice, server_id, [tool("last")])
+    assert await states(hand.container, server_id) == ["running", "queued"]
+    assert last["id"] != running.id
+    await reindex_server(hand.indexer, running)
+    assert await names(alice) == {"first"}
+    await hand.perform()
+    assert await names(alice) == {"last"}
+    assert await states(hand.container, server_id) == ["succeeded", "succeeded"]
+
+
+async def test_a_hundred_pushes_at_a_working_service_end_with_the_last_list(
+    service: Container, carol: TestUser
+) -> None:
+    server_id = await carol.add_server()
+    seen: list[list[str]] = []
+
+    async def watch() -> None:
+        while True:
+            seen.append(await states(service, server_id))
+            await asyncio.sleep(0.005)
+
+    watcher = asyncio.create_task(watch())
+    runs = await asyncio.gather(*(send(carol, server_id, numbered(5, f"v{number}")) for number in range(100)))
+    last = await send(carol, server_id, numbered(4, "the last"))
+    ended = [await finished(carol, run_id) for run_id in {run["id"] for run in (*runs, last)}]
+    watcher.cancel()
+    assert {run["state"] for run in ended} == {"succeeded"}
+    assert {each["description"].rpartition(". ")[2] for each in (await carol.tools()).values()} == {"the last"}
+    assert len(await carol.tools()) == 4
+    assert all(states.count("queued") <= 1 and states.count("running") <= 1 for states in seen)
+
+
+async def test_the_oldest_run_is_claimed_first_and_a_newer_list_keeps_its_place(
+    hand: Hand, alice: TestUser, bob: TestUser
+) -> None:
+    first, second = await alice.add_server("first"), await bob.add_server("second")
+    third = await alice.add_server("third")
+    for user, server_id in ((alice, first), (bob, second), (alice, third), (alice, first)):
+        await send(user, server_id, [tool(server_id)])
+    claims = [await hand.take() for _ in range(3)]
+    assert [claim.server_id for claim in claims] == [first, second, third]
+    assert [claim.user_id for claim in claims] == [alice.id, bob.id, alice.id]
+    assert await hand.claim() is None
+
+
+async def test_a_queued_run_waits_for_its_servers_running_one_but_not_for_others(hand: Hand, alice: TestUser) -> None:
+    busy, free = await alice.add_server("busy"), await alice.add_server("free")
+    await send(alice, busy, [tool("a")])
+    running = await hand.take()
+    await send(alice, busy, [tool("b")])
+    await send(alice, free, [tool("c")])
+    assert (await hand.take()).server_id == free
+    assert await hand.claim() is None
+    await reindex_server(hand.indexer, running)
+    assert (await hand.take()).server_id == busy
+
+
+async def test_workers_that_claim_at_the_same_moment_get_different_runs(hand: Hand, alice: TestUser) -> None:
+    servers = [await alice.add_server(f"server-{number}") for number in range(10)]
+    for server_id in servers:
+        await send(alice, server_id, [tool("a")])
+    claims = await asyncio.gather(*(hand.take() for _ in servers))
+    assert {claim.server_id for claim in claims} == set(servers)
+
+
+async def test_a_run_is_not_handed_on_while_its_lease_lasts(hand: Hand, alice: TestUser) -> None:
+    await send(alice, await alice.add_server(), [tool("a")])
+    claimed = await hand.take()
+    assert await hand.claim() is None
+    await reindex_server(hand.indexer, claimed)
+    assert await names(alice) == {"a"}
+
+
+async def test_an_expired_lease_hands_the_run_on_with_a_higher_token(hand: Hand, alice: TestUser) -> None:
+    await send(alice, await alice.add_server(), [tool("a")], force=True)
+    first = await hand.take()
+    await hand.expire_leases()
+    second = await hand.take()
+    assert (second.id, second.payload, second.force) == (first.id, first.payload, True)
+    assert second.lease_token > first.lease_token
+    assert (first.attempts, second.attempts) == (1, 2)
+
+
+async def test_whoever_has_lost_the_lease_writes_nothing_and_the_new_owner_does(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    old = await hand.take()
+    await hand.expire_leases()
+    new = await hand.take()
+    before = await hand.run_row(new.id, "state", "done", "total", "lease_until", "lease_token", "error")
+    with pytest.raises(jobs.LeaseLost):
+        await reindex_server(hand.indexer, old)
+    async with hand.container.database.transaction(alice.id) as session:
+        with pytest.raises(jobs.LeaseLost):
+            await jobs.report_progress(session, old, 7, 9)
+        with pytest.raises(jobs.LeaseLost):
+            await jobs.fence(session, old)
+        await jobs.keep_lease(session, old)
+        await jobs.succeed(session, old, jobs.Outcome(added=1), 1)
+        await jobs.fail(session, old, "cause", "message", jobs.Outcome())
+        await jobs.release(session, old)
+    assert await hand.run_row(new.id, "state", "done", "total", "lease_until", "lease_token", "error") == before
+    assert await names(alice) == set()
+    await reindex_server(hand.indexer, new)
+    assert await names(alice) == {"a"}
+    assert await states(hand.container, server_id) == ["succeeded"]
+
+
+async def test_a_stalled_worker_that_wakes_after_its_lease_finds_the_run_done(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [unheard("a")])
+    fake.mode, fake.hang_s = "hang", 0.5
+    stalled = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
+    await asked(fake)
+    fake.mode = "ok"
+    await hand.expire_leases()
+    await hand.perform()
+    await send(alice, server_id, [tool("b")])
+    await hand.perform()
+    with pytest.raises(jobs.LeaseLost):
+        await stalled
+    assert await names(alice) == {"b"}
+
+
+async def test_the_owner_can_prolong_its_lease(hand: Hand, alice: TestUser) -> None:
+    await send(alice, await alice.add_server(), [tool("a")])
+    claimed = await hand.take()
+    await hand.expire_leases()
+    async with hand.container.database.transaction(alice.id) as session:
+        await jobs.keep_lease(session, claimed)
+    assert await hand.claim() is None
+    await hand.expire_leases()
+    async with hand.container.database.transaction(alice.id) as session:
+        await jobs.report_progress(session, claimed, 1, 2)
+    assert await hand.claim() is None
+    assert await hand.run_row(claimed.id, "done", "total") == (1, 2)
+
+
+async def crashed(hand: Hand, times: int) -> str:
+    for _ in range(times):
+        claimed = await hand.take()
+        await hand.expire_leases()
+    return claimed.id
+
+
+@pytest.mark.parametrize(
+    ("crashes", "state", "cause"),
+    [(jobs.MAX_ATTEMPTS - 1, "succeeded", None), (jobs.MAX_ATTEMPTS, "failed", "crashed")],
+)
+async def test_a_run_that_keeps_crashing_its_worker_fails_with_its_cause(
+    hand: Hand, alice: TestUser, crashes: int, state: str, cause: str | None
+) -> None:
+    await send(alice, await alice.add_server(), [tool("a")])
+    run_id = await crashed(hand, crashes)
+    worker = Worker(hand.indexer, concurrency=1, pending_retry_s=60)
+    worker.start()
+    try:
+        run = await finished(alice, run_id)
+    finally:
+        await worker.stop()
+    assert run["state"] == state
+    assert (run["error"] and run["error"]["cause"]) == cause
+    assert run["finished_at"] is not None
+    assert await names(alice) == ({"a"} if state == "succeeded" else set())
+
+
+async def test_a_worker_that_stops_cleanly_gives_its_run_back_at_once(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    await send(alice, await alice.add_server(), [unheard("a")])
+    fake.mode, fake.hang_s = "hang", 0.5
+    worker = Worker(hand.indexer, concurrency=1, pending_retry_s=60)
+    worker.start()
+    await asked(fake)
+    await worker.stop()
+    fake.mode = "ok"
+    again = await hand.take()
+    assert (again.attempts, again.lease_token) == (1, 2)
+    assert again.payload is not None
+    await reindex_server(hand.indexer, again)
+    assert await names(alice) == {"a"}
+
+
+async def test_the_list_is_kept_word_for_word_until_the_run_has_ended(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    body = b'{ "tools" : [ {"name": "a", "description": "Gr\\u00fc\\u00dfe"} ] }'
+    accepted = await alice.http.put(
+        f"/servers/{server_id}/tools", content=body, headers={"Content-Type": "application/json"}
+    )
+    claimed = await hand.take()
+    assert claimed.payload == body
+    await reindex_server(hand.indexer, claimed)
+    assert await hand.run_row(accepted.json()["id"], "state", "payload", "lease_until") == ("succeeded", None, None)
+
+
+async def test_the_list_is_dropped_from_a_run_that_failed_too(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    await hand.perform()
+    await send(alice, server_id, [])
+    claimed = await hand.perform()
+    assert await hand.run_row(claimed.id, "state", "payload", "lease_until") == ("failed", None, None)
+
+
+@pytest.mark.parametrize("first", ["push", "reindex"])
+async def test_a_reindex_and_a_push_in_one_place_keep_the_list_and_the_force(
+    hand: Hand, alice: TestUser, first: str
+) -> None:
+    server_id = await alice.add_server()
+    deeds = [
+        send(alice, server_id, [tool("a")]),
+        alice.http.post(f"/servers/{server_id}/reindex", params={"force": True}),
+    ]
+    for deed in deeds if first == "push" else reversed(deeds):
+        await deed
+    claimed = await hand.take()
+    assert claimed.force
+    assert claimed.payload is not None
+    assert b'"a"' in claimed.payload
+
+
+async def test_a_run_whose_server_was_deleted_writes_nothing(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [unheard("a")])
+    fake.mode, fake.hang_s = "hang", 0.3
+    underway = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
+    await asked(fake)
+    await alice.http.delete(f"/servers/{server_id}")
+    with pytest.raises(jobs.LeaseLost):
+        await underway
+    assert await names(alice) == set()
+
+
+async def test_runs_are_listed_newest_first_page_by_page(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    made = []
+    for number in range(3):
+        await send(alice, server_id, [tool(f"v{number}")])
+        made.append((await hand.perform()).id)
+    listed: list[str] = []
+    cursor: str | None = None
+    async with hand.container.database.transaction(alice.id) as session:
+        for _ in range(2):
+            page = await jobs.list_runs(session, alice.id, server_id, PageRequest(2, cursor))
+            listed += [run.id for run in page.items]
+            cursor = page.next_cursor
+    assert listed == made[::-1]
+    assert cursor is None
+
+
+async def test_a_run_is_found_by_its_user_alone(hand: Hand, alice: TestUser, bob: TestUser) -> None:
+    run: dict[str, Any] = await send(alice, await alice.add_server(), [tool("a")])
+    database = hand.container.database
+    async with database.transaction(alice.id) as session:
+        assert (await jobs.get_run(session, alice.id, run["id"])).id == run["id"]
+    async with database.transaction(bob.id) as session:
+        with pytest.raises(NotFound):
+            await jobs.get_run(session, bob.id, run["id"])
+    async with database.system_transaction() as session:
+        assert await jobs.owner_of(session, run["id"]) == alice.id
+        with pytest.raises(NotFound):
+            await jobs.owner_of(session, "no-such-run")

@@ -1,0 +1,171 @@
+from typing import Any
+
+import pytest
+
+from app.indexing.listing import (
+    MAX_DEPTH,
+    MAX_NAME_CHARACTERS,
+    MAX_NODES,
+    MAX_TOOL_BYTES,
+    Refusal,
+    read_listing,
+)
+from app.protocol import ToolDefinition
+from tests.conftest import tool
+
+SIBLING = tool("sibling")
+
+
+def listed(*tools: Any, max_tools: int = 100) -> list[str]:
+    return [each.name for each in read_listing(tools, max_tools=max_tools).tools]
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A tool whose innermost value stands on this level, the tool itself being the first."""
+    value: Any = "bottom"
+    for _ in range(levels - 2):
+        value = {"a": value}
+    return {"name": "deep", "inputSchema": value}
+
+
+def parts(count: int) -> dict[str, Any]:
+    """A tool of this many parts: itself, its name, its schema, the list in it and that list's items."""
+    return {"name": "wide", "inputSchema": {"enum": list(range(count - 4))}}
+
+
+def sized(size: int) -> dict[str, Any]:
+    """A tool of this many bytes as compact JSON."""
+    return {"name": "large", "description": "x" * (size - len('{"name":"large","description":""}'))}
+
+
+def test_a_whole_tool_is_read_field_by_field() -> None:
+    raw = {
+        "name": "read_file",
+        "title": "Read file",
+        "description": "Read a file.",
+        "inputSchema": {"type": "object"},
+        "outputSchema": {"type": "string"},
+        "annotations": {"readOnlyHint": True},
+        "_meta": {"vendor": "x"},
+        "unknown": "is left out",
+    }
+    listing = read_listing([raw], max_tools=1)
+    assert listing.tools == [
+        ToolDefinition(
+            "read_file",
+            "Read file",
+            "Read a file.",
+            {"type": "object"},
+            {"type": "string"},
+            {"readOnlyHint": True},
+            {"vendor": "x"},
+        )
+    ]
+    assert (listing.refused, listing.warnings) == ([], [])
+
+
+def test_a_name_alone_makes_a_tool_without_parameters() -> None:
+    [read] = read_listing([{"name": "ping"}], max_tools=1).tools
+    assert read == ToolDefinition("ping", None, "", {"type": "object", "properties": {}}, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "reason"),
+    [
+        (7, None, "must be an object"),
+        ("read_file", None, "must be an object"),
+        (None, None, "must be an object"),
+        (["read_file"], None, "must be an object"),
+        ({}, None, "needs a name"),
+        ({"name": None}, None, "needs a name"),
+        ({"name": 7}, None, "needs a name"),
+        ({"name": ""}, "", "needs a name"),
+        ({"name": " \u3000"}, " \u3000", "needs a name"),
+        ({"name": "x" * (MAX_NAME_CHARACTERS + 1)}, "x" * MAX_NAME_CHARACTERS, "longer than 128"),
+        (tool("a", title=7), "a", "`title` must be a text"),
+        ({"name": "a", "description": ["x"]}, "a", "`description` must be a text"),
+        (tool("a", inputSchema=[]), "a", "`inputSchema` must be an object"),
+        (tool("a", inputSchema=True), "a", "`inputSchema` must be an object"),
+        (tool("a", outputSchema="x"), "a", "`outputSchema` must be an object"),
+        (tool("a", annotations=[]), "a", "`annotations` must be an object"),
+        (tool("a", _meta=0), "a", "`_meta` must be an object"),
+        (nested(MAX_DEPTH + 1), "deep", "deeper than 32"),
+        (nested(500), "deep", "deeper than 32"),
+        (parts(MAX_NODES + 1), "wide", "2001 parts"),
+        (sized(MAX_TOOL_BYTES + 1), "large", "larger than 256 KiB"),
+        ({"name": "large", "description": "ü" * (MAX_TOOL_BYTES // 2)}, "large", "larger than 256 KiB"),
+        ({"name": "large", "x" * MAX_TOOL_BYTES: 1}, "large", "larger than 256 KiB"),
+    ],
+    ids=lambda item: repr(item)[:40],
+)
+def test_a_bad_tool_is_refused_alone_with_its_reason(raw: Any, name: str | None, reason: str) -> None:
+    listing = read_listing([raw, SIBLING], max_tools=100)
+    assert [each.name for each in listing.tools] == ["sibling"]
+    [refusal] = listing.refused
+    assert refusal.name == name
+    assert reason in refusal.reason
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x00b", "a\x1b[31mb", "a\u200bb", "a\u202eb", "a\U000e0041b"], ids=ascii)
+def test_a_name_with_characters_that_cannot_be_shown_is_refused(name: str) -> None:
+    listing = read_listing([{"name": name}, SIBLING], max_tools=100)
+    assert [each.name for each in listing.tools] == ["sibling"]
+    assert "cannot be shown" in listing.refused[0].reason
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"name": "x" * MAX_NAME_CHARACTERS},
+        {"name": "großes Wörterbuch / v2.0"},
+        {"name": "a", "title": None, "description": None, "inputSchema": None, "outputSchema": None},
+        nested(MAX_DEPTH),
+        parts(MAX_NODES),
+        sized(MAX_TOOL_BYTES),
+        tool("self", inputSchema={"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+        tool("remote", inputSchema={"$ref": "https://example.com/schema.json"}),
+    ],
+    ids=lambda raw: str(raw["name"])[:24],
+)
+def test_a_tool_at_the_very_limit_is_taken(raw: dict[str, Any]) -> None:
+    listing = read_listing([raw], max_tools=100)
+    assert [each.name for each in listing.tools] == [raw["name"]]
+    assert listing.refused == []
+
+
+def test_of_doubles_the_first_is_taken_and_a_warning_names_them_once() -> None:
+    tools = [tool("b", "first"), tool("a"), tool("b", "second"), tool("b", "third"), tool("a")]
+    listing = read_listing(tools, max_tools=100)
+    assert [(each.name, each.description) for each in listing.tools] == [("b", "first"), ("a", "")]
+    assert len(listing.warnings) == 2
+    assert "'a'" in listing.warnings[0]
+    assert "'b'" in listing.warnings[1]
+    assert listing.refused == []
+
+
+def test_a_refused_tool_does_not_stand_in_the_way_of_a_good_one_of_its_name() -> None:
+    assert listed(tool("a", title=7), tool("a")) == ["a"]
+
+
+def test_tools_beyond_the_limit_are_refused_one_by_one() -> None:
+    listing = read_listing([tool(name) for name in "abcd"], max_tools=2)
+    assert [each.name for each in listing.tools] == ["a", "b"]
+    assert listing.refused == [
+        Refusal("c", "the server already has 2 tools"),
+        Refusal("d", "the server already has 2 tools"),
+    ]
+
+
+def test_neither_doubles_nor_refused_tools_count_towards_the_limit() -> None:
+    assert listed(tool("a"), tool("a"), 7, tool("b"), max_tools=2) == ["a", "b"]
+
+
+def test_a_double_of_a_taken_tool_is_no_tool_too_many() -> None:
+    listing = read_listing([tool("a"), tool("b"), tool("a")], max_tools=2)
+    assert listing.refused == []
+    assert len(listing.warnings) == 1
+
+
+def test_an_empty_list_is_read_as_such() -> None:
+    listing = read_listing([], max_tools=1)
+    assert (listing.tools, listing.refused, listing.warnings) == ([], [], [])

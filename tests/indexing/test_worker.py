@@ -1,0 +1,172 @@
+"""The loops inside the app: they take what is queued, and nothing that goes wrong in one run ends them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.indexing import jobs
+from app.indexing.worker import Worker
+from tests.conftest import TestUser
+from tests.fakes.embedding_server import FakeEmbeddingServer
+from tests.indexing.by_hand import Hand, asked, finished, rows, send, server_of, unheard, until
+
+
+@asynccontextmanager
+async def working(hand: Hand, pending_retry_s: float = 60.0) -> AsyncIterator[Worker]:
+    worker = Worker(hand.indexer, concurrency=1, pending_retry_s=pending_retry_s)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+async def add_pending(hand: Hand, user: TestUser, fake: FakeEmbeddingServer, name: str) -> str:
+    """A server whose tool could not be embedded when it was pushed."""
+    mode, fake.mode = fake.mode, "zeros"
+    server_id = await user.add_server(name)
+    await send(user, server_id, [unheard(f"tool_of_{name}")])
+    await hand.perform()
+    assert (await server_of(user, server_id))["pending_count"] == 1
+    fake.mode = mode
+    return server_id
+
+
+async def test_a_run_queued_by_another_replica_is_found_without_being_woken(hand: Hand, alice: TestUser) -> None:
+    async with working(hand):
+        await asyncio.sleep(0.05)  # it has seen that nothing waits, and rests
+        run = await send(alice, await alice.add_server(), [unheard("a")])
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+
+
+async def test_a_woken_worker_begins_at_once(
+    hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.indexing.worker._IDLE_S", 60.0)
+    async with working(hand) as worker:
+        await asyncio.sleep(0.05)
+        run = await send(alice, await alice.add_server(), [unheard("a")])
+        worker.wake()
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("payload", "cause"),
+    [
+        (b"not json", "invalid_input"),
+        (b"{}", "internal_error"),
+        (b'{"tools": 7}', "internal_error"),
+        (b"[]", "internal_error"),
+    ],
+)
+async def test_a_run_that_cannot_be_done_names_its_cause_and_the_next_one_is_done(
+    hand: Hand, alice: TestUser, payload: bytes, cause: str
+) -> None:
+    bad, good = await alice.add_server("bad"), await alice.add_server("good")
+    async with hand.container.database.transaction(alice.id) as session:
+        broken = await jobs.enqueue(session, alice.id, bad, payload, force=False)
+    run = await send(alice, good, [unheard("a")])
+    async with working(hand):
+        failed = await finished(alice, broken.id)
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+    assert failed["state"] == "failed"
+    assert failed["error"]["cause"] == cause
+    assert "Traceback" not in failed["error"]["message"]
+
+
+async def test_a_run_whose_server_is_deleted_midway_does_not_stop_the_worker(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    doomed, other = await alice.add_server("doomed"), await alice.add_server("other")
+    await send(alice, doomed, [unheard("a")])
+    run = await send(alice, other, [unheard("b")])
+    fake.mode, fake.hang_s = "hang", 0.2
+    async with working(hand):
+        await asked(fake)
+        await alice.http.delete(f"/servers/{doomed}")
+        fake.mode = "ok"
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+    assert set(await alice.tools()) == {"b"}
+
+
+async def test_a_run_in_work_keeps_its_lease(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "HEARTBEAT_S", 0.02)
+    run = await send(alice, await alice.add_server(), [unheard("a")])
+    fake.mode, fake.hang_s = "hang", 0.4
+    async with working(hand):
+        await asked(fake)
+        await hand.expire_leases()
+
+        async def leased_again() -> bool:
+            [alive] = await hand.run_row(run["id"], "lease_until > now()")
+            return bool(alive)
+
+        await until(leased_again)
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+
+
+async def test_what_is_pending_is_queued_once_the_embedder_answers(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await add_pending(hand, alice, fake, "late")
+    worker = Worker(hand.indexer, concurrency=0, pending_retry_s=60)
+    fake.mode = "zeros"
+    assert await worker.queue_pending() == 0
+    fake.mode = "ok"
+    assert await worker.queue_pending() >= 1
+    assert (await hand.perform()).server_id == server_id
+    assert (await server_of(alice, server_id))["pending_count"] == 0
+    assert all(tool["embedded"] for tool in (await alice.tools()).values())
+
+
+async def test_a_server_that_is_queued_already_is_not_queued_for_its_pending_tools(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await add_pending(hand, alice, fake, "late")
+    await send(alice, server_id, [unheard("a")])
+    await Worker(hand.indexer, concurrency=0, pending_retry_s=60).queue_pending()
+    assert (await hand.take()).payload is not None
+
+
+async def test_a_long_outage_leaves_no_trail_of_vain_runs(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await add_pending(hand, alice, fake, "late")
+    fake.mode, fake.requests = "zeros", []
+    async with working(hand, pending_retry_s=0.02):
+        await asked(fake, times=5)
+        assert len((await alice.http.get(f"/servers/{server_id}/runs")).json()["items"]) == 1
+
+
+async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pending(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    """The list of pending servers is read, then the embedder is asked, then they are queued: much can happen between."""
+    doomed = await add_pending(hand, alice, fake, "doomed")
+    late = await add_pending(hand, alice, fake, "late")
+    fake.mode, fake.hang_s, fake.requests = "hang", 0.2, []
+    async with working(hand, pending_retry_s=0.05):
+        await asked(fake)
+        assert (await alice.http.delete(f"/servers/{doomed}")).status_code == 204
+        fake.mode = "ok"
+
+        async def followed() -> bool:
+            return (await server_of(alice, late))["pending_count"] == 0  # type: ignore[no-any-return]
+
+        await until(followed, seconds=5)
+
+
+async def test_without_a_worker_runs_wait(hand: Hand, alice: TestUser) -> None:
+    run = await send(alice, await alice.add_server(), [unheard("a")])
+    worker = Worker(hand.indexer, concurrency=0, pending_retry_s=0.01)
+    worker.start()
+    worker.wake()
+    await asyncio.sleep(0.1)
+    await worker.stop()
+    assert await hand.run_row(run["id"], "state", "attempts") == ("queued", 0)
+    await hand.perform()
+    assert await rows(hand.container, "SELECT state FROM index_runs") == [("succeeded",)]

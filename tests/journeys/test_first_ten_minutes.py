@@ -1,0 +1,188 @@
+"""What a newcomer does: start it, ask it, stop it, start it again. The real command, over real sockets."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import psycopg
+import pytest
+
+from app.database.embedded import EmbeddedPostgres
+from bench.service import Service, running_service
+from tests.conftest import tool
+
+DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": ""}
+FIRST = [
+    ("do I need an umbrella in Salzburg this weekend?", "weather", "get_forecast"),
+    ("How warm is it in Lisbon right now?", "weather", "get_current_weather"),
+    ("The customer wants her money back for pay_7Kd92, please refund the full amount.", "payments", "refund_payment"),
+    ("Payment pay_51QxT is still pending and was a mistake. Stop it.", "payments", "cancel_payment"),
+    ("Show me all open issues in acme/webshop labelled urgent.", "codehub", "list_issues"),
+    ("Read the article I have open in the browser and summarise it for me.", "browser", "read_page"),
+]
+AMONG_SIBLINGS = [
+    ("Search my files for everything about the travel budget.", "files", "search"),
+    ("Set up a meeting with lena@example.com on Thursday at 10 and invite her.", "calendar", "create_event"),
+    ("Move tomorrow's appointment with the auditors to 3 pm.", "calendar", "update_event"),
+    ("How many orders did we ship last month? Count the rows in the orders table.", "database", "run_query"),
+]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running_service(tmp_path_factory.mktemp("demo"), DEMO) as service:
+        yield service
+
+
+def greeting(service: Service) -> str:
+    return (service.folder / "service.log").read_text()
+
+
+def demo_client(service: Service) -> httpx.Client:
+    found = re.search(r"ts_user_[\w-]+", greeting(service))
+    assert found is not None
+    return httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {found[0]}"}, timeout=30)
+
+
+def ask(demo: Service, message: str) -> list[tuple[str, str]]:
+    with demo_client(demo) as client:
+        answer = client.post("/discover", json={"query": message}).json()
+    assert answer["total_searched"] > 55
+    assert answer["tokens"]["saved_percent"] > 70
+    return [(found["server_name"], found["tool"]["name"]) for found in answer["tools"]]
+
+
+@pytest.mark.parametrize(("message", "server", "name"), FIRST)
+def test_the_demo_finds_the_right_tool_first(demo: Service, message: str, server: str, name: str) -> None:
+    assert ask(demo, message)[0] == (server, name)
+
+
+@pytest.mark.parametrize(("message", "server", "name"), AMONG_SIBLINGS)
+def test_among_near_siblings_the_right_tool_is_in_the_answer(
+    demo: Service, message: str, server: str, name: str
+) -> None:
+    assert (server, name) in ask(demo, message)
+
+
+def test_the_greeting_holds_a_key_for_each_and_a_curl_that_works(demo: Service) -> None:
+    text = greeting(demo)
+    assert len(re.findall(r"ts_admin_[\w-]+", text)) == 1
+    command = re.search(r"curl -s .*?'\n", text, re.DOTALL)
+    assert command is not None
+    answered = subprocess.run(["sh", "-c", command[0]], capture_output=True, text=True, check=True)
+    assert '"get_forecast"' in answered.stdout
+
+
+def toolscout(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
+    command = [sys.executable, "-m", "app", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_commands_work_beside_the_running_service(demo: Service) -> None:
+    asked = toolscout(demo, "discover", "will it rain tomorrow?")
+    assert asked.returncode == 0, asked.stderr
+    assert "weather.get_forecast" in asked.stdout.splitlines()[0]
+    made = toolscout(demo, "key", "create", "--user", "carol", "--days", "1")
+    with httpx.Client(base_url=demo.url, headers={"X-API-Key": made.stdout.strip()}) as carol:
+        assert carol.get("/servers").json() == {"items": [], "next_cursor": None}
+    examined = toolscout(demo, "doctor")
+    assert examined.returncode == 0, examined.stdout
+    assert examined.stdout.count("ok") == 3
+    assert "2026_11_16_foundation" in toolscout(demo, "migrate").stdout
+
+
+def test_a_second_service_on_the_same_folder_is_refused_with_the_reason(demo: Service) -> None:
+    refused = toolscout(demo, "serve")
+    assert refused.returncode == 1
+    assert "in use by another Toolscout" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("discover", "x", "--user", "nobody-of-that-name"), "there is no such user"),
+        (("key", "create", "--kind", "user"), "a user key needs `user_id`"),
+        (("key", "create", "--user", "not a valid id"), "a user id is"),
+    ],
+)
+def test_a_command_that_cannot_be_done_says_why(demo: Service, arguments: tuple[str, ...], reason: str) -> None:
+    refused = toolscout(demo, *arguments)
+    assert refused.returncode == 1
+    assert reason in refused.stderr
+
+
+def test_a_second_start_is_quick_and_finds_everything_as_it_was(tmp_path: Path) -> None:
+    with running_service(tmp_path) as service, service.admin("alice") as alice:
+        server = alice.post("/servers", json={"name": "files", "transport": "push"}).json()
+        alice.put(f"/servers/{server['id']}/tools?wait=true", json={"tools": [tool("read_file", "Reads a file.")]})
+        before = alice.get("/tools").json()
+    assert service.process.returncode == 0
+    started = time.monotonic()
+    with running_service(tmp_path) as service, service.admin("alice") as alice:
+        assert time.monotonic() - started < 10  # a promise of 5 s on a quiet machine
+        assert alice.get("/tools").json() == before
+        assert alice.post("/discover", json={"query": "read a file"}).json()["tools"]
+
+
+def test_an_accepted_list_is_indexed_although_the_service_is_killed(tmp_path: Path) -> None:
+    tools = [tool(f"tool_{i}", f"Does the thing number {i} for whoever asks.") for i in range(120)]
+    with running_service(tmp_path) as service, service.admin("alice") as alice:
+        server = alice.post("/servers", json={"name": "files", "transport": "push"}).json()
+        run = alice.put(f"/servers/{server['id']}/tools", json={"tools": tools}).json()
+        assert run["state"] == "queued"
+        postgres = [child for child in psutil.Process(service.process.pid).children() if child.name() == "postgres"]
+        service.process.send_signal(signal.SIGKILL)
+        service.process.wait()
+        gone, alive = psutil.wait_procs(postgres, timeout=10)
+        assert gone
+        assert not alive
+    with running_service(tmp_path) as service, service.admin("alice") as alice:
+        _shorten_lease(service)
+        assert _ended(alice, run["id"])["state"] == "succeeded"
+        assert len(alice.get("/tools?limit=200").json()["items"]) == 120
+
+
+def _shorten_lease(service: Service) -> None:
+    """The dead worker's lease would run for a minute; a test does not wait for that."""
+    with psycopg.connect(EmbeddedPostgres(service.folder / "data").url) as connection:
+        connection.execute("UPDATE index_runs SET lease_until = now() WHERE state = 'running'")
+
+
+def _ended(client: httpx.Client, run_id: str) -> dict[str, object]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        run: dict[str, object] = client.get(f"/runs/{run_id}").json()
+        if run["state"] in ("succeeded", "failed"):
+            return run
+        time.sleep(0.1)
+    raise AssertionError("the run did not end")
+
+
+def test_settings_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_PORT": "many", "TOOLSCOUT_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "app", "serve"]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert refused.returncode == 1
+    assert "PORT" in refused.stderr
+
+
+def test_a_busy_port_is_named(tmp_path: Path) -> None:
+    with running_service(tmp_path) as service:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "TOOLSCOUT_PORT": str(service.port),
+            "TOOLSCOUT_DATA_DIR": str(tmp_path / "another"),
+            "TOOLSCOUT_DEMO": "0",
+        }
+        command = [sys.executable, "-m", "app", "serve"]
+        refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode != 0
+    assert "address already in use" in refused.stderr

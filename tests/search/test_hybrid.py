@@ -1,0 +1,187 @@
+"""Search against an oracle: what it answers is what there is, whatever the plan."""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+import pytest
+from pgvector import HalfVector
+
+from app.catalog.visibility import Scope
+from app.search import hybrid
+from app.search.hybrid import Found
+from app.search.lexicon import Counts
+from app.search.ranking import Question
+from app.wiring import Container
+from tests.conftest import OpenService, TestUser, client_of, new_user, tool
+from tests.fakes.embedding_server import FakeEmbeddingServer
+from tests.search.filling import KnownUser, Matrix, add_user, owner_connection
+
+K = 8
+SEMANTIC = Question("anything", "semantic", threshold=0.0)
+
+
+@pytest.fixture
+async def crowded(open_service: OpenService) -> AsyncIterator[tuple[Container, list[KnownUser]]]:
+    """50 users who share the same servers: near-duplicate vectors all over the table."""
+    generator = np.random.default_rng(7)
+    shared = generator.standard_normal((150, 384)).astype(np.float32)
+    async with open_service(index_concurrency=0) as container:
+        yield container, [_user(container, generator, shared) for _ in range(50)]
+
+
+def _user(container: Container, generator: np.random.Generator, shared: Matrix) -> KnownUser:
+    chosen = generator.choice(len(shared), size=int(generator.integers(20, 120)), replace=False)
+    noise = generator.standard_normal((len(chosen), 384)).astype(np.float32) * 0.01
+    return add_user(container, [f"tool_{i:03}" for i in chosen], shared[chosen] + noise)
+
+
+async def _search(container: Container, user: KnownUser, query: Matrix, *settings: str) -> Found:
+    async with container.database.transaction(user.id) as session:
+        for setting in settings:
+            await session.rows(f"SET LOCAL {setting}")
+        scope = Scope(user.id, container.model.id)
+        return await container.discoverer.search.find(session, scope, SEMANTIC, query, limit=K)
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["without ANALYZE", "with ANALYZE"])
+@pytest.mark.parametrize("plan", ["force_custom_plan", "force_generic_plan"])
+async def test_every_user_gets_the_true_nearest_tools_under_every_plan(
+    crowded: tuple[Container, list[KnownUser]], plan: str, analyzed: bool
+) -> None:
+    container, users = crowded
+    if analyzed:
+        with owner_connection(container) as connection:
+            connection.execute("ANALYZE")
+    generator = np.random.default_rng(11)
+    for user in users:
+        query = generator.standard_normal(384).astype(np.float32)
+        found = await _search(container, user, query, f"plan_cache_mode = {plan}")
+        assert _names(user, found) == user.nearest(query, K)
+        assert found.searched == len(user.names)
+
+
+def _names(user: KnownUser, found: Found) -> list[str]:
+    assert len({hit.tool_id for hit in found.hits}) == len(found.hits)
+    return [hit.tool_name for hit in found.hits]
+
+
+async def test_equal_scores_stand_in_the_order_of_their_names(open_service: OpenService) -> None:
+    names = [f"tool_{i}" for i in random.Random(3).sample(range(100), 30)]
+    vectors = np.ones((30, 384), np.float32)
+    async with open_service(index_concurrency=0) as container:
+        user = add_user(container, names, vectors)
+        found = await _search(container, user, np.ones(384, np.float32))
+    assert _names(user, found) == sorted(names)[:K]
+
+
+def words(count: int) -> list[dict[str, object]]:
+    nouns = [f"noun{i}" for i in range(40)]
+    chooser = random.Random(5)
+    return [tool(f"tool_{i:03}", " ".join(chooser.sample(nouns, 6))) for i in range(count)]
+
+
+@pytest.fixture
+async def large(
+    open_service: OpenService, embedding_server: FakeEmbeddingServer
+) -> AsyncIterator[tuple[Container, TestUser]]:
+    """A service that calls a user large from 50 tools on, and a user with 200 on two servers."""
+    async with (
+        open_service(**embedding_server.settings(search_ann_above=50)) as container,
+        new_user(container) as user,
+    ):
+        await user.add_tools(*words(190), server="big")
+        await user.add_tools(*words(10), server="small")
+        yield container, user
+
+
+QUERIES = ["noun1 noun7 noun30", "noun3", "noun12 noun13 noun14 noun15"]
+
+
+async def _semantic(user: TestUser, query: str, **fields: object) -> list[str]:
+    answer = await user.discover(query, strategy="semantic", similarity_threshold=0, **fields)
+    return [found["tool_key"] for found in answer["tools"]]
+
+
+async def test_a_user_above_the_line_is_searched_through_hnsw_with_the_same_answers(
+    large: tuple[Container, TestUser],
+) -> None:
+    container, user = large
+    with owner_connection(container) as connection:
+        assert connection.execute("SELECT ann FROM users WHERE id = %s", (user.id,)).fetchone() == (True,)
+        through_hnsw = [await _semantic(user, query) for query in QUERIES]
+        connection.execute("UPDATE users SET ann = false WHERE id = %s", (user.id,))
+    container.keyring.forget()
+    assert through_hnsw == [await _semantic(user, query) for query in QUERIES]
+
+
+async def test_the_hnsw_route_can_use_the_partial_index(large: tuple[Container, TestUser]) -> None:
+    container, user = large
+    statement = hybrid._through_hnsw(container.model.id, container.model.dimension)
+    parameters = Scope(user.id, container.model.id).parameters() | {
+        "vector": HalfVector(np.ones(container.model.dimension, np.float32)),
+        "terms": Counts(0, 0, 0, {}).weights(),
+        "pool": 8,
+    }
+    async with container.database.transaction(user.id) as session:
+        await session.rows("SET LOCAL enable_seqscan = off")
+        await session.rows("SET LOCAL enable_sort = off")
+        plan = await session.rows(f"EXPLAIN {statement}", parameters)
+    assert "mcp_tool_embeddings_ann_" in "\n".join(str(line[0]) for line in plan)
+
+
+async def test_rows_that_hnsw_has_lost_are_found_by_the_exact_route(large: tuple[Container, TestUser]) -> None:
+    container, user = large
+    complete = [await _semantic(user, query) for query in QUERIES]
+    with owner_connection(container) as connection:
+        connection.execute("UPDATE mcp_tool_embeddings SET ann = false WHERE user_id = %s", (user.id,))
+    assert [await _semantic(user, query) for query in QUERIES] == complete
+
+
+async def test_a_narrow_scope_of_a_large_user_is_answered_in_full(large: tuple[Container, TestUser]) -> None:
+    _, user = large
+    servers = (await user.http.get("/servers")).json()["items"]
+    small = next(server["id"] for server in servers if server["name"] == "small")
+    assert len(await _semantic(user, QUERIES[0], server_ids=[small], limit=10)) == 10
+
+
+async def test_a_user_who_shrinks_leaves_hnsw(large: tuple[Container, TestUser]) -> None:
+    container, user = large
+    servers = (await user.http.get("/servers")).json()["items"]
+    big = next(server["id"] for server in servers if server["name"] == "big")
+    assert (await user.http.delete(f"/servers/{big}")).status_code == 204
+    with owner_connection(container) as connection:
+        rows = connection.execute(
+            "SELECT u.ann, bool_or(e.ann), u.tool_count FROM users u JOIN mcp_tool_embeddings e ON e.user_id = u.id"
+            " WHERE u.id = %s GROUP BY u.id",
+            (user.id,),
+        ).fetchall()
+    assert rows == [(False, False, 10)]
+
+
+async def test_two_replicas_give_the_same_bytes(container: Container, user: TestUser) -> None:
+    await user.add_tools(*words(60))
+    async with client_of(container, Authorization=f"Bearer {user.key}") as other_replica:
+        request = {"query": "noun1 noun2", "format": "openai", "similarity_threshold": 0}
+        here = (await user.http.post("/discover", json=request)).json()
+        there = (await other_replica.post("/discover", json=request)).json()
+    varying = ("discovery_id", "search_duration_ms", "embedding_generated")
+    assert _without(here, varying) == _without(there, varying)
+
+
+def _without(answer: dict[str, object], keys: Sequence[str]) -> dict[str, object]:
+    return {key: value for key, value in answer.items() if key not in keys}
+
+
+async def test_a_changed_catalogue_changes_the_next_answer_at_once(user: TestUser) -> None:
+    server_id = await user.add_tools(tool("count_llamas", "Counts the llamas of a farm."))
+    question = "how many llamas and alpacas are there?"
+    assert [found["tool"]["name"] for found in (await user.discover(question))["tools"]] == ["count_llamas"]
+    await user.push(
+        server_id, [tool("count_llamas", "Counts llamas."), tool("count_alpacas", "Counts the alpacas of a farm.")]
+    )
+    answer = await user.discover(question)
+    assert {found["tool"]["name"] for found in answer["tools"]} == {"count_llamas", "count_alpacas"}
+    assert answer["total_searched"] == 2
+    descriptions = {found["tool"]["description"] for found in answer["tools"]}
+    assert "Counts llamas." in descriptions

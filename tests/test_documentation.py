@@ -1,0 +1,95 @@
+"""The README says what is true: every setting, every route, every promise about files that can be checked."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import AliasChoices
+
+from app.main import create_app
+from app.settings import Settings
+from app.wiring import Container
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def environment_name(field: str) -> str:
+    alias = Settings.model_fields[field].validation_alias
+    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"TOOLSCOUT_{field.upper()}"
+
+
+@pytest.mark.parametrize("field", Settings.model_fields)
+def test_every_setting_is_in_the_table_with_its_description(field: str) -> None:
+    description = Settings.model_fields[field].description
+    assert description
+    row = next((line for line in README.splitlines() if line.startswith(f"| `{environment_name(field)}`")), None)
+    assert row is not None, f"{environment_name(field)} is missing in the README"
+    assert description in row
+
+
+def test_the_table_names_no_setting_that_does_not_exist() -> None:
+    named = set(re.findall(r"^\| `([A-Z_]+)`", README, re.MULTILINE))
+    assert named == {environment_name(field) for field in Settings.model_fields}
+
+
+def test_every_route_is_in_the_readme(container: Container) -> None:
+    documented = {
+        (method, path)
+        for methods, path in re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE)(?:/[A-Z]+)*) (/[\w/{}-]*)`", README)
+        for method in methods.split("/")
+    }
+    paths = create_app(container).openapi()["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert routes
+    assert routes - documented == set()
+
+
+def test_the_compose_file_starts_in_the_order_of_health() -> None:
+    services = COMPOSE["services"]
+    assert services["postgres"]["image"] == "pgvector/pgvector:pg18"
+    assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
+    assert services["app"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+    assert services["migrate"]["command"] == ["toolscout", "migrate"]
+
+
+def test_the_compose_file_sets_only_settings_that_exist() -> None:
+    known = {environment_name(field) for field in Settings.model_fields}
+    assert set(COMPOSE["services"]["app"]["environment"]) <= known
+
+
+def test_every_secret_that_compose_asks_for_is_in_the_example() -> None:
+    needed = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker-compose.yml").read_text()))
+    offered = set(re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert needed
+    assert needed <= offered
+
+
+def test_the_image_runs_as_an_ordinary_user_in_production() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^USER toolscout$", dockerfile, re.MULTILINE)
+    assert "TOOLSCOUT_ENVIRONMENT=production" in dockerfile
+    assert 'CMD ["toolscout", "serve"]' in dockerfile
+    assert "HEALTHCHECK" in dockerfile
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_lock_files_carry_hashes_and_no_addresses(name: str) -> None:
+    text = (ROOT / name).read_text()
+    pins = re.findall(r"^[\w.-]+==\S+ \\$", text, re.MULTILINE)
+    assert len(pins) > 30
+    assert text.count("==") == len(pins)
+    assert "://" not in text
+    assert "--index" not in text
+
+
+def test_the_lock_holds_every_dependency_that_the_project_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {
+        re.split(r"[\[<>=]", line)[0] for line in [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    }
+    locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
+    assert wanted - locked == set()

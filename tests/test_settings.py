@@ -1,0 +1,138 @@
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from app.errors import ConfigurationError
+from app.settings import Settings, decoded_secret_key
+
+NAMES_OF_THEIR_OWN = {
+    "database_url": "DATABASE_URL",
+    "openai_api_key": "OPENAI_API_KEY",
+    "openai_base_url": "OPENAI_BASE_URL",
+}
+
+EXAMPLES: dict[str, tuple[str, Any]] = {
+    "environment": ("production", "production"),
+    "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 nothing listens here
+    "port": ("9000", 9000),
+    "data_dir": ("/somewhere", Path("/somewhere")),
+    "log_level": ("DEBUG", "DEBUG"),
+    "database_url": ("postgresql://db/x", SecretStr("postgresql://db/x")),
+    "database_pool_size": ("3", 3),
+    "admin_api_key": ("sixteen-letters!", SecretStr("sixteen-letters!")),
+    "secret_key": ("abc", SecretStr("abc")),
+    "metrics_key": ("m", SecretStr("m")),
+    "embedding_provider": ("openai", "openai"),
+    "embedding_model": ("some-model", "some-model"),
+    "local_model": ("/a.pack", Path("/a.pack")),
+    "openai_api_key": ("sk-1", SecretStr("sk-1")),
+    "openai_base_url": ("http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1"),
+    "query_embed_budget_ms": ("100", 100),
+    "breaker_retry_s": ("0.5", 0.5),
+    "index_concurrency": ("0", 0),
+    "demo": ("1", True),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither the machine's environment nor a `.env` beside the project plays along."""
+    monkeypatch.chdir(tmp_path)
+    for field in Settings.model_fields:
+        for name in (field.upper(), f"TOOLSCOUT_{field.upper()}"):
+            monkeypatch.delenv(name, raising=False)
+
+
+def variable(field: str) -> str:
+    return NAMES_OF_THEIR_OWN.get(field, f"TOOLSCOUT_{field.upper()}")
+
+
+@pytest.mark.parametrize("field", EXAMPLES)
+def test_a_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    text, value = EXAMPLES[field]
+    assert getattr(Settings(), field) != value
+    monkeypatch.setenv(variable(field), text)
+    assert getattr(Settings(), field) == value
+
+
+@pytest.mark.parametrize("field", EXAMPLES)
+def test_a_variable_with_no_value_means_that_it_is_not_set(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    monkeypatch.setenv(variable(field), "")
+    assert getattr(Settings(), field) == Settings.model_fields[field].default
+
+
+@pytest.mark.parametrize("field", ["host", "port", "secret_key", "embedding_model"])
+def test_our_own_settings_are_not_read_without_their_prefix(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    monkeypatch.setenv(field.upper(), EXAMPLES[field][0])
+    assert getattr(Settings(), field) == Settings.model_fields[field].default
+
+
+def test_an_env_file_is_read_and_the_environment_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("TOOLSCOUT_PORT=9001\nDATABASE_URL=postgresql://file/x\nTOOLSCOUT_HOST=\nUNKNOWN=1\n")
+    monkeypatch.setenv("TOOLSCOUT_PORT", "9002")
+    settings = Settings()
+    assert settings.port == 9002
+    assert settings.database_url == SecretStr("postgresql://file/x")
+    assert settings.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOOLSCOUT_PORT", "70000"),
+        ("TOOLSCOUT_ENVIRONMENT", "staging"),
+        ("TOOLSCOUT_ADMIN_API_KEY", "too-short"),
+        ("TOOLSCOUT_DATABASE_POOL_SIZE", "0"),
+        ("TOOLSCOUT_EMBEDDING_PROVIDER", "magic"),
+        ("TOOLSCOUT_BREAKER_RETRY_S", "0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError):
+        Settings()
+
+
+def test_secrets_do_not_show_in_the_settings_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ("database_url", "admin_api_key", "secret_key", "metrics_key", "openai_api_key")
+    for field in secrets:
+        monkeypatch.setenv(variable(field), "canary-of-at-least-16")
+    assert "canary" not in repr(Settings()) + str(Settings())
+
+
+@pytest.mark.parametrize(("url", "embedded"), [(None, True), ("postgresql://db/x", False)])
+def test_without_a_database_url_postgres_is_embedded_and_there_is_a_demo(url: str | None, embedded: bool) -> None:
+    settings = Settings(database_url=None if url is None else SecretStr(url))
+    assert settings.embedded is embedded
+    assert settings.wants_demo is embedded
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_demo_can_be_asked_for_or_declined_anywhere(wanted: bool) -> None:
+    assert Settings(demo=wanted).wants_demo is wanted
+    assert Settings(demo=wanted, database_url=SecretStr("postgresql://db/x")).wants_demo is wanted
+
+
+def test_a_secret_key_of_32_bytes_in_base64_is_taken() -> None:
+    key = bytes(range(32))
+    assert decoded_secret_key(base64.b64encode(key).decode()) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "0 bytes"),
+        (base64.b64encode(bytes(31)).decode(), "31 bytes"),
+        (base64.b64encode(bytes(33)).decode(), "33 bytes"),
+        ("not base64 at all!", "not base64"),
+        ("MDEyMzQ1", "6 bytes"),
+        ("ключ" * 11, "not base64"),
+    ],
+    ids=["empty", "short", "long", "no base64", "far too short", "not even ASCII"],
+)
+def test_any_other_secret_key_is_refused_with_what_to_do(text: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{reason}.*openssl rand -base64 32"):
+        decoded_secret_key(text)
