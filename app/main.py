@@ -4,7 +4,7 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.api import accounts, discovery, operations, servers, tools
-from app.api.errors import Problem, add_error_handlers
+from app.api.errors import LastResort, Problem, add_error_handlers
 from app.api.intake import BoundedBody
 from app.telemetry import RequestTelemetry
 from app.wiring import Container
@@ -25,6 +25,8 @@ def create_app(container: Container) -> FastAPI:
     for door in (discovery, servers, tools, accounts, operations):
         app.include_router(door.router)
     add_error_handlers(app)
+    # each one stands outside of those before it
     app.add_middleware(BoundedBody)
+    app.add_middleware(LastResort)
     app.add_middleware(RequestTelemetry, metrics=container.metrics)
     return app

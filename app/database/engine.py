@@ -34,6 +34,15 @@ _SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
 _USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
 
 
+_CONNECTION_LOST = (
+    OperationalError,
+    InterfaceError,
+    PoolTimeout,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
+
+
 def driver_url(url: str) -> str:
     """The same address, spoken through psycopg, whichever of Postgres's names the operator wrote."""
     return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
@@ -109,7 +118,7 @@ class Database:
                 await driver.execute("COMMIT")
             finally:
                 await connection.close()  # the pool rolls back what did not get that far
-        except (OperationalError, InterfaceError, PoolTimeout, psycopg.OperationalError) as error:
+        except _CONNECTION_LOST as error:
             raise DatabaseDown("the database does not answer just now; try again shortly") from error
 
     async def _begun(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
