@@ -131,7 +131,7 @@ async def _greeting(container: Container) -> str:
     if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:
         lines += ["A demo user with tools on eight servers is there. Its key, shown this once:", f"  {demo_key}"]
         lines += ["Ask for the tools that a message needs:", _curl(address, demo_key)]
-    lines.append("More keys: toolscout key create --help")
+    lines.append(f"More keys: {sys.argv[0]} key create --help")
     lines.append(f"Toolscout answers at {address}   (API: {address}/docs, stop with Ctrl-C)")
     return "\n" + "\n\n".join(textwrap.indent(line, "  ") for line in lines) + "\n"
 

@@ -1,17 +1,17 @@
 """What a run costs, what it leaves alone, and what readers see meanwhile."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
 import pytest
 
-from app.indexing.reindex import reindex_server
 from app.wiring import Container
 from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, embed
-from tests.indexing.by_hand import Hand, numbered, rows, send, server_of, unheard
+from tests.indexing.by_hand import Hand, numbered, rows, send, server_of, unheard, until
 
 READ = tool("read_file", "Read a file from disk.", inputSchema={"type": "object", "properties": {"path": {}, "at": {}}})
 WRITE = tool("write_file", "Write a file to disk.")
@@ -373,50 +373,44 @@ async def test_readers_see_the_old_list_or_the_new_one_and_never_a_mixture(carol
         assert len({frozenset(seen_generations(tools)) for tools in answers}) > 2
 
 
-async def test_a_discovery_that_a_run_overtakes_still_sees_one_generation(
-    container: Container, user: TestUser
-) -> None:
-    """Its reading of the core tools is held up, after the search, until the new list has been applied."""
-    server_id = await user.add_tools(*generation(1))
-    await user.discover("generation tool", limit=50)
+@asynccontextmanager
+async def holding(container: Container, statement: str, *parameters: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """A connection, as the owner, with a lock that others run into until this ends."""
     url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     async with await psycopg.AsyncConnection.connect(url) as blocker:
-        await blocker.execute("LOCK TABLE core_tools IN ACCESS EXCLUSIVE MODE")
+        await blocker.execute(statement.encode(), parameters)
+        yield blocker
+
+
+async def waiting(blocker: psycopg.AsyncConnection[Any], count: int) -> None:
+    async def look() -> bool:
+        cursor = await blocker.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        [(waiting,)] = await cursor.fetchall()
+        return bool(waiting >= count)
+
+    await until(look)
+
+
+async def test_a_discovery_that_a_run_overtakes_still_sees_one_generation(container: Container, user: TestUser) -> None:
+    """Its reading of the core tools is held up, after the search, until the new list has been applied."""
+    server_id = await user.add_tools(*generation(1))
+    async with holding(container, "LOCK TABLE core_tools IN ACCESS EXCLUSIVE MODE") as blocker:
         question = asyncio.create_task(user.discover("generation tool", limit=50, similarity_threshold=0))
-        await _waiting_for_a_lock(container)
+        await waiting(blocker, 1)
         await user.push(server_id, generation(2))
-        await blocker.rollback()
     answer = await question
     tools = [each["tool"] for each in answer["tools"]]
     assert len(tools) == answer["total_searched"] == 20
     assert len(seen_generations(tools)) == 1
 
 
-async def _waiting_for_a_lock(container: Container) -> None:
-    statement = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    while (await rows(container, statement))[0][0] == 0:
-        await asyncio.sleep(0.01)
-
-
 async def test_two_servers_indexed_at_the_same_moment_are_both_counted(hand: Hand, alice: TestUser) -> None:
-    """The count decides between exact search and HNSW."""
-    await apply_together(hand, alice, send_to=await alice.add_server("one"), and_to=await alice.add_server("two"))
+    """Both runs have written their tools before either may write the user's count, which decides how to search."""
+    await send(alice, await alice.add_server("one"), numbered(3))
+    await send(alice, await alice.add_server("two"), numbered(4))
+    async with holding(hand.container, "SELECT FROM users WHERE id = %s FOR UPDATE", alice.id) as blocker:
+        runs = [asyncio.create_task(hand.perform()) for _ in range(2)]
+        await waiting(blocker, 2)
+    await asyncio.gather(*runs)
     async with client_of(hand.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         assert (await admin.get(f"/users/{alice.id}")).json()["tool_count"] == 7
-
-
-async def apply_together(hand: Hand, user: TestUser, *, send_to: str, and_to: str) -> None:
-    """Both runs have written their tools before either may write the user's count."""
-    await send(user, send_to, numbered(3))
-    await send(user, and_to, numbered(4))
-    url = hand.container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    runs: list[Awaitable[Any]] = []
-    async with await psycopg.AsyncConnection.connect(url) as blocker:
-        await blocker.execute("SELECT FROM users WHERE id = %s FOR UPDATE", [user.id])
-        for _ in range(2):
-            runs.append(asyncio.create_task(reindex_server(hand.indexer, await hand.take())))
-        statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        while (await rows(hand.container, statement))[0][0] < 2:
-            await asyncio.sleep(0.01)
-        await blocker.rollback()
-    await asyncio.gather(*runs)
