@@ -4,7 +4,7 @@ from fastapi import FastAPI
 
 from app import __version__
 from app.api import accounts, discovery, operations, servers, tools
-from app.api.errors import LastResort, Problem, add_error_handlers
+from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.telemetry import RequestTelemetry
 from app.wiring import Container
@@ -19,7 +19,7 @@ def create_app(container: Container) -> FastAPI:
         title="Toolscout",
         version=__version__,
         description=_DESCRIPTION,
-        responses={"4XX": {"model": Problem, "description": "`application/problem+json`, with a stable `code`"}},
+        responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
     )
     app.state.container = container
     for door in (discovery, servers, tools, accounts, operations):

@@ -57,7 +57,10 @@ class NewKeyBody(Input):
     def _in_the_future(cls, value: datetime | None) -> datetime | None:
         if value is None:
             return None
-        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        try:
+            moment = value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
+        except OverflowError as error:
+            raise ValueError("lies beyond what a calendar holds") from error
         if moment <= datetime.now(UTC):
             raise ValueError("must lie in the future")
         return moment

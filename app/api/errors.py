@@ -32,6 +32,12 @@ class Problem(BaseModel):
     errors: list[dict[str, Any]] | None = None
 
 
+PROBLEM_RESPONSE: dict[str, Any] = {
+    "description": "What is wrong, with a stable `code`",
+    "content": {"application/problem+json": {"schema": Problem.model_json_schema()}},
+}
+
+
 def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ToolscoutError, _ours)
     app.add_exception_handler(RequestValidationError, _validation)

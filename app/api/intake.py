@@ -1,6 +1,7 @@
 """What comes in over HTTP is bounded and strict before any route sees it."""
 
 import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,6 +17,7 @@ from app.protocol import parse_json
 MAX_BODY_BYTES = 1024 * 1024
 MAX_PUSH_BYTES = 16 * 1024 * 1024
 
+_LENGTH = re.compile(r"^[0-9]{1,18}$")
 _BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 
@@ -49,7 +51,7 @@ def _limit(scope: Scope) -> int:
 
 async def _read(receive: Receive, limit: int, announced: str | None) -> bytes:
     too_large = PayloadTooLarge(f"the body may have at most {limit // 1024} KiB")
-    if announced is not None and announced.isdigit() and int(announced) > limit:
+    if announced is not None and _LENGTH.match(announced) and int(announced) > limit:
         raise too_large
     body = bytearray()
     while True:
@@ -87,7 +89,7 @@ class StrictRoute(APIRoute):
         takes_body = self.body_field is not None
 
         async def strict(request: Request) -> Response:
-            if takes_body and "json" not in request.headers.get("content-type", ""):
+            if takes_body and "json" not in request.headers.get("content-type", "").lower():
                 raise UnsupportedMediaType("send JSON, with the header `Content-Type: application/json`")
             return await handler(_StrictRequest(request.scope, request.receive))
 

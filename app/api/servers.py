@@ -123,7 +123,8 @@ def checked_url(url: str) -> str:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError as error:
         raise ValueError("not a valid URL") from error
-    if not valid or not url.isprintable() or " " in url:
+    # some readers take a backslash for a slash and connect to another host than others
+    if not valid or not url.isprintable() or " " in url or "\\" in url:
         raise ValueError("not a valid http(s) URL")
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise ValueError("must hold neither credentials nor a fragment; credentials go into `headers`")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select, update
+from sqlalchemy import Row, Select, any_, func, literal, select, update
 
 from app.catalog.visibility import bump_catalog, decide_again
 from app.database.engine import Session
@@ -52,7 +52,7 @@ async def list_tools(session: Session, user_id: str, model: str, wanted: ToolFil
     if wanted.name is not None:
         statement = statement.where(mcp_tools.c.name.icontains(wanted.name, autoescape=True))
     if wanted.tag is not None:
-        statement = statement.where(mcp_tools.c.tags.any(wanted.tag))
+        statement = statement.where(literal(wanted.tag) == any_(mcp_tools.c.tags))
     if wanted.enabled is not None:
         statement = statement.where(mcp_tools.c.enabled == wanted.enabled)
     return await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _tool)

@@ -18,7 +18,7 @@ from app.database.engine import APP_ROLE, Session
 from app.errors import QueryFailed
 from app.main import create_app
 from app.wiring import Container, open_container
-from tests.api.checks import TENANT_COLUMN, Json, assert_problem, door_routes, pages, without_request_id
+from tests.api.checks import TENANT_COLUMN, Json, assert_problem, door_routes, everything, without_request_id
 from tests.conftest import (
     ADMIN_KEY,
     OpenService,
@@ -110,15 +110,21 @@ class Belongings:
         return [self.mark, *self.ids.values()]
 
 
-async def furnish(user: TestUser) -> Belongings:
+async def add_belongings(user: TestUser) -> Belongings:
     mark = f"mark{uuid.uuid4().hex[:12]}"
     server_id = await user.add_server(mark, description=mark, tags=[mark])
     run = await user.push(server_id, [tool(f"{mark}_read", f"Reads the file {mark}.")])
     assert run["state"] == "succeeded", run
     tool_id = (await user.tools())[f"{mark}_read"]["id"]
-    answer = await user.http.put("/core-tools", json={"tools": [tool(f"{mark}_core", mark)]})
-    assert answer.status_code == 200
     return Belongings(mark, {"server_id": server_id, "tool_id": tool_id, "run_id": run["id"]})
+
+
+async def furnish(user: TestUser) -> Belongings:
+    """Once for each user, since there is one list of core tools."""
+    belongings = await add_belongings(user)
+    answer = await user.http.put("/core-tools", json={"tools": [tool(f"{belongings.mark}_core", belongings.mark)]})
+    assert answer.status_code == 200
+    return belongings
 
 
 def belongings_of_nobody() -> Belongings:
@@ -227,7 +233,7 @@ async def test_anothers_id_answers_exactly_as_a_missing_one(
     assert_problem(foreign, 404)
     assert without_request_id(foreign) == without_request_id(await ask(belongings_of_nobody()))
     assert not traces_in(foreign.text, world.theirs)
-    assert (await ask(await furnish(world.me))).is_success
+    assert (await ask(world.mine if method == "GET" else await add_belongings(world.me))).is_success
     assert await world.rows_of_the_other() == before
 
 
@@ -304,37 +310,35 @@ LISTS: list[tuple[str, str, Json | None]] = [
 
 @pytest.mark.parametrize(("method", "path", "body"), LISTS)
 async def test_nothing_of_another_user_is_in_any_list(world: World, method: str, path: str, body: Json | None) -> None:
-    mine = await furnish(world.me)
-    answer = await world.me.http.request(method, path.format(**mine.ids), json=body)
+    answer = await world.me.http.request(method, path.format(**world.mine.ids), json=body)
     assert answer.is_success
-    assert traces_in(answer.text, mine)
+    assert traces_in(answer.text, world.mine)
     assert not traces_in(answer.text, world.theirs)
     assert world.other.id not in answer.text
 
 
 @pytest.mark.parametrize("path", ["/servers", "/tools", "/servers/{server_id}/runs"])
 async def test_anothers_cursor_opens_no_page_of_theirs(world: World, path: str) -> None:
-    for _ in range(2):
-        await world.other.push(world.theirs.ids["server_id"], [tool(f"{world.theirs.mark}_read"), tool("zebra")])
-        await world.other.add_server(f"zebra-{uuid.uuid4().hex[:8]}")
-    first = await world.other.http.get(path.format(**world.theirs.ids), params={"limit": 1})
-    cursor = first.json()["next_cursor"]
-    assert cursor is not None
-    answer = await world.me.http.get(path.format(**world.mine.ids), params={"cursor": cursor})
+    await add_belongings(world.other)
+    await world.other.http.post("/servers/{server_id}/reindex".format(**world.theirs.ids), params={"wait": True})
+    theirs = await world.other.http.get(path.format(**world.theirs.ids), params={"limit": 1})
+    assert theirs.json()["next_cursor"] is not None
+    mine = path.format(**world.mine.ids)
+    answer = await world.me.http.get(mine, params={"cursor": theirs.json()["next_cursor"]})
     assert answer.status_code == 200
-    everything_of_mine = [
-        item for page in await pages(world.me.http, path.format(**world.mine.ids), 200) for item in page
-    ]
-    assert all(item in everything_of_mine for item in answer.json()["items"])
+    all_of_mine = await everything(world.me.http, mine)
+    assert all_of_mine
+    assert all(item in all_of_mine for item in answer.json()["items"])
     assert not traces_in(answer.text, world.theirs)
 
 
 async def test_a_new_list_of_tools_for_a_server_of_mine_leaves_theirs_alone(world: World) -> None:
     before = await world.rows_of_the_other()
-    mine = await furnish(world.me)
+    mine = await add_belongings(world.me)
     await world.me.push(mine.ids["server_id"], [tool("another"), tool("zebra")])
     await world.me.push(mine.ids["server_id"], [], force=True)
-    assert (await world.me.http.put("/core-tools", json={"tools": []})).status_code == 200
+    core = (await world.me.http.get("/core-tools")).json()
+    assert (await world.me.http.put("/core-tools", json=core)).status_code == 200
     assert (await world.me.http.delete(f"/servers/{mine.ids['server_id']}")).status_code == 204
     assert await world.rows_of_the_other() == before
 
@@ -406,15 +410,13 @@ async def test_every_table_of_a_tenant_has_row_level_security(container: Contain
     assert {name for (name,) in secured} == TENANT_COLUMN.keys()
 
 
-@pytest.mark.parametrize("table", sorted(TENANT_COLUMN))
-async def test_without_a_user_a_connection_sees_nothing(container: Container, user: TestUser, table: str) -> None:
+async def test_without_a_user_a_connection_sees_nothing(container: Container, user: TestUser) -> None:
     await furnish(user)
+    counts = [f"SELECT count(*) FROM {table}" for table in TENANT_COLUMN]
     async with container.database.engine.connect() as connection:
-        seen = await connection.exec_driver_sql(f"SELECT count(*) FROM {table}")
-        assert seen.scalar() == 0
+        assert [(await connection.exec_driver_sql(count)).scalar() for count in counts] == [0] * len(counts)
     async with container.database.system_transaction() as session:
-        [(there,)] = await session.rows(f"SELECT count(*) FROM {table}")
-    assert there > 0
+        assert all([(await session.rows(count))[0][0] for count in counts])
 
 
 async def test_a_row_can_be_written_for_oneself_alone(

@@ -1,22 +1,34 @@
 """A user's tools: listed, filtered, switched, tagged, pinned."""
 
 import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from app.wiring import Container
 from tests.api.checks import assert_problem, pages
-from tests.conftest import TestUser, tool
+from tests.conftest import TestUser, new_user, tool
 
 
-async def fill(user: TestUser) -> dict[str, str]:
-    """Five tools on two servers; the servers' ids by name."""
+@dataclass(frozen=True)
+class Filled:
+    user: TestUser
+    servers: dict[str, str]
+    """Ids by name."""
+
+
+@pytest.fixture(scope="module")
+async def filled(container: Container) -> AsyncIterator[Filled]:
+    """Five tools on two servers, for tests that only look at them."""
     names = {"files": ["read_file", "write_file", "100%_sure"], "mail": ["read_mail", "send_mail"]}
-    servers = {name: await user.add_tools(*map(tool, tools), server=name) for name, tools in names.items()}
-    await change(user, "read_file", tags=["safe"])
-    await change(user, "read_mail", tags=["safe", "private"])
-    await change(user, "send_mail", enabled=False)
-    return servers
+    async with new_user(container) as user:
+        servers = {name: await user.add_tools(*map(tool, tools), server=name) for name, tools in names.items()}
+        await change(user, "read_file", tags=["safe"])
+        await change(user, "read_mail", tags=["safe", "private"])
+        await change(user, "send_mail", enabled=False)
+        yield Filled(user, servers)
 
 
 async def change(user: TestUser, name: str, **changes: Any) -> dict[str, Any]:
@@ -95,10 +107,9 @@ async def test_tools_of_one_name_are_all_on_some_page(user: TestUser) -> None:
     ],
     ids=str,
 )
-async def test_filters_narrow_the_list_and_add_up(user: TestUser, query: dict[str, Any], names: list[str]) -> None:
-    servers = await fill(user)
-    named = {"server_id": servers[query["server_id"]]} if "server_id" in query else {}
-    found = await pages(user.http, "/tools", limit=2, **{**query, **named})
+async def test_filters_narrow_the_list_and_add_up(filled: Filled, query: dict[str, Any], names: list[str]) -> None:
+    named = {"server_id": filled.servers[query["server_id"]]} if "server_id" in query else {}
+    found = await pages(filled.user.http, "/tools", limit=2, **{**query, **named})
     assert sorted(shown["name"] for page in found for shown in page) == sorted(names)
 
 

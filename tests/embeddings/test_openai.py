@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 
 from app.embeddings.openai import OpenAIEmbedder
 from app.errors import EmbeddingFailed
+from tests.embeddings.healing import ChangesAfter
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, Mode, embed
 
 TEXTS = ["search the web", "send a mail", "read a file"]
@@ -57,20 +58,6 @@ async def embedder(embedding_server: FakeEmbeddingServer) -> AsyncIterator[OpenA
 def unit(text: str) -> Any:
     vector = np.array(embed(text), np.float32)
     return vector / np.linalg.norm(vector)
-
-
-class HealsAfter(list[list[str]]):
-    """The request log of a server that gets well with the request after so many."""
-
-    def __init__(self, server: FakeEmbeddingServer, failures: int) -> None:
-        super().__init__()
-        self._server = server
-        self._failures = failures
-
-    def append(self, texts: list[str]) -> None:
-        super().append(texts)
-        if len(self) > self._failures:
-            self._server.mode = "ok"
 
 
 def test_every_way_to_misbehave_is_covered() -> None:
@@ -125,7 +112,7 @@ async def test_documents_outlast_a_passing_trouble(
     embedder: OpenAIEmbedder, embedding_server: FakeEmbeddingServer, status: int
 ) -> None:
     embedding_server.mode, embedding_server.status = "status", status
-    embedding_server.requests = HealsAfter(embedding_server, failures=3)
+    embedding_server.requests = ChangesAfter(embedding_server, 3, "ok")
     assert (await embedder.embed_documents(TEXTS)).shape == (3, DIMENSION)
     assert len(embedding_server.requests) == 4
 

@@ -52,9 +52,10 @@ async def rows(container: Container, statement: str, **parameters: Any) -> list[
 async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 15.0) -> T:
     """What `look` sees, as soon as that is true."""
     async with asyncio.timeout(seconds):
-        while not (seen := await look()):
+        while True:
+            if seen := await look():
+                return seen
             await asyncio.sleep(0.02)
-    return seen
 
 
 async def send(user: TestUser, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:

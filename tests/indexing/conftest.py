@@ -14,7 +14,7 @@ from tests.conftest import TestUser, make_database, make_settings, new_user
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, running_embedding_server
 from tests.indexing.by_hand import Hand, rows
 
-INDEX_TIMEOUT_S = 1.0
+INDEX_TIMEOUT_S = 0.6
 
 
 @pytest.fixture(autouse=True)

@@ -41,9 +41,7 @@ async def test_a_run_queued_by_another_replica_is_found_without_being_woken(hand
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
 
 
-async def test_a_woken_worker_begins_at_once(
-    hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_woken_worker_begins_at_once(hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.indexing.worker._IDLE_S", 60.0)
     async with working(hand) as worker:
         await asyncio.sleep(0.05)
@@ -145,7 +143,7 @@ async def test_a_long_outage_leaves_no_trail_of_vain_runs(
 async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pending(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    """The list of pending servers is read, then the embedder is asked, then they are queued: much can happen between."""
+    """The list of pending servers is read, then the embedder is asked, then they are queued: time enough for that."""
     doomed = await add_pending(hand, alice, fake, "doomed")
     late = await add_pending(hand, alice, fake, "late")
     fake.mode, fake.hang_s, fake.requests = "hang", 0.2, []

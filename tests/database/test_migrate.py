@@ -1,0 +1,155 @@
+"""Up, down, at the same time, and the servers that are refused."""
+
+import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+import app.database.migrate
+from app.database.migrate import migrate, newest_revision, parsed_version
+from app.errors import ConfigurationError
+from app.wiring import open_container, owned_database
+from tests.conftest import OpenService, make_settings
+
+
+def tables(url: str) -> set[str]:
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+    return {name for (name,) in rows}
+
+
+def test_up_down_and_up_again(fresh_database: str) -> None:
+    assert tables(fresh_database) == set()
+    assert migrate(fresh_database) == newest_revision()
+    made = tables(fresh_database)
+    assert {"users", "mcp_tools", "index_runs"} < made
+    assert migrate(fresh_database, revision="base") == "base"
+    assert tables(fresh_database) == {"alembic_version"}
+    assert migrate(fresh_database) == newest_revision()
+    assert tables(fresh_database) == made
+
+
+def test_one_step_down_and_up_again(fresh_database: str) -> None:
+    migrate(fresh_database)
+    assert migrate(fresh_database, revision="-1") != newest_revision()
+    assert migrate(fresh_database) == newest_revision()
+
+
+def test_a_schema_that_is_up_to_date_is_left_alone(fresh_database: str) -> None:
+    migrate(fresh_database)
+    with psycopg.connect(fresh_database, autocommit=True) as connection:
+        connection.execute("INSERT INTO users (id) VALUES ('alice')")
+        assert migrate(fresh_database) == newest_revision()
+        assert connection.execute("SELECT id FROM users").fetchall() == [("alice",)]
+
+
+async def test_a_database_that_has_served_can_be_taken_down(open_service: OpenService) -> None:
+    """With its vector index, which no migration made."""
+    async with open_service() as service:
+        url = service.database.engine.url.render_as_string(hide_password=False)
+    assert await asyncio.to_thread(migrate, url, revision="base") == "base"
+
+
+def test_replicas_that_start_together_migrate_once(fresh_database: str) -> None:
+    with ThreadPoolExecutor(4) as replicas:
+        revisions = list(replicas.map(migrate, [fresh_database] * 4))
+    assert revisions == [newest_revision()] * 4
+    assert "users" in tables(fresh_database)
+
+
+def test_a_superuser_is_refused_in_production_and_taken_elsewhere(fresh_database: str) -> None:
+    with pytest.raises(ConfigurationError, match="superuser.*production"):
+        migrate(fresh_database, production=True)
+    assert tables(fresh_database) == set()
+    assert migrate(fresh_database, production=False) == newest_revision()
+
+
+def test_an_old_pgvector_is_refused_with_what_to_do(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(app.database.migrate, "MINIMUM_PGVECTOR", (99, 0))
+        with pytest.raises(ConfigurationError, match="too old.*ALTER EXTENSION vector UPDATE"):
+            migrate(fresh_database)
+    assert tables(fresh_database) == set()
+    assert migrate(fresh_database) == newest_revision()
+
+
+@pytest.mark.parametrize(
+    ("version", "parsed"), [("0.8.4", (0, 8, 4)), ("0.10.0", (0, 10, 0)), ("1.0", (1, 0)), ("0.8", (0, 8))]
+)
+def test_versions_are_compared_by_number(version: str, parsed: tuple[int, ...]) -> None:
+    assert parsed_version(version) == parsed
+
+
+def test_a_later_version_is_greater_however_it_is_spelled() -> None:
+    assert parsed_version("0.10.0") > parsed_version("0.8.4") > parsed_version("0.8.3") > parsed_version("0.8")
+
+
+def closed_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+    return port
+
+
+def test_a_database_that_does_not_answer_is_refused_with_its_reason() -> None:
+    with pytest.raises(ConfigurationError, match="DATABASE_URL does not answer: .*refused"):
+        migrate(f"postgresql://someone:canary@127.0.0.1:{closed_port()}/nothing")
+
+
+def test_a_database_that_is_not_there_is_refused_with_its_reason(fresh_database: str) -> None:
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        migrate(fresh_database.replace("/test_", "/no_such_"))
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "postgresql://u:canary@127.0.0.1:port/x", "://", "postgresql://[::1/x"], ids=ascii
+)
+def test_an_address_that_cannot_be_read_is_refused_without_repeating_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="DATABASE_URL") as refusal:
+        migrate(url)
+    assert "canary" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_whichever_of_its_names_postgres_is_called_by_will_do(fresh_database: str, scheme: str) -> None:
+    assert migrate(fresh_database.replace("postgresql:", f"{scheme}:")) == newest_revision()
+
+
+SECRET_KEYS = {
+    "missing": (None, "TOOLSCOUT_SECRET_KEY is missing"),
+    "short": ("c2hvcnQ=", "holds 5 bytes, not 32"),
+    "not base64": ("?" * 44, "is not base64"),
+}
+
+
+@pytest.mark.parametrize(("secret_key", "reason"), SECRET_KEYS.values(), ids=SECRET_KEYS)
+async def test_a_database_of_ones_own_needs_a_proper_secret_key(
+    fresh_database: str, tmp_path: Path, secret_key: str | None, reason: str
+) -> None:
+    settings = make_settings(tmp_path, database_url=SecretStr(fresh_database))
+    changes = {"secret_key": None if secret_key is None else SecretStr(secret_key)}
+    with pytest.raises(ConfigurationError, match=f"{reason}.*openssl rand -base64 32"):
+        async with open_container(settings.model_copy(update=changes), fresh_database):
+            pass
+    async with open_container(settings, fresh_database) as service:
+        await service.database.ping()
+
+
+async def test_the_embedded_postgres_is_refused_in_production(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="production needs DATABASE_URL"):
+        async with owned_database(make_settings(tmp_path, environment="production")):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_named_database_is_taken_as_it_is_in_any_environment(tmp_path: Path) -> None:
+    url = "postgresql://db/toolscout"
+    for environment in ("development", "production"):
+        settings = make_settings(tmp_path, environment=environment, database_url=SecretStr(url))
+        async with owned_database(settings) as taken:
+            assert taken == url
+    assert list(tmp_path.iterdir()) == []

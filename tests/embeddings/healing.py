@@ -1,0 +1,18 @@
+"""A fake embedding server that changes its ways by itself, with a certain request."""
+
+from tests.fakes.embedding_server import FakeEmbeddingServer, Mode
+
+
+class ChangesAfter(list[list[str]]):
+    """A request log to put in place of the server's: after so many requests the server is in another mode."""
+
+    def __init__(self, server: FakeEmbeddingServer, requests: int, mode: Mode) -> None:
+        super().__init__()
+        self._server = server
+        self._requests = requests
+        self._mode: Mode = mode
+
+    def append(self, texts: list[str]) -> None:
+        super().append(texts)
+        if len(self) > self._requests:
+            self._server.mode = self._mode
