@@ -105,21 +105,26 @@ async def _serve(settings: Settings, _options: argparse.Namespace) -> int:
         # uvicorn raises the signal that stopped it once more when it is done, which must not end us half-closed
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.SIG_IGN)
-        await _Server(config, greeting).serve()
+        await _Server(config, greeting, container.draining).serve()
     return 0
 
 
 class _Server(uvicorn.Server):
-    """Greets when the port is open, and not before."""
+    """Greets when the port is open, and not before; says when it begins to stop."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+    def __init__(self, config: uvicorn.Config, greeting: str, draining: asyncio.Event) -> None:
         super().__init__(config)
         self._greeting = greeting
+        self._draining = draining
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             print(self._greeting, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._draining.set()
+        await super().shutdown(sockets)
 
 
 async def _greeting(container: Container) -> str:

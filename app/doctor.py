@@ -12,7 +12,7 @@ from app.database.engine import driver_url
 from app.database.migrate import check_server, current_revision, newest_revision
 from app.errors import ToolscoutError
 from app.settings import Settings
-from app.wiring import open_container, reachable_database, secret_key
+from app.wiring import reachable_database, read_active_model, secret_key, wanted_embedder
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,15 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Later steps stand on earlier ones: it ends at the first that fails."""
+    """Later steps stand on earlier ones: it ends at the first that fails. It changes nothing."""
     findings: list[Finding] = []
     async with AsyncExitStack() as closing:
         try:
             findings.append(_settings(settings))
             url = await closing.enter_async_context(reachable_database(settings))
             findings.append(await asyncio.to_thread(_database, settings, url))
-            findings.append(await _embedder(settings, url))
+            if findings[-1].ok:
+                findings.append(await _embedder(settings, url))
         except ToolscoutError as error:
             subject = ("settings", "database", "embedder")[len(findings)]
             findings.append(Finding(subject, ok=False, message=error.message))
@@ -61,9 +62,13 @@ def _database(settings: Settings, url: str) -> Finding:
 
 
 async def _embedder(settings: Settings, url: str) -> Finding:
-    quiet = settings.model_copy(update={"index_concurrency": 0})
-    async with open_container(quiet, url) as container:
-        await container.discoverer.queries.embed("doctor", "is anyone there?")
-        model = container.model
-        message = "; ".join((f"{model.id} answers, {model.dimension} dimensions", *container.warnings))
-        return Finding("embedder", ok=not container.warnings, message=message)
+    embedder = await asyncio.to_thread(wanted_embedder, settings)
+    try:
+        dimension = len(await embedder.embed_query("is anyone there?"))
+    finally:
+        await embedder.aclose()
+    active = await asyncio.to_thread(read_active_model, url)
+    if active is not None and active.id != embedder.model:
+        message = f"the settings name {embedder.model}, but {active.id} is active and goes on serving"
+        return Finding("embedder", ok=False, message=message)
+    return Finding("embedder", ok=True, message=f"{embedder.model} answers, {dimension} dimensions")

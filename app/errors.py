@@ -13,6 +13,7 @@ ToolscoutError
 │   └── DatabaseDown        503  unavailable
 ├── EmbeddingFailed         503  embedding_failed     caught by the ladder and by the indexer
 ├── QueryFailed             500  query_failed         a statement failed; caught by the ladder
+│   └── QueryInterrupted    503  unavailable          a deadlock or a time-out: it may go well the next time
 └── ConfigurationError      500  CONFIGURATION_ERROR  refuses to start
 
 Doors render these; rooms below the doors never know about HTTP.
@@ -120,10 +121,25 @@ class EmbeddingFailed(ToolscoutError):
         super().__init__(message)
         self.reason = reason
 
+    @property
+    def passing(self) -> bool:
+        """Whether the embedder as a whole is down, rather than unable to take one text."""
+        return self.reason in ("timeout", "unreachable", "closed", "status_429") or self.reason.startswith("status_5")
+
 
 class QueryFailed(ToolscoutError):
     code = "query_failed"
     title = "The database refused a statement"
+
+
+class QueryInterrupted(QueryFailed):
+    code = "unavailable"
+    status = 503
+    title = "The database broke a statement off"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "1"}
 
 
 class ConfigurationError(ToolscoutError):

@@ -20,6 +20,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
+    Sequence,
     Table,
     Text,
     UniqueConstraint,
@@ -35,6 +36,8 @@ TERM_SPACE = 1_000_000_000
 """Terms are hashed into this many places, the most that a `sparsevec` has."""
 
 metadata = MetaData()
+
+catalog_versions = Sequence("catalog_versions", metadata=metadata)
 
 
 def _required(name: str, kind: object, default: str | None = None) -> Column[object]:
@@ -53,7 +56,7 @@ users = Table(
     _required("settings", JSONB, "'{}'"),
     _required("discovery_enabled", Boolean, "true"),
     # rises with every change of what the user can see: caches are keyed by it
-    _required("catalog_version", BigInteger, "0"),
+    _required("catalog_version", BigInteger, "nextval('catalog_versions')"),
     # stored, never estimated: they decide between exact search and HNSW
     _required("tool_count", Integer, "0"),
     _required("ann", Boolean, "false"),
@@ -94,6 +97,7 @@ mcp_servers = Table(
     _required("config_version", Integer, "1"),
     _required("tool_count", Integer, "0"),
     _required("pending_count", Integer, "0"),
+    _required("pending_tries", Integer, "0"),
     _created_at(),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     PrimaryKeyConstraint("user_id", "id"),
@@ -199,6 +203,7 @@ index_runs = Table(
     _required("server_id", Text),
     _required("state", Text, "'queued'"),
     _required("force", Boolean, "false"),
+    _required("accept_empty", Boolean, "false"),
     # the pushed list, word for word, until the run has ended: an accepted list is never lost
     Column("payload", LargeBinary),
     _required("done", Integer, "0"),

@@ -36,5 +36,5 @@ class Sealer:
         nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         try:
             return self._cipher.decrypt(nonce, ciphertext, owner.as_bytes())
-        except InvalidTag as error:
+        except (InvalidTag, ValueError) as error:
             raise ConfigurationError("a stored credential does not open with TOOLSCOUT_SECRET_KEY") from error

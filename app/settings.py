@@ -92,7 +92,7 @@ class Settings(BaseSettings):
 def decoded_secret_key(text: str) -> bytes:
     try:
         key = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except (binascii.Error, ValueError) as error:
         raise ConfigurationError(
             "TOOLSCOUT_SECRET_KEY is not base64; make one with `openssl rand -base64 32`"
         ) from error

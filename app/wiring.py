@@ -34,6 +34,7 @@ from app.indexing.reindex import Indexer
 from app.indexing.worker import Worker
 from app.sealing import Sealer
 from app.search.hybrid import HybridSearch
+from app.search.lexical import MAX_DIMENSION
 from app.search.vector import ensure_hnsw
 from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
 from app.telemetry import Metrics
@@ -53,6 +54,8 @@ class Container:
     worker: Worker
     metrics: Metrics
     warnings: tuple[str, ...]
+    draining: asyncio.Event
+    """Set when the service is about to stop: whoever waits for something long answers with what there is."""
 
 
 @asynccontextmanager
@@ -67,7 +70,13 @@ async def open_container(settings: Settings, url: str) -> AsyncIterator[Containe
         metrics = Metrics()
         count_tokens = await asyncio.to_thread(token_counter)
         indexer = Indexer(
-            database, embedder, count_tokens, metrics, settings.max_tools_per_server, settings.search_ann_above
+            database=database,
+            embedder=embedder,
+            dimension=model.dimension,
+            count_tokens=count_tokens,
+            metrics=metrics,
+            max_tools=settings.max_tools_per_server,
+            ann_above=settings.search_ann_above,
         )
         worker = Worker(indexer, settings.index_concurrency, settings.pending_retry_s)
         worker.start()
@@ -91,6 +100,7 @@ async def open_container(settings: Settings, url: str) -> AsyncIterator[Containe
             worker=worker,
             metrics=metrics,
             warnings=warnings,
+            draining=asyncio.Event(),
         )
 
 
@@ -160,9 +170,9 @@ async def _embedder(
     settings: Settings, url: str, closing: AsyncExitStack
 ) -> tuple[Embedder, ActiveModel, tuple[str, ...]]:
     """The active model's embedder. Other settings change nothing by themselves: vectors of two models never meet."""
-    wanted = await asyncio.to_thread(_wanted_embedder, settings)
+    wanted = await asyncio.to_thread(wanted_embedder, settings)
     closing.push_async_callback(wanted.aclose)
-    model = await asyncio.to_thread(_active_model, url) or await _first_model(wanted, url)
+    model = await asyncio.to_thread(read_active_model, url) or await _first_model(wanted, url)
     if wanted.model == model.id:
         return _bound(wanted, model), model, ()
     active = await asyncio.to_thread(_active_embedder, settings, model)
@@ -172,7 +182,7 @@ async def _embedder(
     return _bound(active, model), model, (warning,)
 
 
-def _wanted_embedder(settings: Settings) -> Embedder:
+def wanted_embedder(settings: Settings) -> Embedder:
     if settings.embedding_provider == "local":
         return LocalEmbedder(settings.local_model)
     return _openai_embedder(settings, settings.embedding_model or DEFAULT_MODEL)
@@ -204,7 +214,7 @@ def _bound(embedder: Embedder, model: ActiveModel) -> Embedder:
     return embedder
 
 
-def _active_model(url: str) -> ActiveModel | None:
+def read_active_model(url: str) -> ActiveModel | None:
     with _owner_connection(url) as connection:
         return active_model(connection)
 
@@ -217,6 +227,8 @@ async def _first_model(embedder: Embedder, url: str) -> ActiveModel:
         raise ConfigurationError(
             f"the first start needs the embedder, to learn its dimension: {error.message}"
         ) from error
+    if dimension > MAX_DIMENSION:
+        raise ConfigurationError(f"the model has {dimension} dimensions; at most {MAX_DIMENSION} fit a row")
     return await asyncio.to_thread(_activate, url, embedder, dimension)
 
 

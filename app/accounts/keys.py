@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from sqlalchemy import Row, func, insert, or_, select, text, update
+from sqlalchemy.exc import IntegrityError
 
 from app.accounts.users import get_user
 from app.database.engine import Session
@@ -36,7 +37,7 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class NewKey:
-    """What to make; and, beside the stored `ApiKey`, the only moment at which the key itself is known."""
+    """What to make."""
 
     kind: KeyKind
     name: str | None = None
@@ -45,6 +46,7 @@ class NewKey:
 
 
 async def create_key(session: Session, wanted: NewKey) -> tuple[ApiKey, str]:
+    """The key itself is known here and never again."""
     if (wanted.kind == "user") != (wanted.user_id is not None):
         raise InvalidInput("a user key needs `user_id`; service and admin keys take none")
     if wanted.user_id is not None:
@@ -59,7 +61,10 @@ async def create_key(session: Session, wanted: NewKey) -> tuple[ApiKey, str]:
         user_id=wanted.user_id,
         expires_at=wanted.expires_at,
     )
-    row = (await session.execute(statement.returning(api_keys))).one()
+    try:
+        row = (await session.execute(statement.returning(api_keys))).one()
+    except IntegrityError as error:
+        raise NotFound("there is no such user") from error
     return _api_key(row), secret
 
 

@@ -1,5 +1,7 @@
 """REST: users and keys, for administrators."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -11,9 +13,11 @@ from app.accounts.keys import KeyKind
 from app.accounts.users import USER_ID_PATTERN
 from app.api.intake import StrictRoute
 from app.api.shapes import Input, Items, Name, Output, given, items
+from app.database.engine import Session
 from app.dependencies import Administering, Paged, SystemSession, Wired
 from app.errors import InvalidInput
 from app.search.ranking import Strategy
+from app.wiring import Container
 
 router = APIRouter(tags=["accounts"], route_class=StrictRoute)
 
@@ -98,19 +102,19 @@ async def get_user(user_id: str, session: SystemSession) -> UserOut:
 
 
 @router.patch("/users/{user_id}")
-async def change_user(user_id: str, body: UserChanges, session: SystemSession, container: Wired) -> UserOut:
+async def change_user(user_id: str, body: UserChanges, container: Wired, _: Administering) -> UserOut:
     changes = given(body)
     if "settings" in changes:
         changes["settings"] = body.settings.model_dump(exclude_none=True)
-    user = await users.update_user(session, user_id, changes)
-    container.keyring.forget()
+    async with _forgetting(container) as session:
+        user = await users.update_user(session, user_id, changes)
     return UserOut.model_validate(user)
 
 
 @router.delete("/users/{user_id}", status_code=204)
-async def delete_user(user_id: str, session: SystemSession, container: Wired) -> Response:
-    await users.delete_user(session, user_id)
-    container.keyring.forget()
+async def delete_user(user_id: str, container: Wired, _: Administering) -> Response:
+    async with _forgetting(container) as session:
+        await users.delete_user(session, user_id)
     return Response(status_code=204)
 
 
@@ -127,9 +131,17 @@ async def list_keys(session: SystemSession, page: Paged) -> Items[KeyOut]:
 
 
 @router.delete("/keys/{key_id}", status_code=204)
-async def revoke_key(key_id: str, session: SystemSession, container: Wired, caller: Administering) -> Response:
+async def revoke_key(key_id: str, container: Wired, caller: Administering) -> Response:
     if key_id == caller.key_id:
         raise InvalidInput("a key cannot revoke itself: use another admin key, so that nobody locks themselves out")
-    await keys.revoke_key(session, key_id)
-    container.keyring.forget()
+    async with _forgetting(container) as session:
+        await keys.revoke_key(session, key_id)
     return Response(status_code=204)
+
+
+@asynccontextmanager
+async def _forgetting(container: Container) -> AsyncIterator[Session]:
+    """What this process remembers of callers ends when the change has been committed, and not before."""
+    async with container.database.system_transaction() as session:
+        yield session
+    container.keyring.forget()

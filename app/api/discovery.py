@@ -40,7 +40,9 @@ class DiscoverBody(Input):
     project_id: Identifier | None = None
     strategy: Strategy | None = None
     max_tokens: int | None = Field(None, ge=1, description="bounds the size of the definitions")
-    keep: Ids | None = Field(None, description="tool keys that the model was given before: they come first, in order")
+    keep: Annotated[list[Identifier], Field(max_length=200)] | None = Field(
+        None, description="tool keys that the model was given before: they come first, in order"
+    )
     format: Format = "mcp"
     explain: bool = False
 

@@ -81,6 +81,11 @@ class _StrictRequest(Request):
             raise json.JSONDecodeError(error.message, "", 0) from error
 
 
+def require_json(request: Request) -> None:
+    if "json" not in request.headers.get("content-type", "").lower():
+        raise UnsupportedMediaType("send JSON, with the header `Content-Type: application/json`")
+
+
 class StrictRoute(APIRoute):
     """Parses bodies with our own strict JSON reader: the default one answers 500 to a lone surrogate or NaN."""
 
@@ -89,8 +94,8 @@ class StrictRoute(APIRoute):
         takes_body = self.body_field is not None
 
         async def strict(request: Request) -> Response:
-            if takes_body and "json" not in request.headers.get("content-type", "").lower():
-                raise UnsupportedMediaType("send JSON, with the header `Content-Type: application/json`")
+            if takes_body:
+                require_json(request)
             return await handler(_StrictRequest(request.scope, request.receive))
 
         return strict

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from app.api.intake import StrictRoute
+from app.api.intake import StrictRoute, require_json
 from app.api.shapes import Input, Items, Name, Output, Tags, given, items
 from app.catalog import servers
 from app.catalog.servers import NewServer, Transport
@@ -19,6 +20,7 @@ from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
 from app.errors import InvalidInput
 from app.indexing import jobs
 from app.indexing.jobs import Run, RunState
+from app.protocol import parse_json
 from app.wiring import Container
 
 router = APIRouter(tags=["servers"], route_class=StrictRoute)
@@ -110,11 +112,26 @@ class RunOut(Output):
 
 class PushBody(Input):
     tools: list[Any] = Field(
+        max_length=100_000,
         description="the server's whole list, as MCP tools",
         examples=[
             [{"name": "search_repositories", "description": "Search repositories", "inputSchema": {"type": "object"}}]
         ],
     )
+
+
+# Not declared as a parameter: FastAPI would parse megabytes, on the event loop, before it looks at the key.
+_PUSH_BODY = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": PushBody.model_json_schema()}}}
+}
+
+
+def checked_push(body: bytes) -> bytes:
+    try:
+        PushBody.model_validate(parse_json(body))
+    except ValidationError as error:
+        raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in error.errors()]) from error
+    return body
 
 
 def checked_url(url: str) -> str:
@@ -141,7 +158,8 @@ def check_transport(transport: Transport, url: str | None) -> None:
 
 
 def show_run(run: Run) -> RunOut:
-    return RunOut.model_validate({**vars(run), "progress": {"done": run.done, "total": run.total}})
+    progress = {"done": run.done, "total": run.total}
+    return RunOut.model_validate({**vars(run), "counts": run.all_counts, "progress": progress})
 
 
 @router.post("/servers", status_code=201)
@@ -186,10 +204,9 @@ async def delete_server(server_id: str, session: Session, tenant: Tenant, contai
     return Response(status_code=204)
 
 
-@router.put("/servers/{server_id}/tools", status_code=202, responses={200: {"model": RunOut}})
+@router.put("/servers/{server_id}/tools", status_code=202, responses={200: {"model": RunOut}}, openapi_extra=_PUSH_BODY)
 async def push_tools(
     server_id: str,
-    body: PushBody,
     request: Request,
     response: Response,
     tenant: Tenant,
@@ -200,10 +217,11 @@ async def push_tools(
     force: Force = False,
 ) -> RunOut:
     """Replaces the server's tools by this list. The list is stored with its run: 202 means that it will be done."""
-    del body  # only checked: the run keeps the bytes as they came
+    require_json(request)
+    body = await asyncio.to_thread(checked_push, await request.body())
     async with container.database.transaction(tenant.id) as session:
         await servers.get_server(session, tenant.id, server_id)
-        run = await jobs.enqueue(session, tenant.id, server_id, await request.body(), force=force)
+        run = await jobs.enqueue(session, tenant.id, server_id, body, force=force)
     return await _accepted(container, run, response, wait=wait)
 
 
@@ -258,7 +276,7 @@ async def _ended(container: Container, run: Run) -> Run:
     """Looks again and again, each time in a short transaction of its own: the run may be on another replica."""
     deadline = time.monotonic() + _WAIT_LIMIT_S
     pause_s = _WAIT_STEP_S
-    while not run.finished and time.monotonic() < deadline:
+    while not run.finished and not container.draining.is_set() and time.monotonic() < deadline:
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.5)
         async with container.database.transaction(run.user_id) as session:

@@ -1,5 +1,7 @@
 """REST: a user's tools, and the native tools that every answer includes."""
 
+import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -14,8 +16,9 @@ from app.catalog.tools import ToolFilter
 from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
 from app.errors import InvalidInput
 from app.indexing.listing import read_listing
-from app.indexing.plan import definition_tokens
+from app.indexing.plan import CountTokens, definition_tokens
 from app.models import EVERYONE
+from app.protocol import ToolDefinition
 
 router = APIRouter(tags=["tools"], route_class=StrictRoute)
 
@@ -102,12 +105,16 @@ async def replace_core_tools(body: CoreToolsBody, container: Wired, caller: Writ
         raise InvalidInput(f"the tool {first.name!r} is refused: {first.reason}")
     if listing.warnings:
         raise InvalidInput(listing.warnings[0])
-    counted = [(tool, definition_tokens(tool, container.count_tokens)) for tool in listing.tools]
+    counted = await asyncio.to_thread(_counted, listing.tools, container.count_tokens)
     owner = _owner(caller)
     database = container.database
     async with database.system_transaction() if owner == EVERYONE else database.transaction(owner) as session:
         await core_tools.replace_core_tools(session, owner, counted)
     return CoreToolsOut(tools=[tool.as_mcp() for tool in listing.tools])
+
+
+def _counted(tools: Sequence[ToolDefinition], count_tokens: CountTokens) -> list[tuple[ToolDefinition, int]]:
+    return [(tool, definition_tokens(tool, count_tokens)) for tool in tools]
 
 
 def _owner(caller: Caller) -> str:

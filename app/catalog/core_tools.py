@@ -20,6 +20,8 @@ async def own_core_tools(session: Session, owner: str) -> list[Json]:
 
 async def replace_core_tools(session: Session, owner: str, tools: Sequence[tuple[ToolDefinition, int]]) -> None:
     """`owner` is a user's id, or `EVERYONE`, which needs the system's scope."""
+    # first, since it waits for whoever writes at the same time: what they wrote must be there to be deleted
+    await (bump_every_catalog(session) if owner == EVERYONE else bump_catalog(session, owner))
     await session.execute(delete(core_tools).where(core_tools.c.user_id == owner))
     rows = [
         {
@@ -34,4 +36,3 @@ async def replace_core_tools(session: Session, owner: str, tools: Sequence[tuple
     ]
     if rows:
         await session.execute(insert(core_tools), rows)
-    await (bump_every_catalog(session) if owner == EVERYONE else bump_catalog(session, owner))

@@ -56,7 +56,8 @@ _OFFERS = f"""
     {_TOOL} WHERE {VISIBLE} AND v.tool_id = ANY(%(tool_ids)s)
     UNION ALL (
         SELECT c.id, NULL, NULL, c.name, c.definition ->> 'title', c.definition ->> 'description',
-               (c.definition -> 'inputSchema')::text, NULL, NULL, c.tokens, false
+               (c.definition -> 'inputSchema')::text, (c.definition -> 'outputSchema')::text,
+               (c.definition -> 'annotations')::text, c.tokens, false
         FROM core_tools c
         WHERE %(core)s AND (c.user_id = %(user_id)s OR c.user_id = %(everyone)s)
         ORDER BY c.user_id, c.position

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import orjson
 from sqlalchemy import Row, delete, func, insert, select, update
@@ -13,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from app.catalog.visibility import decide_again
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
-from app.database.rows import record
+from app.database.rows import constraint_of, record
 from app.errors import Conflict, NotFound
 from app.models import mcp_servers
 from app.sealing import Owner, Sealer
@@ -68,6 +69,8 @@ async def create_server(session: Session, sealer: Sealer, user_id: str, wanted: 
     try:
         row = (await session.execute(insert(mcp_servers).values(**values).returning(mcp_servers))).one()
     except IntegrityError as error:
+        if constraint_of(error) != "mcp_servers_name":
+            raise NotFound("there is no such user") from error
         raise Conflict(f"there is already a server named {wanted.name!r}") from error
     return _server(row)
 
@@ -93,6 +96,8 @@ async def update_server(
     session: Session, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
 ) -> Server:
     values = dict(changes)
+    if "url" in values and not await _same_origin(session, user_id, server_id, values["url"]):
+        values.setdefault("headers", {})  # a credential is for the host that it was given for
     if "headers" in values:
         values |= _sealed(sealer, user_id, server_id, values.pop("headers"))
     if {"url", "transport", "sealed_headers"} & values.keys():
@@ -120,6 +125,16 @@ async def owner_of(session: Session, server_id: str) -> str:
     if user_id is None:
         raise _missing()
     return str(user_id)
+
+
+async def _same_origin(session: Session, user_id: str, server_id: str, url: str | None) -> bool:
+    before = await session.scalar(select(mcp_servers.c.url).where(*_this(user_id, server_id)))
+    return _origin(before) == _origin(url)
+
+
+def _origin(url: str | None) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url or "")
+    return parts.scheme, parts.hostname, parts.port
 
 
 def _this(user_id: str, server_id: str) -> tuple[Any, Any]:

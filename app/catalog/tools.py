@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, any_, func, literal, select, update
 
-from app.catalog.visibility import bump_catalog, decide_again
+from app.catalog.visibility import bump_catalog, decide_again, lock_server
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
@@ -69,22 +69,23 @@ async def update_tool(session: Session, user_id: str, tool_id: str, changes: Map
     """A person's own switch is told apart from what a default or a rule decided."""
     values = dict(changes) | ({"enabled_by": "user"} if "enabled" in changes else {})
     this = mcp_tools.c.user_id == user_id, mcp_tools.c.id == tool_id
-    statement = update(mcp_tools).where(*this).values(**values, updated_at=func.now())
-    server_id = await session.scalar(statement.returning(mcp_tools.c.server_id))
-    if server_id is None:
+    server_id = await session.scalar(select(mcp_tools.c.server_id).where(*this))
+    if server_id is None or await lock_server(session, user_id, server_id) is None:
         raise _missing()
+    await session.execute(update(mcp_tools).where(*this).values(**values, updated_at=func.now()))
     await decide_again(session, user_id, server_id)
 
 
 async def recount(session: Session, user_id: str, ann_above: int) -> None:
     """Keeps the user's stored count, and moves the user's vectors into or out of HNSW when it crosses the line."""
-    count = select(func.count()).select_from(mcp_tools).where(mcp_tools.c.user_id == user_id).scalar_subquery()
-    statement = update(users).where(users.c.id == user_id).values(tool_count=count, ann=count > ann_above)
-    ann = await session.scalar(statement.returning(users.c.ann))
+    # first, since it waits for the user's row: the statement that counts must begin after other writers have ended
+    await bump_catalog(session, user_id)
+    count = await session.scalar(select(func.count()).select_from(mcp_tools).where(mcp_tools.c.user_id == user_id))
+    ann = count > ann_above
+    await session.execute(update(users).where(users.c.id == user_id).values(tool_count=count, ann=ann))
     vectors = mcp_tool_embeddings
     misplaced = vectors.c.user_id == user_id, vectors.c.ann != ann
     await session.execute(update(vectors).where(*misplaced).values(ann=ann))
-    await bump_catalog(session, user_id)
 
 
 def _managed(user_id: str, model: str) -> Select[Any]:

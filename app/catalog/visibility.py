@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from app.database.engine import Session
-from app.models import users
+from app.models import catalog_versions, mcp_servers, users
 
 VISIBLE = """
     v.user_id = %(user_id)s
@@ -25,6 +25,8 @@ VISIBLE = """
     AND (%(tags)s::text[] IS NULL OR v.tags && %(tags)s::text[])
 """
 """Follows WHERE; `v` is `mcp_tool_embeddings`."""
+
+_NEXT_VERSION = catalog_versions.next_value()
 
 _DECISION = "t.enabled AND s.enabled AS enabled, t.tags || s.tags AS tags"
 _TOOLS = """
@@ -68,6 +70,14 @@ async def decisions(session: Session, user_id: str, server_id: str) -> dict[str,
     return {tool_id: Decision(enabled, tags) for tool_id, enabled, tags in rows}
 
 
+async def lock_server(session: Session, user_id: str, server_id: str) -> str | None:
+    """The server's name; None where it has gone. Whoever changes what is visible of a server holds this lock first, so
+    that a decision is never made beside another that has not been committed yet."""
+    this = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
+    name: str | None = await session.scalar(select(mcp_servers.c.name).where(*this).with_for_update(key_share=True))
+    return name
+
+
 async def decide_again(session: Session, user_id: str, server_id: str) -> None:
     """After a switch or a tag of the server or of one of its tools has changed."""
     statement = f"""
@@ -82,11 +92,9 @@ async def decide_again(session: Session, user_id: str, server_id: str) -> None:
 
 async def bump_catalog(session: Session, user_id: str) -> None:
     """What any process remembers of the user's catalogue ends with this transaction's commit."""
-    await session.execute(
-        update(users).where(users.c.id == user_id).values(catalog_version=users.c.catalog_version + 1)
-    )
+    await session.execute(update(users).where(users.c.id == user_id).values(catalog_version=_NEXT_VERSION))
 
 
 async def bump_every_catalog(session: Session) -> None:
     """After a change that all users see; needs the system's scope."""
-    await session.execute(update(users).values(catalog_version=users.c.catalog_version + 1))
+    await session.execute(update(users).values(catalog_version=_NEXT_VERSION))

@@ -1,7 +1,7 @@
 """Connections and transactions: the only place that commits, and where the driver's errors end."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,11 @@ from pgvector.psycopg import register_vector_async
 from psycopg import sql
 from sqlalchemy import Executable, event
 from sqlalchemy.engine import CursorResult, ScalarResult, make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from app.errors import DatabaseDown, QueryFailed
+from app.errors import ConfigurationError, DatabaseDown, QueryFailed, QueryInterrupted
 
 APP_ROLE = "toolscout_app"
 
@@ -32,7 +32,12 @@ _ON_CONNECT = f"""
 
 _SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
 _USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
+_SNAPSHOT = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('app.user_id', {}, true)")
 
+
+# SQLSTATEs: connections lost and servers that stop; and what may go well the next time: deadlocks, time-outs, no room
+_DOWN = ("08", "57P0")
+_PASSING = ("40001", "40P01", "57014", "55P03", "53", "25006")
 
 _CONNECTION_LOST = (
     OperationalError,
@@ -45,7 +50,10 @@ _CONNECTION_LOST = (
 
 def driver_url(url: str) -> str:
     """The same address, spoken through psycopg, whichever of Postgres's names the operator wrote."""
-    return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    try:
+        return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigurationError("DATABASE_URL is not an address: postgresql://user:password@host:port/name") from error
 
 
 @dataclass(frozen=True)
@@ -62,22 +70,37 @@ class Session:
     async def execute(
         self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> CursorResult[*tuple[Any, ...]]:
-        return await self._connection.execute(statement, rows)
+        with self._errors_sorted():
+            return await self._connection.execute(statement, rows)
 
     async def scalar(self, statement: Executable) -> Any:
-        return await self._connection.scalar(statement)
+        with self._errors_sorted():
+            return await self._connection.scalar(statement)
 
     async def scalars(self, statement: Executable) -> ScalarResult[Any]:
-        return await self._connection.scalars(statement)
+        with self._errors_sorted():
+            return await self._connection.scalars(statement)
 
     async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        try:
+        with self._errors_sorted():
             cursor = await self._driver.execute(statement, parameters)
             return await cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            if self._driver.closed:
+
+    @contextmanager
+    def _errors_sorted(self) -> Iterator[None]:
+        """Whichever way a statement took: lost connections go on to the transaction, broken rules to the caller."""
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except (DBAPIError, psycopg.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            state = getattr(cause, "sqlstate", None) or ""
+            if self._driver.closed or state.startswith(_DOWN):
                 raise
-            raise QueryFailed("a statement failed") from error
+            if state.startswith(_PASSING):
+                raise QueryInterrupted("the database broke a statement off; try again shortly") from error
+            raise QueryFailed("the database refused a statement") from error
 
 
 class Database:
@@ -91,6 +114,7 @@ class Database:
             isolation_level="AUTOCOMMIT",  # transactions begin and end below
             connect_args={"connect_timeout": 3},
         )
+        self._pool_size = pool_size
         event.listen(self._engine.sync_engine, "connect", _prepare)
 
     @property
@@ -101,6 +125,12 @@ class Database:
     async def transaction(self, user_id: str) -> AsyncIterator[Session]:
         """Sees and writes the rows of this user alone."""
         async with self._transaction(_USER_SCOPE.format(user_id)) as session:
+            yield session
+
+    @asynccontextmanager
+    async def snapshot(self, user_id: str) -> AsyncIterator[Session]:
+        """The same, for reading alone: all its statements see one moment."""
+        async with self._transaction(_SNAPSHOT.format(user_id)) as session:
             yield session
 
     @asynccontextmanager
@@ -122,12 +152,14 @@ class Database:
             raise DatabaseDown("the database does not answer just now; try again shortly") from error
 
     async def _begun(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
-        try:
-            return await self._begin(begin)
-        except (DBAPIError, psycopg.OperationalError):
-            # The pool may hold connections from before a restart of Postgres: none of them is any good.
-            await self._engine.dispose()
-            return await self._begin(begin)
+        """Every connection of the pool may be from before a restart of Postgres: each is tried once and dropped, until
+        a new one is made. That one's failure is the truth."""
+        for _ in range(self._pool_size):
+            try:
+                return await self._begin(begin)
+            except (psycopg.OperationalError, psycopg.InterfaceError):
+                continue
+        return await self._begin(begin)
 
     async def _begin(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
         connection = await self._engine.connect()

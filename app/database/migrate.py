@@ -1,5 +1,7 @@
 """Brings the schema up to date, once, under a lock; and refuses a server that would not do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -8,10 +10,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from psycopg import errors as postgres_errors
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
-from app.database.engine import driver_url
+from app.database.engine import APP_ROLE, driver_url
 from app.errors import ConfigurationError
 
 MINIMUM_PGVECTOR = (0, 8, 4)
@@ -27,7 +29,10 @@ def migrate(url: str, *, revision: str = "head", production: bool = False) -> st
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _MIGRATION_LOCK})
             check_server(connection, production=production)
             connection.commit()
-            _move(connection, revision)
+            with _role_explained(connection):
+                _move(connection, revision)
+                connection.execute(text(f"SET LOCAL ROLE {APP_ROLE}"))
+            connection.rollback()
             return current_revision(connection) or "base"
     except OperationalError as error:
         raise ConfigurationError(f"the database at DATABASE_URL does not answer: {_first_line(error)}") from error
@@ -64,6 +69,23 @@ def check_server(connection: Connection, *, production: bool) -> None:
         )
 
 
+@contextmanager
+def _role_explained(connection: Connection) -> Iterator[None]:
+    """Making the app's role, and taking it on, are what an owner may lack the right to."""
+    try:
+        yield
+    except ProgrammingError as error:
+        if not isinstance(error.orig, postgres_errors.InsufficientPrivilege):
+            raise
+        connection.rollback()
+        owner = connection.scalar(text("SELECT current_user"))
+        raise ConfigurationError(
+            f"the database's owner may not use the role {APP_ROLE} ({_first_line(error)}); "
+            f"have a superuser run `CREATE ROLE {APP_ROLE} NOLOGIN` unless it is there, "
+            f"and `GRANT {APP_ROLE} TO {owner}`"
+        ) from error
+
+
 def parsed_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
@@ -92,5 +114,5 @@ def _move(connection: Connection, revision: str) -> None:
     connection.commit()
 
 
-def _first_line(error: OperationalError) -> str:
+def _first_line(error: DBAPIError) -> str:
     return str(error.orig).partition("\n")[0]

@@ -34,7 +34,8 @@ async def seed_demo(container: Container) -> str | None:
         runs = [await _queue(container, session, server) for server in catalogue()]
         _, key = await create_key(session, NewKey("user", name="demo", user_id=DEMO_USER))
     container.worker.wake()
-    await _ended(container, runs)
+    if container.settings.index_concurrency:  # else another process does the work
+        await _ended(container, runs)
     return key
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.accounts.users import User
-from app.catalog.offers import Offer, Shelf, read_offers, visible_offers
+from app.catalog.offers import Offer, Offers, Shelf, read_offers, visible_offers
 from app.catalog.visibility import Scope
 from app.database.engine import Database
 from app.discovery.selection import Selected, select_tools
@@ -113,37 +113,39 @@ async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: _Rung) -
     threshold = discoverer.model.threshold if ask.threshold is None else ask.threshold
     question = Question(ask.text, rung.strategy, threshold, ask.scope.tags or ())
     vector = None if rung.vector is None else rung.vector.vector
-    async with discoverer.database.transaction(user.id) as session:
+    async with discoverer.database.snapshot(user.id) as session:
         found = await discoverer.search.find(session, ask.scope, question, vector, limit=ask.limit, ann=user.ann)
         wanted = [*ask.keep, *(hit.tool_id for hit in found.hits)]
         take = discoverer.shelf.take
         offers = await take(session, ask.scope, found.version, wanted, core=ask.include_core_tools)
     core = [Selected(offer, "core") for offer in offers.core]
-    chosen = select_tools(
-        _kept(ask, offers.tools),
-        core,
-        _found(found, offers.tools),
-        most=max(discoverer.max_tools, ask.limit),
-        max_tokens=ask.max_tokens,
-    )
+    hits = _found(found, offers.tools)
+    chosen = select_tools(_kept(ask, offers), core, hits, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
     generated = rung.vector is not None and rung.vector.generated
     return _discovery(chosen, core, found.searched, found.tokens, rung, generated=generated, no_match=not found.hits)
 
 
 async def _everything(discoverer: Discoverer, user: User, ask: Ask, reason: str) -> Discovery:
-    async with discoverer.database.transaction(user.id) as session:
+    async with discoverer.database.snapshot(user.id) as session:
         everything = await visible_offers(session, ask.scope, ask.limit)
         offers = await read_offers(session, ask.scope, ask.keep, core=ask.include_core_tools)
     core = [Selected(offer, "core") for offer in offers.core]
     fallback = [Selected(offer, "fallback") for offer in everything.offers]
-    most = max(discoverer.max_tools, ask.limit)
-    chosen = select_tools(_kept(ask, offers.tools), core, fallback, most=most, max_tokens=ask.max_tokens)
+    chosen = select_tools(_kept(ask, offers), core, fallback, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
     rung = _Rung(ask.strategy, None, reason)
     return _discovery(chosen, core, everything.searched, everything.tokens, rung, generated=False, no_match=False)
 
 
-def _kept(ask: Ask, visible: dict[str, Offer]) -> list[Selected]:
-    return [Selected(visible[key], "kept") for key in ask.keep if key in visible]
+def _most(discoverer: Discoverer, ask: Ask) -> int:
+    return max(discoverer.max_tools, ask.limit)
+
+
+def _kept(ask: Ask, offers: Offers) -> list[Selected]:
+    """Core tools that were given before keep their place too, and stay core tools."""
+    core = {offer.tool_id: Selected(offer, "core") for offer in offers.core}
+    kept = {tool_id: Selected(offer, "kept") for tool_id, offer in offers.tools.items()}
+    known = core | kept
+    return [known[key] for key in ask.keep if key in known]
 
 
 def _found(found: Found, visible: dict[str, Offer]) -> list[Selected]:

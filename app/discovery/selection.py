@@ -6,6 +6,8 @@ from typing import Literal
 
 from app.catalog.offers import Offer
 
+_ROOM_FOR_NEW = 5
+
 Source = Literal["core", "kept", "semantic", "lexical", "fallback"]
 
 
@@ -20,11 +22,21 @@ class Selected:
 
 
 def select_tools(
-    kept: Iterable[Selected], core: Iterable[Selected], found: Iterable[Selected], *, most: int, max_tokens: int | None
+    kept: Sequence[Selected],
+    core: Sequence[Selected],
+    found: Sequence[Selected],
+    *,
+    most: int,
+    max_tokens: int | None,
 ) -> list[Selected]:
-    """Kept tools first, in their old order: a provider's prompt cache survives. Then core, then what was found."""
-    unique = _each_once([*kept, *core, *found])
-    return list(_within_budget(unique, max_tokens))[:most]
+    """Kept tools first, in their old order: a provider's prompt cache survives. Then core, then what was found.
+
+    `most` bounds the answer, but what the model was given before stays, however much that is, with a little room for
+    what this message adds.
+    """
+    before = list(_each_once(kept))
+    unique = list(_each_once([*before, *core, *found]))
+    return list(_within_budget(unique[: max(most, len(before) + _ROOM_FOR_NEW)], max_tokens))
 
 
 def _each_once(tools: Iterable[Selected]) -> Iterator[Selected]:

@@ -24,20 +24,29 @@ def aliases(offers: Sequence[Offer]) -> list[str]:
     """A name for each tool that every API accepts and that no other tool in the answer has.
 
     A tool keeps its own name where that is valid and the user has no second tool of that name; otherwise it gets its
-    server's name and a few digits of its key. That depends on the tool alone: the alias is the same in every answer.
-    Core tools come before, so their names are taken.
+    server's name and a few digits of its key, so that the alias is the same in every answer. Where a tool of a server
+    has the name of a core tool, the core tool keeps it.
     """
-    taken = {offer.name for offer in offers if offer.server_id is None}
-    return [_alias(offer, taken) for offer in offers]
+    native = {offer.name for offer in offers if offer.server_id is None}
+    names = {offer.tool_id: _plain_name(offer, native) for offer in offers}
+    taken = {name for name in names.values() if name is not None}
+    for offer in offers:
+        if names[offer.tool_id] is None:
+            names[offer.tool_id] = made = _made_name(offer, taken)
+            taken.add(made)
+    return [name for offer in offers if (name := names[offer.tool_id]) is not None]
 
 
-def _alias(offer: Offer, taken: set[str]) -> str:
-    plain = _VALID_NAME.match(offer.name) is not None and not offer.shares_its_name
-    if plain and (offer.server_id is None or offer.name not in taken):
-        return offer.name
-    digest = hashlib.sha256(offer.tool_id.encode()).hexdigest()[:_DIGEST]
+def _plain_name(offer: Offer, native: set[str]) -> str | None:
+    clashes = offer.shares_its_name or (offer.server_id is not None and offer.name in native)
+    return offer.name if _VALID_NAME.match(offer.name) and not clashes else None
+
+
+def _made_name(offer: Offer, taken: set[str]) -> str:
+    digest = hashlib.sha256(offer.tool_id.encode()).hexdigest()
     readable = _INVALID.sub("_", f"{offer.server_name or ''}_{offer.name}").strip("_")
-    return f"{readable[: MAX_NAME - _DIGEST - 1]}_{digest}".lstrip("_")
+    candidates = (f"{readable[: MAX_NAME - n - 1]}_{digest[:n]}".lstrip("_") for n in range(_DIGEST, MAX_NAME))
+    return next(name for name in candidates if name not in taken)
 
 
 def as_mcp(offer: Offer, name: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class OpenAIEmbedder:
             raise EmbeddingFailed(
                 f"status_{error.status_code}", f"the endpoint answered {error.status_code}"
             ) from error
-        except (OpenAIError, AttributeError, TypeError, ValueError) as error:
+        except (OpenAIError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             # a body that is JSON but not an embedding answer: the client builds its types without checking them
             raise EmbeddingFailed("malformed", "the embedding endpoint answered something else") from error
         return checked(vectors, count=len(texts), dimension=self._dimension)

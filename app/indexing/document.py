@@ -7,12 +7,12 @@ from typing import Any
 from pgvector import SparseVector
 
 from app.protocol import ToolDefinition, canonical
-from app.search.lexical import Field, document_vector, terms
+from app.search.lexical import Field, document_vector, most_terms, terms
 
 # Part of every hash: raise it when the enriched text or its terms change, and every tool is indexed anew.
 ENRICHMENT_VERSION = 1
 
-MAX_EMBEDDED_CHARACTERS = 8_192
+MAX_EMBEDDED_BYTES = 8_192
 _MAX_PARAMETERS = 64
 
 _CAPABILITIES: Mapping[str, frozenset[str]] = {
@@ -29,11 +29,16 @@ _CAPABILITIES: Mapping[str, frozenset[str]] = {
 def enriched_description(tool: ToolDefinition, server_name: str) -> str:
     """Stored in full; `embedded_text` says what of it is embedded."""
     capabilities = ", ".join(_capabilities(tool))
-    return embedded_text(tool, server_name) + (f" Capabilities: {capabilities}." if capabilities else "")
+    return _described(tool, server_name) + (f" Capabilities: {capabilities}." if capabilities else "")
 
 
 def embedded_text(tool: ToolDefinition, server_name: str) -> str:
-    """Without the capability hints: they add nothing for a transformer."""
+    """Without the capability hints, which add nothing for a transformer. Bounded in bytes: an embedder's limit is in
+    tokens, and a character of another script may be several."""
+    return _described(tool, server_name).encode()[:MAX_EMBEDDED_BYTES].decode(errors="ignore")
+
+
+def _described(tool: ToolDefinition, server_name: str) -> str:
     parts = [
         f"Tool: {_spoken(tool.title or tool.name)}.",
         f"Server: {_spoken(server_name)}.",
@@ -41,20 +46,19 @@ def embedded_text(tool: ToolDefinition, server_name: str) -> str:
     ]
     parameters = ", ".join(_parameters(tool.input_schema))
     parts.append(f"Parameters: {parameters}." if parameters else "")
-    return " ".join(part for part in parts if part)[:MAX_EMBEDDED_CHARACTERS]
+    return " ".join(part for part in parts if part)
 
 
-def lexical_vector(tool: ToolDefinition, server_name: str) -> SparseVector:
-    description = tool.description[:MAX_EMBEDDED_CHARACTERS]
-    return document_vector(
-        [
-            Field(tool.name, 2.0),
-            Field(tool.title or "", 1.0),
-            Field(server_name, 1.0),
-            Field(description, 1.0),
-            Field(" ".join(_properties(tool.input_schema)), 0.5),
-        ]
-    )
+def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int) -> SparseVector:
+    parameters = " ".join(list(_properties(tool.input_schema))[:_MAX_PARAMETERS])
+    fields = [
+        Field(tool.name, 2.0),
+        Field(tool.title or "", 1.0),
+        Field(server_name, 1.0),
+        Field(tool.description[:MAX_EMBEDDED_BYTES], 1.0),
+        Field(parameters, 0.5),
+    ]
+    return document_vector(fields, most_terms(dimension))
 
 
 def index_hash(tool: ToolDefinition, server_name: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, func, select, text, update
+from sqlalchemy import Row, case, delete, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
@@ -19,11 +19,12 @@ from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
 from app.errors import NotFound, ToolscoutError
-from app.models import index_runs
+from app.models import index_runs, mcp_servers
 
 LEASE_S = 60
 HEARTBEAT_S = 15.0
 MAX_ATTEMPTS = 3
+KEPT_RUNS = 50
 
 RunState = Literal["queued", "running", "succeeded", "failed"]
 
@@ -44,6 +45,11 @@ class Run:
     finished_at: datetime | None
 
     @property
+    def all_counts(self) -> dict[str, int]:
+        """Also of a run that has not counted anything yet."""
+        return Outcome().counts() | dict(self.counts)
+
+    @property
     def finished(self) -> bool:
         return self.state in ("succeeded", "failed")
 
@@ -56,6 +62,7 @@ class Claim:
     user_id: str
     server_id: str
     force: bool
+    accept_empty: bool
     payload: bytes | None
     attempts: int
     lease_token: int
@@ -68,12 +75,14 @@ class Outcome:
     unchanged: int = 0
     removed: int = 0
     embedded: int = 0
+    refused_count: int = 0
     refused: Sequence[Mapping[str, Any]] = ()
+    """The first of them; `refused_count` counts them all."""
     warnings: Sequence[str] = ()
 
     def counts(self) -> dict[str, int]:
         names = ("added", "changed", "unchanged", "removed", "embedded")
-        return {name: getattr(self, name) for name in names} | {"refused": len(self.refused)}
+        return {name: getattr(self, name) for name in names} | {"refused": self.refused_count}
 
 
 class LeaseLost(ToolscoutError):
@@ -83,8 +92,14 @@ class LeaseLost(ToolscoutError):
 
 
 async def enqueue(session: Session, user_id: str, server_id: str, payload: bytes | None, *, force: bool) -> Run:
+    """`force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with."""
     statement = insert(index_runs).values(
-        user_id=user_id, id=str(uuid.uuid4()), server_id=server_id, payload=payload, force=force
+        user_id=user_id,
+        id=str(uuid.uuid4()),
+        server_id=server_id,
+        payload=payload,
+        force=force,
+        accept_empty=force,
     )
     new = statement.excluded
     statement = statement.on_conflict_do_update(
@@ -92,10 +107,14 @@ async def enqueue(session: Session, user_id: str, server_id: str, payload: bytes
         index_where=text("state = 'queued'"),
         set_={
             "payload": func.coalesce(new.payload, index_runs.c.payload),
-            "force": index_runs.c.force | new.force,
+            "force": or_(index_runs.c.force, new.force),
+            "accept_empty": case((new.payload.is_(None), index_runs.c.accept_empty), else_=new.accept_empty),
         },
     )
-    return _run((await session.execute(statement.returning(index_runs))).one())
+    try:
+        return _run((await session.execute(statement.returning(index_runs))).one())
+    except IntegrityError as error:
+        raise NotFound("there is no such server") from error
 
 
 async def get_run(session: Session, user_id: str, run_id: str) -> Run:
@@ -109,7 +128,7 @@ async def list_runs(session: Session, user_id: str, server_id: str, page: PageRe
     """Newest first."""
     runs = index_runs.c
     statement = select(index_runs).where(runs.user_id == user_id, runs.server_id == server_id)
-    moment = func.to_char(runs.created_at, "YYYY-MM-DD HH24:MI:SS.US")
+    moment = func.to_char(func.timezone("UTC", runs.created_at), "YYYY-MM-DD HH24:MI:SS.US")
     return await fetch_page(session, statement, (moment, runs.id), page, _run, descending=True)
 
 
@@ -133,7 +152,7 @@ _CLAIM = text(
                   WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running'))
         ORDER BY r.created_at LIMIT 1 FOR UPDATE SKIP LOCKED
     )
-    RETURNING id, user_id, server_id, force, payload, attempts, lease_token
+    RETURNING id, user_id, server_id, force, accept_empty, payload, attempts, lease_token
     """
 )
 
@@ -160,9 +179,10 @@ async def keep_lease(session: Session, claimed: Claim) -> None:
     await session.execute(update(index_runs).where(*_owned(claimed)).values(lease_until=lease))
 
 
-async def release(session: Session, claimed: Claim) -> None:
-    """On a clean stop, so that another worker can go on at once; the attempt does not count."""
-    values = {"lease_until": func.now(), "attempts": index_runs.c.attempts - 1}
+async def release(session: Session, claimed: Claim, *, attempted: bool) -> None:
+    """So that another worker can go on at once; a clean stop does not count as an attempt."""
+    attempts = index_runs.c.attempts - (0 if attempted else 1)
+    values = {"lease_until": func.now(), "attempts": attempts}
     await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
 
 
@@ -193,12 +213,25 @@ async def fail(session: Session, claimed: Claim, cause: str, message: str, outco
         "warnings": list(outcome.warnings),
         "error": {"cause": cause, "message": message},
     }
-    await _end(session, claimed, values)
+    if not await _end(session, claimed, values):
+        return
+    server = mcp_servers.c.user_id == claimed.user_id, mcp_servers.c.id == claimed.server_id
+    await session.execute(update(mcp_servers).where(*server).values(status="error", last_error=message))
 
 
-async def _end(session: Session, claimed: Claim, values: Mapping[str, Any]) -> None:
+async def _end(session: Session, claimed: Claim, values: Mapping[str, Any]) -> bool:
+    """False where the run has passed on to another worker, and nothing was written."""
     ended = {"payload": None, "lease_until": None, "finished_at": func.now()}
-    await session.execute(update(index_runs).where(*_owned(claimed)).values(**values, **ended))
+    written = await session.execute(update(index_runs).where(*_owned(claimed)).values(**values, **ended))
+    await _forget_oldest(session, claimed)
+    return written.rowcount > 0
+
+
+async def _forget_oldest(session: Session, claimed: Claim) -> None:
+    runs = index_runs.c
+    of_server = runs.user_id == claimed.user_id, runs.server_id == claimed.server_id, runs.finished_at.is_not(None)
+    oldest = select(runs.id).where(*of_server).order_by(runs.created_at.desc()).offset(KEPT_RUNS)
+    await session.execute(delete(index_runs).where(*of_server, runs.id.in_(oldest)))
 
 
 def _this(user_id: str, run_id: str) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ MAX_TOOL_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_NODES = 2_000
 MAX_NAME_CHARACTERS = 128
+MAX_SHOWN_REFUSALS = 100
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class Refusal:
 @dataclass(frozen=True)
 class Listing:
     tools: Sequence[ToolDefinition]
+    refused_count: int = 0
     refused: Sequence[Refusal] = ()
+    """The first of them: a list of nothing but rubbish must not fill the database."""
     warnings: Sequence[str] = ()
 
 
@@ -35,6 +38,7 @@ class _Refused(Exception):
 def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
     tools: dict[str, ToolDefinition] = {}
     refused: list[Refusal] = []
+    refused_count = 0
     doubled: set[str] = set()
     for raw in raw_tools:
         try:
@@ -46,9 +50,11 @@ def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
             else:
                 tools[tool.name] = tool
         except _Refused as refusal:
-            refused.append(Refusal(_shown_name(raw), str(refusal)))
+            refused_count += 1
+            if len(refused) < MAX_SHOWN_REFUSALS:
+                refused.append(Refusal(_shown_name(raw), str(refusal)))
     warnings = [f"the tool {name!r} was listed more than once; the first one was taken" for name in sorted(doubled)]
-    return Listing(list(tools.values()), refused, warnings)
+    return Listing(list(tools.values()), refused_count, refused, warnings)
 
 
 def read_tool(raw: Any) -> ToolDefinition:

@@ -66,6 +66,7 @@ class Place:
     server_id: str
     server_name: str
     model: str
+    dimension: int
 
 
 def make_plan(
@@ -115,6 +116,6 @@ def _row(
         definition_hash=definition_hash,
         index_hash=index_hash,
         enriched_description=document.enriched_description(tool, place.server_name),
-        lexical=document.lexical_vector(tool, place.server_name),
+        lexical=document.lexical_vector(tool, place.server_name, place.dimension),
         tokens=definition_tokens(tool, count_tokens),
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from app.catalog.servers import Server, get_server
+from app.catalog.visibility import lock_server
 from app.database.engine import Database
 from app.embeddings.base import Embedder, Vector
 from app.errors import EmbeddingFailed
@@ -23,6 +24,8 @@ from app.telemetry import Metrics
 
 logger = logging.getLogger("toolscout.indexing")
 
+_FAILURES_OF_SINGLE_TEXTS = 5
+
 
 @dataclass(frozen=True)
 class Indexer:
@@ -30,6 +33,7 @@ class Indexer:
 
     database: Database
     embedder: Embedder
+    dimension: int
     count_tokens: CountTokens
     metrics: Metrics
     max_tools: int
@@ -37,26 +41,35 @@ class Indexer:
 
 
 async def reindex_server(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
+    while True:
+        try:
+            return await _reindex_once(indexer, run)
+        except _Renamed:
+            logger.info("the server was renamed meanwhile, indexing it anew", extra={"run_id": run.id})
+
+
+class _Renamed(Exception):
+    """The server's name is part of what is searched, and it has changed since the plan was made."""
+
+
+async def _reindex_once(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
     server, stored, listing = await _gather(indexer, run)
-    if stored and not listing.tools and not run.force:
+    if stored and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
-    place = Place(server.id, server.name, indexer.embedder.model)
+    place = Place(server.id, server.name, indexer.embedder.model, indexer.dimension)
     # hashing and counting a thousand definitions takes a while: not on the event loop
     plan = await asyncio.to_thread(make_plan, listing.tools, stored, place, indexer.count_tokens, force=run.force)
     embedding = _Embedding(indexer, run, total=len(listing.tools))
-    warnings = list(listing.warnings)
-    try:
-        await embedding.gather(plan.wanted)
-    except EmbeddingFailed as error:
-        warnings.append(f"the embedder failed ({error.reason}): tools are found by their words until it recovers")
+    await embedding.gather(plan.wanted)
     outcome = jobs.Outcome(
         added=plan.added,
         changed=plan.changed,
         unchanged=plan.unchanged,
         removed=len(plan.removed_ids),
         embedded=embedding.computed,
+        refused_count=listing.refused_count,
         refused=[asdict(refusal) for refusal in listing.refused],
-        warnings=warnings,
+        warnings=[*listing.warnings, *embedding.warnings],
     )
     await _apply(indexer, run, place, plan, embedding.vectors, outcome, total=len(listing.tools))
     return "succeeded"
@@ -77,7 +90,8 @@ async def _refuse_empty(indexer: Indexer, run: jobs.Claim, listing: Listing) -> 
     message = (
         "the list holds no usable tool, though the server had some; the old index stays (`?force=true` accepts it)"
     )
-    outcome = jobs.Outcome(refused=[asdict(refusal) for refusal in listing.refused], warnings=listing.warnings)
+    refused = [asdict(refusal) for refusal in listing.refused]
+    outcome = jobs.Outcome(refused_count=listing.refused_count, refused=refused, warnings=listing.warnings)
     async with indexer.database.transaction(run.user_id) as session:
         await jobs.fail(session, run, "empty_listing", message, outcome)
     return "failed"
@@ -94,6 +108,8 @@ async def _apply(
 ) -> None:
     async with indexer.database.transaction(run.user_id) as session:
         await jobs.fence(session, run)
+        if await lock_server(session, run.user_id, run.server_id) != place.server_name:
+            raise _Renamed
         if not plan.empty:
             await store.apply(session, run.user_id, place, plan, vectors, indexer.ann_above)
         await jobs.succeed(session, run, outcome, total)
@@ -108,15 +124,43 @@ class _Embedding:
         self._total = total
         self.vectors: dict[str, Vector] = {}
         self.computed = 0
+        self.warnings: list[str] = []
 
     async def gather(self, wanted: Sequence[Wanted]) -> None:
+        """As many as can be had: what the embedder cannot do now is left to be done later."""
         if not wanted:
             return
         missing = await self._take_cached(wanted)
         size = self._indexer.embedder.batch_size
-        for start in range(0, len(missing), size):
-            await self._embed(missing[start : start + size])
-            await self._report(len(missing) - start - size)
+        try:
+            for start in range(0, len(missing), size):
+                await self._embed_all_or_each(missing[start : start + size])
+                await self._report(len(missing) - start - size)
+        except EmbeddingFailed as error:
+            self.warnings.append(
+                f"the embedder failed ({error.reason}): tools are found by their words until it recovers"
+            )
+
+    async def _embed_all_or_each(self, batch: Sequence[Wanted]) -> None:
+        """One text that the embedder does not take must not cost the others their vectors."""
+        try:
+            await self._embed(batch)
+        except EmbeddingFailed as error:
+            if error.passing or len(batch) == 1:
+                raise
+            await self._embed_each(batch)
+
+    async def _embed_each(self, batch: Sequence[Wanted]) -> None:
+        failures = 0
+        for tool in batch:
+            try:
+                await self._embed([tool])
+            except EmbeddingFailed as error:
+                failures += 1
+                # then it is not this or that text that it does not take
+                if error.passing or failures == _FAILURES_OF_SINGLE_TEXTS:
+                    raise
+                self.warnings.append(f"the tool {tool.tool_name!r} could not be embedded ({error.reason})")
 
     async def _take_cached(self, wanted: Sequence[Wanted]) -> list[Wanted]:
         """Forced runs ask the embedder again, whatever is known."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pgvector import HalfVector
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import bindparam, case, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from app.catalog.tools import recount
@@ -45,9 +45,12 @@ async def cached_vectors(session: Session, model: str, hashes: Sequence[bytes]) 
 
 
 async def remember_vectors(session: Session, model: str, vectors: Mapping[bytes, Vector]) -> None:
-    rows = [{"model": model, "text_hash": key, "embedding": HalfVector(value)} for key, value in vectors.items()]
-    if rows:
-        await session.execute(insert(embedding_cache).on_conflict_do_nothing(), rows)
+    # in one order, whoever writes: two that write the same keys must not wait for each other
+    known = sorted(vectors.items())
+    rows = [{"model": model, "text_hash": key, "embedding": HalfVector(vector)} for key, vector in known]
+    statement = insert(embedding_cache)
+    newest = {"embedding": statement.excluded.embedding}
+    await session.execute(statement.on_conflict_do_update(index_elements=["model", "text_hash"], set_=newest), rows)
 
 
 async def apply(
@@ -161,9 +164,11 @@ async def _write_vectors(
 async def _write_counts(session: Session, user_id: str, place: Place) -> None:
     rows = mcp_tool_embeddings.c
     mine = rows.user_id == user_id, rows.model == place.model, rows.server_id == place.server_id
+    pending = select(func.count()).where(*mine, rows.embedding.is_(None)).scalar_subquery()
     counts = {
         "tool_count": select(func.count()).where(*mine).scalar_subquery(),
-        "pending_count": select(func.count()).where(*mine, rows.embedding.is_(None)).scalar_subquery(),
+        "pending_count": pending,
+        "pending_tries": case((pending > 0, mcp_servers.c.pending_tries + 1), else_=0),
         "status": "connected",
         "last_error": None,
         "updated_at": func.now(),

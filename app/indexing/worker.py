@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, func, select
 
-from app.errors import EmbeddingFailed, ToolscoutError, Unavailable
+from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ToolscoutError, Unavailable
 from app.indexing import jobs
 from app.indexing.reindex import Indexer, reindex_server
 from app.models import index_runs, mcp_servers
@@ -17,6 +16,7 @@ logger = logging.getLogger("toolscout.worker")
 
 _IDLE_S = 1.0
 _PENDING_AT_ONCE = 100
+_LONGEST_PAUSE_S = 3600.0
 
 
 class Worker:
@@ -28,10 +28,8 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        loops: list[Coroutine[Any, Any, None]] = [self._take_runs() for _ in range(self._concurrency)]
-        if loops:
-            loops.append(self._embed_pending())
-        self._tasks = [asyncio.create_task(loop) for loop in loops]
+        deeds = [self._take_runs] * self._concurrency + ([self._embed_pending] if self._concurrency else [])
+        self._tasks = [asyncio.create_task(self._for_ever(deed)) for deed in deeds]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -43,14 +41,21 @@ class Worker:
         self._work_is_there.set()
 
     async def _take_runs(self) -> None:
+        run = await self._claim()
+        if run is None:
+            await self._rest()
+        else:
+            await self._perform(run)
+
+    async def _for_ever(self, deed: Callable[[], Awaitable[None]]) -> None:
+        """Whatever goes wrong goes wrong once: a loop that ended would leave all later runs undone, unnoticed."""
         while True:
             try:
-                run = await self._claim()
-                if run is None:
-                    await self._rest()
-                else:
-                    await self._perform(run)
-            except Unavailable:
+                await deed()
+            except (Unavailable, QueryInterrupted):
+                await asyncio.sleep(_IDLE_S)
+            except Exception:  # the worker's boundary
+                logger.exception("the worker stumbled and goes on")
                 await asyncio.sleep(_IDLE_S)
 
     async def _claim(self) -> jobs.Claim | None:
@@ -72,11 +77,12 @@ class Worker:
             else:
                 state = await reindex_server(self._indexer, run)
         except asyncio.CancelledError:
-            await self._release(run)
+            await self._release(run, attempted=False)
             raise
         except jobs.LeaseLost:
             state = "lost"
-        except Unavailable:
+        except (Unavailable, QueryInterrupted):
+            await self._release(run, attempted=True)
             raise
         except ToolscoutError as error:
             await self._fail(run, error.code, error.message)
@@ -91,7 +97,7 @@ class Worker:
     async def _keep_lease(self, run: jobs.Claim) -> None:
         while True:
             await asyncio.sleep(jobs.HEARTBEAT_S)
-            with suppress(Unavailable):
+            with suppress(Unavailable, QueryInterrupted):
                 async with self._indexer.database.transaction(run.user_id) as session:
                     await jobs.keep_lease(session, run)
 
@@ -99,25 +105,24 @@ class Worker:
         async with self._indexer.database.transaction(run.user_id) as session:
             await jobs.fail(session, run, cause, message, jobs.Outcome())
 
-    async def _release(self, run: jobs.Claim) -> None:
-        with suppress(Unavailable):
+    async def _release(self, run: jobs.Claim, *, attempted: bool) -> None:
+        with suppress(Unavailable, QueryInterrupted):
             async with self._indexer.database.transaction(run.user_id) as session:
-                await jobs.release(session, run)
+                await jobs.release(session, run, attempted=attempted)
 
     async def _embed_pending(self) -> None:
         """Servers with tools that have no vector yet, from a time when the embedder was down, are queued again."""
-        while True:
-            await asyncio.sleep(self._pending_retry_s)
-            with suppress(Unavailable):
-                await self.queue_pending()
+        await asyncio.sleep(self._pending_retry_s)
+        await self.queue_pending()
 
     async def queue_pending(self) -> int:
         pending = await self._pending()
         if not pending or not await self._embedder_answers():
             return 0
-        async with self._indexer.database.system_transaction() as session:
-            for user_id, server_id in pending:
-                await jobs.enqueue(session, user_id, server_id, None, force=False)
+        for user_id, server_id in pending:
+            with suppress(NotFound):  # deleted in this very moment
+                async with self._indexer.database.transaction(user_id) as session:
+                    await jobs.enqueue(session, user_id, server_id, None, force=False)
         self.wake()
         return len(pending)
 
@@ -135,8 +140,11 @@ class Worker:
             index_runs.c.server_id == mcp_servers.c.id,
             index_runs.c.state.in_(["queued", "running"]),
         )
+        # after each vain try the next one waits twice as long, up to an hour
+        pause_s = func.least(self._pending_retry_s * func.power(2, mcp_servers.c.pending_tries - 1), _LONGEST_PAUSE_S)
+        due = mcp_servers.c.updated_at < func.now() - func.make_interval(0, 0, 0, 0, 0, 0, pause_s)
         statement = select(mcp_servers.c.user_id, mcp_servers.c.id).where(
-            mcp_servers.c.pending_count > 0, ~waiting.exists()
+            mcp_servers.c.pending_count > 0, due, ~waiting.exists()
         )
         async with self._indexer.database.system_transaction() as session:
             return (await session.execute(statement.limit(_PENDING_AT_ONCE))).all()

@@ -17,7 +17,7 @@ from app.database.engine import Session
 from app.embeddings.base import Vector
 from app.embeddings.registry import ActiveModel
 from app.search import vector
-from app.search.lexical import query_places
+from app.search.lexical import possible_names, query_places
 from app.search.lexicon import Counts, Lexicon
 from app.search.ranking import Candidate, Hit, Question, rank
 
@@ -36,6 +36,8 @@ FROM users u LEFT JOIN (
     (SELECT * FROM scored WHERE similarity IS NOT NULL ORDER BY similarity DESC, server_name, tool_name LIMIT %(pool)s)
     UNION
     (SELECT * FROM scored WHERE bm25 > 0 ORDER BY bm25 DESC, server_name, tool_name LIMIT %(pool)s)
+    UNION
+    (SELECT * FROM scored WHERE lower(tool_name) = ANY(%(names)s) ORDER BY server_name, tool_name LIMIT %(pool)s)
 ) best ON true
 WHERE u.id = %(user_id)s
 """
@@ -73,20 +75,30 @@ class HybridSearch:
         """Without a vector it is a search by words. `ann` says that the user is large enough for HNSW."""
         places = [] if question.strategy == "semantic" else query_places(question.text)
         counts = await self._lexicon.counts(session, scope, places)
-        rows = await self._rows(session, scope, counts, query_vector, limit=limit, ann=ann)
+        names = possible_names(question.text)
+        rows = await self._rows(session, scope, counts, names, query_vector, limit=limit, ann=ann)
         if rows and rows[0][0] != counts.version:
             # the catalogue has changed since the terms were counted
             counts = await self._lexicon.recount(session, scope, places)
-            rows = await self._rows(session, scope, counts, query_vector, limit=limit, ann=ann)
+            rows = await self._rows(session, scope, counts, names, query_vector, limit=limit, ann=ann)
         candidates = [_candidate(row, counts) for row in rows if row[1] is not None]
         return Found(rank(candidates, question, limit), counts.searched, counts.tokens, counts.version)
 
     async def _rows(
-        self, session: Session, scope: Scope, counts: Counts, query_vector: Vector | None, *, limit: int, ann: bool
+        self,
+        session: Session,
+        scope: Scope,
+        counts: Counts,
+        names: Sequence[str],
+        query_vector: Vector | None,
+        *,
+        limit: int,
+        ann: bool,
     ) -> _Rows:
         parameters = scope.parameters() | {
             "vector": None if query_vector is None else HalfVector(query_vector),
             "terms": counts.weights(),
+            "names": names,
             "pool": max(POOL, limit),
         }
         if ann and query_vector is not None:

@@ -27,11 +27,18 @@ MOST_PER_TERM = K1 + 1
 """What a term's saturated frequency comes near to, however often the term is repeated."""
 
 MAX_QUERY_TERMS = 64
-# a row must fit a page: 8 bytes a term
-_MAX_DOCUMENT_TERMS = 500
+MAX_DOCUMENT_TERMS = 500
+# A narrow row must fit a page of 8 KiB: 2 bytes a dimension, 8 bytes a term, and room for names, ids and tags.
+_ROOM_IN_A_ROW = 7_100
+MAX_DIMENSION = 3_200
 
-_IDENTIFIER = re.compile(r"\w+(?:[-._:/]\w+)+|\w*_\w+")
+# After normalisation, which can make one character many.
+_MAX_CHARACTERS = 20_000
+
+# No alternative and no nested repeat that could match in two ways: a text of any length is read once.
+_COMPOUND = re.compile(r"\w+(?:[-._:/]\w+)*")
 _WORD = re.compile(r"[^\W_]+")
+_QUOTED = re.compile(r"[`\"']([^`\"'\s]{1,128})[`\"']")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 STOP_WORDS = frozenset(
@@ -51,10 +58,17 @@ class Field:
 
 def terms(text: str) -> list[str]:
     """Words in lower case, identifiers both whole and in their parts: `searchIssues` is also `search` and `issues`."""
-    normal = unicodedata.normalize("NFKC", text)
-    whole = [match.lower() for match in _IDENTIFIER.findall(normal)]
+    normal = _normal(text)
     parts = [part.lower() for word in _WORD.findall(normal) for part in _parts(word)]
-    return [term for term in (*whole, *parts) if term not in STOP_WORDS]
+    return [term for term in (*_identifiers(normal), *parts) if term not in STOP_WORDS]
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFKC", text[:_MAX_CHARACTERS])[:_MAX_CHARACTERS]
+
+
+def _identifiers(normal: str) -> list[str]:
+    return [each.lower() for each in _COMPOUND.findall(normal) if not each.isalnum() and each.strip("_")]
 
 
 def _parts(word: str) -> list[str]:
@@ -63,26 +77,46 @@ def _parts(word: str) -> list[str]:
 
 
 def query_places(text: str) -> list[int]:
-    """Where the query's terms stand, each once, in order of appearance, and not endlessly many."""
-    return list(dict.fromkeys(_place(term) for term in terms(text)))[:MAX_QUERY_TERMS]
+    """Where the query's terms stand, each once; of endlessly many the first and the last, as of a long message."""
+    places = list(dict.fromkeys(_place(term) for term in terms(text)))
+    if len(places) <= MAX_QUERY_TERMS:
+        return places
+    half = MAX_QUERY_TERMS // 2
+    return places[:half] + places[-half:]
+
+
+def possible_names(text: str) -> list[str]:
+    """What in a message may be the name of a tool: identifiers, words in quotes, or all of it. In lower case."""
+    normal = _normal(text)
+    quoted = [each.lower() for each in _QUOTED.findall(normal)]
+    return list(dict.fromkeys((*_identifiers(normal), *quoted, *_camel_words(normal), normal.strip().lower())))
+
+
+def _camel_words(normal: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(normal) if _CAMEL.search(word) or not word.isalpha()]
+
+
+def most_terms(dimension: int) -> int:
+    """How many terms fit a row beside a vector."""
+    return min(MAX_DOCUMENT_TERMS, (_ROOM_IN_A_ROW - 2 * dimension) // 8)
 
 
 def inverse_document_frequency(tools_with_it: int, tools: int) -> float:
     return math.log(1 + (tools - tools_with_it + 0.5) / (tools_with_it + 0.5))
 
 
-def document_vector(fields: Iterable[Field]) -> SparseVector:
+def document_vector(fields: Iterable[Field], most: int = MAX_DOCUMENT_TERMS) -> SparseVector:
     frequencies: defaultdict[str, float] = defaultdict(float)
     for field in fields:
         for term in terms(field.text):
             frequencies[term] += field.weight
-    return SparseVector(_saturated(frequencies), TERM_SPACE)
+    return SparseVector(_saturated(frequencies, most), TERM_SPACE)
 
 
-def _saturated(frequencies: Mapping[str, float]) -> dict[int, float]:
+def _saturated(frequencies: Mapping[str, float], most: int) -> dict[int, float]:
     length = sum(frequencies.values())
     damping = K1 * (1 - B + B * length / PIVOT_LENGTH)
-    heaviest = sorted(frequencies.items(), key=lambda entry: (-entry[1], entry[0]))[:_MAX_DOCUMENT_TERMS]
+    heaviest = sorted(frequencies.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
     return {_place(term): tf * (K1 + 1) / (tf + damping) for term, tf in heaviest}
 
 

@@ -16,9 +16,9 @@ from app.database.engine import Session
 from app.models import TERM_SPACE
 from app.search.lexical import MOST_PER_TERM, inverse_document_frequency
 
-_USERS = 5_000
+_USERS = 1_000
 _REMEMBERED_S = 600.0
-_TERMS_OF_A_USER = 5_000
+_TERMS_OF_A_USER = 2_000
 
 _COUNT = f"""
 WITH visible AS MATERIALIZED (

@@ -117,7 +117,7 @@ class _Scale:
 def _passes(candidate: Candidate, question: Question) -> bool:
     if question.strategy == "bm25":
         return candidate.bm25 > 0
-    if candidate.similarity is not None and candidate.similarity >= question.threshold:
+    if question.threshold <= 0 or (candidate.similarity is not None and candidate.similarity >= question.threshold):
         return True
     return question.strategy == "hybrid" and candidate.word_share >= STRONG_WORDS
 

@@ -8,12 +8,15 @@ branch_labels = None
 depends_on = None
 
 TABLES = """
+-- of all users together, so that no version ever comes back, not even with a user who is deleted and made again
+CREATE SEQUENCE catalog_versions;
+
 CREATE TABLE users (
     id text PRIMARY KEY CHECK (id <> ''),
     name text,
     settings jsonb NOT NULL DEFAULT '{}',
     discovery_enabled boolean NOT NULL DEFAULT true,
-    catalog_version bigint NOT NULL DEFAULT 0,
+    catalog_version bigint NOT NULL DEFAULT nextval('catalog_versions'),
     tool_count integer NOT NULL DEFAULT 0,
     ann boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT now()
@@ -50,6 +53,7 @@ CREATE TABLE mcp_servers (
     config_version integer NOT NULL DEFAULT 1,
     tool_count integer NOT NULL DEFAULT 0,
     pending_count integer NOT NULL DEFAULT 0,
+    pending_tries integer NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (user_id, id),
@@ -146,6 +150,7 @@ CREATE TABLE index_runs (
     server_id text NOT NULL,
     state text NOT NULL DEFAULT 'queued' CHECK (state IN ('queued', 'running', 'succeeded', 'failed')),
     force boolean NOT NULL DEFAULT false,
+    accept_empty boolean NOT NULL DEFAULT false,
     payload bytea,
     done integer NOT NULL DEFAULT 0,
     total integer NOT NULL DEFAULT 0,
@@ -168,14 +173,13 @@ CREATE UNIQUE INDEX index_runs_one_running ON index_runs (user_id, server_id) WH
 CREATE INDEX index_runs_waiting ON index_runs (created_at) WHERE state IN ('queued', 'running');
 """
 
-# Roles belong to the cluster, so another database of it may have made this one already.
+# Roles belong to the cluster, so another database of it may have made this one already: then it must have been granted
+# to this owner. Whoever makes a role administers it, but may take it on only once it is granted, also to its maker.
 ROLE = """
 DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'toolscout_app') THEN
         CREATE ROLE toolscout_app NOLOGIN NOSUPERUSER NOBYPASSRLS;
-    END IF;
-    IF NOT pg_has_role(current_user, 'toolscout_app', 'MEMBER') THEN
         GRANT toolscout_app TO CURRENT_USER;
     END IF;
 END
@@ -184,6 +188,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     users, api_keys, mcp_servers, mcp_tools, mcp_tool_embeddings, embedding_cache, core_tools, index_runs
 TO toolscout_app;
 GRANT SELECT ON embedding_models TO toolscout_app;
+GRANT USAGE ON SEQUENCE catalog_versions TO toolscout_app;
 """
 
 TENANT_COLUMN = {
@@ -227,3 +232,4 @@ def downgrade() -> None:
     """The role stays: other databases of the cluster may use it."""
     for table in TABLES_NEWEST_FIRST:
         op.execute(f"DROP TABLE {table}")
+    op.execute("DROP SEQUENCE catalog_versions")

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,10 +15,17 @@ from app.accounts.callers import Keyring
 from app.errors import Unauthenticated
 from app.wiring import Container
 from tests.api.checks import assert_problem, everything
-from tests.conftest import TestUser
+from tests.conftest import TestUser, new_user
 
 KINDS = ("user", "service", "admin")
 ENDS_WITHIN_S = 1.0
+
+
+@pytest.fixture(scope="module")
+async def user(container: Container) -> AsyncIterator[TestUser]:
+    """One for all tests here: each makes keys of its own."""
+    async with new_user(container) as made:
+        yield made
 
 
 async def make_key(admin: httpx.AsyncClient, kind: str, user: TestUser, **fields: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Users, as an administrator manages them."""
 
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -8,13 +9,20 @@ import pytest
 
 from app.wiring import Container
 from tests.api.checks import assert_problem, everything, pages, rows_of
-from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, tool
+from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, new_user, tool
 
 DEFAULTS: dict[str, Any] = {"name": None, "settings": {}, "discovery_enabled": True, "tool_count": 0}
 
 
 def fresh_id(prefix: str = "made") -> str:
     return f"{prefix}-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="module")
+async def changing(container: Container) -> AsyncIterator[TestUser]:
+    """For tests that compare what is shown before and after."""
+    async with new_user(container) as made:
+        yield made
 
 
 async def fill(user: TestUser) -> None:
@@ -96,13 +104,13 @@ async def test_the_list_of_users_comes_in_pages_that_neither_overlap_nor_skip(op
     ],
 )
 async def test_a_change_to_a_user_touches_only_what_it_names(
-    admin: httpx.AsyncClient, user: TestUser, changes: dict[str, Any], shown: dict[str, Any]
+    admin: httpx.AsyncClient, changing: TestUser, changes: dict[str, Any], shown: dict[str, Any]
 ) -> None:
-    before = (await admin.get(f"/users/{user.id}")).json()
-    answer = await admin.patch(f"/users/{user.id}", json=changes)
+    before = (await admin.get(f"/users/{changing.id}")).json()
+    answer = await admin.patch(f"/users/{changing.id}", json=changes)
     assert answer.status_code == 200
     assert answer.json() == {**before, **shown}
-    assert (await admin.get(f"/users/{user.id}")).json() == answer.json()
+    assert (await admin.get(f"/users/{changing.id}")).json() == answer.json()
 
 
 @pytest.mark.parametrize(
@@ -122,11 +130,11 @@ async def test_a_change_to_a_user_touches_only_what_it_names(
     ],
 )
 async def test_a_bad_change_to_a_user_changes_nothing(
-    admin: httpx.AsyncClient, user: TestUser, changes: dict[str, Any]
+    admin: httpx.AsyncClient, changing: TestUser, changes: dict[str, Any]
 ) -> None:
-    before = (await admin.get(f"/users/{user.id}")).json()
-    assert_problem(await admin.patch(f"/users/{user.id}", json=changes), 422)
-    assert (await admin.get(f"/users/{user.id}")).json() == before
+    before = (await admin.get(f"/users/{changing.id}")).json()
+    assert_problem(await admin.patch(f"/users/{changing.id}", json=changes), 422)
+    assert (await admin.get(f"/users/{changing.id}")).json() == before
 
 
 async def test_settings_of_a_user_are_the_defaults_of_its_discoveries(admin: httpx.AsyncClient, user: TestUser) -> None:

@@ -1,5 +1,6 @@
 """Pushing a server's tools: what is counted, what is refused, what stays."""
 
+import time
 import uuid
 from typing import Any
 
@@ -178,6 +179,23 @@ async def test_a_bad_tool_is_refused_alone_with_its_reason(
 async def test_a_tool_just_inside_the_limits_is_taken(user: TestUser, fields: dict[str, Any]) -> None:
     run = await user.push(await user.add_server(), [{**tool("fine"), **fields}, GOOD])
     assert (run["state"], run["counts"]["added"], run["refused"]) == ("succeeded", 2, []), run["error"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"title": "x" * 12_000},
+        {"description": "x" * 12_000},
+        {"inputSchema": {"type": "object", "properties": {"x" * 12_000: {}}}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_a_long_word_in_a_definition_holds_nobody_up(user: TestUser, fields: dict[str, Any]) -> None:
+    server_id = await user.add_server()
+    started = time.monotonic()
+    run = await user.push(server_id, [{**tool("wordy"), **fields}])
+    assert (run["state"], run["counts"]["added"]) == ("succeeded", 1)
+    assert time.monotonic() - started < 1
 
 
 @pytest.mark.parametrize(("levels", "refused"), [(20, 0), (33, 1), (950, 1)])

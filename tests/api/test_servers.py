@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from app.sealing import Owner
 from app.wiring import Container
 from tests.api.checks import assert_problem, pages, rows_of
-from tests.conftest import TestUser, tool
+from tests.conftest import TestUser, new_user, tool
 
 URL = "https://mcp.example.com/mcp"
 CANARY = "canary-5c1d7e-secret"
@@ -78,12 +79,23 @@ BAD_FIELDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+async def owner(container: Container) -> AsyncIterator[TestUser]:
+    """For tests that do not mind how many servers there are already."""
+    async with new_user(container) as made:
+        yield made
+
+
+def fresh_name() -> str:
+    return f"server-{uuid.uuid4().hex[:12]}"
+
+
 async def create(user: TestUser, **fields: Any) -> httpx.Response:
-    return await user.http.post("/servers", json={"name": "github", "transport": "push", **fields})
+    return await user.http.post("/servers", json={"name": fresh_name(), "transport": "push", **fields})
 
 
 async def connected_server(user: TestUser) -> str:
-    return await user.add_server("github", transport="streamable_http", url=URL, headers=SECRET_HEADERS)
+    return await user.add_server(fresh_name(), transport="streamable_http", url=URL, headers=SECRET_HEADERS)
 
 
 async def test_a_created_server_is_shown_as_it_was_asked_for(user: TestUser) -> None:
@@ -106,15 +118,15 @@ async def test_a_created_server_is_shown_as_it_was_asked_for(user: TestUser) -> 
 
 
 async def test_a_name_can_be_taken_once_by_each_user(user: TestUser, other_user: TestUser) -> None:
-    assert (await create(user)).status_code == 201
-    assert_problem(await create(user), 409)
-    assert (await create(other_user)).status_code == 201
+    assert (await create(user, name="github")).status_code == 201
+    assert_problem(await create(user, name="github"), 409)
+    assert (await create(other_user, name="github")).status_code == 201
     assert (await create(user, name="gitlab")).status_code == 201
     assert [server["name"] for server in (await user.http.get("/servers")).json()["items"]] == ["github", "gitlab"]
 
 
 async def test_of_many_who_take_a_name_at_once_one_succeeds(user: TestUser) -> None:
-    answers = await asyncio.gather(*(create(user) for _ in range(5)))
+    answers = await asyncio.gather(*(create(user, name="github") for _ in range(5)))
     assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409]
 
 
@@ -142,49 +154,48 @@ async def test_the_list_of_servers_comes_in_pages_by_name(user: TestUser) -> Non
         {"tags": ["dev", "code"]},
         {"tags": []},
         {"enabled": False},
-        {"url": "https://elsewhere.example.com/mcp"},
+        {"url": "https://mcp.example.com/another/path?team=1"},
         {"transport": "sse"},
-        {"transport": "push", "url": None},
     ],
 )
-async def test_a_change_to_a_server_touches_only_what_it_names(user: TestUser, changes: dict[str, Any]) -> None:
-    server_id = await connected_server(user)
-    before = (await user.http.get(f"/servers/{server_id}")).json()
-    answer = await user.http.patch(f"/servers/{server_id}", json=changes)
+async def test_a_change_to_a_server_touches_only_what_it_names(owner: TestUser, changes: dict[str, Any]) -> None:
+    server_id = await connected_server(owner)
+    before = (await owner.http.get(f"/servers/{server_id}")).json()
+    answer = await owner.http.patch(f"/servers/{server_id}", json=changes)
     assert answer.status_code == 200, answer.text
     reconnects = bool({"url", "transport"} & changes.keys())
     moved = {"updated_at": answer.json()["updated_at"], "config_version": before["config_version"] + reconnects}
     assert answer.json() == {**before, **changes, **moved}
-    assert (await user.http.get(f"/servers/{server_id}")).json() == answer.json()
+    assert (await owner.http.get(f"/servers/{server_id}")).json() == answer.json()
 
 
 @pytest.mark.parametrize("fields", BAD_FIELDS, ids=str)
 async def test_a_server_that_is_not_well_described_is_neither_made_nor_changed(
-    user: TestUser, fields: dict[str, Any]
+    owner: TestUser, fields: dict[str, Any]
 ) -> None:
-    assert_problem(await create(user, **fields), 422)
-    server_id = (await create(user)).json()["id"]
-    before = (await user.http.get(f"/servers/{server_id}")).json()
-    assert_problem(await user.http.patch(f"/servers/{server_id}", json=fields), 422)
-    assert (await user.http.get(f"/servers/{server_id}")).json() == before
+    assert_problem(await create(owner, **fields), 422)
+    server_id = (await create(owner)).json()["id"]
+    before = (await owner.http.get(f"/servers/{server_id}")).json()
+    assert_problem(await owner.http.patch(f"/servers/{server_id}", json=fields), 422)
+    assert (await owner.http.get(f"/servers/{server_id}")).json() == before
 
 
 @pytest.mark.parametrize("url", GOOD_URLS)
-async def test_an_http_url_is_taken_as_it_is(user: TestUser, url: str) -> None:
-    created = await create(user, transport="streamable_http", url=url)
+async def test_an_http_url_is_taken_as_it_is(owner: TestUser, url: str) -> None:
+    created = await create(owner, transport="streamable_http", url=url)
     assert created.status_code == 201
     assert created.json()["url"] == url
-    changed = await user.http.patch(f"/servers/{created.json()['id']}", json={"url": url})
+    changed = await owner.http.patch(f"/servers/{created.json()['id']}", json={"url": url})
     assert changed.status_code == 200
 
 
 @pytest.mark.parametrize("url", BAD_URLS)
-async def test_what_is_no_plain_http_url_is_refused(user: TestUser, url: str) -> None:
-    answer = await create(user, transport="streamable_http", url=url)
+async def test_what_is_no_plain_http_url_is_refused(owner: TestUser, url: str) -> None:
+    answer = await create(owner, transport="streamable_http", url=url)
     assert_problem(answer, 422)
     assert "password" not in answer.text
-    server_id = await connected_server(user)
-    assert_problem(await user.http.patch(f"/servers/{server_id}", json={"url": url}), 422)
+    server_id = await connected_server(owner)
+    assert_problem(await owner.http.patch(f"/servers/{server_id}", json={"url": url}), 422)
 
 
 @pytest.mark.parametrize(
@@ -201,24 +212,24 @@ async def test_what_is_no_plain_http_url_is_refused(user: TestUser, url: str) ->
     ],
 )
 async def test_a_server_has_a_url_where_one_connects_to_it(
-    user: TestUser, transport: str, url: str | None, status: int
+    owner: TestUser, transport: str, url: str | None, status: int
 ) -> None:
-    assert (await create(user, transport=transport, url=url)).status_code == status
-    server_id = await user.add_server("changed")
-    changed = await user.http.patch(f"/servers/{server_id}", json={"transport": transport, "url": url})
+    assert (await create(owner, transport=transport, url=url)).status_code == status
+    server_id = await owner.add_server(fresh_name())
+    changed = await owner.http.patch(f"/servers/{server_id}", json={"transport": transport, "url": url})
     assert changed.status_code == (200 if status == 201 else 422)
 
 
 @pytest.mark.parametrize("changes", [{"url": URL}, {"transport": "sse"}, {"transport": "stdio"}])
-async def test_a_change_is_judged_together_with_what_is_already_there(user: TestUser, changes: dict[str, Any]) -> None:
-    server_id = await user.add_server()
-    assert_problem(await user.http.patch(f"/servers/{server_id}", json=changes), 422)
+async def test_a_change_is_judged_together_with_what_is_already_there(owner: TestUser, changes: dict[str, Any]) -> None:
+    server_id = await owner.add_server(fresh_name())
+    assert_problem(await owner.http.patch(f"/servers/{server_id}", json=changes), 422)
     both = {"transport": "sse", "url": URL}
-    assert (await user.http.patch(f"/servers/{server_id}", json=both)).status_code == 200
+    assert (await owner.http.patch(f"/servers/{server_id}", json=both)).status_code == 200
 
 
 async def test_credentials_are_in_no_answer(user: TestUser) -> None:
-    created = await create(user, transport="sse", url=URL, headers=SECRET_HEADERS)
+    created = await create(user, name="github", transport="sse", url=URL, headers=SECRET_HEADERS)
     assert created.json()["header_names"] == sorted(SECRET_HEADERS)
     path = f"/servers/{created.json()['id']}"
     answers = [
@@ -226,7 +237,7 @@ async def test_credentials_are_in_no_answer(user: TestUser) -> None:
         await user.http.get(path),
         await user.http.get("/servers"),
         await user.http.patch(path, json={"headers": SECRET_HEADERS}),
-        await create(user, transport="sse", url=URL, headers=SECRET_HEADERS),
+        await create(user, name="github", transport="sse", url=URL, headers=SECRET_HEADERS),
         await create(user, transport="sse", headers=SECRET_HEADERS),
         await create(user, headers={"X-Key": f"{CANARY}\n"}),
         await user.http.patch(path, json={"headers": {"X-Key": f"{CANARY}\n"}}),
@@ -236,28 +247,54 @@ async def test_credentials_are_in_no_answer(user: TestUser) -> None:
 
 
 async def test_credentials_are_sealed_in_the_table_and_open_for_their_own_server_alone(
-    user: TestUser, container: Container
+    owner: TestUser, container: Container
 ) -> None:
-    server_id = await connected_server(user)
+    server_id = await connected_server(owner)
     async with container.database.system_transaction() as session:
         statement = "SELECT sealed_headers, s::text FROM mcp_servers s WHERE id = %(id)s"
         [(sealed, whole_row)] = await session.rows(statement, {"id": server_id})
     assert CANARY not in whole_row
     assert CANARY.encode() not in bytes(sealed)
     assert CANARY.encode().hex() not in whole_row
-    assert CANARY.encode() in container.sealer.open(bytes(sealed), Owner(user.id, server_id, "headers"))
+    assert CANARY.encode() in container.sealer.open(bytes(sealed), Owner(owner.id, server_id, "headers"))
 
 
 @pytest.mark.parametrize(
     ("headers", "names"), [({"X-New": "1"}, ["X-New"]), ({}, []), (None, [])], ids=["other", "none", "null"]
 )
 async def test_new_credentials_replace_all_old_ones(
-    user: TestUser, headers: dict[str, str] | None, names: list[str]
+    owner: TestUser, headers: dict[str, str] | None, names: list[str]
 ) -> None:
-    server_id = await connected_server(user)
-    answer = await user.http.patch(f"/servers/{server_id}", json={"headers": headers})
+    server_id = await connected_server(owner)
+    answer = await owner.http.patch(f"/servers/{server_id}", json={"headers": headers})
     assert answer.json()["header_names"] == names
     assert answer.json()["config_version"] == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"url": "https://elsewhere.example.com/mcp"},
+        {"url": "https://mcp.example.com.evil.example/mcp"},
+        {"url": "https://mcp.example.com:8443/mcp"},
+        {"url": "http://mcp.example.com/mcp"},
+        {"transport": "push", "url": None},
+    ],
+    ids=str,
+)
+async def test_credentials_do_not_follow_a_server_to_another_origin(owner: TestUser, changes: dict[str, Any]) -> None:
+    moved, kept = await connected_server(owner), await connected_server(owner)
+    answer = await owner.http.patch(f"/servers/{moved}", json=changes)
+    assert (answer.status_code, answer.json()["header_names"]) == (200, [])
+    given_anew = await owner.http.patch(f"/servers/{kept}", json={**changes, "headers": SECRET_HEADERS})
+    assert (given_anew.status_code, given_anew.json()["header_names"]) == (200, sorted(SECRET_HEADERS))
+
+
+async def test_credentials_do_not_come_back_when_the_server_does(owner: TestUser) -> None:
+    server_id = await connected_server(owner)
+    for url in ("https://elsewhere.example.com/mcp", URL):
+        answer = await owner.http.patch(f"/servers/{server_id}", json={"url": url})
+        assert answer.json()["header_names"] == []
 
 
 async def test_a_deleted_server_takes_its_rows_along_and_no_others(user: TestUser, container: Container) -> None:

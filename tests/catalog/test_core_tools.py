@@ -1,5 +1,6 @@
 """Native tools that every answer includes: a user's own, and everyone's."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -50,6 +51,13 @@ async def test_setting_core_tools_replaces_all_of_them(user: TestUser) -> None:
     assert (await user.http.get("/core-tools")).json() == {"tools": [ASK]}
     await put(user.http)
     assert (await user.http.get("/core-tools")).json() == {"tools": []}
+
+
+async def test_of_lists_that_are_set_at_once_one_stays_whole(user: TestUser) -> None:
+    lists = [[tool("clock", f"Clock {number}."), tool("ask_user", f"Asks {number}.")] for number in range(5)]
+    answers = await asyncio.gather(*(put(user.http, *tools) for tools in lists))
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert (await user.http.get("/core-tools")).json()["tools"] in lists
 
 
 async def test_core_tools_are_in_every_answer_unless_they_are_declined(user: TestUser) -> None:

@@ -1,11 +1,18 @@
 """Which tools a discovery may find: the switches and tags of tools and servers, through every rung of the ladder."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
+from app.database.embedded import EmbeddedPostgres
+from app.wiring import Container
+from tests.api.checks import finished_run
 from tests.conftest import TestUser, tool
 
 READ = tool("read_file", "Reads a file from the disk.")
@@ -158,3 +165,61 @@ async def test_pinned_tools_come_first_where_discovery_is_off(
         [first] = (await user.discover("anything", limit=1))["tools"]
         assert first["tool"]["name"] == pinned
         await change_tool(user, pinned, pinned=False)
+
+
+@dataclass(frozen=True)
+class HeldRow:
+    """A search row that the test keeps locked, so that an index run stops in the middle of its writing."""
+
+    connection: psycopg.AsyncConnection[Any]
+
+    async def waiters(self) -> int:
+        statement = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        cursor = await self.connection.execute(statement)
+        [(count,)] = await cursor.fetchall()
+        return int(count)
+
+    async def until(self, there: int, ended: asyncio.Task[Any] | None = None) -> None:
+        """So many sessions wait for a lock, or the task has not been held up at all."""
+        for _ in range(200):
+            if await self.waiters() >= there or (ended is not None and ended.done()):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("nothing came to wait for the held row")
+
+    async def release(self) -> None:
+        await self.connection.rollback()
+
+
+@asynccontextmanager
+async def held_row(postgres: EmbeddedPostgres, container: Container, tool_id: str) -> AsyncIterator[HeldRow]:
+    url = postgres.url.replace("/toolscout?", f"/{container.database.engine.url.database}?")
+    connection = await psycopg.AsyncConnection.connect(url)
+    async with connection:
+        statement = "SELECT 1 FROM mcp_tool_embeddings WHERE tool_id = %s FOR UPDATE"
+        assert await (await connection.execute(statement, [tool_id])).fetchone() is not None
+        yield HeldRow(connection)
+
+
+@pytest.mark.parametrize("hidden_before", [False, True])
+async def test_a_server_that_is_disabled_while_it_is_indexed_ends_up_hidden(
+    user: TestUser, postgres: EmbeddedPostgres, container: Container, hidden_before: bool
+) -> None:
+    """The run has already read the switches and waits in the middle of its writing when the server's is turned off."""
+    server_id = await user.add_tools(READ)
+    await change_tool(user, "read_file", enabled=not hidden_before)
+    async with held_row(postgres, container, (await user.tools())["read_file"]["id"]) as row:
+        changed = {**READ, "description": "Reads a file from any disk."}
+        pushed = await user.http.put(f"/servers/{server_id}/tools", json={"tools": [WRITE, changed]})
+        await row.until(there=1)
+        disabling = asyncio.create_task(user.http.patch(f"/servers/{server_id}", json={"enabled": False}))
+        await row.until(there=2, ended=disabling)
+        await row.release()
+    answer = await disabling
+    assert answer.status_code == 200, answer.text
+    assert (await finished_run(user.http, pushed.json()["id"]))["state"] == "succeeded"
+    assert await found(user) == set()
+    await change_server(user, server_id, enabled=True)
+    assert await found(user) == ({"write_file"} if hidden_before else {"read_file", "write_file"})

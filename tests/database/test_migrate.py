@@ -62,7 +62,7 @@ def test_replicas_that_start_together_migrate_once(fresh_database: str) -> None:
 
 
 def test_a_superuser_is_refused_in_production_and_taken_elsewhere(fresh_database: str) -> None:
-    with pytest.raises(ConfigurationError, match="superuser.*production"):
+    with pytest.raises(ConfigurationError, match=r"superuser.*production"):
         migrate(fresh_database, production=True)
     assert tables(fresh_database) == set()
     assert migrate(fresh_database, production=False) == newest_revision()
@@ -71,7 +71,7 @@ def test_a_superuser_is_refused_in_production_and_taken_elsewhere(fresh_database
 def test_an_old_pgvector_is_refused_with_what_to_do(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(app.database.migrate, "MINIMUM_PGVECTOR", (99, 0))
-        with pytest.raises(ConfigurationError, match="too old.*ALTER EXTENSION vector UPDATE"):
+        with pytest.raises(ConfigurationError, match=r"too old.*ALTER EXTENSION vector UPDATE"):
             migrate(fresh_database)
     assert tables(fresh_database) == set()
     assert migrate(fresh_database) == newest_revision()
@@ -96,7 +96,7 @@ def closed_port() -> int:
 
 
 def test_a_database_that_does_not_answer_is_refused_with_its_reason() -> None:
-    with pytest.raises(ConfigurationError, match="DATABASE_URL does not answer: .*refused"):
+    with pytest.raises(ConfigurationError, match=r"DATABASE_URL does not answer: .*refused"):
         migrate(f"postgresql://someone:canary@127.0.0.1:{closed_port()}/nothing")
 
 
@@ -117,6 +117,10 @@ def test_an_address_that_cannot_be_read_is_refused_without_repeating_its_passwor
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 def test_whichever_of_its_names_postgres_is_called_by_will_do(fresh_database: str, scheme: str) -> None:
     assert migrate(fresh_database.replace("postgresql:", f"{scheme}:")) == newest_revision()
+
+
+def files_in(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 SECRET_KEYS = {
@@ -143,7 +147,7 @@ async def test_the_embedded_postgres_is_refused_in_production(tmp_path: Path) ->
     with pytest.raises(ConfigurationError, match="production needs DATABASE_URL"):
         async with owned_database(make_settings(tmp_path, environment="production")):
             pass
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 async def test_a_named_database_is_taken_as_it_is_in_any_environment(tmp_path: Path) -> None:
@@ -152,4 +156,4 @@ async def test_a_named_database_is_taken_as_it_is_in_any_environment(tmp_path: P
         settings = make_settings(tmp_path, environment=environment, database_url=SecretStr(url))
         async with owned_database(settings) as taken:
             assert taken == url
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Owners that are no superusers, as a hosted Postgres gives them; on a cluster of its own, since roles are the cluster's."""
+"""Owners that are no superusers, as a hosted Postgres gives them; on a Postgres of its own, whose roles are its own."""
 
 import tempfile
 import uuid
@@ -18,14 +18,25 @@ from tests.conftest import make_settings, new_user, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer
 
 
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """Where nobody has made the app's role yet."""
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[EmbeddedPostgres]:
     with tempfile.TemporaryDirectory() as folder:
         server = EmbeddedPostgres(Path(folder) / "data")
         server.start()
         yield server
         server.stop()
+
+
+@pytest.fixture
+def cluster(own_postgres: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    """Where nobody has made the app's role yet."""
+    yield own_postgres
+    with psycopg.connect(own_postgres.url, autocommit=True) as connection:
+        owners = connection.execute("SELECT rolname FROM pg_roles WHERE rolname LIKE 'owner_%'").fetchall()
+        for (name,) in owners:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        for name in (APP_ROLE, *(name for (name,) in owners)):
+            connection.execute(f"DROP ROLE IF EXISTS {name}".encode())
 
 
 def as_superuser(cluster: EmbeddedPostgres, *statements: str, database: str = "toolscout") -> None:
@@ -90,13 +101,11 @@ async def test_an_owner_may_be_given_the_apps_role_instead_of_the_right_to_make_
 
 
 @pytest.mark.parametrize("options", ["", "CREATEROLE"])
-async def test_an_owner_who_may_not_take_the_apps_role_is_told_what_to_grant(
-    cluster: EmbeddedPostgres, options: str
-) -> None:
+async def test_an_owner_who_may_not_take_the_apps_role_is_told_so(cluster: EmbeddedPostgres, options: str) -> None:
     """Another database of the cluster has made the role already, and its maker alone can hand it out."""
     migrate(owned(cluster), production=True)
     url = owned(cluster, options)
-    with pytest.raises(ConfigurationError, match=f"GRANT {APP_ROLE} TO"):
+    with pytest.raises(ConfigurationError, match=APP_ROLE):
         migrate(url, production=True)
     as_superuser(cluster, f"GRANT {APP_ROLE} TO {owner_in(url)}")
     assert migrate(url, production=True) == newest_revision()
@@ -105,5 +114,8 @@ async def test_an_owner_who_may_not_take_the_apps_role_is_told_what_to_grant(
 
 async def test_an_owner_who_may_not_make_the_apps_role_is_told_so(cluster: EmbeddedPostgres) -> None:
     url = owned(cluster, "")
-    with pytest.raises(ConfigurationError, match=f"CREATE ROLE {APP_ROLE}"):
+    with pytest.raises(ConfigurationError, match=APP_ROLE):
         migrate(url, production=True)
+    as_superuser(cluster, f"ALTER ROLE {owner_in(url)} CREATEROLE")
+    assert migrate(url, production=True) == newest_revision()
+    assert await current_user(url) == APP_ROLE

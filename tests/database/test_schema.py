@@ -1,6 +1,6 @@
 """What the migrations have made, read from Postgres's own catalogue."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -50,7 +50,7 @@ def test_the_models_and_the_migrations_describe_the_same_schema(owner: Connectio
 @pytest.mark.parametrize("table", tenant_tables())
 def test_every_key_of_a_tenant_table_begins_with_the_user(owner: Connection, table: str) -> None:
     schema = inspect(owner)
-    keys = [schema.get_pk_constraint(table)["constrained_columns"]]
+    keys: list[Sequence[str | None]] = [schema.get_pk_constraint(table)["constrained_columns"]]
     keys += [key["column_names"] for key in schema.get_unique_constraints(table)]
     keys += [index["column_names"] for index in schema.get_indexes(table) if index["unique"]]
     keys += [key["constrained_columns"] for key in schema.get_foreign_keys(table)]
@@ -80,8 +80,9 @@ def test_row_level_security_is_on_with_a_policy_for_the_app(owner: Connection, t
 
 def test_tables_without_row_level_security_hold_nothing_of_a_user(owner: Connection) -> None:
     unguarded = column(
-        owner, "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
-        " AND NOT relrowsecurity"
+        owner,
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+        " AND NOT relrowsecurity",
     )
     assert set(unguarded) == {"alembic_version", "embedding_cache", "embedding_models"}
 
@@ -116,6 +117,7 @@ def test_the_role_that_serves_may_do_no_more_than_it_must(owner: Connection, tab
 @pytest.mark.parametrize("name", ["embedding", "lexical"])
 def test_what_a_search_reads_stands_in_the_row_itself(owner: Connection, name: str) -> None:
     storage = column(
-        owner, f"SELECT attstorage FROM pg_attribute WHERE attrelid = 'mcp_tool_embeddings'::regclass AND attname = '{name}'"
+        owner,
+        f"SELECT attstorage FROM pg_attribute WHERE attrelid = 'mcp_tool_embeddings'::regclass AND attname = '{name}'",
     )
     assert storage == ["p"]

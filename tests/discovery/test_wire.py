@@ -50,7 +50,7 @@ def test_names_that_differ_only_in_invalid_characters_stay_apart() -> None:
 
 
 def test_an_alias_does_not_depend_on_the_rest_of_the_answer() -> None:
-    shared = replace(OFFER, name="search", shares_its_name=True)
+    shared = replace(OFFER, tool_id="another", name="search", shares_its_name=True)
     assert aliases([shared])[0] == aliases([OFFER, shared])[1]
 
 

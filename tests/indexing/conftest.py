@@ -71,10 +71,11 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
     """With an empty queue: it is one for all users."""
     await rows(idle_service, "DELETE FROM index_runs")
     indexer = Indexer(
-        idle_service.database,
-        embedder,
-        idle_service.count_tokens,
-        idle_service.metrics,
+        database=idle_service.database,
+        embedder=embedder,
+        dimension=DIMENSION,
+        count_tokens=idle_service.count_tokens,
+        metrics=idle_service.metrics,
         max_tools=1_000,
         ann_above=20_000,
     )

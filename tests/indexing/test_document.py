@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.indexing import document
 from app.indexing.document import (
-    MAX_EMBEDDED_CHARACTERS,
+    MAX_EMBEDDED_BYTES,
     content_hash,
     embedded_text,
     enriched_description,
@@ -94,10 +94,11 @@ def test_odd_parameter_definitions_are_shown_by_name_alone() -> None:
     assert "Parameters: a, b, c, d, e: fine." in embedded_text(with_properties(odd), "s")
 
 
-def test_a_long_description_is_embedded_only_up_to_the_limit() -> None:
-    text = embedded_text(replace(SEARCH, description="word " * 10_000), "s")
-    assert len(text) <= MAX_EMBEDDED_CHARACTERS
-    assert text.startswith("Tool: search repositories. Server: s. Description: word word")
+@pytest.mark.parametrize("word", ["word ", "größe ", "語"])
+def test_a_long_description_is_embedded_only_up_to_the_limit(word: str) -> None:
+    text = embedded_text(replace(SEARCH, description=word * 10_000), "s")
+    assert len(text.encode()) <= MAX_EMBEDDED_BYTES
+    assert text.startswith(f"Tool: search repositories. Server: s. Description: {word}{word}")
 
 
 def test_the_enriched_description_is_kept_in_full() -> None:
@@ -155,6 +156,7 @@ def shuffled(value: Any, chance: random.Random) -> Any:
     return [shuffled(item, chance) for item in value] if isinstance(value, list) else value
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(texts, json_values, max_size=6), st.randoms(use_true_random=False))
 def test_no_reordering_of_keys_changes_the_hash(schema: dict[str, Any], chance: random.Random) -> None:
     tool = replace(SEARCH, input_schema=schema, annotations=schema)
@@ -162,6 +164,7 @@ def test_no_reordering_of_keys_changes_the_hash(schema: dict[str, Any], chance: 
     assert index_hash(tool, "s") == index_hash(other, "s")
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(texts, json_values, max_size=6))
 def test_what_the_database_gives_back_has_the_hash_of_what_was_sent(schema: dict[str, Any]) -> None:
     """The columns are written and read by Python's own json."""
@@ -182,6 +185,6 @@ def test_the_text_hash_tells_texts_apart() -> None:
 
 
 def test_words_of_name_server_description_and_parameters_are_searchable() -> None:
-    size = len(lexical_vector(SEARCH, "github").indices())
-    assert len(lexical_vector(SEARCH, "git hub enterprise").indices()) > size
-    assert len(lexical_vector(named("search_repositories"), "github").indices()) < size
+    size = len(lexical_vector(SEARCH, "github", 384).indices())
+    assert len(lexical_vector(SEARCH, "git hub enterprise", 384).indices()) > size
+    assert len(lexical_vector(named("search_repositories"), "github", 384).indices()) < size

@@ -8,7 +8,7 @@ import pytest
 from app.database.embedded import EmbeddedPostgres
 from app.wiring import Container, open_container
 from tests.conftest import TestUser, make_database, make_settings, new_user
-from tests.embeddings.healing import ChangesAfter
+from tests.embeddings.healing import ChangesAfter, Refuses
 from tests.fakes.embedding_server import FakeEmbeddingServer, Mode, embed, running_embedding_server
 from tests.indexing.by_hand import numbered, rows, server_of, unheard, until
 
@@ -94,8 +94,8 @@ async def pushed_without_vectors(service: Container, user: TestUser, reason: str
     run = await user.push(server_id, tools())
     assert run["state"] == "succeeded"
     assert (run["counts"]["added"], run["counts"]["embedded"]) == (3, 0)
-    [warning] = run["warnings"]
-    assert f"({reason})" in warning
+    assert run["warnings"]
+    assert all(f"({reason})" in warning for warning in run["warnings"])
     assert await embedded(user) == {False}
     assert await pending(user, server_id) == 3
     assert await half_written(service, user) == 0
@@ -121,14 +121,29 @@ async def test_a_failing_embedder_delays_the_vectors_and_nothing_else(
     await healed(service, carol, server_id)
 
 
-async def test_an_embedder_that_fails_with_many_texts_but_not_with_one_delays_the_vectors(
-    service: Container, carol: TestUser, fake: FakeEmbeddingServer
+async def test_an_embedder_that_fails_with_many_texts_is_asked_for_one_at_a_time(
+    carol: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     fake.mode = "doubled_index"
-    server_id = await pushed_without_vectors(service, carol, "wrong_count")
-    answer = await carol.discover("summarise quarterly invoices")
-    assert [(each["tool"]["name"], each["source"]) for each in answer["tools"]] == [("summarise_invoices", "lexical")]
-    assert (answer["strategy"], answer["degraded"]) == ("hybrid", False)
+    run = await carol.push(await carol.add_server(), tools())
+    assert (run["state"], run["counts"]["embedded"], run["warnings"]) == ("succeeded", 3, [])
+    assert await embedded(carol) == {True}
+    await found_by_meaning(carol)
+
+
+async def test_a_text_that_the_embedder_does_not_take_costs_the_others_nothing(
+    service: Container, carol: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    first, second, third = tools()
+    fake.requests = Refuses(fake, second["description"])
+    server_id = await carol.add_server()
+    run = await carol.push(server_id, [first, second, third])
+    assert (run["state"], run["counts"]["embedded"]) == ("succeeded", 2)
+    [warning] = run["warnings"]
+    assert "'other'" in warning
+    assert {name for name, tool in (await carol.tools()).items() if not tool["embedded"]} == {"other"}
+    assert await half_written(service, carol) == 0
+    fake.requests = []
     fake.mode = "ok"
     await healed(service, carol, server_id)
 
@@ -186,7 +201,7 @@ async def test_what_was_embedded_before_the_trouble_is_kept_and_only_the_rest_fo
     server_id = await carol.add_server()
     run = await carol.push(server_id, numbered(140, unheard("a")["description"]))
     assert (run["counts"]["added"], run["counts"]["embedded"]) == (140, 128)
-    assert len(run["warnings"]) == 1
+    assert run["warnings"]
     assert await pending(carol, server_id) == 12
     assert await half_written(service, carol) == 0
     fake.mode, fake.requests = "ok", []
@@ -217,7 +232,8 @@ async def test_a_forced_run_that_fails_leaves_the_vectors_that_were_there(
     server_id = await carol.add_tools(*(made := tools()))
     fake.mode = "zeros"
     run = await carol.push(server_id, made, force=True)
-    assert (run["state"], run["counts"]["embedded"], len(run["warnings"])) == ("succeeded", 0, 1)
+    assert (run["state"], run["counts"]["embedded"]) == ("succeeded", 0)
+    assert run["warnings"]
     assert await embedded(carol) == {True}
     assert await pending(carol, server_id) == 0
     fake.mode = "ok"

@@ -9,7 +9,7 @@ from app.indexing.listing import read_tool
 from app.indexing.plan import Place, Plan, StoredTool, definition_tokens, make_plan, tool_id
 from app.protocol import ToolDefinition
 
-PLACE = Place(str(uuid.UUID(int=1)), "github", "local:x")
+PLACE = Place(str(uuid.UUID(int=1)), "github", "local:x", 384)
 
 READ, WRITE, SEARCH = (read_tool({"name": name, "description": f"{name} things"}) for name in ("read", "write", "find"))
 

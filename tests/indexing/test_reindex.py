@@ -268,7 +268,8 @@ async def test_an_empty_list_is_refused_and_the_old_index_stays_unless_forced(
     before = await versions(service, carol)
     run = await carol.push(server_id, [])
     assert (run["state"], run["error"]["cause"]) == ("failed", "empty_listing")
-    assert await versions(service, carol) == before
+    after = await versions(service, carol)
+    assert all(after[table] == before[table] for table in ("mcp_tools", "mcp_tool_embeddings"))
     assert counts(await carol.push(server_id, [], force=True)) == {"removed": 1}
     assert await carol.tools() == {}
 
@@ -358,14 +359,16 @@ async def test_readers_see_the_old_list_or_the_new_one_and_never_a_mixture(carol
     async def read_list() -> None:
         while pushing:
             listed.append((await carol.http.get("/tools", params={"limit": 200})).json()["items"])
+            await asyncio.sleep(0.005)
 
     async def read_discovery() -> None:
         while pushing:
             answer = await carol.discover("generation tool", limit=50, similarity_threshold=0)
             discovered.append([each["tool"] for each in answer["tools"]])
+            await asyncio.sleep(0.005)
 
     readers = [asyncio.create_task(reader()) for reader in (read_list, read_discovery)]
-    for number in range(1, 6):
+    for number in range(1, 5):
         await carol.push(server_id, generation(number))
     pushing = False
     await asyncio.gather(*readers)

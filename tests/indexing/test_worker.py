@@ -111,11 +111,11 @@ async def test_what_is_pending_is_queued_once_the_embedder_answers(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
-    worker = Worker(hand.indexer, concurrency=0, pending_retry_s=60)
+    worker = Worker(hand.indexer, concurrency=0, pending_retry_s=0.001)
     fake.mode = "zeros"
     assert await worker.queue_pending() == 0
     fake.mode = "ok"
-    assert await worker.queue_pending() >= 1
+    assert await worker.queue_pending() == 1
     assert (await hand.perform()).server_id == server_id
     assert (await server_of(alice, server_id))["pending_count"] == 0
     assert all(tool["embedded"] for tool in (await alice.tools()).values())
@@ -126,7 +126,7 @@ async def test_a_server_that_is_queued_already_is_not_queued_for_its_pending_too
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
     await send(alice, server_id, [unheard("a")])
-    await Worker(hand.indexer, concurrency=0, pending_retry_s=60).queue_pending()
+    assert await Worker(hand.indexer, concurrency=0, pending_retry_s=0.001).queue_pending() == 0
     assert (await hand.take()).payload is not None
 
 
@@ -138,6 +138,29 @@ async def test_a_long_outage_leaves_no_trail_of_vain_runs(
     async with working(hand, pending_retry_s=0.02):
         await asked(fake, times=5)
         assert len((await alice.http.get(f"/servers/{server_id}/runs")).json()["items"]) == 1
+
+
+async def test_after_each_vain_try_the_next_one_waits_twice_as_long(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    """A tool that the embedder will never take must not be tried for ever at the same pace."""
+    server_id = await add_pending(hand, alice, fake, "stubborn")
+    worker = Worker(hand.indexer, concurrency=0, pending_retry_s=60)
+    for too_soon_s, due_s in ((59, 61), (119, 121), (239, 241)):
+        await _last_tried(hand, server_id, too_soon_s)
+        assert await worker.queue_pending() == 0
+        await _last_tried(hand, server_id, due_s)
+        assert await worker.queue_pending() == 1
+        fake.mode = "zeros"
+        await hand.perform()
+        fake.mode = "ok"
+    await _last_tried(hand, server_id, 3_601)
+    assert await worker.queue_pending() == 1
+
+
+async def _last_tried(hand: Hand, server_id: str, seconds_ago: int) -> None:
+    statement = "UPDATE mcp_servers SET updated_at = now() - make_interval(secs => %(s)s) WHERE id = %(id)s"
+    await rows(hand.container, statement, s=seconds_ago, id=server_id)
 
 
 async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pending(

@@ -121,6 +121,7 @@ async def test_the_hnsw_route_can_use_the_partial_index(large: tuple[Container, 
     parameters = Scope(user.id, container.model.id).parameters() | {
         "vector": HalfVector(np.ones(container.model.dimension, np.float32)),
         "terms": Counts(0, 0, 0, {}).weights(),
+        "names": [],
         "pool": 8,
     }
     async with container.database.transaction(user.id) as session:
