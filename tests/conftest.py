@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+from fastapi import FastAPI
 from pydantic import SecretStr
 
 from app.database.embedded import EmbeddedPostgres
@@ -86,11 +87,23 @@ async def client(container: Container) -> AsyncIterator[httpx.AsyncClient]:
 
 @asynccontextmanager
 async def client_of(container: Container, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(container), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(_app_of(container), raise_app_exceptions=False)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://toolscout", headers=headers, timeout=60
     ) as opened:
         yield opened
+
+
+_apps: dict[int, tuple[Container, FastAPI]] = {}
+
+
+def _app_of(container: Container) -> FastAPI:
+    """One for each container: a new one reads all its routes anew, which takes longer than most tests."""
+    known, app = _apps.get(id(container), (None, None))
+    if app is None or known is not container:
+        app = create_app(container)
+        _apps[id(container)] = container, app
+    return app
 
 
 @pytest.fixture(scope="session")

@@ -194,6 +194,7 @@ async def change_server(
     if after.name != before.name and after.tool_count:
         # the server's name is part of what is searched
         await jobs.enqueue(session, tenant.id, server_id, None, force=False)
+        container.worker.wake()
     return ServerOut.model_validate(after)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import select, update
 
 from app.database.engine import Session
+from app.errors import NotFound
 from app.models import catalog_versions, mcp_servers, users
 
 VISIBLE = """
@@ -92,7 +93,9 @@ async def decide_again(session: Session, user_id: str, server_id: str) -> None:
 
 async def bump_catalog(session: Session, user_id: str) -> None:
     """What any process remembers of the user's catalogue ends with this transaction's commit."""
-    await session.execute(update(users).where(users.c.id == user_id).values(catalog_version=_NEXT_VERSION))
+    statement = update(users).where(users.c.id == user_id).values(catalog_version=_NEXT_VERSION)
+    if (await session.execute(statement)).rowcount == 0:
+        raise NotFound("there is no such user")  # deleted since the caller was recognised
 
 
 async def bump_every_catalog(session: Session) -> None:

@@ -2,15 +2,18 @@
 
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from app.accounts.callers import Keyring
 from app.wiring import Container
 from tests.api.checks import assert_problem, everything, pages, rows_of
 from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, new_user, tool
 
+PUSHED = {"name": "files", "transport": "push"}
 DEFAULTS: dict[str, Any] = {"name": None, "settings": {}, "discovery_enabled": True, "tool_count": 0}
 
 
@@ -194,3 +197,21 @@ async def test_a_user_that_comes_back_after_deletion_starts_with_nothing(
     assert (await admin.get("/tools", headers=acting)).json()["items"] == []
     assert (await admin.get("/core-tools", headers=acting)).json()["tools"] == []
     assert_problem(await user.http.get("/tools"), 401)
+
+
+async def test_a_replica_that_still_remembers_a_deleted_user_writes_nothing_for_it(
+    admin: httpx.AsyncClient, container: Container, user: TestUser, other_user: TestUser
+) -> None:
+    """It may remember for half a second; what it wrote would be there when somebody gets that id again."""
+    replica = replace(container, keyring=Keyring(container.database, None))
+    requests = [("PUT", "/core-tools", {"tools": [tool("ask_user")]}), ("POST", "/servers", PUSHED)]
+    async with client_of(replica) as http:
+        keys = {somebody.id: {"X-API-Key": somebody.key} for somebody in (user, other_user)}
+        for key in keys.values():
+            assert (await http.get("/servers", headers=key)).status_code == 200
+        assert (await admin.delete(f"/users/{user.id}")).status_code == 204
+        for method, path, body in requests:
+            late = await http.request(method, path, json=body, headers=keys[user.id])
+            assert late.status_code in (401, 404), late.text
+            assert (await http.request(method, path, json=body, headers=keys[other_user.id])).is_success
+    assert not any((await rows_of(container, user.id)).values())

@@ -104,14 +104,15 @@ class DoorRoute:
 
 def door_routes(app: FastAPI) -> list[DoorRoute]:
     """Every route of ours; the framework's own pages (`/docs`, `/openapi.json`) are none of them."""
+    described = app.openapi()["paths"]
     found = []
     for context in iter_route_contexts(app.routes):
         route = context.original_route
         if isinstance(route, APIRoute):
             asked = frozenset(_permissions(route.dependant))
-            found += [
-                DoorRoute(method, route.path, asked, route.body_field is not None) for method in route.methods or ()
-            ]
+            for method in route.methods or ():
+                takes_body = "requestBody" in described[route.path][method.lower()]
+                found.append(DoorRoute(method, route.path, asked, takes_body))
     return sorted(found, key=lambda route: (route.path, route.method))
 
 

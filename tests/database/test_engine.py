@@ -124,7 +124,7 @@ async def terminate_all(url: str) -> int:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
         cursor = await owner.execute(
             "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
         return len(await cursor.fetchall())
 

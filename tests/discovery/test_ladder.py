@@ -261,21 +261,23 @@ async def test_no_user_profits_from_anothers_question(
             assert len(fake.requests) == requests
 
 
-@pytest.fixture
-async def broken_search(open_service: OpenService, fake: FakeEmbeddingServer) -> AsyncIterator[Container]:
-    async with open_service(**fake.settings()) as service:
-        yield service
-
-
-async def rename_evidence(container: Container, before: str, after: str) -> None:
+@asynccontextmanager
+async def broken_search(container: Container) -> AsyncIterator[None]:
     """Without its column nothing can be searched, but what is visible can still be listed."""
     url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    rename = "ALTER TABLE mcp_tool_embeddings RENAME COLUMN {} TO {}"
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
-        await owner.execute(f"ALTER TABLE mcp_tool_embeddings RENAME COLUMN {before} TO {after}".encode())
+        await owner.execute(rename.format("lexical", "away").encode())
+        try:
+            yield
+        finally:
+            await owner.execute(rename.format("away", "lexical").encode())
 
 
-async def test_when_search_itself_fails_all_visible_tools_are_the_answer(broken_search: Container) -> None:
-    async with asker_of(broken_search) as user:
+async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
+    service: Container, fake: FakeEmbeddingServer
+) -> None:
+    async with asker_of(service) as user:
         await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
         pinned = (await user.tools())["zip_files"]["id"]
         await user.http.patch(f"/tools/{pinned}", json={"pinned": True})
@@ -283,24 +285,21 @@ async def test_when_search_itself_fails_all_visible_tools_are_the_answer(broken_
         assert core.status_code == 200
         await by_meaning(user, "weather forecast")
 
-        await rename_evidence(broken_search, "lexical", "lexical_away")
-        answer = await user.discover("weather forecast for Vienna")
+        async with broken_search(service):
+            answer = await user.discover("weather forecast for Vienna")
         assert (answer["degraded"], answer["degraded_reason"]) == (True, "search_failed")
         assert names(answer) == ["browse", "zip_files", "copy_files", "get_forecast", "refund_payment"]
         assert [each["source"] for each in answer["tools"]] == ["core", *["fallback"] * 4]
         assert answer["total_searched"] == 4
         assert answer["no_match"] is False
         assert all(each["score"] is None for each in answer["tools"])
-
-        await rename_evidence(broken_search, "lexical_away", "lexical")
         await by_meaning(user, "weather forecast for Graz")
 
 
-async def test_the_fallback_is_narrowed_like_a_search(broken_search: Container) -> None:
-    async with asker_of(broken_search) as user, new_user(broken_search) as stranger:
+async def test_the_fallback_is_narrowed_like_a_search(service: Container, fake: FakeEmbeddingServer) -> None:
+    async with asker_of(service) as user, new_user(service) as stranger:
         archive = await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
         foreign = await stranger.add_tools(tool("foreign"))
-        await rename_evidence(broken_search, "lexical", "lexical_away")
         narrowed: list[tuple[dict[str, Any], list[str]]] = [
             ({"server_ids": [archive]}, ["copy_files", "zip_files"]),
             ({"server_ids": [foreign]}, []),
@@ -309,23 +308,25 @@ async def test_the_fallback_is_narrowed_like_a_search(broken_search: Container) 
             ({"limit": 1}, ["copy_files"]),
             ({"limit": 50}, ["copy_files", "zip_files", "get_forecast", "refund_payment"]),
         ]
-        for narrowing, expected in narrowed:
-            answer = await user.discover("weather", **narrowing)
-            assert names(answer) == expected, narrowing
-            assert answer["degraded_reason"] == "search_failed"
-        assert names(await stranger.discover("weather")) == ["foreign"]
+        async with broken_search(service):
+            for narrowing, expected in narrowed:
+                answer = await user.discover("weather", **narrowing)
+                assert names(answer) == expected, narrowing
+                assert answer["degraded_reason"] == "search_failed"
+            assert names(await stranger.discover("weather")) == ["foreign"]
 
 
-async def test_tools_that_were_kept_come_first_in_the_fallback_too(broken_search: Container) -> None:
-    async with asker_of(broken_search) as user:
-        tools = await user.tools()
-        await rename_evidence(broken_search, "lexical", "lexical_away")
-        keep = [tools[name]["id"] for name in ("weather_alarm", "refund_payment")]
-        answer = await user.discover("weather", keep=keep)
-        assert [(each["tool"]["name"], each["source"]) for each in answer["tools"]] == [
-            ("refund_payment", "kept"),
-            ("get_forecast", "fallback"),
-        ]
+async def test_tools_that_were_kept_come_first_in_the_fallback_too(
+    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    tools = await asker.tools()
+    keep = [tools[name]["id"] for name in ("weather_alarm", "refund_payment")]
+    async with broken_search(service):
+        answer = await asker.discover("weather", keep=keep)
+    assert [(each["tool"]["name"], each["source"]) for each in answer["tools"]] == [
+        ("refund_payment", "kept"),
+        ("get_forecast", "fallback"),
+    ]
 
 
 async def test_with_discovery_switched_off_all_visible_tools_are_the_answer(

@@ -1,7 +1,10 @@
 """Two services on one fake embedder: one whose worker works, and one whose runs are driven by hand."""
 
+import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
+import httpx
 import openai._base_client
 import pytest
 from openai import AsyncOpenAI
@@ -9,8 +12,9 @@ from openai import AsyncOpenAI
 from app.database.embedded import EmbeddedPostgres
 from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
+from app.main import create_app
 from app.wiring import Container, open_container
-from tests.conftest import TestUser, make_database, make_settings, new_user
+from tests.conftest import ADMIN_KEY, TestUser, make_database, make_settings
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, running_embedding_server
 from tests.indexing.by_hand import Hand, rows
 
@@ -82,27 +86,53 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
     return Hand(idle_service, indexer)
 
 
+@pytest.fixture(scope="session")
+def idle_door(idle_service: Container) -> httpx.ASGITransport:
+    """One application for all tests: a new one reads its routes anew, which takes longer than most of them."""
+    return httpx.ASGITransport(create_app(idle_service), raise_app_exceptions=False)
+
+
+@pytest.fixture(scope="session")
+def door(service: Container) -> httpx.ASGITransport:
+    return httpx.ASGITransport(create_app(service), raise_app_exceptions=False)
+
+
+@asynccontextmanager
+async def user_through(door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
+    def client(key: str) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(transport=door, base_url="http://toolscout", headers=headers, timeout=60)
+
+    user_id = f"user-{uuid.uuid4().hex[:12]}"
+    async with client(ADMIN_KEY) as administrator:
+        await administrator.post("/users", json={"id": user_id})
+        made = await administrator.post("/keys", json={"kind": "user", "user_id": user_id})
+    key = made.json()["key"]
+    async with client(key) as http:
+        yield TestUser(user_id, key, http)
+
+
 @pytest.fixture
-async def alice(hand: Hand) -> AsyncIterator[TestUser]:
+async def alice(hand: Hand, idle_door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
     """A user of the service that is driven by hand."""
-    async with new_user(hand.container) as made:
+    async with user_through(idle_door) as made:
         yield made
 
 
 @pytest.fixture
-async def bob(hand: Hand) -> AsyncIterator[TestUser]:
-    async with new_user(hand.container) as made:
+async def bob(hand: Hand, idle_door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
+    async with user_through(idle_door) as made:
         yield made
 
 
 @pytest.fixture
-async def carol(service: Container, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
+async def carol(door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
     """A user of the service whose worker works."""
-    async with new_user(service) as made:
+    async with user_through(door) as made:
         yield made
 
 
 @pytest.fixture
-async def dave(service: Container, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
-    async with new_user(service) as made:
+async def dave(door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
+    async with user_through(door) as made:
         yield made
