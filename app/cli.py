@@ -14,15 +14,16 @@ import uvicorn
 import uvloop
 from pydantic import ValidationError
 
+from app import __version__
 from app.accounts.keys import NewKey, admin_key_exists, create_key
 from app.accounts.users import ensure_user, get_user
 from app.catalog.visibility import Scope
 from app.database.engine import Database
 from app.database.migrate import migrate
-from app.demo.seed import DEMO_USER, seed_demo
+from app.demo.seed import DEMO_USER, finish_demo, seed_demo
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
 from app.doctor import examine
-from app.errors import ToolscoutError
+from app.errors import ConfigurationError, InvalidInput, ToolscoutError
 from app.main import create_app
 from app.search.query import search_text
 from app.settings import Settings
@@ -52,13 +53,18 @@ def _run(deed: Coroutine[Any, Any, int]) -> int:
 
 
 def _wrong_settings(error: ValidationError) -> list[str]:
-    return [f"  {'.'.join(str(part) for part in item['loc']).upper()}: {item['msg']}" for item in error.errors()]
+    return [f"  {_environment_name(str(item['loc'][0]))}: {item['msg']}" for item in error.errors()]
+
+
+def _environment_name(field: str) -> str:
+    return field if field.isupper() else f"TOOLSCOUT_{field.upper()}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="toolscout", description="Finds, for each chat message, the tools that matter."
     )
+    parser.add_argument("--version", action="version", version=f"toolscout {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="run the service (settings: see the README)")
@@ -72,10 +78,10 @@ def _parser() -> argparse.ArgumentParser:
 
     key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
     creation = key.add_parser("create", help="make a key and print it, once")
-    creation.add_argument("--kind", choices=["user", "service", "admin"], default="user")
+    creation.add_argument("--kind", choices=["user", "service", "admin"], default="user", help="default: user")
     creation.add_argument("--user", metavar="ID", help="whom a user key acts for; made if need be")
     creation.add_argument("--name", help="a note on what the key is for")
-    creation.add_argument("--days", type=int, metavar="N", help="let it expire after N days")
+    creation.add_argument("--days", type=_days, metavar="N", help="let it expire after N days")
     creation.set_defaults(deed=_create_key)
 
     question = commands.add_parser("discover", help="ask which tools a message needs")
@@ -90,23 +96,50 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
+        raise argparse.ArgumentTypeError("a whole number of days from 1 on")
+    return int(text)
+
+
 async def _serve(settings: Settings, _options: argparse.Namespace) -> int:
-    async with owned_database(settings) as url, open_container(settings, url) as container:
-        greeting = await _greeting(container)
-        config = uvicorn.Config(
-            create_app(container),
-            host=settings.host,
-            port=settings.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_S,
-        )
-        # uvicorn raises the signal that stopped it once more when it is done, which must not end us half-closed
-        for stop in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(stop, signal.SIG_IGN)
-        await _Server(config, greeting, container.draining).serve()
+    # before anything else: keys that are made and shown once must not be made for a service that cannot start
+    with _listening(settings) as listener:
+        async with owned_database(settings) as url, open_container(settings, url) as container:
+            await _announce_keys(container)
+            await _serve_until_stopped(container, listener)
     return 0
+
+
+def _listening(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        place = f"{settings.host}:{settings.port}"
+        raise ConfigurationError(
+            f"cannot listen on {place} ({error.strerror}): set TOOLSCOUT_PORT to another"
+        ) from error
+    return listener
+
+
+async def _serve_until_stopped(container: Container, listener: socket.socket) -> None:
+    config = uvicorn.Config(
+        create_app(container),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    # uvicorn raises the signal that stopped it once more when it is done, which must not end us half-closed
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, signal.SIG_IGN)
+    host, port = listener.getsockname()[:2]
+    greeting = f"\n  Toolscout answers at http://{host}:{port}   (API: http://{host}:{port}/docs, stop with Ctrl-C)\n"
+    await _Server(config, greeting, container.draining).serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
@@ -127,18 +160,20 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _greeting(container: Container) -> str:
+async def _announce_keys(container: Container) -> None:
+    """Each at the moment it is made: whatever happens next, nobody is locked out."""
     settings = container.settings
-    address = f"http://{settings.host}:{settings.port}"
-    lines = []
     if (admin_key := await _first_admin_key(container)) is not None:
-        lines += ["The first admin key, shown this once:", f"  {admin_key}"]
+        _say("The first admin key, shown this once:", f"  {admin_key}")
     if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:
-        lines += ["A demo user with tools on eight servers is there. Its key, shown this once:", f"  {demo_key}"]
-        lines += ["Ask for the tools that a message needs:", _curl(address, demo_key)]
-    lines.append(f"More keys: {sys.argv[0]} key create --help")
-    lines.append(f"Toolscout answers at {address}   (API: {address}/docs, stop with Ctrl-C)")
-    return "\n" + "\n\n".join(textwrap.indent(line, "  ") for line in lines) + "\n"
+        _say("A demo user with tools on eight servers is being made. Its key, shown this once:", f"  {demo_key}")
+        await finish_demo(container)
+        _say("Ask for the tools that a message needs:", _curl(f"http://{settings.host}:{settings.port}", demo_key))
+    _say(f"More keys: {sys.argv[0]} key create --help")
+
+
+def _say(*lines: str) -> None:
+    print("\n" + "\n\n".join(textwrap.indent(line, "  ") for line in lines), flush=True)
 
 
 async def _first_admin_key(container: Container) -> str | None:
@@ -168,6 +203,8 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
+    if (options.kind == "user") != (options.user is not None):
+        raise InvalidInput("a user key needs --user; service and admin keys take none")
     expires_at = None if options.days is None else datetime.now(UTC) + timedelta(days=options.days)
     async with reachable_database(settings) as url:
         await asyncio.to_thread(migrate, url)
@@ -184,6 +221,8 @@ async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _discover(settings: Settings, options: argparse.Namespace) -> int:
+    if not options.message.strip():
+        raise InvalidInput("there is no text to search for")
     settings = settings.model_copy(update={"index_concurrency": 0})
     async with reachable_database(settings) as url, open_container(settings, url) as container:
         async with container.database.system_transaction() as session:

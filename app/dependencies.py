@@ -6,7 +6,7 @@ All of them are `async`, also where nothing is awaited: FastAPI sends a plain fu
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
-from fastapi import Depends, Query, Request, Security
+from fastapi import Depends, Header, Query, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from app.accounts.callers import Caller, Permission
@@ -35,13 +35,14 @@ async def get_caller(
     container: Wired,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
     api_key: Annotated[str | None, Security(_api_key)],
+    x_user_id: Annotated[str | None, Header(description="whom a service or admin key acts for")] = None,
 ) -> Caller:
     if "authorization" in request.headers and api_key is not None:
         raise BadRequest("give the key in Authorization or in X-API-Key, not in both")
     key = bearer.credentials if bearer is not None else api_key
     if not key:
         raise Unauthenticated("give an API key: `Authorization: Bearer …` or `X-API-Key: …`")
-    return await container.keyring.authenticate(key, request.headers.get("x-user-id"))
+    return await container.keyring.authenticate(key, x_user_id)
 
 
 def require(permission: Permission) -> Callable[[Caller], Awaitable[Caller]]:

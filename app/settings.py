@@ -50,7 +50,9 @@ class Settings(BaseSettings):
     )
     metrics_key: SecretStr | None = Field(None, description="if set, `/metrics` asks for it as a bearer token")
 
-    embedding_provider: Literal["local", "openai"] = Field("local", description="who turns texts into vectors")
+    embedding_provider: Literal["local", "openai"] = Field(
+        "local", description="who turns texts into vectors: `local` or `openai`"
+    )
     embedding_model: str | None = Field(
         None, description="the model's name at an OpenAI-compatible endpoint (`text-embedding-3-small`)"
     )

@@ -19,7 +19,7 @@ from app.models import api_keys
 
 KeyKind = Literal["user", "service", "admin"]
 
-_SHOWN_PREFIX = 12
+_SHOWN_CHARACTERS = 6
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ async def create_key(session: Session, wanted: NewKey) -> tuple[ApiKey, str]:
         id=str(uuid.uuid4()),
         kind=wanted.kind,
         name=wanted.name,
-        prefix=secret[:_SHOWN_PREFIX],
+        prefix=secret[: len(f"ts_{wanted.kind}_") + _SHOWN_CHARACTERS],
         key_hash=hashed(secret),
         user_id=wanted.user_id,
         expires_at=wanted.expires_at,

@@ -38,7 +38,7 @@ class ToolOut(Output):
     enabled: bool
     enabled_by: str
     tags: list[str]
-    pinned: bool
+    pinned: bool = Field(description="comes first when search fails and all tools are offered")
     state: str
     flags: list[str] = []
     tokens: int
@@ -104,7 +104,7 @@ async def replace_core_tools(body: CoreToolsBody, container: Wired, caller: Writ
         first = listing.refused[0]
         raise InvalidInput(f"the tool {first.name!r} is refused: {first.reason}")
     if listing.warnings:
-        raise InvalidInput(listing.warnings[0])
+        raise InvalidInput("two of the tools have one name: each must have its own")
     counted = await asyncio.to_thread(_counted, listing.tools, container.count_tokens)
     owner = _owner(caller)
     database = container.database

@@ -140,7 +140,7 @@ class EmbeddedPostgres:
             lock.seek(0)
             raise ConfigurationError(
                 f"The folder {self._data_dir} is in use by another Toolscout (pid {lock.read() or 'unknown'}). "
-                "Stop that one, or choose another folder."
+                "Stop that one, or choose another folder (TOOLSCOUT_DATA_DIR)."
             ) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))

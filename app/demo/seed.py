@@ -26,29 +26,31 @@ def catalogue() -> list[Json]:
 
 
 async def seed_demo(container: Container) -> str | None:
-    """The demo user's key, the one time that it is made; None where there is any user already."""
+    """The demo user's key, the one time that it is made; None where there is any user already. The tools are queued."""
     async with container.database.system_transaction() as session:
         if (await list_users(session, PageRequest(limit=1))).items:
             return None
         await create_user(session, DEMO_USER, "Demo user")
-        runs = [await _queue(container, session, server) for server in catalogue()]
+        for server in catalogue():
+            await _queue(container, session, server)
         _, key = await create_key(session, NewKey("user", name="demo", user_id=DEMO_USER))
     container.worker.wake()
-    if container.settings.index_concurrency:  # else another process does the work
-        await _ended(container, runs)
     return key
 
 
-async def _queue(container: Container, session: Session, server: dict[str, Any]) -> jobs.Run:
+async def _queue(container: Container, session: Session, server: dict[str, Any]) -> None:
     wanted = NewServer(server["name"], "push", description=server["description"], tags=server["tags"])
     made = await create_server(session, container.sealer, DEMO_USER, wanted)
-    return await jobs.enqueue(session, DEMO_USER, made.id, orjson.dumps({"tools": server["tools"]}), force=False)
+    await jobs.enqueue(session, DEMO_USER, made.id, orjson.dumps({"tools": server["tools"]}), force=False)
 
 
-async def _ended(container: Container, runs: list[jobs.Run]) -> None:
-    """So that the first question is answered from a whole index."""
-    while runs:
-        async with container.database.transaction(DEMO_USER) as session:
-            seen = [await jobs.get_run(session, DEMO_USER, run.id) for run in runs]
-        runs = [run for run in seen if not run.finished]
+async def finish_demo(container: Container) -> None:
+    """Waits until the tools are indexed, so that the first question is answered from a whole catalogue."""
+    if not container.settings.index_concurrency:  # another process does the work
+        return
+    statement = "SELECT count(*) FROM index_runs WHERE user_id = %(user_id)s AND finished_at IS NULL"
+    unfinished = 1
+    while unfinished:
         await asyncio.sleep(_LOOK_AGAIN_S)
+        async with container.database.transaction(DEMO_USER) as session:
+            [(unfinished,)] = await session.rows(statement, {"user_id": DEMO_USER})

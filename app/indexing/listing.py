@@ -40,7 +40,7 @@ def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
     refused: list[Refusal] = []
     refused_count = 0
     doubled: set[str] = set()
-    for raw in raw_tools:
+    for position, raw in enumerate(raw_tools, start=1):
         try:
             tool = read_tool(raw)
             if tool.name in tools:
@@ -52,7 +52,9 @@ def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
         except _Refused as refusal:
             refused_count += 1
             if len(refused) < MAX_SHOWN_REFUSALS:
-                refused.append(Refusal(_shown_name(raw), str(refusal)))
+                name = _shown_name(raw)
+                where = "" if name else f" (number {position} of the list)"
+                refused.append(Refusal(name, f"{refusal}{where}"))
     warnings = [f"the tool {name!r} was listed more than once; the first one was taken" for name in sorted(doubled)]
     return Listing(list(tools.values()), refused_count, refused, warnings)
 
@@ -61,6 +63,8 @@ def read_tool(raw: Any) -> ToolDefinition:
     if not isinstance(raw, dict):
         raise _Refused("a tool must be an object")
     _check_size(raw)
+    if "inputSchema" not in raw and (other := raw.keys() & {"input_schema", "parameters"}):
+        raise _Refused(f"MCP calls the schema `inputSchema`, not `{min(other)}`")
     return ToolDefinition(
         name=_name(raw.get("name")),
         title=_optional(raw, "title", str),

@@ -66,7 +66,7 @@ async def test_a_new_key_opens_the_door_and_says_what_it_is(
     assert await opens(client, made, user)
     assert made["key"].startswith(f"ts_{kind}_")
     assert made["key"].startswith(made["prefix"])
-    assert len(made["prefix"]) <= 12
+    assert len(made["prefix"]) <= 17
     assert (made["kind"], made["name"]) == (kind, "for the tests")
     assert made["user_id"] == (user.id if kind == "user" else None)
     assert made["expires_at"] is made["revoked_at"] is made["last_used_at"] is None

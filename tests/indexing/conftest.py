@@ -72,8 +72,8 @@ async def embedder(shared_fake: FakeEmbeddingServer) -> AsyncIterator[OpenAIEmbe
 
 @pytest.fixture
 async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbeddingServer) -> Hand:
-    """With an empty queue: it is one for all users."""
-    await rows(idle_service, "DELETE FROM index_runs")
+    """With nobody in it yet: the queue is one for all users."""
+    await rows(idle_service, "DELETE FROM users")
     indexer = Indexer(
         database=idle_service.database,
         embedder=embedder,

@@ -109,7 +109,7 @@ def test_a_second_service_on_the_same_folder_is_refused_with_the_reason(demo: Se
     ("arguments", "reason"),
     [
         (("discover", "x", "--user", "nobody-of-that-name"), "there is no such user"),
-        (("key", "create", "--kind", "user"), "a user key needs `user_id`"),
+        (("key", "create", "--kind", "user"), "a user key needs --user"),
         (("key", "create", "--user", "not a valid id"), "a user id is"),
     ],
 )
@@ -185,4 +185,4 @@ def test_a_busy_port_is_named(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "app", "serve"]
         refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode != 0
-    assert "address already in use" in refused.stderr
+    assert "set TOOLSCOUT_PORT to another" in refused.stderr
