@@ -263,6 +263,36 @@ async def test_a_reindex_and_a_push_in_one_place_keep_the_list_and_the_force(
     assert b'"a"' in claimed.payload
 
 
+@pytest.mark.parametrize(("forced", "state"), [(False, "failed"), (True, "succeeded")])
+async def test_an_empty_list_is_accepted_by_its_own_force_and_not_by_that_of_an_older_one(
+    hand: Hand, alice: TestUser, forced: bool, state: str
+) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    await hand.perform()
+    await send(alice, server_id, [tool("b")], force=not forced)
+    await send(alice, server_id, [], force=forced)
+    claimed = await hand.perform()
+    assert await hand.run_row(claimed.id, "state") == (state,)
+    assert await names(alice) == (set() if forced else {"a"})
+
+
+async def test_of_a_servers_finished_runs_the_newest_are_kept(
+    hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "KEPT_RUNS", 3)
+    busy, quiet = await alice.add_server("busy"), await alice.add_server("quiet")
+    await send(alice, quiet, [tool("a")])
+    await hand.perform()
+    made = []
+    for number in range(5):
+        await send(alice, busy, [tool(f"v{number}")])
+        made.append((await hand.perform()).id)
+    kept = (await alice.http.get(f"/servers/{busy}/runs")).json()["items"]
+    assert [run["id"] for run in kept] == made[:1:-1]
+    assert len((await alice.http.get(f"/servers/{quiet}/runs")).json()["items"]) == 1
+
+
 async def test_a_run_whose_server_was_deleted_writes_nothing(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:

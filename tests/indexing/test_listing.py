@@ -6,6 +6,7 @@ from app.indexing.listing import (
     MAX_DEPTH,
     MAX_NAME_CHARACTERS,
     MAX_NODES,
+    MAX_SHOWN_REFUSALS,
     MAX_TOOL_BYTES,
     Refusal,
     read_listing,
@@ -154,6 +155,13 @@ def test_tools_beyond_the_limit_are_refused_one_by_one() -> None:
         Refusal("c", "the server already has 2 tools"),
         Refusal("d", "the server already has 2 tools"),
     ]
+
+
+def test_of_a_list_of_rubbish_all_is_counted_and_only_the_first_of_it_kept() -> None:
+    listing = read_listing([{"name": 7}] * (MAX_SHOWN_REFUSALS + 50) + [SIBLING], max_tools=1)
+    assert listing.refused_count == MAX_SHOWN_REFUSALS + 50
+    assert len(listing.refused) == MAX_SHOWN_REFUSALS
+    assert [each.name for each in listing.tools] == ["sibling"]
 
 
 def test_neither_doubles_nor_refused_tools_count_towards_the_limit() -> None:

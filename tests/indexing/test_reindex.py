@@ -12,7 +12,7 @@ from app.indexing.document import text_hash
 from app.wiring import Container
 from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, embed
-from tests.indexing.by_hand import Hand, numbered, rows, send, server_of, unheard, until
+from tests.indexing.by_hand import Hand, asked, numbered, rows, send, server_of, unheard, until
 
 READ = tool("read_file", "Read a file from disk.", inputSchema={"type": "object", "properties": {"path": {}, "at": {}}})
 WRITE = tool("write_file", "Write a file to disk.")
@@ -259,6 +259,21 @@ async def test_a_renamed_server_is_indexed_under_its_new_name(
     assert any("Server: brand new." in text for text in texts(fake))
     [(name,)] = await rows(service, "SELECT server_name FROM mcp_tool_embeddings WHERE user_id = %(u)s", u=carol.id)
     assert name == "brand-new"
+
+
+async def test_a_server_renamed_while_its_run_is_under_way_is_indexed_under_its_new_name(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await alice.add_server("old")
+    await send(alice, server_id, [unheard("a")])
+    fake.mode, fake.hang_s = "hang", 0.2
+    underway = asyncio.create_task(hand.perform())
+    await asked(fake)
+    assert (await alice.http.patch(f"/servers/{server_id}", json={"name": "brand-new"})).status_code == 200
+    await underway
+    statement = "SELECT server_name FROM mcp_tool_embeddings WHERE user_id = %(u)s"
+    assert await rows(hand.container, statement, u=alice.id) == [("brand-new",)]
+    assert ["Server: brand new." in text for text in texts(fake)] == [False, True]
 
 
 async def test_an_empty_list_is_refused_and_the_old_index_stays_unless_forced(
