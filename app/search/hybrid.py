@@ -37,7 +37,8 @@ FROM users u LEFT JOIN (
     UNION
     (SELECT * FROM scored WHERE bm25 > 0 ORDER BY bm25 DESC, server_name, tool_name LIMIT %(pool)s)
     UNION
-    (SELECT * FROM scored WHERE lower(tool_name) = ANY(%(names)s) ORDER BY server_name, tool_name LIMIT %(pool)s)
+    (SELECT * FROM scored WHERE cardinality(%(names)s::text[]) > 0 AND lower(tool_name) = ANY(%(names)s::text[])
+     ORDER BY server_name, tool_name LIMIT %(pool)s)
 ) best ON true
 WHERE u.id = %(user_id)s
 """

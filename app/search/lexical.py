@@ -86,10 +86,11 @@ def query_places(text: str) -> list[int]:
 
 
 def possible_names(text: str) -> list[str]:
-    """What in a message may be the name of a tool: identifiers, words in quotes, or all of it. In lower case."""
+    """What in a message may be the name of a tool: identifiers, words in quotes, or a single word. In lower case."""
     normal = _normal(text)
     quoted = [each.lower() for each in _QUOTED.findall(normal)]
-    return list(dict.fromkeys((*_identifiers(normal), *quoted, *_camel_words(normal), normal.strip().lower())))
+    alone = [normal.strip().lower()] if len(normal.split()) == 1 else []
+    return list(dict.fromkeys((*_identifiers(normal), *quoted, *_camel_words(normal), *alone)))
 
 
 def _camel_words(normal: str) -> list[str]:
