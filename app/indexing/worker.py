@@ -41,6 +41,7 @@ class Worker:
         self._work_is_there.set()
 
     async def _take_runs(self) -> None:
+        self._work_is_there.clear()  # before looking: what is queued while we look must not be slept over
         run = await self._claim()
         if run is None:
             await self._rest()
@@ -63,7 +64,6 @@ class Worker:
             return await jobs.claim(session)
 
     async def _rest(self) -> None:
-        self._work_is_there.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_IDLE_S):
                 await self._work_is_there.wait()
