@@ -59,6 +59,8 @@ def require(permission: Permission) -> Callable[[Caller], Awaitable[Caller]]:
 Discovering = Annotated[Caller, Depends(require(Permission.DISCOVER))]
 Reading = Annotated[Caller, Depends(require(Permission.READ_CATALOG))]
 Writing = Annotated[Caller, Depends(require(Permission.WRITE_CATALOG))]
+Executing = Annotated[Caller, Depends(require(Permission.EXECUTE))]
+Auditing = Annotated[Caller, Depends(require(Permission.READ_AUDIT))]
 Administering = Annotated[Caller, Depends(require(Permission.ADMINISTER))]
 
 

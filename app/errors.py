@@ -2,15 +2,21 @@
 
 ToolscoutError
 ├── InvalidInput            422  invalid_input
-│   └── PayloadTooLarge     413  payload_too_large
+│   ├── PayloadTooLarge     413  payload_too_large
+│   ├── UrlNotAllowed       422  url_not_allowed
+│   └── ArgumentsInvalid    422  TOOL_VALIDATION_ERROR  lists every error
 ├── BadRequest              400  bad_request
 │   └── UnsupportedMediaType  415  unsupported_media_type
 ├── Unauthenticated         401  unauthenticated
 ├── Forbidden               403  forbidden
 ├── NotFound                404  not_found
+│   └── ToolNotFound        404  TOOL_NOT_FOUND
 ├── Conflict                409  conflict
 ├── Unavailable             503  unavailable          says when to try again
 │   └── DatabaseDown        503  unavailable
+├── ServerUnreachable       502  SERVER_CONNECTION_ERROR  no call has reached the server
+├── ToolFailed              502  TOOL_EXECUTION_ERROR     says where it may have run all the same
+│   └── ToolTimedOut        504  TOOL_EXECUTION_TIMEOUT
 ├── EmbeddingFailed         503  embedding_failed     caught by the ladder and by the indexer
 ├── QueryFailed             500  query_failed         a statement failed; caught by the ladder
 │   └── QueryInterrupted    503  unavailable          a deadlock or a time-out: it may go well the next time
@@ -20,7 +26,7 @@ Doors render these; rooms below the doors never know about HTTP.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 
 class ToolscoutError(Exception):
@@ -39,6 +45,11 @@ class ToolscoutError(Exception):
     def headers(self) -> dict[str, str]:
         return {}
 
+    @property
+    def members(self) -> dict[str, Any]:
+        """What a program needs to know beyond the code."""
+        return {}
+
 
 class InvalidInput(ToolscoutError):
     code = "invalid_input"
@@ -50,6 +61,16 @@ class PayloadTooLarge(InvalidInput):
     code = "payload_too_large"
     status = 413
     title = "The request body is too large"
+
+
+class UrlNotAllowed(InvalidInput):
+    code = "url_not_allowed"
+    title = "Toolscout may not connect to that address"
+
+
+class ArgumentsInvalid(InvalidInput):
+    code = "TOOL_VALIDATION_ERROR"
+    title = "The arguments do not fit the tool's input schema"
 
 
 class BadRequest(ToolscoutError):
@@ -86,6 +107,11 @@ class NotFound(ToolscoutError):
     title = "There is no such thing"
 
 
+class ToolNotFound(NotFound):
+    code = "TOOL_NOT_FOUND"
+    title = "There is no such tool"
+
+
 class Conflict(ToolscoutError):
     code = "conflict"
     status = 409
@@ -108,6 +134,55 @@ class Unavailable(ToolscoutError):
 
 class DatabaseDown(Unavailable):
     title = "The database does not answer"
+
+
+class ServerUnreachable(ToolscoutError):
+    """`cause` is a short, stable word. The message is ours alone, for it is stored: what a server says may hold a
+    secret that it was sent."""
+
+    code = "SERVER_CONNECTION_ERROR"
+    status = 502
+    title = "The MCP server cannot be used just now"
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {"cause": self.cause}
+
+    @property
+    def passing(self) -> bool:
+        """Whether it may go well the next time, with nothing changed here."""
+        return self.cause in DISCONNECTIONS or self.cause.startswith("status_5")
+
+
+DISCONNECTIONS = frozenset({"dns", "refused", "timeout", "closed", "busy"})
+"""Causes of which one learns nothing but that nobody is there. With all others something answered, though wrongly."""
+
+
+Outcome = Literal["failed", "unknown"]
+
+
+class ToolFailed(ToolscoutError):
+    code = "TOOL_EXECUTION_ERROR"
+    status = 502
+    title = "The tool could not be run"
+
+    def __init__(self, message: str, *, outcome: Outcome) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {"outcome": self.outcome}
+
+
+class ToolTimedOut(ToolFailed):
+    code = "TOOL_EXECUTION_TIMEOUT"
+    status = 504
+    title = "The tool took too long"
 
 
 class EmbeddingFailed(ToolscoutError):

@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 
 from app import __version__
-from app.api import accounts, discovery, operations, servers, tools
+from app.api import accounts, audit, discovery, execution, operations, runs, servers, tools
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.telemetry import RequestTelemetry
@@ -11,7 +11,8 @@ from app.wiring import Container
 
 _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
 
-Push a user's tools with `PUT /servers/{id}/tools`, then call `POST /discover` for each message."""
+Register a user's servers with `POST /servers`, or push their tools with `PUT /servers/{id}/tools`; call
+`POST /discover` for each message, and `POST /execute` for what the model then calls."""
 
 
 def create_app(container: Container) -> FastAPI:
@@ -22,7 +23,7 @@ def create_app(container: Container) -> FastAPI:
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
     )
     app.state.container = container
-    for door in (discovery, servers, tools, accounts, operations):
+    for door in (discovery, execution, servers, runs, tools, accounts, audit, operations):
         app.include_router(door.router)
     add_error_handlers(app)
     # each one stands outside of those before it

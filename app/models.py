@@ -92,8 +92,10 @@ mcp_servers = Table(
     _required("header_names", ARRAY(Text), "'{}'"),
     _required("tags", ARRAY(Text), "'{}'"),
     _required("enabled", Boolean, "true"),
-    _required("status", Text, "'new'"),
+    _required("status", Text, "'disconnected'"),
     Column("last_error", Text),
+    # the same in one stable word
+    Column("last_cause", Text),
     _required("config_version", Integer, "1"),
     _required("tool_count", Integer, "0"),
     _required("pending_count", Integer, "0"),
@@ -218,6 +220,8 @@ index_runs = Table(
     Column("lease_until", DateTime(timezone=True)),
     _created_at(),
     Column("finished_at", DateTime(timezone=True)),
+    _required("asked_by", Text, "'system'"),
+    Column("started_at", DateTime(timezone=True)),
     PrimaryKeyConstraint("user_id", "id"),
     ForeignKeyConstraint(["user_id", "server_id"], ["mcp_servers.user_id", "mcp_servers.id"], ondelete="CASCADE"),
     Index("index_runs_id", "id"),
@@ -225,4 +229,37 @@ index_runs = Table(
     Index("index_runs_one_queued", "user_id", "server_id", unique=True, postgresql_where=text("state = 'queued'")),
     Index("index_runs_one_running", "user_id", "server_id", unique=True, postgresql_where=text("state = 'running'")),
     Index("index_runs_waiting", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
+)
+
+# the app's role may read and add, nothing else
+audit_events = Table(
+    "audit_events",
+    metadata,
+    _required("user_id", Text),
+    _required("id", Text),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    _required("actor", Text),
+    _required("action", Text),
+    Column("target", Text),
+    _required("outcome", Text),
+    Column("duration_ms", Float),
+    Column("request_id", Text),
+    PrimaryKeyConstraint("user_id", "id"),
+    Index("audit_events_at", "user_id", "at", "id"),
+    Index("audit_events_of_all", "at", "id"),
+)
+
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _required("key", Text),
+    # a keyed fingerprint: the request itself is nobody's business
+    _required("request", LargeBinary),
+    Column("started_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    # from then on a call that has not ended never will: its process has died
+    Column("given_up_at", DateTime(timezone=True), nullable=False),
+    Column("answer", LargeBinary),  # sealed
+    PrimaryKeyConstraint("user_id", "key"),
+    Index("tool_calls_started_at", "started_at"),
 )

@@ -1,9 +1,9 @@
 """The bytes and shapes that cross our border: strict JSON, and what an MCP tool is."""
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import orjson
 
@@ -43,6 +43,22 @@ def strings_in(value: Any) -> Iterator[str]:
 def canonical(value: Any) -> bytes:
     """The same bytes for the same meaning: key order and white space do not count."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+Transport = Literal["streamable_http", "sse", "stdio", "push"]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an MCP server is and what it is told about us. A new `config_version` means: connect anew."""
+
+    user_id: str
+    server_id: str
+    server_name: str
+    config_version: int
+    transport: Transport
+    url: str | None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
         None,
         description="32 bytes in base64 that seal stored credentials; made in the data folder for the embedded default",
     )
+    old_secret_keys: SecretStr = Field(
+        SecretStr(""), description="former secret keys, comma-separated: they still open what they sealed"
+    )
     metrics_key: SecretStr | None = Field(None, description="if set, `/metrics` asks for it as a bearer token")
 
     embedding_provider: Literal["local", "openai"] = Field(
@@ -77,10 +80,41 @@ class Settings(BaseSettings):
     max_tools_per_server: int = Field(1_000, ge=1, description="tools beyond it are refused, one by one")
     search_ann_above: int = Field(20_000, ge=0, description="users with more tools are searched through HNSW")
 
-    index_concurrency: int = Field(2, ge=0, description="index runs at once in this process; 0: none")
+    index_concurrency: int = Field(2, ge=0, description="index runs that embed at once in this process; 0: no worker")
     pending_retry_s: float = Field(15.0, gt=0, description="seconds between tries to embed what is still pending")
 
+    outbound_allow: str = Field(
+        "", description="`host:port`, comma-separated: servers inside your own network, for which plain http will do"
+    )
+    stdio_servers: Path | None = Field(
+        None, description="JSON file of stdio servers that users may choose: `{name: {argv: [...], env: {}}}`"
+    )
+    connect_timeout_s: float = Field(10.0, gt=0, le=300, description="how long an MCP server may take to shake hands")
+    list_timeout_s: float = Field(30.0, gt=0, le=600, description="how long a server may take to list its tools")
+    call_timeout_s: float = Field(60.0, gt=0, le=3600, description="how long a tool may run, unless `timeout_ms` says")
+    upstream_idle_s: float = Field(300.0, gt=0, description="an idle connection to a server is closed after so long")
+    upstream_connections: int = Field(500, ge=1, description="most servers connected at once, for each process")
+    upstream_max_bytes: int = Field(
+        16 * 1024 * 1024, ge=1024, description="most bytes of one answer of a server, after decompression"
+    )
+    max_result_bytes: int = Field(
+        1024 * 1024, ge=1024, description="a tool's result is cut off, with a mark, beyond it"
+    )
+    reindex_every_s: float = Field(
+        6 * 3600.0,
+        ge=0,
+        validation_alias=AliasChoices("TOOLSCOUT_REINDEX_EVERY", "reindex_every_s"),
+        description="seconds after which a server is asked again what it offers; 0: only when told to",
+    )
+    listing_concurrency: int = Field(
+        32, ge=1, le=1_000, description="servers listed at once in this process; only `INDEX_CONCURRENCY` of them embed"
+    )
+
     demo: bool | None = Field(None, description="`1`: a demo user on an empty database; absent: only when embedded")
+
+    @property
+    def allowed_hosts(self) -> list[str]:
+        return [entry.strip() for entry in self.outbound_allow.split(",") if entry.strip()]
 
     @property
     def embedded(self) -> bool:

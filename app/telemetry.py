@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
@@ -17,6 +17,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+request_started: ContextVar[float | None] = ContextVar("request_started", default=None)
 
 access_log = logging.getLogger("toolscout.access")
 
@@ -52,6 +53,13 @@ class Metrics:
             "toolscout_tokens_saved", "Tokens of definitions that were not sent", registry=registry
         )
         self.index_runs = Counter("toolscout_index_runs", "Index runs that ended", ["state"], registry=registry)
+        self.upstream_seconds = Histogram(
+            "toolscout_upstream_seconds",
+            "Time that MCP servers took",
+            ["deed", "outcome"],
+            buckets=_FAST,
+            registry=registry,
+        )
         self.breaker_open = Gauge(
             "toolscout_embedder_breaker_open", "1 while the embedder's breaker is open", registry=registry
         )
@@ -74,6 +82,7 @@ class RequestTelemetry:
         identifier = uuid.uuid4().hex
         token = request_id.set(identifier)
         started = time.perf_counter()
+        request_started.set(started)
         status = 500
 
         async def send_with_id(message: Message) -> None:
@@ -99,6 +108,16 @@ class RequestTelemetry:
                 "request",
                 extra={"method": method, "route": route, "status": status, "ms": round(seconds * 1000, 2)},
             )
+
+
+def elapsed_ms() -> float:
+    """Since the request came in; 0 where there is none."""
+    started = request_started.get()
+    return 0.0 if started is None else (time.perf_counter() - started) * 1000
+
+
+def arrived_at() -> datetime:
+    return datetime.now(UTC) - timedelta(milliseconds=elapsed_ms())
 
 
 class JsonFormatter(logging.Formatter):

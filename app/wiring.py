@@ -30,14 +30,20 @@ from app.embeddings.queries import QueryEmbedder
 from app.embeddings.registry import ActiveModel, activate_first, active_model
 from app.embeddings.tokens import token_counter
 from app.errors import ConfigurationError, EmbeddingFailed
+from app.execution.execute import Executor
+from app.execution.repeats import forget_for_ever
 from app.indexing.reindex import Indexer
-from app.indexing.worker import Worker
+from app.indexing.worker import Pace, Worker
 from app.sealing import Sealer
 from app.search.hybrid import HybridSearch
 from app.search.lexical import MAX_DIMENSION
 from app.search.vector import ensure_hnsw
 from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
 from app.telemetry import Metrics
+from app.upstream.connection import Limits as ConnectionLimits
+from app.upstream.guard import Guard, Resolve
+from app.upstream.operators import OperatorsServers
+from app.upstream.pool import Upstream
 
 logger = logging.getLogger("toolscout")
 
@@ -51,6 +57,8 @@ class Container:
     model: ActiveModel
     count_tokens: Callable[[str], int]
     discoverer: Discoverer
+    executor: Executor
+    upstream: Upstream
     worker: Worker
     metrics: Metrics
     warnings: tuple[str, ...]
@@ -59,16 +67,22 @@ class Container:
 
 
 @asynccontextmanager
-async def open_container(settings: Settings, url: str) -> AsyncIterator[Container]:
-    """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`."""
+async def open_container(settings: Settings, url: str, resolve: Resolve | None = None) -> AsyncIterator[Container]:
+    """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`.
+
+    `resolve` finds the addresses of users' servers; the system's way, unless a test has another.
+    """
     async with AsyncExitStack() as closing:
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
-        sealer = Sealer(secret_key(settings))
+        sealer = sealer_of(settings)
         database = Database(url, settings.database_pool_size)
         closing.push_async_callback(database.close)
         embedder, model, warnings = await _embedder(settings, url, closing)
         metrics = Metrics()
         count_tokens = await asyncio.to_thread(token_counter)
+        upstream = _upstream(settings, resolve)
+        upstream.start()
+        closing.push_async_callback(upstream.aclose)
         indexer = Indexer(
             database=database,
             embedder=embedder,
@@ -77,8 +91,13 @@ async def open_container(settings: Settings, url: str) -> AsyncIterator[Containe
             metrics=metrics,
             max_tools=settings.max_tools_per_server,
             ann_above=settings.search_ann_above,
+            upstream=upstream,
+            sealer=sealer,
+            computing=asyncio.Semaphore(settings.index_concurrency),
         )
-        worker = Worker(indexer, settings.index_concurrency, settings.pending_retry_s)
+        worker = Worker(indexer, _pace(settings))
+        upstream.on_tools_changed = worker.tools_changed
+        closing.callback(asyncio.create_task(forget_for_ever(database)).cancel)
         worker.start()
         closing.push_async_callback(worker.stop)
         yield Container(
@@ -97,6 +116,15 @@ async def open_container(settings: Settings, url: str) -> AsyncIterator[Containe
                 metrics=metrics,
                 max_tools=settings.max_tools,
             ),
+            executor=Executor(
+                database=database,
+                upstream=upstream,
+                sealer=sealer,
+                metrics=metrics,
+                timeout_s=settings.call_timeout_s,
+                max_result_bytes=settings.max_result_bytes,
+            ),
+            upstream=upstream,
             worker=worker,
             metrics=metrics,
             warnings=warnings,
@@ -145,6 +173,11 @@ def _refuse_embedded_in_production(settings: Settings) -> None:
         raise ConfigurationError(
             "TOOLSCOUT_ENVIRONMENT=production needs DATABASE_URL: the embedded Postgres is for trying out"
         )
+
+
+def sealer_of(settings: Settings) -> Sealer:
+    former = settings.old_secret_keys.get_secret_value().split(",")
+    return Sealer(secret_key(settings), [decoded_secret_key(key.strip()) for key in former if key.strip()])
 
 
 def secret_key(settings: Settings) -> bytes:
@@ -248,6 +281,30 @@ def _owner_connection(url: str) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
+
+
+def _upstream(settings: Settings, resolve: Resolve | None) -> Upstream:
+    limits = ConnectionLimits(
+        connect_s=settings.connect_timeout_s,
+        list_s=settings.list_timeout_s,
+        max_bytes=settings.upstream_max_bytes,
+        max_tools=settings.max_tools_per_server,
+    )
+    return Upstream(
+        Guard(settings.allowed_hosts, resolve),
+        OperatorsServers.read(settings.stdio_servers),
+        limits,
+        idle_s=settings.upstream_idle_s,
+        max_connections=settings.upstream_connections,
+    )
+
+
+def _pace(settings: Settings) -> Pace:
+    return Pace(
+        runs_at_once=settings.listing_concurrency if settings.index_concurrency else 0,
+        pending_retry_s=settings.pending_retry_s,
+        reindex_every_s=settings.reindex_every_s,
+    )
 
 
 def _queries(settings: Settings, embedder: Embedder, metrics: Metrics) -> QueryEmbedder:

@@ -20,10 +20,12 @@ class Permission(StrEnum):
     DISCOVER = "discover"
     READ_CATALOG = "catalog:read"
     WRITE_CATALOG = "catalog:write"
+    EXECUTE = "execute"
+    READ_AUDIT = "audit:read"
     ADMINISTER = "administer"
 
 
-_OF_A_USER = frozenset({Permission.DISCOVER, Permission.READ_CATALOG, Permission.WRITE_CATALOG})
+_OF_A_USER = frozenset(Permission) - {Permission.ADMINISTER}
 _GRANTED: Mapping[KeyKind, frozenset[Permission]] = {
     "user": _OF_A_USER,
     "service": _OF_A_USER,
@@ -38,6 +40,11 @@ class Caller:
     kind: KeyKind
     key_id: str
     user: User | None
+
+    @property
+    def actor(self) -> str:
+        """For the audit."""
+        return f"{self.kind}:{self.key_id}"
 
     def may(self, permission: Permission) -> bool:
         return permission in _GRANTED[self.kind]

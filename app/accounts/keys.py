@@ -72,15 +72,18 @@ async def list_keys(session: Session, page: PageRequest) -> Page[ApiKey]:
     return await fetch_page(session, select(api_keys), (api_keys.c.id, api_keys.c.id), page, _api_key)
 
 
-async def revoke_key(session: Session, key_id: str) -> None:
+async def revoke_key(session: Session, key_id: str) -> ApiKey:
     """The row stays, so that whoever looks can see that there was such a key and when it ended."""
     statement = (
         update(api_keys)
         .where(api_keys.c.id == key_id)
         .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
+        .returning(api_keys)
     )
-    if (await session.execute(statement)).rowcount == 0:
+    row = (await session.execute(statement)).one_or_none()
+    if row is None:
         raise NotFound("there is no such key")
+    return _api_key(row)
 
 
 async def admin_key_exists(session: Session) -> bool:

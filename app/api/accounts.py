@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field, field_validator
 
+from app import audit
 from app.accounts import keys, users
 from app.accounts.keys import KeyKind
 from app.accounts.users import USER_ID_PATTERN
@@ -87,8 +88,10 @@ class CreatedKeyOut(KeyOut):
 
 
 @router.post("/users", status_code=201)
-async def create_user(body: NewUserBody, session: SystemSession) -> UserOut:
-    return UserOut.model_validate(await users.create_user(session, body.id, body.name))
+async def create_user(body: NewUserBody, session: SystemSession, caller: Administering) -> UserOut:
+    user = await users.create_user(session, body.id, body.name)
+    await audit.record(session, user.id, caller.actor, "user.create", user.id)
+    return UserOut.model_validate(user)
 
 
 @router.get("/users")
@@ -102,26 +105,29 @@ async def get_user(user_id: str, session: SystemSession) -> UserOut:
 
 
 @router.patch("/users/{user_id}")
-async def change_user(user_id: str, body: UserChanges, container: Wired, _: Administering) -> UserOut:
+async def change_user(user_id: str, body: UserChanges, container: Wired, caller: Administering) -> UserOut:
     changes = given(body)
     if "settings" in changes:
         changes["settings"] = body.settings.model_dump(exclude_none=True)
     async with _forgetting(container) as session:
         user = await users.update_user(session, user_id, changes)
+        await audit.record(session, user_id, caller.actor, "user.change", user_id)
     return UserOut.model_validate(user)
 
 
 @router.delete("/users/{user_id}", status_code=204)
-async def delete_user(user_id: str, container: Wired, _: Administering) -> Response:
+async def delete_user(user_id: str, container: Wired, caller: Administering) -> Response:
     async with _forgetting(container) as session:
         await users.delete_user(session, user_id)
+        await audit.record(session, user_id, caller.actor, "user.delete", user_id)
     return Response(status_code=204)
 
 
 @router.post("/keys", status_code=201)
-async def create_key(body: NewKeyBody, session: SystemSession) -> CreatedKeyOut:
+async def create_key(body: NewKeyBody, session: SystemSession, caller: Administering) -> CreatedKeyOut:
     wanted = keys.NewKey(body.kind, body.name, body.user_id, body.expires_at)
     key, secret = await keys.create_key(session, wanted)
+    await audit.record(session, key.user_id, caller.actor, "key.create", key.id)
     return CreatedKeyOut(**KeyOut.model_validate(key).model_dump(), key=secret)
 
 
@@ -135,7 +141,8 @@ async def revoke_key(key_id: str, container: Wired, caller: Administering) -> Re
     if key_id == caller.key_id:
         raise InvalidInput("a key cannot revoke itself: use another admin key, so that nobody locks themselves out")
     async with _forgetting(container) as session:
-        await keys.revoke_key(session, key_id)
+        key = await keys.revoke_key(session, key_id)
+        await audit.record(session, key.user_id, caller.actor, "key.revoke", key_id)
     return Response(status_code=204)
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from app.accounts.users import User
 from app.api.intake import StrictRoute
 from app.api.shapes import Identifier, Input, Output, Tags
+from app.catalog.aliases import aliases
 from app.catalog.visibility import Scope
 from app.dependencies import Discovering, Wired
 from app.discovery import wire
@@ -120,7 +121,7 @@ def _threshold(body: DiscoverBody, settings: Mapping[str, Any]) -> float | None:
 
 def rendered(discovery: Discovery, shape: Format, *, explain: bool) -> bytes:
     offers = [tool.offer for tool in discovery.tools]
-    names = wire.aliases(offers)
+    names = aliases(offers)
     definitions = wire.definitions(offers, names, shape)
     return orjson.dumps(
         {

@@ -1,7 +1,7 @@
 """Renders every error as `application/problem+json`, the same shape for ours and for the framework's."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -30,6 +30,8 @@ class Problem(BaseModel):
     code: str = Field(examples=["invalid_input"])
     request_id: str | None = None
     errors: list[dict[str, Any]] | None = None
+    outcome: str | None = Field(None, description="of a tool: `failed`, or `unknown` where it may have run")
+    cause: str | None = Field(None, description="why a server cannot be used, in one stable word")
 
 
 PROBLEM_RESPONSE: dict[str, Any] = {
@@ -45,7 +47,12 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def problem(error: ToolscoutError) -> Response:
-    return _render(error.status, error.code, error.title, error.message, error.errors, error.headers)
+    return _response(as_problem(error), error.headers)
+
+
+def as_problem(error: ToolscoutError) -> dict[str, Any]:
+    body = _body(error.status, error.code, error.title, error.message) | error.members
+    return body if error.errors is None else body | {"errors": error.errors}
 
 
 async def _ours(_request: Request, error: Exception) -> Response:
@@ -70,7 +77,7 @@ def _shown(item: Mapping[str, Any]) -> dict[str, Any]:
 async def _framework(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 registered for nothing else
     code = _CODES_BY_STATUS.get(error.status_code, "bad_request")
-    return _render(error.status_code, code, str(error.detail), str(error.detail), headers=error.headers)
+    return _response(_body(error.status_code, code, str(error.detail), str(error.detail)), error.headers)
 
 
 class LastResort:
@@ -100,15 +107,8 @@ class LastResort:
             await problem(unknown)(scope, receive, send)
 
 
-def _render(
-    status: int,
-    code: str,
-    title: str,
-    detail: str,
-    errors: Sequence[Mapping[str, Any]] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    body = {
+def _body(status: int, code: str, title: str, detail: str) -> dict[str, Any]:
+    return {
         "type": "about:blank",
         "title": title,
         "status": status,
@@ -116,8 +116,12 @@ def _render(
         "code": code,
         "request_id": request_id.get(),
     }
-    if errors is not None:
-        body["errors"] = errors
+
+
+def _response(body: Mapping[str, Any], headers: Mapping[str, str] | None) -> Response:
     return Response(
-        orjson.dumps(body, default=str), status, headers=dict(headers or {}), media_type="application/problem+json"
+        orjson.dumps(body, default=str),
+        body["status"],
+        headers=dict(headers or {}),
+        media_type="application/problem+json",
     )

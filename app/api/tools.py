@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from app import audit
 from app.accounts.callers import Caller, Permission
 from app.api.intake import StrictRoute
 from app.api.shapes import Input, Items, Output, Tags, given, items
@@ -83,9 +84,10 @@ async def get_tool(tool_id: str, session: Session, tenant: Tenant, container: Wi
 
 @router.patch("/tools/{tool_id}")
 async def change_tool(
-    tool_id: str, body: ToolChanges, session: Session, tenant: Tenant, container: Wired, _: Writing
+    tool_id: str, body: ToolChanges, session: Session, tenant: Tenant, container: Wired, caller: Writing
 ) -> ToolOut:
     await tools.update_tool(session, tenant.id, tool_id, given(body))
+    await audit.record(session, tenant.id, caller.actor, "tool.change", tool_id)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
 
 
@@ -110,6 +112,7 @@ async def replace_core_tools(body: CoreToolsBody, container: Wired, caller: Writ
     database = container.database
     async with database.system_transaction() if owner == EVERYONE else database.transaction(owner) as session:
         await core_tools.replace_core_tools(session, owner, counted)
+        await audit.record(session, owner, caller.actor, "core_tools.replace", None)
     return CoreToolsOut(tools=[tool.as_mcp() for tool in listing.tools])
 
 

@@ -51,17 +51,23 @@ _TOOL = """
     FROM mcp_tool_embeddings v JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
 """
 
+_CORE = """
+    SELECT c.id, NULL, NULL, c.name, c.definition ->> 'title', c.definition ->> 'description',
+           (c.definition -> 'inputSchema')::text, (c.definition -> 'outputSchema')::text,
+           (c.definition -> 'annotations')::text, c.tokens, false
+    FROM core_tools c WHERE (c.user_id = %(user_id)s OR c.user_id = %(everyone)s)
+"""
+
 # one statement for both, since every discovery asks for both
 _OFFERS = f"""
     {_TOOL} WHERE {VISIBLE} AND v.tool_id = ANY(%(tool_ids)s)
-    UNION ALL (
-        SELECT c.id, NULL, NULL, c.name, c.definition ->> 'title', c.definition ->> 'description',
-               (c.definition -> 'inputSchema')::text, (c.definition -> 'outputSchema')::text,
-               (c.definition -> 'annotations')::text, c.tokens, false
-        FROM core_tools c
-        WHERE %(core)s AND (c.user_id = %(user_id)s OR c.user_id = %(everyone)s)
-        ORDER BY c.user_id, c.position
-    )
+    UNION ALL ({_CORE} AND %(core)s ORDER BY c.user_id, c.position)
+"""
+
+_CALLED = f"""
+    {_TOOL} WHERE {VISIBLE} AND (
+        v.tool_name = %(alias)s OR starts_with(encode(sha256(convert_to(v.tool_id, 'UTF8')), 'hex'), %(digest)s))
+    UNION ALL ({_CORE} AND c.name = %(alias)s)
 """
 
 _FALLBACK = f"{_TOOL} WHERE {VISIBLE} ORDER BY t.pinned DESC, v.server_name, t.name LIMIT %(limit)s"
@@ -102,6 +108,13 @@ async def read_offers(session: Session, scope: Scope, tool_ids: Sequence[str], *
     offers = [Offer(*row) for row in await session.rows(_OFFERS, parameters)]
     native = {offer.name: offer for offer in offers if offer.server_id is None}
     return Offers({offer.tool_id: offer for offer in offers if offer.server_id}, list(native.values()))
+
+
+async def offers_called(session: Session, scope: Scope, alias: str, digest: str) -> Sequence[Offer]:
+    """Those that may be meant by a name that a model used: tools of that name or, where the name was made by us, of a
+    key with these digits; and the core tool of that name."""
+    parameters = scope.parameters() | {"alias": alias, "digest": digest, "everyone": EVERYONE}
+    return [Offer(*row) for row in await session.rows(_CALLED, parameters)]
 
 
 async def visible_offers(session: Session, scope: Scope, limit: int) -> Everything:

@@ -15,11 +15,12 @@ from app.catalog.visibility import decide_again
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import constraint_of, record
-from app.errors import Conflict, NotFound
+from app.errors import DISCONNECTIONS, Conflict, NotFound
 from app.models import mcp_servers
+from app.protocol import Endpoint, Transport
 from app.sealing import Owner, Sealer
 
-Transport = Literal["streamable_http", "sse", "stdio", "push"]
+Status = Literal["connected", "disconnected", "error"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class Server:
     header_names: Sequence[str]
     tags: Sequence[str]
     enabled: bool
-    status: str
+    status: Status
     last_error: str | None
+    last_cause: str | None
     config_version: int
     tool_count: int
     pending_count: int
@@ -87,6 +89,55 @@ async def list_servers(session: Session, user_id: str, page: PageRequest) -> Pag
     return await fetch_page(session, statement, (mcp_servers.c.name, mcp_servers.c.id), page, _server)
 
 
+async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id: str) -> Endpoint:
+    """With the credentials opened: for connecting, never for showing."""
+    row = (await session.execute(select(mcp_servers).where(*_this(user_id, server_id)))).one_or_none()
+    if row is None:
+        raise _missing()
+    return Endpoint(
+        user_id=user_id,
+        server_id=server_id,
+        server_name=row.name,
+        config_version=row.config_version,
+        transport=row.transport,
+        url=row.url,
+        headers=_opened(sealer, user_id, server_id, row.sealed_headers),
+    )
+
+
+async def note_contact(session: Session, user_id: str, server_id: str) -> None:
+    """It answered as it should. Writes only where that is news."""
+    news = (mcp_servers.c.status != "connected") | mcp_servers.c.last_error.is_not(None)
+    values = {"status": "connected", "last_error": None, "last_cause": None}
+    await session.execute(update(mcp_servers).where(*_this(user_id, server_id), news).values(**values))
+
+
+async def note_trouble(session: Session, user_id: str, server_id: str, cause: str, message: str) -> None:
+    status: Status = "disconnected" if cause in DISCONNECTIONS else "error"
+    values = {"status": status, "last_error": message, "last_cause": cause}
+    await session.execute(update(mcp_servers).where(*_this(user_id, server_id)).values(**values))
+
+
+async def reseal_headers(session: Session, sealer: Sealer) -> int:
+    """With the current key, where a former one sealed them. Needs the system's scope."""
+    columns = mcp_servers.c.user_id, mcp_servers.c.id, mcp_servers.c.sealed_headers
+    statement = select(*columns).where(mcp_servers.c.sealed_headers.is_not(None)).with_for_update()
+    old = [row for row in await session.execute(statement) if not sealer.is_current(row.sealed_headers)]
+    for user_id, server_id, sealed in old:
+        headers = _opened(sealer, user_id, server_id, sealed)
+        values = _sealed(sealer, user_id, server_id, headers)
+        await session.execute(update(mcp_servers).where(*_this(user_id, server_id)).values(**values))
+    return len(old)
+
+
+async def server_named(session: Session, user_id: str, name: str) -> Server:
+    this = mcp_servers.c.user_id == user_id, mcp_servers.c.name == name
+    row = (await session.execute(select(mcp_servers).where(*this))).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no server named {name!r}")
+    return _server(row)
+
+
 async def server_ids_of(session: Session, user_id: str) -> list[str]:
     statement = select(mcp_servers.c.id).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
     return list((await session.scalars(statement)).all())
@@ -101,7 +152,7 @@ async def update_server(
     if "headers" in values:
         values |= _sealed(sealer, user_id, server_id, values.pop("headers"))
     if {"url", "transport", "sealed_headers"} & values.keys():
-        values["config_version"] = mcp_servers.c.config_version + 1
+        values |= {"config_version": mcp_servers.c.config_version + 1, "status": "disconnected"}
     statement = update(mcp_servers).where(*_this(user_id, server_id)).values(**values, updated_at=func.now())
     try:
         row = (await session.execute(statement.returning(mcp_servers))).one_or_none()
@@ -146,6 +197,13 @@ def _sealed(sealer: Sealer, user_id: str, server_id: str, headers: Mapping[str, 
         return {"sealed_headers": None, "header_names": []}
     sealed = sealer.seal(orjson.dumps(dict(headers)), Owner(user_id, server_id, "headers"))
     return {"sealed_headers": sealed, "header_names": sorted(headers)}
+
+
+def _opened(sealer: Sealer, user_id: str, server_id: str, sealed: bytes | None) -> dict[str, str]:
+    if sealed is None:
+        return {}
+    headers: dict[str, str] = orjson.loads(sealer.open(sealed, Owner(user_id, server_id, "headers")))
+    return headers
 
 
 def _missing() -> NotFound:

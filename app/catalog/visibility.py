@@ -71,12 +71,19 @@ async def decisions(session: Session, user_id: str, server_id: str) -> dict[str,
     return {tool_id: Decision(enabled, tags) for tool_id, enabled, tags in rows}
 
 
-async def lock_server(session: Session, user_id: str, server_id: str) -> str | None:
-    """The server's name; None where it has gone. Whoever changes what is visible of a server holds this lock first, so
+@dataclass(frozen=True)
+class Locked:
+    name: str
+    config_version: int
+
+
+async def lock_server(session: Session, user_id: str, server_id: str) -> Locked | None:
+    """None where the server has gone. Whoever changes what is visible of a server holds this lock first, so
     that a decision is never made beside another that has not been committed yet."""
     this = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
-    name: str | None = await session.scalar(select(mcp_servers.c.name).where(*this).with_for_update(key_share=True))
-    return name
+    columns = mcp_servers.c.name, mcp_servers.c.config_version
+    row = (await session.execute(select(*columns).where(*this).with_for_update(key_share=True))).one_or_none()
+    return None if row is None else Locked(*row)
 
 
 async def decide_again(session: Session, user_id: str, server_id: str) -> None:

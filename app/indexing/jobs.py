@@ -11,20 +11,26 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, case, delete, func, or_, select, text, update
+from sqlalchemy import Row, case, delete, func, null, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
+from app import audit
+from app.catalog.servers import note_trouble
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
 from app.errors import NotFound, ToolscoutError
-from app.models import index_runs, mcp_servers
+from app.models import index_runs
 
 LEASE_S = 60
 HEARTBEAT_S = 15.0
 MAX_ATTEMPTS = 3
 KEPT_RUNS = 50
+RUNS_OF_ONE_USER = 8
+"""Running at once: servers of one user that all hang must not keep the others waiting."""
+
+SYSTEM = "system"
 
 RunState = Literal["queued", "running", "succeeded", "failed"]
 
@@ -66,6 +72,7 @@ class Claim:
     payload: bytes | None
     attempts: int
     lease_token: int
+    asked_by: str
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,25 @@ class LeaseLost(ToolscoutError):
     code = "lease_lost"
 
 
-async def enqueue(session: Session, user_id: str, server_id: str, payload: bytes | None, *, force: bool) -> Run:
-    """`force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with."""
+async def enqueue(
+    session: Session,
+    user_id: str,
+    server_id: str,
+    payload: bytes | None = None,
+    *,
+    force: bool = False,
+    asked_by: str = SYSTEM,
+    asked_at: datetime | None = None,
+) -> Run:
+    """`force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with.
+
+    Whoever asked before a run began to ask the server is served by that run: a hundred who ask at once cost two
+    listings, not a hundred.
+    """
+    if payload is None and not force and asked_at is not None:
+        run = await _begun_since(session, user_id, server_id, asked_at)
+        if run is not None:
+            return run
     statement = insert(index_runs).values(
         user_id=user_id,
         id=str(uuid.uuid4()),
@@ -100,21 +124,35 @@ async def enqueue(session: Session, user_id: str, server_id: str, payload: bytes
         payload=payload,
         force=force,
         accept_empty=force,
+        asked_by=asked_by,
     )
-    new = statement.excluded
+    new, known = statement.excluded, index_runs.c
     statement = statement.on_conflict_do_update(
         index_elements=["user_id", "server_id"],
         index_where=text("state = 'queued'"),
         set_={
-            "payload": func.coalesce(new.payload, index_runs.c.payload),
-            "force": or_(index_runs.c.force, new.force),
-            "accept_empty": case((new.payload.is_(None), index_runs.c.accept_empty), else_=new.accept_empty),
+            "payload": func.coalesce(new.payload, known.payload),
+            "force": or_(known.force, new.force),
+            "accept_empty": case(
+                (new.payload.is_not(None), new.accept_empty),
+                (known.payload.is_not(None), known.accept_empty),
+                else_=or_(known.accept_empty, new.accept_empty),
+            ),
+            "asked_by": new.asked_by,
         },
     )
     try:
         return _run((await session.execute(statement.returning(index_runs))).one())
     except IntegrityError as error:
         raise NotFound("there is no such server") from error
+
+
+async def _begun_since(session: Session, user_id: str, server_id: str, moment: datetime) -> Run | None:
+    runs = index_runs.c
+    begun = runs.user_id == user_id, runs.server_id == server_id, runs.started_at >= moment
+    statement = select(index_runs).where(*begun).order_by(runs.started_at.desc()).limit(1)
+    row = (await session.execute(statement)).one_or_none()
+    return None if row is None else _run(row)
 
 
 async def get_run(session: Session, user_id: str, run_id: str) -> Run:
@@ -143,16 +181,18 @@ async def owner_of(session: Session, run_id: str) -> str:
 _CLAIM = text(
     f"""
     UPDATE index_runs SET state = 'running', attempts = attempts + 1, lease_token = lease_token + 1,
-           lease_until = now() + interval '{LEASE_S} seconds'
+           lease_until = now() + interval '{LEASE_S} seconds', started_at = clock_timestamp()
     WHERE (user_id, id) = (
         SELECT r.user_id, r.id FROM index_runs r
         WHERE (r.state = 'running' AND r.lease_until < now())
            OR (r.state = 'queued' AND NOT EXISTS (
                   SELECT FROM index_runs o
-                  WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running'))
+                  WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running')
+              AND {RUNS_OF_ONE_USER} > (
+                  SELECT count(*) FROM index_runs o WHERE o.user_id = r.user_id AND o.state = 'running'))
         ORDER BY r.created_at LIMIT 1 FOR UPDATE SKIP LOCKED
     )
-    RETURNING id, user_id, server_id, force, accept_empty, payload, attempts, lease_token
+    RETURNING id, user_id, server_id, force, accept_empty, payload, attempts, lease_token, asked_by
     """
 )
 
@@ -186,6 +226,16 @@ async def release(session: Session, claimed: Claim, *, attempted: bool) -> None:
     await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
 
 
+async def retry_later(session: Session, claimed: Claim, cause: str, message: str, delay_s: float) -> None:
+    """The run stays what it is, a run under way, and is taken up again when its lease has passed."""
+    values = {
+        "lease_until": func.now() + func.make_interval(0, 0, 0, 0, 0, 0, delay_s),
+        "error": {"cause": cause, "message": message},
+    }
+    await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
+    await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
+
+
 async def fence(session: Session, claimed: Claim) -> None:
     """Holds the run's row until the transaction ends, or raises `LeaseLost`."""
     statement = select(index_runs.c.id).where(*_owned(claimed)).with_for_update()
@@ -201,8 +251,9 @@ async def succeed(session: Session, claimed: Claim, outcome: Outcome, total: int
         "counts": outcome.counts(),
         "refused": list(outcome.refused),
         "warnings": list(outcome.warnings),
+        "error": null(),
     }
-    await _end(session, claimed, values)
+    await _end(session, claimed, values, audit.SUCCEEDED)
 
 
 async def fail(session: Session, claimed: Claim, cause: str, message: str, outcome: Outcome) -> None:
@@ -213,18 +264,29 @@ async def fail(session: Session, claimed: Claim, cause: str, message: str, outco
         "warnings": list(outcome.warnings),
         "error": {"cause": cause, "message": message},
     }
-    if not await _end(session, claimed, values):
-        return
-    server = mcp_servers.c.user_id == claimed.user_id, mcp_servers.c.id == claimed.server_id
-    await session.execute(update(mcp_servers).where(*server).values(status="error", last_error=message))
+    if await _end(session, claimed, values, cause):
+        await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
 
 
-async def _end(session: Session, claimed: Claim, values: Mapping[str, Any]) -> bool:
+async def _end(session: Session, claimed: Claim, values: Mapping[str, Any], outcome: str) -> bool:
     """False where the run has passed on to another worker, and nothing was written."""
     ended = {"payload": None, "lease_until": None, "finished_at": func.now()}
-    written = await session.execute(update(index_runs).where(*_owned(claimed)).values(**values, **ended))
+    statement = update(index_runs).where(*_owned(claimed)).values(**values, **ended)
+    took_s = func.extract("epoch", func.clock_timestamp() - index_runs.c.started_at)
+    seconds = await session.scalar(statement.returning(took_s))
+    if seconds is None:
+        return False
+    await audit.record(
+        session,
+        claimed.user_id,
+        claimed.asked_by,
+        "server.reindex",
+        claimed.server_id,
+        outcome=outcome,
+        duration_ms=float(seconds) * 1000,
+    )
     await _forget_oldest(session, claimed)
-    return written.rowcount > 0
+    return True
 
 
 async def _forget_oldest(session: Session, claimed: Claim) -> None:

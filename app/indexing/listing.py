@@ -3,6 +3,7 @@
 A bad tool is refused alone, with its reason; its siblings are indexed.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +89,19 @@ def _check_size(raw: Json) -> None:
         raise _Refused(f"the definition is nested deeper than {MAX_DEPTH} levels")
     if nodes > MAX_NODES:
         raise _Refused(f"the definition has {nodes} parts, more than {MAX_NODES}")
-    if sum(len(text) for text in strings_in(raw)) > MAX_TOOL_BYTES or len(canonical(raw)) > MAX_TOOL_BYTES:
+    if sum(len(text) for text in strings_in(raw)) > MAX_TOOL_BYTES or len(_written(raw)) > MAX_TOOL_BYTES:
         raise _Refused(f"the definition is larger than {MAX_TOOL_BYTES // 1024} KiB")
+    if any("\0" in text for text in strings_in(raw)):
+        raise _Refused("the definition holds a NUL character, which cannot be stored")
+
+
+def _written(raw: Json) -> bytes:
+    """What a server sent was parsed by a more lenient reader than ours: NaN, lone surrogates, endless integers."""
+    try:
+        json.dumps(raw, allow_nan=False)
+        return canonical(raw)
+    except (TypeError, ValueError) as error:
+        raise _Refused("the definition holds what JSON cannot carry") from error
 
 
 def _children(value: Any) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""The deed: make what is indexed of a server equal to what it offers.
+"""The deed: make what is indexed of a server equal to what it offers, as it was pushed or as the server says itself.
 
 It embeds first and applies in one transaction, so that the old index serves until then. With the embedder down it
 applies without vectors: the tools are found by their words, and the vectors follow.
@@ -10,17 +10,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from app.catalog.servers import Server, get_server
-from app.catalog.visibility import lock_server
+from app.catalog.servers import Server, get_endpoint, get_server, note_contact
+from app.catalog.visibility import Locked, lock_server
 from app.database.engine import Database
 from app.embeddings.base import Embedder, Vector
 from app.errors import EmbeddingFailed
 from app.indexing import jobs, store
 from app.indexing.document import text_hash
 from app.indexing.listing import Listing, read_listing
-from app.indexing.plan import CountTokens, Place, Plan, StoredTool, Wanted, make_plan
-from app.protocol import parse_json
+from app.indexing.plan import CountTokens, Place, Plan, Wanted, make_plan
+from app.protocol import Endpoint, Json, parse_json
+from app.sealing import Sealer
 from app.telemetry import Metrics
+from app.upstream.pool import Upstream
 
 logger = logging.getLogger("toolscout.indexing")
 
@@ -38,22 +40,34 @@ class Indexer:
     metrics: Metrics
     max_tools: int
     ann_above: int
+    upstream: Upstream
+    sealer: Sealer
+    computing: asyncio.Semaphore
+    """Many servers are waited for at once, few are embedded at once."""
 
 
 async def reindex_server(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
     while True:
         try:
             return await _reindex_once(indexer, run)
-        except _Renamed:
-            logger.info("the server was renamed meanwhile, indexing it anew", extra={"run_id": run.id})
+        except _Changed:
+            logger.info("the server was changed meanwhile, indexing it anew", extra={"run_id": run.id})
 
 
-class _Renamed(Exception):
-    """The server's name is part of what is searched, and it has changed since the plan was made."""
+class _Changed(Exception):
+    """The server is not what it was when the plan was made: another name, which is part of what is searched, or
+    another address."""
 
 
 async def _reindex_once(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
-    server, stored, listing = await _gather(indexer, run)
+    server, listing = await _offered(indexer, run)
+    async with indexer.computing:
+        return await _index(indexer, run, server, listing)
+
+
+async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing) -> jobs.RunState:
+    async with indexer.database.transaction(run.user_id) as session:
+        stored = await store.stored_tools(session, run.user_id, run.server_id, indexer.embedder.model)
     if stored and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
     place = Place(server.id, server.name, indexer.embedder.model, indexer.dimension)
@@ -71,19 +85,34 @@ async def _reindex_once(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
         refused=[asdict(refusal) for refusal in listing.refused],
         warnings=[*listing.warnings, *embedding.warnings],
     )
-    await _apply(indexer, run, place, plan, embedding.vectors, outcome, total=len(listing.tools))
+    seen = Locked(server.name, server.config_version)
+    await _apply(indexer, run, place, seen, plan, embedding.vectors, outcome, total=len(listing.tools))
     return "succeeded"
 
 
-async def _gather(indexer: Indexer, run: jobs.Claim) -> tuple[Server, dict[str, StoredTool], Listing]:
+async def _offered(indexer: Indexer, run: jobs.Claim) -> tuple[Server, Listing]:
+    """No connection to the database is held while the server is asked."""
     async with indexer.database.transaction(run.user_id) as session:
         server = await get_server(session, run.user_id, run.server_id)
-        stored = await store.stored_tools(session, run.user_id, run.server_id, indexer.embedder.model)
-        if run.payload is None:
-            return server, stored, Listing(await store.stored_definitions(session, run.user_id, run.server_id))
-    payload = run.payload
-    listing = await asyncio.to_thread(lambda: read_listing(parse_json(payload)["tools"], max_tools=indexer.max_tools))
-    return server, stored, listing
+        if run.payload is None and server.transport == "push":
+            return server, Listing(await store.stored_definitions(session, run.user_id, run.server_id))
+        endpoint = await get_endpoint(session, indexer.sealer, run.user_id, run.server_id)
+    if run.payload is None:
+        tools = await _asked(indexer, endpoint)
+    else:
+        tools = (await asyncio.to_thread(parse_json, run.payload))["tools"]
+    return server, await asyncio.to_thread(read_listing, tools, max_tools=indexer.max_tools)
+
+
+async def _asked(indexer: Indexer, endpoint: Endpoint) -> list[Json]:
+    started = time.perf_counter()
+    outcome = "failed"
+    try:
+        tools = await indexer.upstream.list_tools(endpoint)
+        outcome = "succeeded"
+        return tools
+    finally:
+        indexer.metrics.upstream_seconds.labels("list", outcome).observe(time.perf_counter() - started)
 
 
 async def _refuse_empty(indexer: Indexer, run: jobs.Claim, listing: Listing) -> jobs.RunState:
@@ -101,6 +130,7 @@ async def _apply(
     indexer: Indexer,
     run: jobs.Claim,
     place: Place,
+    seen: Locked,
     plan: Plan,
     vectors: Mapping[str, Vector],
     outcome: jobs.Outcome,
@@ -108,10 +138,11 @@ async def _apply(
 ) -> None:
     async with indexer.database.transaction(run.user_id) as session:
         await jobs.fence(session, run)
-        if await lock_server(session, run.user_id, run.server_id) != place.server_name:
-            raise _Renamed
+        if await lock_server(session, run.user_id, run.server_id) != seen:
+            raise _Changed
         if not plan.empty:
             await store.apply(session, run.user_id, place, plan, vectors, indexer.ann_above)
+        await note_contact(session, run.user_id, run.server_id)
         await jobs.succeed(session, run, outcome, total)
 
 

@@ -169,8 +169,6 @@ async def _write_counts(session: Session, user_id: str, place: Place) -> None:
         "tool_count": select(func.count()).where(*mine).scalar_subquery(),
         "pending_count": pending,
         "pending_tries": case((pending > 0, mcp_servers.c.pending_tries + 1), else_=0),
-        "status": "connected",
-        "last_error": None,
         "updated_at": func.now(),
     }
     server = mcp_servers.c.user_id == user_id, mcp_servers.c.id == place.server_id

@@ -1,52 +1,109 @@
-"""The worker inside the app: takes runs from the queue, and sees to it that vectors that are still missing follow."""
+"""The worker inside the app: takes runs from the queue, and sees to it that what is indexed stays true.
+
+Vectors that are still missing follow when the embedder is back; servers are asked again after a while, and when they
+say that their tools have changed.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Row, func, select
 
-from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ToolscoutError, Unavailable
+from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import jobs
 from app.indexing.reindex import Indexer, reindex_server
 from app.models import index_runs, mcp_servers
+from app.protocol import Endpoint
 
 logger = logging.getLogger("toolscout.worker")
 
 _IDLE_S = 1.0
-_PENDING_AT_ONCE = 100
+_AT_ONCE = 100
+_RETRY_S = 1.0
+_ANNOUNCEMENT_PAUSE_S = 2.0
+_LOOK_ROUND_S = 60.0
 _LONGEST_PAUSE_S = 3600.0
 
 
+@dataclass(frozen=True)
+class Pace:
+    runs_at_once: int
+    """0: this process leaves the work to others."""
+    pending_retry_s: float
+    reindex_every_s: float
+    """0: servers are asked only when somebody says so."""
+
+
 class Worker:
-    def __init__(self, indexer: Indexer, concurrency: int, pending_retry_s: float) -> None:
+    def __init__(self, indexer: Indexer, pace: Pace) -> None:
         self._indexer = indexer
-        self._concurrency = concurrency
-        self._pending_retry_s = pending_retry_s
+        self._pace = pace
+        self._room = asyncio.Semaphore(pace.runs_at_once)
         self._work_is_there = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._loops: list[asyncio.Task[None]] = []
+        self._runs: set[asyncio.Task[None]] = set()
+        self._announced: dict[str, asyncio.TimerHandle] = {}
 
     def start(self) -> None:
-        deeds = [self._take_runs] * self._concurrency + ([self._embed_pending] if self._concurrency else [])
-        self._tasks = [asyncio.create_task(self._for_ever(deed)) for deed in deeds]
+        if self._pace.runs_at_once:
+            deeds = [self._take_runs, self._embed_pending, self._ask_again]
+            self._loops = [asyncio.create_task(self._for_ever(deed)) for deed in deeds]
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        for timer in self._announced.values():
+            timer.cancel()
+        tasks = [*self._loops, *self._runs]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
         """After a run was queued in this process; those of other replicas are found within a second."""
         self._work_is_there.set()
 
+    def tools_changed(self, endpoint: Endpoint) -> None:
+        """A server says so. One that says so all the time is believed every now and then."""
+        if endpoint.server_id not in self._announced and self._pace.runs_at_once:
+            self._announced[endpoint.server_id] = asyncio.get_running_loop().call_later(
+                _ANNOUNCEMENT_PAUSE_S, self._follow_announcement, endpoint
+            )
+
+    def _follow_announcement(self, endpoint: Endpoint) -> None:
+        del self._announced[endpoint.server_id]
+        self._begin(self._queue([(endpoint.user_id, endpoint.server_id)], asked_by=f"server:{endpoint.server_id}"))
+
+    def _begin(self, deed: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(deed)
+        self._runs.add(task)
+        task.add_done_callback(self._runs.discard)
+
     async def _take_runs(self) -> None:
-        self._work_is_there.clear()  # before looking: what is queued while we look must not be slept over
-        run = await self._claim()
+        await self._room.acquire()
+        run = None
+        try:
+            self._work_is_there.clear()  # before looking: what is queued while we look must not be slept over
+            run = await self._claim()
+        finally:
+            if run is None:
+                self._room.release()
         if run is None:
             await self._rest()
         else:
+            self._begin(self._perform_in_room(run))
+
+    async def _perform_in_room(self, run: jobs.Claim) -> None:
+        try:
             await self._perform(run)
+        except (Unavailable, QueryInterrupted):
+            await asyncio.sleep(_IDLE_S)
+        finally:
+            self._room.release()
+            self.wake()  # the server's next run may have waited for this one
 
     async def _for_ever(self, deed: Callable[[], Awaitable[None]]) -> None:
         """Whatever goes wrong goes wrong once: a loop that ended would leave all later runs undone, unnoticed."""
@@ -84,6 +141,8 @@ class Worker:
         except (Unavailable, QueryInterrupted):
             await self._release(run, attempted=True)
             raise
+        except ServerUnreachable as error:
+            state = await self._retry_or_fail(run, error)
         except ToolscoutError as error:
             await self._fail(run, error.code, error.message)
         except Exception:  # the worker's boundary: one bad run must not end the loop for all others
@@ -93,6 +152,16 @@ class Worker:
             heartbeat.cancel()
         self._indexer.metrics.index_runs.labels(state).inc()
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
+
+    async def _retry_or_fail(self, run: jobs.Claim, error: ServerUnreachable) -> str:
+        if not error.passing or run.attempts >= jobs.MAX_ATTEMPTS:
+            await self._fail(run, error.cause, error.message)
+            return "failed"
+        # jitter, so that servers behind one gateway that stumbled are not all asked again at once
+        pause_s = _RETRY_S * 4 ** (run.attempts - 1) * random.uniform(0.75, 1.25)  # noqa: S311
+        async with self._indexer.database.transaction(run.user_id) as session:
+            await jobs.retry_later(session, run, error.cause, error.message, pause_s)
+        return "retried"
 
     async def _keep_lease(self, run: jobs.Claim) -> None:
         while True:
@@ -112,19 +181,22 @@ class Worker:
 
     async def _embed_pending(self) -> None:
         """Servers with tools that have no vector yet, from a time when the embedder was down, are queued again."""
-        await asyncio.sleep(self._pending_retry_s)
+        await asyncio.sleep(self._pace.pending_retry_s)
         await self.queue_pending()
 
     async def queue_pending(self) -> int:
         pending = await self._pending()
         if not pending or not await self._embedder_answers():
             return 0
-        for user_id, server_id in pending:
+        await self._queue([(user_id, server_id) for user_id, server_id in pending], asked_by=jobs.SYSTEM)
+        return len(pending)
+
+    async def _queue(self, servers: Sequence[tuple[str, str]], asked_by: str) -> None:
+        for user_id, server_id in servers:
             with suppress(NotFound):  # deleted in this very moment
                 async with self._indexer.database.transaction(user_id) as session:
-                    await jobs.enqueue(session, user_id, server_id, None, force=False)
+                    await jobs.enqueue(session, user_id, server_id, asked_by=asked_by)
         self.wake()
-        return len(pending)
 
     async def _embedder_answers(self) -> bool:
         """Asked before anything is queued, so that a long outage leaves no trail of vain runs."""
@@ -140,11 +212,31 @@ class Worker:
             index_runs.c.server_id == mcp_servers.c.id,
             index_runs.c.state.in_(["queued", "running"]),
         )
+        retry_s = self._pace.pending_retry_s
         # after each vain try the next one waits twice as long, up to an hour
-        pause_s = func.least(self._pending_retry_s * func.power(2, mcp_servers.c.pending_tries - 1), _LONGEST_PAUSE_S)
+        pause_s = func.least(retry_s * func.power(2, mcp_servers.c.pending_tries - 1), _LONGEST_PAUSE_S)
         due = mcp_servers.c.updated_at < func.now() - func.make_interval(0, 0, 0, 0, 0, 0, pause_s)
         statement = select(mcp_servers.c.user_id, mcp_servers.c.id).where(
             mcp_servers.c.pending_count > 0, due, ~waiting.exists()
         )
         async with self._indexer.database.system_transaction() as session:
-            return (await session.execute(statement.limit(_PENDING_AT_ONCE))).all()
+            return (await session.execute(statement.limit(_AT_ONCE))).all()
+
+    async def _ask_again(self) -> None:
+        """Servers that have not been asked for long."""
+        every_s = self._pace.reindex_every_s
+        await asyncio.sleep(min(_LOOK_ROUND_S, every_s / 2) if every_s else _LOOK_ROUND_S)
+        if every_s:
+            await self._queue(await self._not_asked_for(every_s), asked_by="schedule")
+
+    async def _not_asked_for(self, seconds: float) -> Sequence[tuple[str, str]]:
+        lately = select(index_runs.c.id).where(
+            index_runs.c.user_id == mcp_servers.c.user_id,
+            index_runs.c.server_id == mcp_servers.c.id,
+            index_runs.c.created_at > func.now() - func.make_interval(0, 0, 0, 0, 0, 0, seconds),
+        )
+        statement = select(mcp_servers.c.user_id, mcp_servers.c.id).where(
+            mcp_servers.c.enabled, mcp_servers.c.transport != "push", ~lately.exists()
+        )
+        async with self._indexer.database.system_transaction() as session:
+            return [(row.user_id, row.id) for row in await session.execute(statement.limit(_AT_ONCE))]

@@ -7,7 +7,8 @@ import orjson
 import pytest
 
 from app.catalog.offers import Offer
-from app.discovery.wire import Format, aliases, definitions, toolset_hash
+from app.catalog.aliases import aliases
+from app.discovery.wire import Format, definitions, toolset_hash
 
 OFFER = Offer(
     tool_id="11111111-2222-3333-4444-555555555555",

@@ -1,0 +1,60 @@
+"""REST: who did what."""
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from app import audit
+from app.accounts.callers import Permission
+from app.api.intake import StrictRoute
+from app.api.shapes import Items, Output, items
+from app.audit import EventFilter
+from app.database.engine import Session
+from app.dependencies import Auditing, Paged, Wired
+
+router = APIRouter(tags=["audit"], route_class=StrictRoute)
+
+Text = Annotated[str | None, Query(max_length=256)]
+
+
+class EventOut(Output):
+    id: str
+    user_id: str
+    at: datetime
+    actor: str
+    action: str
+    target: str | None
+    outcome: str
+    duration_ms: float | None
+    request_id: str | None
+
+
+async def get_reader(container: Wired, caller: Auditing) -> AsyncIterator[tuple[Session, str | None]]:
+    """An administrator who names no user reads what concerns all of them."""
+    if caller.user is None and caller.may(Permission.ADMINISTER):
+        async with container.database.system_transaction() as session:
+            yield session, None
+    else:
+        user_id = caller.acting_for().id
+        async with container.database.transaction(user_id) as session:
+            yield session, user_id
+
+
+@router.get("/audit")
+async def list_events(
+    reader: Annotated[tuple[Session, str | None], Depends(get_reader, scope="function")],
+    page: Paged,
+    *,
+    action: Annotated[Text, Query(examples=["tool.execute"])] = None,
+    actor: Text = None,
+    target: Annotated[Text, Query(description="the id of a server, tool, key or user")] = None,
+    outcome: Annotated[Text, Query(examples=["succeeded"])] = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> Items[EventOut]:
+    """Newest first. Executions, reindexing, and every change of servers, tools, keys and users."""
+    session, user_id = reader
+    wanted = EventFilter(action, actor, target, outcome, since, until)
+    return items(await audit.list_events(session, user_id, wanted, page), EventOut.model_validate)

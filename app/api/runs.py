@@ -1,0 +1,206 @@
+"""REST: make the index equal to what a server offers, and watch it being done."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError
+
+from app.api.events import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
+from app.api.intake import StrictRoute, require_json
+from app.api.shapes import Input, Items, Output, items
+from app.catalog import servers
+from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
+from app.errors import NotFound
+from app.indexing import jobs
+from app.indexing.jobs import Run, RunState
+from app.protocol import parse_json
+from app.telemetry import arrived_at
+from app.wiring import Container
+
+router = APIRouter(tags=["runs"], route_class=StrictRoute)
+
+_WAIT_LIMIT_S = 300.0
+_WAIT_STEP_S = 0.05
+_WAIT_LONGEST_STEP_S = 0.5
+
+Wait = Annotated[bool, Query(description="answer when the run has ended (at most five minutes)")]
+Force = Annotated[bool, Query(description="embed everything anew, and accept an empty list")]
+
+
+class Progress(Output):
+    done: int
+    total: int
+
+
+class RunOut(Output):
+    id: str
+    server_id: str
+    state: RunState
+    progress: Progress
+    counts: dict[str, int]
+    refused: list[dict[str, Any]]
+    warnings: list[str]
+    error: dict[str, str] | None = Field(
+        description="`cause`, one stable word, and `message`; also of a try that failed"
+    )
+    created_at: datetime
+    finished_at: datetime | None
+
+
+class PushBody(Input):
+    tools: list[Any] = Field(
+        max_length=100_000,
+        description="the server's whole list, as MCP tools",
+        examples=[
+            [{"name": "search_repositories", "description": "Search repositories", "inputSchema": {"type": "object"}}]
+        ],
+    )
+
+
+# Not declared as a parameter: FastAPI would parse megabytes, on the event loop, before it looks at the key.
+_PUSH_BODY = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": PushBody.model_json_schema()}}}
+}
+
+
+def checked_push(body: bytes) -> bytes:
+    try:
+        PushBody.model_validate(parse_json(body))
+    except ValidationError as error:
+        raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in error.errors()]) from error
+    return body
+
+
+def show_run(run: Run) -> RunOut:
+    progress = {"done": run.done, "total": run.total}
+    return RunOut.model_validate({**vars(run), "counts": run.all_counts, "progress": progress})
+
+
+@router.put("/servers/{server_id}/tools", status_code=202, responses={200: {"model": RunOut}}, openapi_extra=_PUSH_BODY)
+async def push_tools(
+    server_id: str,
+    request: Request,
+    response: Response,
+    tenant: Tenant,
+    container: Wired,
+    caller: Writing,
+    *,
+    wait: Wait = False,
+    force: Force = False,
+) -> RunOut:
+    """Replaces the server's tools by this list. The list is stored with its run: 202 means that it will be done."""
+    require_json(request)
+    body = await asyncio.to_thread(checked_push, await request.body())
+    async with container.database.transaction(tenant.id) as session:
+        await servers.get_server(session, tenant.id, server_id)
+        run = await jobs.enqueue(session, tenant.id, server_id, body, force=force, asked_by=caller.actor)
+    return await _accepted(container, run, response, wait=wait)
+
+
+@router.post("/servers/{server_id}/reindex", status_code=202, responses={200: {"model": RunOut}})
+async def reindex(
+    server_id: str,
+    response: Response,
+    tenant: Tenant,
+    container: Wired,
+    caller: Writing,
+    *,
+    wait: Wait = False,
+    force: Force = False,
+) -> RunOut:
+    """Asks the server for its tools and indexes what has changed; those of a pushed server are embedded where their
+    vectors are missing or out of date. Who asks while others do gets the same run."""
+    asked_at = arrived_at()
+    async with container.database.transaction(tenant.id) as session:
+        await servers.get_server(session, tenant.id, server_id)
+        run = await jobs.enqueue(session, tenant.id, server_id, force=force, asked_by=caller.actor, asked_at=asked_at)
+    return await _accepted(container, run, response, wait=wait)
+
+
+@router.post("/reindex", status_code=202)
+async def reindex_all(
+    session: Session, tenant: Tenant, container: Wired, caller: Writing, *, force: Force = False
+) -> Items[RunOut]:
+    """All servers of the user."""
+    server_ids = await servers.server_ids_of(session, tenant.id)
+    runs = [
+        await jobs.enqueue(session, tenant.id, server_id, force=force, asked_by=caller.actor)
+        for server_id in server_ids
+    ]
+    container.worker.wake()
+    return Items(items=[show_run(run) for run in runs])
+
+
+@router.get("/servers/{server_id}/runs")
+async def list_runs(server_id: str, session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[RunOut]:
+    await servers.get_server(session, tenant.id, server_id)
+    return items(await jobs.list_runs(session, tenant.id, server_id, page), show_run)
+
+
+@router.get("/runs/{run_id}")
+async def get_run(run_id: str, session: Session, tenant: Tenant, _: Reading) -> RunOut:
+    return show_run(await jobs.get_run(session, tenant.id, run_id))
+
+
+@router.get("/runs/{run_id}/events", response_class=Response, responses={200: {"content": {MEDIA_TYPE: {}}}})
+async def watch_run(run_id: str, tenant: Tenant, container: Wired, _: Reading) -> Response:
+    """The run as server-sent events: `progress` whenever it has moved, `run` when it has ended. Each holds the run."""
+    run = await _look(container, tenant.id, run_id)
+    return stream(_events(container, run))
+
+
+async def _events(container: Container, run: Run) -> AsyncIterator[bytes]:
+    yield _shown_event(run)
+    async for seen in _watched(container, run):
+        yield HEARTBEAT if seen is None else _shown_event(seen)
+
+
+def _shown_event(run: Run) -> bytes:
+    return event("run" if run.finished else "progress", show_run(run).model_dump(mode="json"))
+
+
+async def _watched(container: Container, run: Run) -> AsyncIterator[Run | None]:
+    """The run each time that it has changed, and None now and then in between."""
+    silent_since = time.monotonic()
+    async for seen in _looks(container, run):
+        if seen != run:
+            run, silent_since = seen, time.monotonic()
+            yield run
+        elif time.monotonic() - silent_since > HEARTBEAT_S:
+            silent_since = time.monotonic()
+            yield None
+
+
+async def _accepted(container: Container, run: Run, response: Response, *, wait: bool) -> RunOut:
+    container.worker.wake()
+    if wait:
+        deadline = time.monotonic() + _WAIT_LIMIT_S
+        async for seen in _looks(container, run):
+            run = seen
+            if time.monotonic() > deadline:
+                break
+        response.status_code = 200 if run.finished else 202
+    return show_run(run)
+
+
+async def _looks(container: Container, run: Run) -> AsyncIterator[Run]:
+    """Again and again until it has ended, each time in a short transaction: the run may be on another replica."""
+    pause_s = _WAIT_STEP_S
+    while not run.finished and not container.draining.is_set():
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _WAIT_LONGEST_STEP_S)
+        try:
+            run = await _look(container, run.user_id, run.id)
+        except NotFound:
+            return  # the server was deleted meanwhile, and its runs with it
+        yield run
+
+
+async def _look(container: Container, user_id: str, run_id: str) -> Run:
+    async with container.database.transaction(user_id) as session:
+        return await jobs.get_run(session, user_id, run_id)

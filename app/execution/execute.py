@@ -1,0 +1,283 @@
+"""The deed: run a visible tool on its server, once, and say how it went.
+
+Visible? -> arguments valid? -> the server, once -> audit. What can be found can be run: the same filter decides. A call
+that may have reached the server is never repeated, neither by us nor, where the caller sends a key, for the caller.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+from app import audit
+from app.catalog import servers
+from app.catalog.aliases import DIGEST, digest_in, is_alias_of
+from app.catalog.offers import Offer, offers_called, read_offers
+from app.catalog.visibility import Scope
+from app.database.engine import Database, Session
+from app.errors import (
+    DatabaseDown,
+    QueryFailed,
+    ServerUnreachable,
+    ToolFailed,
+    ToolNotFound,
+    ToolscoutError,
+    ToolTimedOut,
+)
+from app.execution import repeats
+from app.execution.arguments import check_arguments
+from app.protocol import Endpoint, Json, canonical
+from app.sealing import Sealer
+from app.telemetry import Metrics
+from app.upstream.connection import OnProgress
+from app.upstream.pool import Upstream
+
+logger = logging.getLogger("toolscout.execution")
+
+_HEX = re.compile(rf"[0-9a-f]{{{DIGEST},64}}")
+_NO_DIGEST = "-"
+
+
+@dataclass(frozen=True)
+class Executor:
+    """What a call needs, built once."""
+
+    database: Database
+    upstream: Upstream
+    sealer: Sealer
+    metrics: Metrics
+    timeout_s: float
+    max_result_bytes: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """Either `tool_key` or `alias`, the name that a model knows the tool by, says which tool is meant."""
+
+    scope: Scope
+    actor: str
+    arguments: Json = field(repr=False)
+    tool_key: str | None = None
+    alias: str | None = None
+    timeout_s: float | None = None
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Executed:
+    result: Json = field(repr=False)
+    tool_key: str
+    server_id: str
+    duration_ms: float
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class _Tool:
+    offer: Offer
+    endpoint: Endpoint
+
+
+class Progress:
+    """For whoever watches a call: `begun` once everything is checked and the server is about to be asked."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.reports: asyncio.Queue[Json] = asyncio.Queue()
+
+    async def report(self, progress: float, total: float | None, message: str | None) -> None:
+        self.reports.put_nowait({"progress": progress, "total": total, "message": message})
+
+
+async def execute(executor: Executor, call: Call, progress: Progress | None = None) -> Executed:
+    """Raises `ToolNotFound`, `ArgumentsInvalid`, `ServerUnreachable` or `ToolFailed`."""
+    record = _Record(executor, call)
+    async with record.kept():
+        tool = await _find(executor, call)
+        record.tool = tool
+        await asyncio.to_thread(check_arguments, orjson.loads(tool.offer.input_schema), call.arguments)
+        if tool.endpoint.transport == "push":
+            raise ServerUnreachable(
+                "push", "this server's tools are pushed: Toolscout has no connection to run them by"
+            )
+        if (earlier := await record.claim()) is not None:
+            return earlier
+        if progress is not None:
+            progress.begun.set()
+        return await record.run(progress)
+
+
+async def _find(executor: Executor, call: Call) -> _Tool:
+    async with executor.database.transaction(call.scope.user_id) as session:
+        offer = await _meant(session, call)
+        assert offer.server_id is not None  # noqa: S101 only core tools have none
+        endpoint = await servers.get_endpoint(session, executor.sealer, call.scope.user_id, offer.server_id)
+    return _Tool(offer, endpoint)
+
+
+async def _meant(session: Session, call: Call) -> Offer:
+    if call.tool_key is not None:
+        offers = await read_offers(session, call.scope, [call.tool_key], core=False)
+        if call.tool_key not in offers.tools:
+            raise ToolNotFound("there is no such tool, or it may not be used")
+        return offers.tools[call.tool_key]
+    return await _meant_by_alias(session, call.scope, call.alias or "")
+
+
+async def _meant_by_alias(session: Session, scope: Scope, alias: str) -> Offer:
+    digest = digest_in(alias)
+    offers = await offers_called(session, scope, alias, digest if _HEX.fullmatch(digest) else _NO_DIGEST)
+    if any(offer.server_id is None for offer in offers):
+        raise ToolNotFound("this is a core tool: the application runs it, not Toolscout")
+    meant = [offer for offer in offers if is_alias_of(alias, offer)]
+    if len(meant) > 1:
+        raise ToolNotFound("several servers offer a tool of this name: say which by `tool_key`")
+    if not meant:
+        raise ToolNotFound("there is no tool of this name, or it may not be used")
+    return meant[0]
+
+
+class _Record:
+    """What is written down about one call, before and after: who may repeat it, and that it happened."""
+
+    def __init__(self, executor: Executor, call: Call) -> None:
+        self._executor = executor
+        self._call = call
+        self._started = time.perf_counter()
+        self._claimed = False
+        self._replayed = False
+        self._executed: Executed | None = None
+        self.tool: _Tool | None = None
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._executor.timeout_s if self._call.timeout_s is None else self._call.timeout_s
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Also where the caller has gone: what was done must be known."""
+        outcome, failure = audit.SUCCEEDED, None
+        try:
+            yield
+        except ToolscoutError as error:
+            outcome, failure = error.code, error
+            raise
+        except BaseException:
+            outcome = "cancelled"
+            raise
+        finally:
+            if not self._replayed:
+                await asyncio.shield(self._write(outcome, failure))
+
+    async def claim(self) -> Executed | None:
+        """The answer of an earlier call with the same key, or nothing and the right to run it."""
+        call, key = self._call, self._call.idempotency_key
+        if key is None:
+            return None
+        request = canonical([self._found.offer.tool_id, call.arguments, call.timeout_s])
+        async with self._executor.database.transaction(call.scope.user_id) as session:
+            ticket = await repeats.begin(
+                session, self._executor.sealer, call.scope.user_id, key, request, self._timeout_s
+            )
+        self._claimed = ticket.answer is None
+        self._replayed = not self._claimed
+        return None if ticket.answer is None else _replayed(ticket.answer)
+
+    async def run(self, progress: Progress | None) -> Executed:
+        executor, tool = self._executor, self._found
+        on_progress: OnProgress | None = None if progress is None else progress.report
+        started = time.perf_counter()
+        outcome = "failed"
+        try:
+            result = await executor.upstream.call_tool(
+                tool.endpoint, tool.offer.name, self._call.arguments, self._timeout_s, on_progress
+            )
+            outcome = "succeeded"
+        finally:
+            seconds = time.perf_counter() - started
+            executor.metrics.upstream_seconds.labels("call", outcome).observe(seconds)
+        result, truncated = capped(result, executor.max_result_bytes)
+        self._executed = Executed(
+            result, tool.offer.tool_id, tool.endpoint.server_id, round(seconds * 1000, 2), truncated
+        )
+        return self._executed
+
+    @property
+    def _found(self) -> _Tool:
+        assert self.tool is not None  # noqa: S101 nothing is claimed or run before it is found
+        return self.tool
+
+    async def _write(self, outcome: str, failure: ToolscoutError | None) -> None:
+        """A tool that has run has run: that the database is away now does not take its answer from the caller."""
+        try:
+            async with self._executor.database.transaction(self._call.scope.user_id) as session:
+                await self._settle(session, failure)
+                if self.tool is not None:
+                    await _note_contact(session, self.tool.endpoint, failure)
+                await self._audit(session, outcome)
+        except (DatabaseDown, QueryFailed):
+            logger.exception("a call could not be written down", extra={"outcome": outcome})
+
+    async def _settle(self, session: Session, failure: ToolscoutError | None) -> None:
+        """The answer is kept for whoever repeats the call; where nothing was run, the key is free again."""
+        user_id, key = self._call.scope.user_id, self._call.idempotency_key
+        if not self._claimed or key is None:
+            return
+        if isinstance(failure, ServerUnreachable):
+            await repeats.release(session, user_id, key)
+        else:
+            await repeats.keep(session, self._executor.sealer, user_id, key, _answer(self._executed, failure))
+
+    async def _audit(self, session: Session, outcome: str) -> None:
+        target = None if self.tool is None else self.tool.offer.tool_id
+        duration_ms = (time.perf_counter() - self._started) * 1000
+        user_id, actor = self._call.scope.user_id, self._call.actor
+        await audit.record(session, user_id, actor, "tool.execute", target, outcome=outcome, duration_ms=duration_ms)
+
+
+async def _note_contact(session: Session, endpoint: Endpoint, failure: ToolscoutError | None) -> None:
+    if failure is None:
+        await servers.note_contact(session, endpoint.user_id, endpoint.server_id)
+    elif isinstance(failure, ServerUnreachable) and failure.cause != "push":
+        await servers.note_trouble(session, endpoint.user_id, endpoint.server_id, failure.cause, failure.message)
+
+
+def _answer(executed: Executed | None, failure: ToolscoutError | None) -> Json:
+    if executed is not None:
+        return {"executed": asdict(executed)}
+    if not isinstance(failure, ToolFailed):
+        failure = ToolFailed("the first caller went away; it may have run", outcome="unknown")
+    failed = {"timed_out": isinstance(failure, ToolTimedOut), "message": failure.message, "outcome": failure.outcome}
+    return {"failed": failed}
+
+
+def _replayed(answer: dict[str, Any]) -> Executed:
+    if "executed" in answer:
+        return Executed(**answer["executed"])
+    failed = answer["failed"]
+    kind = ToolTimedOut if failed["timed_out"] else ToolFailed
+    raise kind(failed["message"], outcome=failed["outcome"])
+
+
+def capped(result: Json, limit: int) -> tuple[Json, bool]:
+    """The result whole, or, where it is too large, as much of its content as fits."""
+    if len(orjson.dumps(result)) <= limit:
+        return result, False
+    kept: list[Json] = []
+    left = limit
+    for block in result.get("content", []):
+        size = len(orjson.dumps(block))
+        if size > left:
+            if block.get("type") == "text":
+                kept.append({**block, "text": block["text"].encode()[:left].decode(errors="ignore")})
+            break
+        kept.append(block)
+        left -= size
+    rest = {name: value for name, value in result.items() if name == "isError"}
+    return {"content": kept, **rest}, True

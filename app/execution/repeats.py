@@ -1,0 +1,75 @@
+"""Calls with an `Idempotency-Key`: the first one runs, the others get its answer. The answer is stored sealed."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import orjson
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from app.database.engine import Database, Session
+from app.errors import Conflict, InvalidInput, QueryFailed, ToolFailed, Unavailable
+from app.models import tool_calls
+from app.sealing import Owner, Sealer
+
+_KEPT = timedelta(hours=24)
+_FORGET_EVERY_S = 3600.0
+_GRACE = timedelta(seconds=30)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """The right to run the call, or the answer of whoever had it before."""
+
+    key: str
+    answer: dict[str, Any] | None
+
+
+async def begin(session: Session, sealer: Sealer, user_id: str, key: str, request: bytes, timeout_s: float) -> Ticket:
+    """Raises where the key was used for another request, is in use, or was left behind by a process that died."""
+    fingerprint = sealer.fingerprint(request)
+    given_up_at = func.now() + timedelta(seconds=timeout_s) + _GRACE
+    values = {"user_id": user_id, "key": key, "request": fingerprint, "given_up_at": given_up_at}
+    claimed = await session.execute(insert(tool_calls).values(**values).on_conflict_do_nothing())
+    if claimed.rowcount:
+        return Ticket(key, None)
+    columns = tool_calls.c.request, tool_calls.c.answer, (tool_calls.c.given_up_at < func.now()).label("given_up")
+    earlier = (await session.execute(select(*columns).where(*_this(user_id, key)))).one()
+    if bytes(earlier.request) != fingerprint:
+        raise InvalidInput("this Idempotency-Key was used for another request")
+    if earlier.answer is not None:
+        return Ticket(key, orjson.loads(sealer.open(bytes(earlier.answer), _owner(user_id, key))))
+    if earlier.given_up:
+        raise ToolFailed("the first call with this Idempotency-Key never ended; it may have run", outcome="unknown")
+    raise Conflict("a call with this Idempotency-Key is still running")
+
+
+async def keep(session: Session, sealer: Sealer, user_id: str, key: str, answer: dict[str, Any]) -> None:
+    sealed = sealer.seal(orjson.dumps(answer), _owner(user_id, key))
+    await session.execute(update(tool_calls).where(*_this(user_id, key)).values(answer=sealed))
+
+
+async def release(session: Session, user_id: str, key: str) -> None:
+    """Nothing was run: the key may be used again."""
+    await session.execute(delete(tool_calls).where(*_this(user_id, key), tool_calls.c.answer.is_(None)))
+
+
+async def forget_for_ever(database: Database) -> None:
+    """What is older than a day, every hour."""
+    old = delete(tool_calls).where(tool_calls.c.started_at < func.now() - _KEPT)
+    while True:
+        with suppress(Unavailable, QueryFailed):
+            async with database.system_transaction() as session:
+                await session.execute(old)
+        await asyncio.sleep(_FORGET_EVERY_S)
+
+
+def _this(user_id: str, key: str) -> tuple[Any, Any]:
+    return tool_calls.c.user_id == user_id, tool_calls.c.key == key
+
+
+def _owner(user_id: str, key: str) -> Owner:
+    return Owner(user_id, key, "answer")

@@ -1,0 +1,52 @@
+"""The operator's own list of programs that speak MCP over stdio. Users choose from it; they never add to it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+
+from app.errors import ConfigurationError, ServerUnreachable
+
+
+class Program(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    argv: list[str] = Field(min_length=1)
+    env: Mapping[str, str] = {}
+
+
+class _File(RootModel[dict[str, Program]]):
+    pass
+
+
+class OperatorsServers:
+    def __init__(self, programs: Mapping[str, Program]) -> None:
+        self._programs = programs
+
+    @classmethod
+    def read(cls, path: Path | None) -> "OperatorsServers":
+        if path is None:
+            return cls({})
+        try:
+            return cls(_File.model_validate_json(path.read_bytes()).root)
+        except (OSError, ValidationError) as error:
+            raise ConfigurationError(
+                f"TOOLSCOUT_STDIO_SERVERS: {path} does not hold "
+                f'{{"name": {{"argv": ["program", "argument"], "env": {{}}}}}}: {_reason(error)}'
+            ) from error
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._programs)
+
+    def program(self, name: str) -> Program:
+        if name not in self._programs:
+            raise ServerUnreachable("not_listed", f"the operator's file has no stdio server named {name!r}")
+        return self._programs[name]
+
+
+def _reason(error: OSError | ValidationError) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    # without the values: an environment holds secrets
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])

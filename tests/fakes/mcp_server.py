@@ -1,0 +1,435 @@
+"""An MCP server on loopback that can be told to misbehave, and a bare listener that shows who connected.
+
+The SDK's own server gives the normal answers; a thin layer before it keeps the log and lets a fault answer instead.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, Literal
+
+import uvicorn
+from mcp.server import NotificationOptions, Server, ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.models import InitializationOptions
+from mcp.server.runner import serve_loop
+from mcp.server.session import ServerSession
+from mcp.server.sse import SseServerTransport
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams, PaginatedRequestParams
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+Json = dict[str, Any]
+Transport = Literal["streamable_http", "sse"]
+Era = Literal["modern", "legacy"]
+
+THREAD_NAME = "fake-mcp-server"  # tells its log records from ours
+
+
+@dataclass(frozen=True)
+class Received:
+    method: str
+    path: str
+    headers: Headers
+    body: bytes
+    rpc: Json
+
+    @property
+    def rpc_method(self) -> str | None:
+        return self.rpc.get("method")
+
+    @property
+    def params(self) -> Json:
+        return self.rpc.get("params") or {}
+
+
+@dataclass
+class Fault:
+    """An application that answers in the server's place, as any Starlette response can.
+
+    It strikes `on` these JSON-RPC methods (or "GET", "DELETE"; default: all), `times` times (default: always).
+    """
+
+    answer: ASGIApp
+    on: Collection[str] = ()
+    times: int | None = None
+
+    def strikes(self, request: Received) -> bool:
+        if self.times == 0 or (self.on and (request.rpc_method or request.method) not in self.on):
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+def status(code: int, body: str = "", headers: dict[str, str] | None = None) -> ASGIApp:
+    return Response(body, status_code=code, headers=headers, media_type="text/plain")
+
+
+def redirect(url: str) -> ASGIApp:
+    return RedirectResponse(url, status_code=307)
+
+
+malformed_json = Response(b'{"jsonrpc": "2.0", "id": ', media_type="application/json")
+wrong_content_type = Response("<html></html>", media_type="text/html")
+
+
+async def hang(scope: Scope, receive: Receive, send: Send) -> None:
+    """Until the client has had enough."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def drop(scope: Scope, receive: Receive, send: Send) -> None:
+    scope["cut"]()
+    await hang(scope, receive, send)  # uvicorn must have noticed, or it would answer 500 for us
+
+
+async def half_sse(scope: Scope, receive: Receive, send: Send) -> None:
+    async def half() -> AsyncIterator[bytes]:
+        yield b'event: message\r\ndata: {"jsonrpc": "2.0", "id": '
+        scope["cut"]()
+
+    await StreamingResponse(half(), media_type="text/event-stream")(scope, receive, send)
+
+
+def verbatim(result: bytes) -> ASGIApp:
+    """What the SDK could not be made to write: far too deep, the same key twice, NaN."""
+    return _stream(lambda: [result])
+
+
+def oversized(megabytes: int) -> ASGIApp:
+    """A correct answer to `tools/list` and to `tools/call`, but for its size."""
+    return _stream(lambda: _huge_result(megabytes))
+
+
+def gzip_bomb(megabytes: int = 200) -> ASGIApp:
+    """The same, a thousandth of it on the wire."""
+    return _stream(lambda: _huge_result(megabytes), gzipped=True)
+
+
+def _huge_result(megabytes: int) -> Iterator[bytes]:
+    yield b'{"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "tools": [], "content": [], "filler": "'
+    for _ in range(megabytes):
+        yield b"x" * 1_000_000
+    yield b'"}'
+
+
+def _stream(result: Callable[[], Iterable[bytes]], gzipped: bool = False) -> ASGIApp:
+    async def body(request: Received) -> AsyncIterator[bytes]:
+        packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16, strategy=zlib.Z_RLE)
+        head = f'{{"jsonrpc": "2.0", "id": {json.dumps(request.rpc.get("id"))}, "result": '
+        for chunk in chain([head.encode()], result(), [b"}"]):
+            yield packer.compress(chunk) if gzipped else chunk
+        yield packer.flush() if gzipped else b""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {"Content-Encoding": "gzip"} if gzipped else {}
+        response = StreamingResponse(body(scope["received"]), media_type="application/json", headers=headers)
+        await response(scope, receive, send)
+
+    return answer
+
+
+@dataclass
+class FakeMcpServer:
+    """All of it may be changed at any time."""
+
+    transport: Transport
+    era: Era
+    port: int = 0
+
+    tools: list[Json] = field(default_factory=list)
+    page_size: int | None = None
+    cursors: Literal["honest", "repeat", "endless"] = "honest"
+    fail_page: int | None = None
+    on_call: dict[str, Callable[[Json], Json]] = field(default_factory=dict)  # may raise MCPError
+    progress: dict[str, int] = field(default_factory=dict)
+    delays: dict[str, float] = field(default_factory=dict)
+
+    latency_s: float = 0.0
+    fault: Fault | None = None
+
+    requests: list[Received] = field(default_factory=list)
+    streams: int = 0  # open now, and able to carry an announcement
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/{'sse' if self.transport == 'sse' else 'mcp'}"
+
+    @property
+    def calls(self) -> list[tuple[str, Json]]:
+        """As received: also those that a fault answered."""
+        calls = [request.params for request in self.requests if request.rpc_method == "tools/call"]
+        return [(call["name"], call.get("arguments") or {}) for call in calls]
+
+    @property
+    def listings(self) -> int:
+        """First pages only."""
+        listed = [request.params for request in self.requests if request.rpc_method == "tools/list"]
+        return sum(params.get("cursor") is None for params in listed)
+
+    def start(self) -> None:
+        """On the port it had before, if any; it knows no session from before."""
+        self._running = _Running(self)
+        self.port = self._running.port
+
+    def stop(self) -> None:
+        """Cuts all connections; the next ones are refused."""
+        self._running.stop()
+
+    def cut_connections(self) -> None:
+        """In the midst of whatever they carry; the next ones are welcome."""
+        self._running.loop.call_soon_threadsafe(self._running.cut)
+
+    def announce_change(self) -> None:
+        """To those who listen now: nothing is kept for later streams."""
+        asyncio.run_coroutine_threadsafe(self._running.mcp.announce_change(), self._running.loop).result(5)
+
+    def page(self, cursor: str | None) -> Json:
+        """A cursor is the number of its page."""
+        number = int(cursor or 1)
+        if number == self.fail_page:
+            raise MCPError(INTERNAL_ERROR, f"page {number} cannot be read")
+        if self.cursors == "repeat":
+            return {"tools": self.tools, "nextCursor": "2"}
+        if self.cursors == "endless":
+            tools = [{**tool, "name": f"{tool['name']}_{number}"} for tool in self.tools]
+            return {"tools": tools, "nextCursor": str(number + 1)}
+        size = self.page_size or len(self.tools)
+        more = {"nextCursor": str(number + 1)} if number * size < len(self.tools) else {}
+        return {"tools": self.tools[(number - 1) * size : number * size], **more}
+
+    def result(self, name: str, arguments: Json) -> Json:
+        if name in self.on_call:
+            return self.on_call[name](arguments)
+        if self.tool(name) is None:
+            raise MCPError(INVALID_PARAMS, f"Unknown tool: {name}")
+        return {"content": [{"type": "text", "text": json.dumps(arguments)}]}
+
+    def tool(self, name: str) -> Json | None:
+        return next((tool for tool in self.tools if tool.get("name") == name), None)
+
+
+class _Mcp(Server[Any]):
+    """The SDK's server, with the fake's tools."""
+
+    def __init__(self, fake: FakeMcpServer) -> None:
+        self.fake = fake
+        self.bus = InMemorySubscriptionBus()
+        self.sessions: list[ServerSession] = []
+        self.stopping = asyncio.Event()
+        super().__init__(
+            "fake",
+            on_subscriptions_listen=ListenHandler(self.bus),
+            # Without it the SDK walks our `tools/list`, lying cursors and all, before each call.
+            get_tool_input_schema=lambda name: (fake.tool(name) or {}).get("inputSchema"),
+        )
+        for prefix in ("", "unsieved/"):
+            self.add_request_handler(f"{prefix}tools/list", PaginatedRequestParams, self.list_tools)
+            self.add_request_handler(f"{prefix}tools/call", CallToolRequestParams, self.call_tool)
+        self.middleware.append(self.past_the_sieve)
+
+    async def past_the_sieve(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        """The SDK drops fields it does not know and refuses malformed tools, but only in methods it knows."""
+        if ctx.method == "initialize":
+            self.sessions.append(ctx.session)
+        if ctx.method in ("tools/list", "tools/call"):
+            ctx = replace(ctx, method=f"unsieved/{ctx.method}")
+        return await call_next(ctx)
+
+    def create_initialization_options(
+        self, notification_options: NotificationOptions | None = None, *more: Any, **options: Any
+    ) -> InitializationOptions:
+        """The session manager leaves out that we announce changes."""
+        announcing = notification_options or NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(announcing, *more, **options)
+
+    async def list_tools(self, ctx: ServerRequestContext[Any], params: PaginatedRequestParams) -> Json:
+        modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+        caching = {"ttlMs": 0, "cacheScope": "private"} if modern else {}
+        return {**self.fake.page(params.cursor), **caching}
+
+    async def call_tool(self, ctx: ServerRequestContext[Any], params: CallToolRequestParams) -> Json:
+        steps = self.fake.progress.get(params.name, 0)
+        for step in range(1, steps + 1):
+            await ctx.session.report_progress(step, steps, f"step {step}")
+        with suppress(TimeoutError):  # a handshake session that ends with a call in hand takes the SDK a second
+            await asyncio.wait_for(self.stopping.wait(), self.fake.delays.get(params.name, 0))
+        return self.fake.result(params.name, params.arguments or {})
+
+    async def announce_change(self) -> None:
+        await self.bus.publish(ToolsListChanged())
+        for session in self.sessions:  # those that have ended drop it
+            await session.send_tool_list_changed()
+
+
+class _Running:
+    """uvicorn in a thread of its own, so that it works beside any loop and with none."""
+
+    def __init__(self, fake: FakeMcpServer) -> None:
+        self.fake = fake
+        self.mcp = _Mcp(fake)
+        self.app = _sse_app(self.mcp) if fake.transport == "sse" else _streamable_http_app(self.mcp)
+        self.uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                self.serve,
+                interface="asgi3",
+                ws="none",
+                lifespan="off" if fake.transport == "sse" else "on",
+                log_config=None,
+                proxy_headers=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        listening = socket.create_server(("127.0.0.1", fake.port))
+        self.port: int = listening.getsockname()[1]
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.run, args=[listening], name=THREAD_NAME, daemon=True)
+        self.thread.start()
+        while not self.uvicorn.started:
+            assert self.thread.is_alive()
+            time.sleep(0.002)
+
+    def run(self, listening: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self.uvicorn.serve(sockets=[listening]))
+
+    def stop(self) -> None:
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(self.cut_all)
+            self.thread.join()
+
+    def cut_all(self) -> None:
+        self.uvicorn.should_exit = True
+        self.mcp.stopping.set()
+        for listening in self.uvicorn.servers:
+            listening.close()
+        self.cut()
+
+    def cut(self, client: tuple[str, int] | None = None) -> None:
+        for connection in list(self.uvicorn.server_state.connections):
+            if client in (None, getattr(connection, "client", None)):
+                connection.transport.abort()
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        request = await _read(scope, receive)
+        self.fake.requests.append(request)
+        fault = self.fake.fault
+        answer = fault.answer if fault and fault.strikes(request) else self.pass_on
+        scope = {**scope, "received": request, "cut": lambda: self.cut(scope["client"])}
+        try:
+            await asyncio.wait_for(hang(scope, receive, send), self.fake.latency_s)
+        except TimeoutError:  # still there, and waiting for us
+            await answer(scope, receive, send)
+
+    async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request: Received = scope["received"]
+        streaming = request.method == "GET" or request.rpc_method == "subscriptions/listen"
+        unread, opened = [request.body], 0
+
+        async def receive_again() -> Message:
+            return {"type": "http.request", "body": unread.pop()} if unread else await receive()
+
+        async def send_and_count(message: Message) -> None:
+            nonlocal opened
+            await send(message)
+            if streaming and message.get("status") == 200:
+                opened = 1
+                self.fake.streams += 1
+
+        try:
+            await self.app(scope, receive_again, send_and_count)
+        finally:
+            self.fake.streams -= opened
+
+
+def _streamable_http_app(mcp: _Mcp) -> ASGIApp:
+    """For any `Host`: a client that pins the address it resolved sends the name it was given."""
+    app = mcp.streamable_http_app(transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False))
+    # By these the SDK knows the modern era; without them it asks for a session, as old servers do.
+    hidden = [(b"mcp-protocol-version", version.encode()) for version in MODERN_PROTOCOL_VERSIONS]
+
+    async def legacy_app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [header for header in scope.get("headers", ()) if tuple(header) not in hidden]
+        await app({**scope, "headers": headers}, receive, send)
+
+    return legacy_app if mcp.fake.era == "legacy" else app
+
+
+def _sse_app(mcp: _Mcp) -> ASGIApp:
+    transport = SseServerTransport("/messages/")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/messages/":
+            await transport.handle_post_message(scope, receive, send)
+        elif scope["method"] != "GET":
+            await Response(status_code=405)(scope, receive, send)
+        else:
+            async with transport.connect_sse(scope, receive, send) as (read, write):
+                if mcp.fake.era == "legacy":
+                    await serve_loop(mcp, read, write, lifespan_state={})
+                else:
+                    await mcp.run(read, write, mcp.create_initialization_options())
+
+    return app
+
+
+async def _read(scope: Scope, receive: Receive) -> Received:
+    body = await Request(scope, receive).body()
+    rpc = None
+    with suppress(ValueError):
+        rpc = json.loads(body)
+    path = f"{scope['path']}?{scope['query_string'].decode()}".removesuffix("?")
+    return Received(scope["method"], path, Headers(scope=scope), body, rpc if isinstance(rpc, dict) else {})
+
+
+@contextmanager
+def running_mcp_server(transport: Transport = "streamable_http", era: Era = "modern") -> Iterator[FakeMcpServer]:
+    fake = FakeMcpServer(transport, era)
+    fake.start()
+    try:
+        yield fake
+    finally:
+        fake.stop()
+
+
+class Listener:
+    """Accepts when it is asked and never answers: until then the kernel keeps the connections that were made."""
+
+    def __init__(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sockets = [socket.create_server((host, port), family=family)]
+        self._sockets[0].setblocking(False)
+        self.port: int = self._sockets[0].getsockname()[1]
+
+    @property
+    def connects(self) -> int:
+        with suppress(BlockingIOError):
+            while True:
+                self._sockets.append(self._sockets[0].accept()[0])
+        return len(self._sockets) - 1
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def listener(host: str = "127.0.0.1", port: int = 0) -> closing[Listener]:
+    return closing(Listener(host, port))
