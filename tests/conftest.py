@@ -4,6 +4,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from pydantic import SecretStr
 from app.database.embedded import EmbeddedPostgres
 from app.main import create_app
 from app.settings import Settings
+from app.upstream.guard import Resolve
 from app.wiring import Container, open_container
 from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
+from tests.fakes.mcp_server import FakeMcpServer, running_mcp_server
 
 ADMIN_KEY = "an-admin-key-for-tests"
 SECRET_KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
@@ -72,10 +75,53 @@ def make_settings(tmp_path: Path, **changes: Any) -> Settings:
 
 
 @pytest.fixture(scope="session")
-async def container(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Container]:
-    settings = make_settings(tmp_path_factory.mktemp("data"))
+def mcp_servers() -> Iterator[dict[str, FakeMcpServer]]:
+    """One of each kind for all tests, which take them through `mcp`, `legacy_mcp` and `sse_mcp`."""
+    with (
+        running_mcp_server("streamable_http", "modern") as modern,
+        running_mcp_server("streamable_http", "legacy") as legacy,
+        running_mcp_server("sse", "legacy") as sse,
+    ):
+        yield {"modern": modern, "legacy": legacy, "sse": sse}
+
+
+def allowing(*servers: FakeMcpServer) -> str:
+    return ",".join(f"127.0.0.1:{server.port}" for server in servers)
+
+
+@pytest.fixture(scope="session")
+async def container(
+    postgres: EmbeddedPostgres,
+    tmp_path_factory: pytest.TempPathFactory,
+    mcp_servers: dict[str, FakeMcpServer],
+) -> AsyncIterator[Container]:
+    settings = make_settings(tmp_path_factory.mktemp("data"), outbound_allow=allowing(*mcp_servers.values()))
     async with open_container(settings, make_database(postgres)) as opened:
         yield opened
+
+
+@pytest.fixture
+def mcp(mcp_servers: dict[str, FakeMcpServer]) -> FakeMcpServer:
+    """A server that speaks the newest protocol, well-behaved and with no tools until told otherwise."""
+    return fresh(mcp_servers["modern"])
+
+
+@pytest.fixture
+def legacy_mcp(mcp_servers: dict[str, FakeMcpServer]) -> FakeMcpServer:
+    return fresh(mcp_servers["legacy"])
+
+
+@pytest.fixture
+def sse_mcp(mcp_servers: dict[str, FakeMcpServer]) -> FakeMcpServer:
+    return fresh(mcp_servers["sse"])
+
+
+def fresh(server: FakeMcpServer) -> FakeMcpServer:
+    unspoiled = FakeMcpServer(server.transport, server.era, server.port)
+    for field in fields(FakeMcpServer):
+        if field.name != "streams":
+            setattr(server, field.name, getattr(unspoiled, field.name))
+    return server
 
 
 @pytest.fixture(scope="session")
@@ -143,6 +189,25 @@ class TestUser:
         assert run["state"] == "succeeded", run
         return server_id
 
+    async def connect(self, server: FakeMcpServer, name: str = "files", **fields: Any) -> str:
+        """Registers the server and waits until what it offers is indexed."""
+        server_id = await self.add_server(name, transport=server.transport, url=server.url, **fields)
+        run = await self.reindex(server_id)
+        assert run["state"] == "succeeded", run
+        return server_id
+
+    async def reindex(self, server_id: str, **query: Any) -> dict[str, Any]:
+        """The finished run."""
+        answer = await self.http.post(f"/servers/{server_id}/reindex", params={"wait": True, **query})
+        assert answer.status_code == 200, answer.text
+        run: dict[str, Any] = answer.json()
+        return run
+
+    async def execute(self, tool_name: str, arguments: dict[str, Any] | None = None, **fields: Any) -> httpx.Response:
+        tool_key = (await self.tools())[tool_name]["id"]
+        body = {"tool_key": tool_key, "arguments": arguments or {}, **fields}
+        return await self.http.post("/execute", json=body)
+
     async def discover(self, query: str, **fields: Any) -> dict[str, Any]:
         answer = await self.http.post("/discover", json={"query": query, **fields})
         assert answer.status_code == 200, answer.text
@@ -194,8 +259,8 @@ OpenService = Callable[..., AbstractAsyncContextManager[Container]]
 def open_service(postgres: EmbeddedPostgres, tmp_path: Path) -> OpenService:
     """A service of its own on a fresh database, for tests that need other settings; use as `async with`."""
 
-    def open_with(**changes: Any) -> AbstractAsyncContextManager[Container]:
-        return open_container(make_settings(tmp_path, **changes), make_database(postgres))
+    def open_with(resolve: Resolve | None = None, **changes: Any) -> AbstractAsyncContextManager[Container]:
+        return open_container(make_settings(tmp_path, **changes), make_database(postgres), resolve)
 
     return open_with
 

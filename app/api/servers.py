@@ -114,8 +114,8 @@ async def create_server(body: NewServerBody, tenant: Tenant, container: Wired, c
 
 async def _check_place(container: Container, transport: Transport, name: str, url: str | None) -> None:
     """Outside of any transaction, since names are looked up."""
-    if transport == "stdio" and name not in container.upstream.operators.names:
-        raise InvalidInput("stdio servers run code: only those that the operator has listed can be chosen, by name")
+    if transport == "stdio":
+        container.upstream.operators.check(name)
     if url is not None:
         await container.upstream.guard.check(url)
 

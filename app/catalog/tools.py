@@ -65,6 +65,15 @@ async def get_tool(session: Session, user_id: str, tool_id: str, model: str) -> 
     return _tool(row)
 
 
+async def find_named(session: Session, user_id: str, name: str) -> str | None:
+    """The id of the tool that `SERVER.TOOL` names."""
+    server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
+    called = func.concat(mcp_servers.c.name, ".", mcp_tools.c.name) == name
+    statement = select(mcp_tools.c.id).join(mcp_servers, server).where(mcp_tools.c.user_id == user_id, called)
+    tool_id: str | None = await session.scalar(statement.limit(1))
+    return tool_id
+
+
 async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> None:
     """A person's own switch is told apart from what a default or a rule decided."""
     values = dict(changes) | ({"enabled_by": "user"} if "enabled" in changes else {})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
-from app.errors import ConfigurationError, ServerUnreachable
+from app.errors import ConfigurationError, InvalidInput, ServerUnreachable
 
 
 class Program(BaseModel):
@@ -35,9 +35,12 @@ class OperatorsServers:
                 f'{{"name": {{"argv": ["program", "argument"], "env": {{}}}}}}: {_reason(error)}'
             ) from error
 
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._programs)
+    def check(self, name: str) -> None:
+        """Before a server is stored."""
+        if name not in self._programs:
+            raise InvalidInput(
+                "stdio servers run code: only those that the operator has listed can be chosen, by their name"
+            )
 
     def program(self, name: str) -> Program:
         if name not in self._programs:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from app.catalog.offers import Offer
 from app.catalog.aliases import aliases
+from app.catalog.offers import Offer
 from app.discovery.wire import Format, definitions, toolset_hash
 
 OFFER = Offer(

@@ -1,5 +1,6 @@
 """Two services on one fake embedder: one whose worker works, and one whose runs are driven by hand."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -82,6 +83,9 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
         metrics=idle_service.metrics,
         max_tools=1_000,
         ann_above=20_000,
+        upstream=idle_service.upstream,
+        sealer=idle_service.sealer,
+        computing=asyncio.Semaphore(1),
     )
     return Hand(idle_service, indexer)
 

@@ -9,7 +9,7 @@ from app.database.paging import PageRequest
 from app.errors import NotFound
 from app.indexing import jobs
 from app.indexing.reindex import reindex_server
-from app.indexing.worker import Worker
+from app.indexing.worker import Pace, Worker
 from app.wiring import Container
 from tests.conftest import TestUser, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer
@@ -196,7 +196,7 @@ async def test_a_run_that_keeps_crashing_its_worker_fails_with_its_cause(
 ) -> None:
     await send(alice, await alice.add_server(), [tool("a")])
     run_id = await crashed(hand, crashes)
-    worker = Worker(hand.indexer, concurrency=1, pending_retry_s=60)
+    worker = Worker(hand.indexer, Pace(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
     worker.start()
     try:
         run = await finished(alice, run_id)
@@ -213,7 +213,7 @@ async def test_a_worker_that_stops_cleanly_gives_its_run_back_at_once(
 ) -> None:
     await send(alice, await alice.add_server(), [unheard("a")])
     fake.mode, fake.hang_s = "hang", 0.5
-    worker = Worker(hand.indexer, concurrency=1, pending_retry_s=60)
+    worker = Worker(hand.indexer, Pace(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
     worker.start()
     await asked(fake)
     await worker.stop()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from app.indexing import jobs
-from app.indexing.worker import Worker
+from app.indexing.worker import Pace, Worker
 from tests.conftest import TestUser
 from tests.fakes.embedding_server import FakeEmbeddingServer
 from tests.indexing.by_hand import Hand, asked, finished, rows, send, server_of, unheard, until
@@ -15,7 +15,7 @@ from tests.indexing.by_hand import Hand, asked, finished, rows, send, server_of,
 
 @asynccontextmanager
 async def working(hand: Hand, pending_retry_s: float = 60.0) -> AsyncIterator[Worker]:
-    worker = Worker(hand.indexer, concurrency=1, pending_retry_s=pending_retry_s)
+    worker = Worker(hand.indexer, Pace(runs_at_once=1, pending_retry_s=pending_retry_s, reindex_every_s=0))
     worker.start()
     try:
         yield worker
@@ -111,7 +111,7 @@ async def test_what_is_pending_is_queued_once_the_embedder_answers(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
-    worker = Worker(hand.indexer, concurrency=0, pending_retry_s=0.001)
+    worker = Worker(hand.indexer, Pace(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0))
     fake.mode = "zeros"
     assert await worker.queue_pending() == 0
     fake.mode = "ok"
@@ -126,7 +126,9 @@ async def test_a_server_that_is_queued_already_is_not_queued_for_its_pending_too
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
     await send(alice, server_id, [unheard("a")])
-    assert await Worker(hand.indexer, concurrency=0, pending_retry_s=0.001).queue_pending() == 0
+    assert (
+        await Worker(hand.indexer, Pace(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0)).queue_pending() == 0
+    )
     assert (await hand.take()).payload is not None
 
 
@@ -145,7 +147,7 @@ async def test_after_each_vain_try_the_next_one_waits_twice_as_long(
 ) -> None:
     """A tool that the embedder will never take must not be tried for ever at the same pace."""
     server_id = await add_pending(hand, alice, fake, "stubborn")
-    worker = Worker(hand.indexer, concurrency=0, pending_retry_s=60)
+    worker = Worker(hand.indexer, Pace(runs_at_once=0, pending_retry_s=60, reindex_every_s=0))
     for too_soon_s, due_s in ((59, 61), (119, 121), (239, 241)):
         await _last_tried(hand, server_id, too_soon_s)
         assert await worker.queue_pending() == 0
@@ -183,7 +185,7 @@ async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pen
 
 async def test_without_a_worker_runs_wait(hand: Hand, alice: TestUser) -> None:
     run = await send(alice, await alice.add_server(), [unheard("a")])
-    worker = Worker(hand.indexer, concurrency=0, pending_retry_s=0.01)
+    worker = Worker(hand.indexer, Pace(runs_at_once=0, pending_retry_s=0.01, reindex_every_s=0))
     worker.start()
     worker.wake()
     await asyncio.sleep(0.1)

@@ -1,0 +1,73 @@
+"""`toolscout key create` and `toolscout rotate-secrets`: what opens doors, and what seals them."""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from app import audit
+from app.accounts.keys import NewKey, create_key
+from app.accounts.users import ensure_user
+from app.catalog.servers import reseal_headers
+from app.cli.opening import ACTOR
+from app.database.engine import Database, Session
+from app.database.migrate import migrate
+from app.errors import InvalidInput
+from app.settings import Settings
+from app.wiring import reachable_database, sealer_of
+
+
+def add_key_commands(commands: Any) -> None:
+    key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
+    creation = key.add_parser("create", help="make a key and print it, once")
+    creation.add_argument("--kind", choices=["user", "service", "admin"], default="user", help="default: user")
+    creation.add_argument("--user", metavar="ID", help="whom a user key acts for; made if need be")
+    creation.add_argument("--name", help="a note on what the key is for")
+    creation.add_argument("--days", type=_days, metavar="N", help="let it expire after N days")
+    creation.set_defaults(deed=_create_key)
+
+    rotation = commands.add_parser(
+        "rotate-secrets", help="seal stored credentials anew with TOOLSCOUT_SECRET_KEY, after which old keys can go"
+    )
+    rotation.set_defaults(deed=_rotate)
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
+        raise argparse.ArgumentTypeError("a whole number of days from 1 on")
+    return int(text)
+
+
+async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
+    if (options.kind == "user") != (options.user is not None):
+        raise InvalidInput("a user key needs --user; service and admin keys take none")
+    expires_at = None if options.days is None else datetime.now(UTC) + timedelta(days=options.days)
+    async with _database(settings) as session:
+        if options.user is not None:
+            await ensure_user(session, options.user)
+        key, secret = await create_key(session, NewKey(options.kind, options.name, options.user, expires_at))
+        await audit.record(session, key.user_id, ACTOR, "key.create", key.id)
+    print(secret)
+    return 0
+
+
+async def _rotate(settings: Settings, _options: argparse.Namespace) -> int:
+    async with _database(settings) as session:
+        count = await reseal_headers(session, sealer_of(settings))
+    print(f"{count} credential{'' if count == 1 else 's'} sealed anew; TOOLSCOUT_OLD_SECRET_KEYS can be emptied")
+    return 0
+
+
+@asynccontextmanager
+async def _database(settings: Settings) -> AsyncIterator[Session]:
+    """One transaction of the system's; nothing else of the service is needed."""
+    async with reachable_database(settings) as url:
+        await asyncio.to_thread(migrate, url)
+        database = Database(url, pool_size=1)
+        try:
+            async with database.system_transaction() as session:
+                yield session
+        finally:
+            await database.close()

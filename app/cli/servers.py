@@ -1,0 +1,133 @@
+"""`toolscout server …`: register MCP servers, see how they fare, make the index equal to what they offer."""
+
+import argparse
+import asyncio
+from typing import Any
+
+from app import audit
+from app.catalog import servers
+from app.catalog.servers import NewServer, Server
+from app.cli.opening import ACTOR, add_user_option, opened
+from app.cli.progress import ProgressBar
+from app.database.paging import MAX_PAGE, PageRequest
+from app.errors import InvalidInput
+from app.indexing import jobs
+from app.indexing.jobs import Run
+from app.protocol import Transport
+from app.settings import Settings
+from app.wiring import Container
+
+_LOOK_S = 0.2
+
+
+def add_server_commands(commands: Any) -> None:
+    server = commands.add_parser("server", help="MCP servers").add_subparsers(dest="server_command", required=True)
+
+    adding = server.add_parser("add", help="register a server and index its tools")
+    adding.add_argument("name", help="of a stdio server: its name in TOOLSCOUT_STDIO_SERVERS")
+    adding.add_argument("url", nargs="?", help="its MCP endpoint; none for a stdio server")
+    adding.add_argument("--transport", choices=["streamable_http", "sse", "stdio"], help="default: by the URL")
+    adding.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="sealed when stored")
+    adding.add_argument("--description", default="")
+    add_user_option(adding)
+    adding.set_defaults(deed=_add)
+
+    listing = server.add_parser("list", help="the user's servers, their status and counts")
+    add_user_option(listing)
+    listing.set_defaults(deed=_list)
+
+    reindexing = server.add_parser("reindex", help="ask servers for their tools and index what has changed")
+    reindexing.add_argument("name", nargs="*", help="default: all of the user's servers")
+    reindexing.add_argument("--force", action="store_true", help="embed everything anew, and accept an empty list")
+    add_user_option(reindexing)
+    reindexing.set_defaults(deed=_reindex)
+
+
+async def _add(settings: Settings, options: argparse.Namespace) -> int:
+    transport: Transport = options.transport or ("stdio" if options.url is None else "streamable_http")
+    if (transport == "stdio") != (options.url is None):
+        raise InvalidInput("give a URL, unless it is a stdio server")
+    headers = dict(_header(text) for text in options.header)
+    async with opened(settings, options.user, working=True) as (container, _):
+        if transport == "stdio":
+            container.upstream.operators.check(options.name)
+        else:
+            await container.upstream.guard.check(options.url)
+        wanted = NewServer(options.name, transport, options.description, options.url, headers)
+        async with container.database.transaction(options.user) as session:
+            server = await servers.create_server(session, container.sealer, options.user, wanted)
+            await audit.record(session, options.user, ACTOR, "server.create", server.id)
+            run = await jobs.enqueue(session, options.user, server.id, asked_by=ACTOR)
+        print(f"{server.name}  {server.id}")
+        return await _follow(container, server, run)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidInput(f"a header is written NAME=VALUE, not {name!r}")
+    return name, value
+
+
+async def _list(settings: Settings, options: argparse.Namespace) -> int:
+    async with opened(settings, options.user) as (container, _):
+        found = await _servers(container, options.user)
+    for server in found:
+        trouble = f"  {server.last_error}" if server.last_error else ""
+        print(f"{server.name:24}  {server.transport:15}  {server.status:12}  {server.tool_count:5} tools{trouble}")
+    if not found:
+        print("no servers yet: toolscout server add --help")
+    return 0
+
+
+async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
+    async with opened(settings, options.user, working=True) as (container, _):
+        found = await _servers(container, options.user)
+        if unknown := set(options.name) - {server.name for server in found}:
+            raise InvalidInput(f"there is no server named {min(unknown)!r}")
+        chosen = [server for server in found if not options.name or server.name in options.name]
+        failed = 0
+        for server in chosen:
+            async with container.database.transaction(options.user) as session:
+                run = await jobs.enqueue(session, options.user, server.id, force=options.force, asked_by=ACTOR)
+            failed += await _follow(container, server, run)
+    return 1 if failed else 0
+
+
+async def _servers(container: Container, user_id: str) -> list[Server]:
+    found: list[Server] = []
+    page = PageRequest(MAX_PAGE)
+    while True:
+        async with container.database.transaction(user_id) as session:
+            read = await servers.list_servers(session, user_id, page)
+        found += read.items
+        if read.next_cursor is None:
+            return found
+        page = PageRequest(MAX_PAGE, read.next_cursor)
+
+
+async def _follow(container: Container, server: Server, run: Run) -> int:
+    """Until it has ended, whoever does it: this process, or a service beside it."""
+    container.worker.wake()
+    bar = ProgressBar(server.name)
+    while not run.finished:
+        bar.show(run.done, run.total, run.state)
+        await asyncio.sleep(_LOOK_S)
+        async with container.database.transaction(run.user_id) as session:
+            run = await jobs.get_run(session, run.user_id, run.id)
+    bar.show(run.done, run.total, run.state)
+    bar.end()
+    return _tell(server, run)
+
+
+def _tell(server: Server, run: Run) -> int:
+    for refusal in run.refused:
+        print(f"  refused {refusal['name']}: {refusal['reason']}")
+    for warning in run.warnings:
+        print(f"  {warning}")
+    if run.error is not None:
+        print(f"{server.name}: failed ({run.error['cause']}): {run.error['message']}")
+        return 1
+    counts = ", ".join(f"{count} {name}" for name, count in run.all_counts.items() if count)
+    print(f"{server.name}: {counts or 'no tools'}")
+    return 0

@@ -1,0 +1,111 @@
+"""`toolscout serve`: the service, from the first key to the last request."""
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+import textwrap
+
+import uvicorn
+
+from app.accounts.keys import NewKey, admin_key_exists, create_key
+from app.demo.seed import finish_demo, seed_demo
+from app.errors import ConfigurationError
+from app.main import create_app
+from app.settings import Settings
+from app.wiring import Container, open_container, owned_database
+
+_GRACE_S = 8
+
+
+async def serve(settings: Settings, _options: argparse.Namespace) -> int:
+    # before anything else: keys that are made and shown once must not be made for a service that cannot start
+    with _listening(settings) as listener:
+        async with owned_database(settings) as url, open_container(settings, url) as container:
+            await _announce_keys(container)
+            await _serve_until_stopped(container, listener)
+    return 0
+
+
+def _listening(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        place = f"{settings.host}:{settings.port}"
+        raise ConfigurationError(
+            f"cannot listen on {place} ({error.strerror}): set TOOLSCOUT_PORT to another"
+        ) from error
+    return listener
+
+
+async def _serve_until_stopped(container: Container, listener: socket.socket) -> None:
+    config = uvicorn.Config(
+        create_app(container),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    # uvicorn raises the signal that stopped it once more when it is done, which must not end us half-closed
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, signal.SIG_IGN)
+    host, port = listener.getsockname()[:2]
+    greeting = f"\n  Toolscout answers at http://{host}:{port}   (API: http://{host}:{port}/docs, stop with Ctrl-C)\n"
+    await _Server(config, greeting, container.draining).serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Greets when the port is open, and not before; says when it begins to stop."""
+
+    def __init__(self, config: uvicorn.Config, greeting: str, draining: asyncio.Event) -> None:
+        super().__init__(config)
+        self._greeting = greeting
+        self._draining = draining
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._greeting, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._draining.set()
+        await super().shutdown(sockets)
+
+
+async def _announce_keys(container: Container) -> None:
+    """Each at the moment it is made: whatever happens next, nobody is locked out."""
+    settings = container.settings
+    if (admin_key := await _first_admin_key(container)) is not None:
+        _say("The first admin key, shown this once:", f"  {admin_key}")
+    if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:
+        _say("A demo user with tools on eight servers is being made. Its key, shown this once:", f"  {demo_key}")
+        await finish_demo(container)
+        _say("Ask for the tools that a message needs:", _curl(f"http://{settings.host}:{settings.port}", demo_key))
+    _say(f"More keys: {sys.argv[0]} key create --help")
+
+
+def _say(*lines: str) -> None:
+    print("\n" + "\n\n".join(textwrap.indent(line, "  ") for line in lines), flush=True)
+
+
+async def _first_admin_key(container: Container) -> str | None:
+    if container.settings.admin_api_key is not None:
+        return None
+    async with container.database.system_transaction() as session:
+        if await admin_key_exists(session):
+            return None
+        _, secret = await create_key(session, NewKey("admin", name="first"))
+        return secret
+
+
+def _curl(address: str, key: str) -> str:
+    return (
+        f"  curl -s {address}/discover -H 'Authorization: Bearer {key}' \\\n"
+        "    -H 'Content-Type: application/json' \\\n"
+        '    -d \'{"query": "do I need an umbrella in Salzburg this weekend?"}\''
+    )

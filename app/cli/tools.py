@@ -1,0 +1,103 @@
+"""`toolscout discover` and `toolscout execute`: find a tool, and run it."""
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import Any
+
+from app.catalog.tools import find_named
+from app.catalog.visibility import Scope
+from app.cli.opening import ACTOR, add_user_option, opened
+from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
+from app.errors import InvalidInput
+from app.execution.execute import Call, Executed, Progress, execute
+from app.protocol import Json, parse_json
+from app.search.query import search_text
+from app.settings import Settings
+
+
+def add_tool_commands(commands: Any) -> None:
+    question = commands.add_parser("discover", help="ask which tools a message needs")
+    question.add_argument("message")
+    question.add_argument("--limit", type=int, choices=range(1, 51), default=DEFAULT_LIMIT, metavar="1..50")
+    question.add_argument("--strategy", choices=["hybrid", "semantic", "bm25"], default="hybrid")
+    add_user_option(question)
+    question.set_defaults(deed=_discover)
+
+    execution = commands.add_parser("execute", help="run a tool on its server")
+    execution.add_argument("tool", help="SERVER.TOOL, or the tool's key")
+    execution.add_argument("arguments", nargs="?", default="{}", help="a JSON object (default: {})")
+    execution.add_argument("--timeout", type=float, metavar="SECONDS")
+    add_user_option(execution)
+    execution.set_defaults(deed=_execute)
+
+
+async def _discover(settings: Settings, options: argparse.Namespace) -> int:
+    if not options.message.strip():
+        raise InvalidInput("there is no text to search for")
+    async with opened(settings, options.user) as (container, user):
+        ask = Ask(
+            text=search_text(options.message, None),
+            scope=Scope(user.id, container.model.id),
+            strategy=options.strategy,
+            limit=options.limit,
+            threshold=None,
+            include_core_tools=True,
+            max_tokens=None,
+            keep=(),
+        )
+        _print_discovery(await discover(container.discoverer, user, ask))
+    return 0
+
+
+def _print_discovery(discovery: Discovery) -> None:
+    for place, tool in enumerate(discovery.tools, start=1):
+        score = "     " if tool.score is None else f"{tool.score:.3f}"
+        name = ".".join(part for part in (tool.offer.server_name, tool.offer.name) if part)
+        print(f"{place:3}  {score}  {name:40}  {tool.source}")
+    if discovery.no_match:
+        print("no tool fits this message")
+    degraded = f", degraded: {discovery.degraded_reason}" if discovery.degraded_reason else ""
+    print(
+        f"{discovery.searched} tools searched ({discovery.strategy}{degraded}), "
+        f"{discovery.tokens_selected} of {discovery.tokens_all} tokens"
+    )
+
+
+async def _execute(settings: Settings, options: argparse.Namespace) -> int:
+    arguments = parse_json(options.arguments.encode())
+    if not isinstance(arguments, dict):
+        raise InvalidInput("the arguments must be a JSON object")
+    async with opened(settings, options.user) as (container, user):
+        async with container.database.transaction(user.id) as session:
+            tool_key = await find_named(session, user.id, options.tool) or options.tool
+        scope = Scope(user.id, container.model.id)
+        call = Call(scope, ACTOR, arguments, tool_key=tool_key, timeout_s=options.timeout)
+        progress = Progress()
+        telling = asyncio.create_task(_tell(progress))
+        try:
+            executed = await execute(container.executor, call, progress)
+        finally:
+            telling.cancel()
+    return _show(executed)
+
+
+async def _tell(progress: Progress) -> None:
+    while True:
+        report = await progress.reports.get()
+        total = "" if report["total"] is None else f"/{report['total']:g}"
+        print(f"{report['progress']:g}{total}  {report['message'] or ''}", file=sys.stderr, flush=True)
+
+
+def _show(executed: Executed) -> int:
+    result = executed.result
+    for block in result.get("content", []):
+        print(_shown(block))
+    if executed.truncated:
+        print("(cut off: the result is larger than TOOLSCOUT_MAX_RESULT_BYTES)", file=sys.stderr)
+    return 1 if result.get("isError") else 0
+
+
+def _shown(block: Json) -> str:
+    return block["text"] if block.get("type") == "text" else json.dumps(block)
