@@ -2,7 +2,7 @@
 
 import socket
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -89,6 +89,11 @@ def allowing(*servers: FakeMcpServer) -> str:
     return ",".join(f"127.0.0.1:{server.port}" for server in servers)
 
 
+async def no_names(host: str, _port: int) -> Sequence[str]:
+    """A resolver that knows nobody: also asking for names stays on this machine."""
+    raise OSError(f"{host} is not known here")
+
+
 @pytest.fixture(scope="session")
 async def container(
     postgres: EmbeddedPostgres,
@@ -96,7 +101,7 @@ async def container(
     mcp_servers: dict[str, FakeMcpServer],
 ) -> AsyncIterator[Container]:
     settings = make_settings(tmp_path_factory.mktemp("data"), outbound_allow=allowing(*mcp_servers.values()))
-    async with open_container(settings, make_database(postgres)) as opened:
+    async with open_container(settings, make_database(postgres), no_names) as opened:
         yield opened
 
 
@@ -259,7 +264,7 @@ OpenService = Callable[..., AbstractAsyncContextManager[Container]]
 def open_service(postgres: EmbeddedPostgres, tmp_path: Path) -> OpenService:
     """A service of its own on a fresh database, for tests that need other settings; use as `async with`."""
 
-    def open_with(resolve: Resolve | None = None, **changes: Any) -> AbstractAsyncContextManager[Container]:
+    def open_with(resolve: Resolve = no_names, **changes: Any) -> AbstractAsyncContextManager[Container]:
         return open_container(make_settings(tmp_path, **changes), make_database(postgres), resolve)
 
     return open_with

@@ -15,7 +15,7 @@ from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
 from app.main import create_app
 from app.wiring import Container, open_container
-from tests.conftest import ADMIN_KEY, TestUser, make_database, make_settings
+from tests.conftest import ADMIN_KEY, TestUser, make_database, make_settings, no_names
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, running_embedding_server
 from tests.indexing.by_hand import Hand, rows
 
@@ -49,7 +49,7 @@ async def service(
     settings = make_settings(
         tmp_path_factory.mktemp("indexing"), **shared_fake.settings(index_embed_timeout_s=INDEX_TIMEOUT_S)
     )
-    async with open_container(settings, make_database(postgres)) as opened:
+    async with open_container(settings, make_database(postgres), no_names) as opened:
         yield opened
 
 
@@ -58,7 +58,7 @@ async def idle_service(
     postgres: EmbeddedPostgres, shared_fake: FakeEmbeddingServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Container]:
     settings = make_settings(tmp_path_factory.mktemp("idle"), **shared_fake.settings(index_concurrency=0))
-    async with open_container(settings, make_database(postgres)) as opened:
+    async with open_container(settings, make_database(postgres), no_names) as opened:
         yield opened
 
 
