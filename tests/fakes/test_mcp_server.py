@@ -42,12 +42,18 @@ KINDS = [(transport, era) for transport in ("streamable_http", "sse") for era in
 VERSIONS = {"modern": "2026-07-28", "legacy": "2025-11-25"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left_open() -> Iterator[None]:
+    """Whatever was, warns here and not in someone else's test."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(params=KINDS, ids="-".join)
 def server(request: pytest.FixtureRequest) -> Iterator[FakeMcpServer]:
     with running_mcp_server(*request.param) as fake:
         fake.tools = [tool("read"), tool("write"), tool("move")]
         yield fake
-    gc.collect()  # so that what was left open is this test's warning
 
 
 @pytest.fixture(params=["modern", "legacy"])
@@ -55,7 +61,6 @@ def streamable(request: pytest.FixtureRequest) -> Iterator[FakeMcpServer]:
     with running_mcp_server(era=request.param) as fake:
         fake.tools = [tool("read")]
         yield fake
-    gc.collect()
 
 
 @asynccontextmanager
@@ -209,7 +214,7 @@ async def test_a_change_is_announced_to_those_who_listen(server: FakeMcpServer) 
 
 REFUSED = {
     "status-401": (status(401, headers={"WWW-Authenticate": "Bearer"}), "error response"),
-    "status-404": (status(404), "Not Found|Session terminated"),
+    "status-404": (status(404), "Not Found"),
     "status-503": (status(503), "error response"),
     "malformed_json": (malformed_json, "Failed to parse"),
     "wrong_content_type": (wrong_content_type, "Unexpected content type"),
@@ -219,16 +224,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("answer", "complaint"), REFUSED.values(), ids=REFUSED.keys())
-async def test_a_fault_strikes_its_method_only_and_as_often_as_told(
-    streamable: FakeMcpServer, answer: ASGIApp, complaint: str
-) -> None:
-    async with connected(streamable, cache=None) as client:
-        streamable.fault = Fault(answer, on={"tools/call"}, times=1)
-        await client.list_tools()
-        with pytest.raises(MCPError, match=complaint):
-            await call(client, n=1)
-        await call(client, n=2)
-    assert streamable.calls == [("read", {"n": 1}), ("read", {"n": 2})]
+async def test_a_fault_strikes_its_method_only_and_as_often_as_told(answer: ASGIApp, complaint: str) -> None:
+    with running_mcp_server() as server:
+        server.tools = [tool("read")]
+        async with connected(server, cache=None) as client:
+            server.fault = Fault(answer, on={"tools/call"}, times=1)
+            await client.list_tools()
+            with pytest.raises(MCPError, match=complaint):
+                await call(client, n=1)
+            await call(client, n=2)
+    assert server.calls == [("read", {"n": 1}), ("read", {"n": 2})]
 
 
 async def test_a_call_is_received_in_full_before_its_connection_is_dropped(streamable: FakeMcpServer) -> None:
@@ -287,15 +292,18 @@ async def test_latency_comes_before_each_answer(server: FakeMcpServer) -> None:
         assert time.monotonic() - began >= 0.2
 
 
-async def test_a_redirect_to_another_origin_brings_the_client_there_only_if_it_follows(
-    streamable: FakeMcpServer,
-) -> None:
+async def test_a_redirect_brings_those_elsewhere_who_follow_it(streamable: FakeMcpServer) -> None:
     with listener() as elsewhere:
         async with connected(streamable) as client:
             streamable.fault = Fault(redirect(f"http://127.0.0.1:{elsewhere.port}/mcp"), on={"tools/call"})
             with pytest.raises(MCPError, match="not followed"):
                 await call(client)
         assert elsewhere.connects == 0
+        streamable.fault = Fault(redirect(f"http://127.0.0.1:{elsewhere.port}/mcp"))
+        async with httpx2.AsyncClient(follow_redirects=True, timeout=0.2) as http:
+            with pytest.raises(httpx2.ReadTimeout):
+                await http.post(streamable.url)
+        assert elsewhere.connects == 1
 
 
 async def test_an_answer_may_be_huge_and_small_on_the_wire(streamable: FakeMcpServer) -> None:

@@ -15,8 +15,9 @@ from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
 from app.main import create_app
 from app.wiring import Container, open_container
-from tests.conftest import ADMIN_KEY, TestUser, make_database, make_settings, no_names
+from tests.conftest import ADMIN_KEY, TestUser, allowing, make_database, make_settings, no_names
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, running_embedding_server
+from tests.fakes.mcp_server import FakeMcpServer
 from tests.indexing.by_hand import Hand, rows
 
 INDEX_TIMEOUT_S = 0.6
@@ -44,10 +45,15 @@ def fake(shared_fake: FakeEmbeddingServer) -> Iterator[FakeEmbeddingServer]:
 
 @pytest.fixture(scope="session")
 async def service(
-    postgres: EmbeddedPostgres, shared_fake: FakeEmbeddingServer, tmp_path_factory: pytest.TempPathFactory
+    postgres: EmbeddedPostgres,
+    shared_fake: FakeEmbeddingServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    mcp_servers: dict[str, FakeMcpServer],
 ) -> AsyncIterator[Container]:
     settings = make_settings(
-        tmp_path_factory.mktemp("indexing"), **shared_fake.settings(index_embed_timeout_s=INDEX_TIMEOUT_S)
+        tmp_path_factory.mktemp("indexing"),
+        outbound_allow=allowing(*mcp_servers.values()),
+        **shared_fake.settings(index_embed_timeout_s=INDEX_TIMEOUT_S),
     )
     async with open_container(settings, make_database(postgres), no_names) as opened:
         yield opened
@@ -55,9 +61,16 @@ async def service(
 
 @pytest.fixture(scope="session")
 async def idle_service(
-    postgres: EmbeddedPostgres, shared_fake: FakeEmbeddingServer, tmp_path_factory: pytest.TempPathFactory
+    postgres: EmbeddedPostgres,
+    shared_fake: FakeEmbeddingServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    mcp_servers: dict[str, FakeMcpServer],
 ) -> AsyncIterator[Container]:
-    settings = make_settings(tmp_path_factory.mktemp("idle"), **shared_fake.settings(index_concurrency=0))
+    settings = make_settings(
+        tmp_path_factory.mktemp("idle"),
+        outbound_allow=allowing(*mcp_servers.values()),
+        **shared_fake.settings(index_concurrency=0),
+    )
     async with open_container(settings, make_database(postgres), no_names) as opened:
         yield opened
 
