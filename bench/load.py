@@ -1,4 +1,4 @@
-"""How fast is `/discover`, beside an empty endpoint of the same app in the same run? `make bench-load`.
+"""How fast are `/discover` and `/execute`, beside doing without them in the same run? `make bench-load`.
 
 One user with 500 tools among 200 users with 500 tools each. The clients are plain sockets in a process of their own, so
 that they take as little as possible from the two cores that everything shares. Read the ratios, not the figures.
@@ -20,6 +20,7 @@ import psutil
 import psycopg
 
 from app.database.embedded import EmbeddedPostgres
+from bench import upstream
 from bench.service import ADMIN_KEY, Service, running_service
 
 USER = "user-0"
@@ -116,9 +117,13 @@ def uncached_requests() -> Iterator[bytes]:
     return (discover_request(f"{MESSAGE} number {start + n}") for n in itertools.count())
 
 
+CACHED = "discover, question cached"
+HANGING = 50
+CALLS = 300
+
 KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
     "empty": empty_requests,
-    "discover, question cached": cached_requests,
+    CACHED: cached_requests,
     "discover, question new": uncached_requests,
 }
 
@@ -155,6 +160,10 @@ def measure(service: Service, kind: str, clients: int, seconds: float) -> Result
     return Result(kind, clients, seconds, latencies_ms)
 
 
+def allowing(*ports: int) -> dict[str, str]:
+    return {"TOOLSCOUT_OUTBOUND_ALLOW": ",".join(f"127.0.0.1:{port}" for port in ports)}
+
+
 def print_table(results: list[Result]) -> None:
     empty = {result.clients: result.rate for result in results if result.label == "empty"}
     print(f"\n{'':28}{'clients':>8}{'req/s':>9}{'of empty':>10}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}")
@@ -164,16 +173,46 @@ def print_table(results: list[Result]) -> None:
         print(f"{result.label:28}{result.clients:8}{result.rate:9.0f}{share:10.2f}{quantiles}")
 
 
+def print_execution(direct: list[float], through: list[float]) -> None:
+    print(f"\n{'one call of a tool':36}{'p50 ms':>9}{'p95 ms':>9}")
+    for label, latencies_ms in (("directly", direct), ("through POST /execute", through)):
+        quantiles = statistics.quantiles(latencies_ms, n=100)
+        print(f"{label:36}{quantiles[49]:9.2f}{quantiles[94]:9.2f}")
+    added = statistics.median(through) - statistics.median(direct)
+    print(f"added: {added:.1f} ms, {statistics.median(through) / statistics.median(direct):.1f} times a direct call")
+
+
+def print_hanging(quiet: Result, hanging: Result) -> None:
+    print(f"\n{'/discover, question cached':36}{'p50 ms':>9}{'p95 ms':>9}")
+    for label, result in (("all quiet", quiet), (f"while {HANGING} servers hang", hanging)):
+        print(f"{label:36}{result.quantile(0.5):9.2f}{result.quantile(0.95):9.2f}")
+    print(f"p95: {hanging.quantile(0.95) / quiet.quantile(0.95):.2f} times the quiet value")
+
+
+def measure_upstream(service: Service, echo_port: int, silent: int, seconds: float) -> None:
+    tool_key = upstream.echo_tool(service, echo_port)
+    print_execution(*upstream.direct_and_through(service, echo_port, tool_key, CALLS))
+    quiet = measure(service, CACHED, 1, seconds)
+    upstream.add_hanging_servers(service, silent, HANGING)
+    print_hanging(quiet, measure(service, CACHED, 1, seconds))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each line of the table")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running_service(Path(folder)) as service:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        upstream.echo_server() as echo_port,
+        upstream.silent_port() as silent,
+        running_service(Path(folder), allowing(echo_port, silent)) as service,
+    ):
         print(f"filling: {options.users} users with 500 tools each …", flush=True)
         fill(service, options.users)
         results = [measure(service, kind, clients, options.seconds) for clients in (1, 16) for kind in KINDS]
         print_table(results)
+        measure_upstream(service, echo_port, silent, options.seconds)
         memory = psutil.Process(service.process.pid).memory_info().rss / 2**20
         print(f"\nmemory of the app: {memory:.0f} MB")
 

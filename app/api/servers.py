@@ -57,7 +57,7 @@ class NewServerBody(_ServerFields):
 
     @model_validator(mode="after")
     def _url_where_one_connects(self) -> "NewServerBody":
-        check_transport(self.transport, self.url, self.headers)
+        check_transport(self.transport, self.url)
         return self
 
 
@@ -91,9 +91,9 @@ class ServerOut(Output):
     updated_at: datetime
 
 
-def check_transport(transport: Transport, url: str | None, headers: object = None) -> None:
-    if transport in ("stdio", "push") and (url is not None or headers):
-        raise ValueError(f"a {transport} server has neither URL nor headers")
+def check_transport(transport: Transport, url: str | None) -> None:
+    if transport in ("stdio", "push") and url is not None:
+        raise ValueError(f"a {transport} server has no URL")
     if transport in ("streamable_http", "sse") and url is None:
         raise ValueError(f"a {transport} server needs a URL")
 
@@ -152,7 +152,7 @@ async def change_server(
 async def _check_changes(container: Container, before: Server, changes: Mapping[str, Any]) -> None:
     transport, name = changes.get("transport", before.transport), changes.get("name", before.name)
     try:
-        check_transport(transport, changes.get("url", before.url), changes.get("headers", before.header_names))
+        check_transport(transport, changes.get("url", before.url))
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     if before.transport == transport == "stdio" and name != before.name:

@@ -10,7 +10,7 @@ import pytest
 
 from app.accounts.callers import Keyring
 from app.wiring import Container
-from tests.api.checks import assert_problem, everything, pages, rows_of
+from tests.api.checks import assert_problem, everything, leave_a_call, pages, rows_of
 from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, new_user, tool
 
 PUSHED = {"name": "files", "transport": "push"}
@@ -28,9 +28,10 @@ async def changing(container: Container) -> AsyncIterator[TestUser]:
         yield made
 
 
-async def fill(user: TestUser) -> None:
+async def fill(container: Container, user: TestUser) -> None:
     """A row in every table that holds a user's things."""
     await user.add_tools(tool("read_file", "Reads a file."), tool("write_file", "Writes a file."))
+    await leave_a_call(container, user.id)
     answer = await user.http.put("/core-tools", json={"tools": [tool("ask_user")]})
     assert answer.status_code == 200
 
@@ -172,7 +173,7 @@ async def test_a_deleted_user_takes_everything_along_and_nothing_of_others(
     admin: httpx.AsyncClient, container: Container, user: TestUser, other_user: TestUser
 ) -> None:
     for somebody in (user, other_user):
-        await fill(somebody)
+        await fill(container, somebody)
     before = await rows_of(container, user.id)
     others = await rows_of(container, other_user.id)
     assert all(before.values()), f"the test must fill every table: {before}"
@@ -188,9 +189,9 @@ async def test_a_deleted_user_takes_everything_along_and_nothing_of_others(
 
 
 async def test_a_user_that_comes_back_after_deletion_starts_with_nothing(
-    admin: httpx.AsyncClient, user: TestUser
+    admin: httpx.AsyncClient, container: Container, user: TestUser
 ) -> None:
-    await fill(user)
+    await fill(container, user)
     await admin.delete(f"/users/{user.id}")
     assert (await admin.post("/users", json={"id": user.id})).status_code == 201
     acting = {"X-User-Id": user.id}

@@ -18,7 +18,15 @@ from app.database.engine import APP_ROLE, Session
 from app.errors import QueryFailed
 from app.main import create_app
 from app.wiring import Container, open_container
-from tests.api.checks import TENANT_COLUMN, Json, assert_problem, door_routes, everything, without_request_id
+from tests.api.checks import (
+    TENANT_COLUMN,
+    Json,
+    assert_problem,
+    door_routes,
+    everything,
+    leave_a_call,
+    without_request_id,
+)
 from tests.conftest import (
     ADMIN_KEY,
     OpenService,
@@ -119,8 +127,9 @@ async def add_belongings(user: TestUser) -> Belongings:
     return Belongings(mark, {"server_id": server_id, "tool_id": tool_id, "run_id": run["id"]})
 
 
-async def furnish(user: TestUser) -> Belongings:
+async def furnish(container: Container, user: TestUser) -> Belongings:
     """Once for each user, since there is one list of core tools."""
+    await leave_a_call(container, user.id)
     belongings = await add_belongings(user)
     answer = await user.http.put("/core-tools", json={"tools": [tool(f"{belongings.mark}_core", belongings.mark)]})
     assert answer.status_code == 200
@@ -159,7 +168,7 @@ class World:
 @asynccontextmanager
 async def furnished_world(container: Container, removed: Removed) -> AsyncIterator[World]:
     async with new_user(container) as me, new_user(container) as other:
-        yield World(container, removed, me, other, await furnish(me), await furnish(other))
+        yield World(container, removed, me, other, await furnish(container, me), await furnish(container, other))
 
 
 @pytest.fixture(scope="module", params=["nothing", "predicates", "row-level security"])
@@ -210,6 +219,7 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("POST", "/servers/{server_id}/reindex", None),
     ("GET", "/servers/{server_id}/runs", None),
     ("GET", "/runs/{run_id}", None),
+    ("GET", "/runs/{run_id}/events", None),
     ("GET", "/tools/{tool_id}", None),
     ("PATCH", "/tools/{tool_id}", {"enabled": False, "tags": ["taken"]}),
 ]
@@ -304,6 +314,7 @@ LISTS: list[tuple[str, str, Json | None]] = [
     ("GET", "/core-tools", None),
     ("GET", "/servers/{server_id}/runs", None),
     ("POST", "/discover", {"query": "read the file", "similarity_threshold": 0, "limit": 50}),
+    ("GET", "/audit", None),
     ("POST", "/reindex", None),
 ]
 
@@ -317,7 +328,7 @@ async def test_nothing_of_another_user_is_in_any_list(world: World, method: str,
     assert world.other.id not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/servers", "/tools", "/servers/{server_id}/runs"])
+@pytest.mark.parametrize("path", ["/servers", "/tools", "/servers/{server_id}/runs", "/audit"])
 async def test_anothers_cursor_opens_no_page_of_theirs(world: World, path: str) -> None:
     await add_belongings(world.other)
     await world.other.http.post("/servers/{server_id}/reindex".format(**world.theirs.ids), params={"wait": True})
@@ -411,7 +422,7 @@ async def test_every_table_of_a_tenant_has_row_level_security(container: Contain
 
 
 async def test_without_a_user_a_connection_sees_nothing(container: Container, user: TestUser) -> None:
-    await furnish(user)
+    await furnish(container, user)
     counts = [f"SELECT count(*) FROM {table}" for table in TENANT_COLUMN]
     async with container.database.engine.connect() as connection:
         assert [(await connection.exec_driver_sql(count)).scalar() for count in counts] == [0] * len(counts)

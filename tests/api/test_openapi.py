@@ -36,7 +36,7 @@ def test_every_route_but_the_open_ones_declares_the_permission_that_it_needs(con
 
 
 def test_what_changes_something_needs_more_than_the_permission_to_read(container: Container) -> None:
-    writing = {Permission.WRITE_CATALOG, Permission.ADMINISTER}
+    writing = {Permission.WRITE_CATALOG, Permission.EXECUTE, Permission.ADMINISTER}
     for route in door_routes(create_app(container)):
         if route.path in OPEN_PATHS or route.path == "/discover":
             continue

@@ -1,0 +1,266 @@
+"""MCP servers that nobody here wrote: registered, indexed, found and run, over real sockets and real pipes."""
+
+import functools
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from bench.service import Service, free_port, running_service
+from tests.fakes.events import events_of
+
+USER = "traveller"
+EVERYTHING = (
+    Path(__file__).parents[1] / "third_party/node_modules/@modelcontextprotocol/server-everything/dist/index.js"
+)
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def everything() -> Iterator[str]:
+    """The reference server of the protocol's authors, over streamable HTTP. Its address."""
+    port = free_port()
+    environment = {"PATH": os.environ["PATH"], "PORT": str(port)}
+    command = ["node", str(EVERYTHING), "streamableHttp"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"listening" in line:
+                break
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        drain.start()
+        yield f"127.0.0.1:{port}"
+        process.terminate()
+        drain.join()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    identity = ["-c", "user.name=Ada", "-c", "user.email=ada@example.com"]
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    commit = ["git", "-C", folder, *identity, "commit", "--quiet", "--allow-empty", "--message", "Found the engine"]
+    subprocess.run(commit, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def website(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("website")
+    (folder / "index.html").write_text("<html><body><h1>Opening hours</h1><p>From nine to five.</p></body></html>")
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/index.html"
+        server.shutdown()
+        thread.join()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory, everything: str, repository: Path) -> dict[str, str]:
+    programs = {
+        "time": {"argv": [program("mcp-server-time")]},
+        "git": {"argv": [program("mcp-server-git"), "--repository", str(repository)]},
+        "fetch": {"argv": [program("mcp-server-fetch"), "--ignore-robots-txt"], "env": {"NO_PROXY": "*"}},
+    }
+    listed = tmp_path_factory.mktemp("operator") / "stdio.json"
+    listed.write_text(json.dumps(programs))
+    return {"TOOLSCOUT_STDIO_SERVERS": str(listed), "TOOLSCOUT_OUTBOUND_ALLOW": everything}
+
+
+def program(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, str], everything: str) -> Iterator[Service]:
+    with running_service(tmp_path_factory.mktemp("service"), settings) as running:
+        with running.admin(USER) as http:
+            wanted = [{"name": name, "transport": "stdio"} for name in ("time", "git", "fetch")]
+            wanted += [{"name": "everything", "transport": "streamable_http", "url": f"http://{everything}/mcp"}]
+            registered = [http.post("/servers", json=server) for server in wanted]
+            assert [answer.status_code for answer in registered] == [201] * 4
+            for answer in registered:
+                await_indexed(http, answer.json()["id"])
+        yield running
+
+
+def await_indexed(http: httpx.Client, server_id: str) -> None:
+    """Nobody has asked for it: registering is enough."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        [run] = http.get(f"/servers/{server_id}/runs").json()["items"]
+        if run["finished_at"] is not None:
+            assert run["state"] == "succeeded", run
+            return
+        time.sleep(0.1)
+    raise AssertionError(run)
+
+
+def best_of(service: Service, message: str) -> Json:
+    with service.admin(USER) as http:
+        found: list[Json] = http.post("/discover", json={"query": message}).json()["tools"]
+    return found[0]
+
+
+def run_tool(service: Service, found: Json, arguments: Json) -> Json:
+    with service.admin(USER) as http:
+        answer = http.post("/execute", json={"tool_key": found["tool_key"], "arguments": arguments})
+    assert answer.status_code == 200, answer.text
+    result: Json = answer.json()["result"]
+    return result
+
+
+def test_from_a_question_to_the_time_in_tokyo(service: Service) -> None:
+    found = best_of(service, "what time is it in Tokyo")
+    assert (found["server_name"], found["tool"]["name"]) == ("time", "get_current_time")
+    result = run_tool(service, found, {"timezone": "Asia/Tokyo"})
+    told = json.loads(result["content"][0]["text"])
+    assert told["timezone"] == "Asia/Tokyo"
+    assert told["datetime"].endswith("+09:00")
+
+
+def test_a_tool_that_fails_says_so_in_its_own_words(service: Service) -> None:
+    found = best_of(service, "what time is it in Tokyo")
+    result = run_tool(service, found, {"timezone": "Atlantis/Capital"})
+    assert result["isError"] is True
+    assert "Atlantis" in result["content"][0]["text"]
+
+
+def test_the_history_of_a_repository_is_read_through_git(service: Service, repository: Path) -> None:
+    found = best_of(service, "show me the commit log of the repository")
+    assert (found["server_name"], found["tool"]["name"]) == ("git", "git_log")
+    assert "Found the engine" in str(run_tool(service, found, {"repo_path": str(repository)}))
+
+
+def test_a_page_is_fetched(service: Service, website: str) -> None:
+    found = best_of(service, "fetch the contents of a web page")
+    assert (found["server_name"], found["tool"]["name"]) == ("fetch", "fetch")
+    assert "From nine to five" in str(run_tool(service, found, {"url": website}))
+
+
+def test_an_answer_with_a_picture_comes_whole(service: Service) -> None:
+    with service.admin(USER) as http:
+        [tool] = http.get("/tools", params={"name": "get-tiny-image"}).json()["items"]
+    kinds = [block["type"] for block in run_tool(service, {"tool_key": tool["id"]}, {})["content"]]
+    assert "image" in kinds
+
+
+def test_the_model_own_call_is_enough(service: Service) -> None:
+    with service.admin(USER) as http:
+        found = http.post("/discover", json={"query": "add two numbers", "format": "openai"}).json()
+        function = next(d["function"] for d in found["definitions"] if d["function"]["name"] == "get-sum")
+        call = {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": function["name"], "arguments": '{"a":2,"b":3}'},
+        }
+        answer = http.post("/execute", json={"tool_call": call})
+    assert answer.status_code == 200, answer.text
+    assert "5" in answer.json()["result"]["content"][0]["text"]
+
+
+def test_progress_of_a_long_operation_comes_as_events(service: Service) -> None:
+    with service.admin(USER) as http:
+        [tool] = http.get("/tools", params={"name": "trigger-long-running-operation"}).json()["items"]
+        body = {"tool_key": tool["id"], "arguments": {"duration": 1, "steps": 4}}
+        with http.stream("POST", "/execute", json=body, headers={"Accept": "text/event-stream"}) as answer:
+            events = list(events_of(answer.iter_lines()))
+    assert [kind for kind, _ in events] == ["progress"] * 4 + ["result"]
+    assert [data["progress"] for kind, data in events if kind == "progress"] == [1, 2, 3, 4]
+
+
+def test_asking_unchanged_servers_again_embeds_nothing(service: Service) -> None:
+    with service.admin(USER) as http:
+        runs = [
+            http.post(f"/servers/{server['id']}/reindex", params={"wait": True}).json()
+            for server in http.get("/servers").json()["items"]
+        ]
+    assert {run["state"] for run in runs} == {"succeeded"}
+    assert {(run["counts"]["added"], run["counts"]["changed"], run["counts"]["embedded"]) for run in runs} == {
+        (0, 0, 0)
+    }
+
+
+def test_the_commands_do_the_same_from_a_terminal(service: Service, settings: dict[str, str]) -> None:
+    listed = command(service, settings, "server", "list", "--user", USER)
+    assert sorted(line.split()[0] for line in listed.stdout.splitlines()) == ["everything", "fetch", "git", "time"]
+    assert listed.stdout.count("connected") == 4
+    reindexed = command(service, settings, "server", "reindex", "time", "--user", USER)
+    assert "2 unchanged" in reindexed.stdout
+    executed = command(service, settings, "execute", "time.convert_time", TOKYO_TO_LONDON, "--user", USER)
+    assert "Europe/London" in executed.stdout
+
+
+TOKYO_TO_LONDON = '{"source_timezone": "Asia/Tokyo", "time": "21:00", "target_timezone": "Europe/London"}'
+
+
+def test_a_server_added_from_a_terminal_is_indexed_when_the_command_ends(
+    service: Service, settings: dict[str, str], everything: str
+) -> None:
+    with service.admin("walker") as http:
+        http.get("/tools")  # a user is made when first named
+    url = f"http://{everything}/mcp"
+    added = command(service, settings, "server", "add", "all", url, "--user", "walker", "--header", "X-Token=secret")
+    assert "added" in added.stdout
+    with service.admin("walker") as http:
+        [server] = http.get("/servers").json()["items"]
+    assert (server["status"], server["header_names"]) == ("connected", ["X-Token"])
+    assert server["tool_count"] > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["server", "add", "inside", "https://127.0.0.1/mcp"], "not a public address"),
+        (["server", "add", "shell"], "only those that the operator has listed"),
+        (["server", "add", "odd", "https://example.com", "--header", "nothing"], "NAME=VALUE"),
+        (["server", "reindex", "nobody"], "no server named 'nobody'"),
+        (["execute", "time.get_current_time", "[]"], "must be a JSON object"),
+        (["execute", "time.get_current_time", "{}"], "'timezone' is a required property"),
+        (["execute", "time.nothing"], "no such tool"),
+    ],
+)
+def test_a_command_that_cannot_be_done_says_why(
+    service: Service, settings: dict[str, str], arguments: list[str], reason: str
+) -> None:
+    refused = command(service, settings, *arguments, "--user", USER, check=False)
+    assert refused.returncode != 0
+    assert reason in refused.stderr + refused.stdout
+
+
+def command(
+    service: Service, settings: dict[str, str], *arguments: str, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data"), **settings}
+    whole = [sys.executable, "-m", "app", *arguments]
+    return subprocess.run(whole, env=environment, capture_output=True, text=True, check=check, timeout=60)
+
+
+def test_no_program_outlives_the_service(tmp_path: Path, settings: dict[str, str]) -> None:
+    with running_service(tmp_path, settings) as running, running.admin(USER) as http:
+        server_id = http.post("/servers", json={"name": "time", "transport": "stdio"}).json()["id"]
+        await_indexed(http, server_id)
+        [started] = [
+            child
+            for child in psutil.Process(running.process.pid).children()
+            if "mcp-server-time" in str(child.cmdline())
+        ]
+    started.wait(timeout=5)
+    assert not started.is_running()
