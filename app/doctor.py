@@ -12,7 +12,8 @@ from app.database.engine import driver_url
 from app.database.migrate import check_server, current_revision, newest_revision
 from app.errors import ToolscoutError
 from app.settings import Settings
-from app.wiring import reachable_database, read_active_model, secret_key, wanted_embedder
+from app.upstream.operators import OperatorsServers
+from app.wiring import reachable_database, read_active_model, sealer_of, wanted_embedder
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ async def examine(settings: Settings) -> list[Finding]:
 
 def _settings(settings: Settings) -> Finding:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    secret_key(settings)
+    sealer_of(settings)
+    OperatorsServers.read(settings.stdio_servers)
     where = "embedded" if settings.embedded else "DATABASE_URL"
     return Finding("settings", ok=True, message=f"{settings.environment}, Postgres: {where}")
 

@@ -5,15 +5,17 @@ Read from the environment and from `.env`. The README's table lists them all; a 
 
 import base64
 import binascii
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.errors import ConfigurationError
 
 SECRET_KEY_BYTES = 32
+_PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 class Settings(BaseSettings):
@@ -82,6 +84,9 @@ class Settings(BaseSettings):
 
     index_concurrency: int = Field(2, ge=0, description="index runs that embed at once in this process; 0: no worker")
     pending_retry_s: float = Field(15.0, gt=0, description="seconds between tries to embed what is still pending")
+    run_lease_s: float = Field(
+        60.0, ge=1, le=3600, description="seconds after which a run whose process died is taken up by another"
+    )
 
     outbound_allow: str = Field(
         "", description="`host:port`, comma-separated: servers inside your own network, for which plain http will do"
@@ -112,9 +117,21 @@ class Settings(BaseSettings):
 
     demo: bool | None = Field(None, description="`1`: a demo user on an empty database; absent: only when embedded")
 
+    @field_validator("outbound_allow")
+    @classmethod
+    def _exact_places(cls, value: str) -> str:
+        """An entry that never matches would be found out by the user whose server cannot be reached."""
+        if wrong := [entry for entry in _entries(value) if not _PLACE.fullmatch(entry)]:
+            raise ValueError(f"{wrong[0]!r} is not host:port, such as mcp.internal:8080 or [::1]:3001")
+        return value
+
     @property
     def allowed_hosts(self) -> list[str]:
-        return [entry.strip() for entry in self.outbound_allow.split(",") if entry.strip()]
+        return _entries(self.outbound_allow)
+
+    @property
+    def former_secret_keys(self) -> list[str]:
+        return _entries(self.old_secret_keys.get_secret_value())
 
     @property
     def embedded(self) -> bool:
@@ -123,6 +140,10 @@ class Settings(BaseSettings):
     @property
     def wants_demo(self) -> bool:
         return self.embedded if self.demo is None else self.demo
+
+
+def _entries(text: str) -> list[str]:
+    return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 def decoded_secret_key(text: str) -> bytes:

@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -114,10 +114,6 @@ def elapsed_ms() -> float:
     """Since the request came in; 0 where there is none."""
     started = request_started.get()
     return 0.0 if started is None else (time.perf_counter() - started) * 1000
-
-
-def arrived_at() -> datetime:
-    return datetime.now(UTC) - timedelta(milliseconds=elapsed_ms())
 
 
 class JsonFormatter(logging.Formatter):

@@ -176,8 +176,8 @@ def _refuse_embedded_in_production(settings: Settings) -> None:
 
 
 def sealer_of(settings: Settings) -> Sealer:
-    former = settings.old_secret_keys.get_secret_value().split(",")
-    return Sealer(secret_key(settings), [decoded_secret_key(key.strip()) for key in former if key.strip()])
+    former = [decoded_secret_key(key) for key in settings.former_secret_keys]
+    return Sealer(secret_key(settings), former)
 
 
 def secret_key(settings: Settings) -> bytes:
@@ -304,6 +304,7 @@ def _pace(settings: Settings) -> Pace:
         runs_at_once=settings.listing_concurrency if settings.index_concurrency else 0,
         pending_retry_s=settings.pending_retry_s,
         reindex_every_s=settings.reindex_every_s,
+        lease_s=settings.run_lease_s,
     )
 
 

@@ -2,6 +2,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from app.errors import ConfigurationError
 from app.sealing import Owner, Sealer
@@ -59,3 +60,30 @@ def test_a_single_changed_bit_is_noticed(sealer: Sealer, place: int) -> None:
 def test_a_truncated_value_is_refused_and_not_a_crash(sealer: Sealer, length: int) -> None:
     with pytest.raises(ConfigurationError):
         sealer.open(sealer.seal(SECRET, OWNER)[:length], OWNER)
+
+
+def test_a_value_of_a_former_key_still_opens_and_new_ones_are_sealed_with_the_current(sealer: Sealer) -> None:
+    former, current = os.urandom(32), os.urandom(32)
+    old = Sealer(former).seal(SECRET, OWNER)
+    rotated = Sealer(current, [former])
+    assert rotated.open(old, OWNER) == SECRET
+    assert not rotated.is_current(old)
+    new = rotated.seal(SECRET, OWNER)
+    assert rotated.is_current(new)
+    assert Sealer(current).open(new, OWNER) == SECRET
+    with pytest.raises(ConfigurationError):
+        Sealer(former).open(new, OWNER)
+
+
+def test_a_value_from_before_values_named_their_key_still_opens() -> None:
+    key, nonce = os.urandom(32), os.urandom(12)
+    nameless = nonce + AESGCM(key).encrypt(nonce, SECRET, OWNER.as_bytes())
+    assert Sealer(key).open(nameless, OWNER) == SECRET
+    assert Sealer(os.urandom(32), [key]).open(nameless, OWNER) == SECRET
+    assert not Sealer(key).is_current(nameless)
+
+
+def test_a_fingerprint_tells_texts_apart_and_depends_on_the_key(sealer: Sealer) -> None:
+    assert sealer.fingerprint(b"a") == sealer.fingerprint(b"a")
+    assert sealer.fingerprint(b"a") != sealer.fingerprint(b"b")
+    assert sealer.fingerprint(b"a") != Sealer(os.urandom(32)).fingerprint(b"a")

@@ -12,6 +12,7 @@ NAMES_OF_THEIR_OWN = {
     "database_url": "DATABASE_URL",
     "openai_api_key": "OPENAI_API_KEY",
     "openai_base_url": "OPENAI_BASE_URL",
+    "reindex_every_s": "TOOLSCOUT_REINDEX_EVERY",
 }
 
 EXAMPLES: dict[str, tuple[str, Any]] = {
@@ -33,6 +34,11 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "query_embed_budget_ms": ("100", 100),
     "breaker_retry_s": ("0.5", 0.5),
     "index_concurrency": ("0", 0),
+    "outbound_allow": ("mcp.internal:8080", "mcp.internal:8080"),
+    "stdio_servers": ("/etc/stdio.json", Path("/etc/stdio.json")),
+    "old_secret_keys": ("abc,def", SecretStr("abc,def")),
+    "reindex_every_s": ("60", 60.0),
+    "call_timeout_s": ("5", 5.0),
     "demo": ("1", True),
 }
 
@@ -136,3 +142,20 @@ def test_a_secret_key_of_32_bytes_in_base64_is_taken() -> None:
 def test_any_other_secret_key_is_refused_with_what_to_do(text: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{reason}.*openssl rand -base64 32"):
         decoded_secret_key(text)
+
+
+@pytest.mark.parametrize("text", ["mcp.internal:8080", " a:1 , [::1]:3001,127.0.0.1:9 ", ""])
+def test_places_in_the_own_network_are_listed_by_host_and_port(text: str) -> None:
+    wanted = [entry.strip() for entry in text.split(",") if entry.strip()]
+    assert Settings(outbound_allow=text).allowed_hosts == wanted
+
+
+@pytest.mark.parametrize("text", ["mcp.internal", "http://mcp.internal:80", "*:80", "10.0.0.0/8", "::1:3001", "a:b"])
+def test_an_entry_that_would_never_match_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="host:port"):
+        Settings(outbound_allow=text)
+
+
+def test_former_secret_keys_are_taken_one_by_one() -> None:
+    assert Settings(old_secret_keys=SecretStr("one, two,")).former_secret_keys == ["one", "two"]
+    assert Settings().former_secret_keys == []

@@ -1,10 +1,11 @@
 """REST: who did what."""
 
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
+from pydantic import AfterValidator
 
 from app import audit
 from app.accounts.callers import Permission
@@ -17,6 +18,14 @@ from app.dependencies import Auditing, Paged, Wired
 router = APIRouter(tags=["audit"], route_class=StrictRoute)
 
 Text = Annotated[str | None, Query(max_length=256)]
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Without a zone, Postgres would take it for its own."""
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
 class EventOut(Output):
@@ -51,8 +60,8 @@ async def list_events(
     actor: Text = None,
     target: Annotated[Text, Query(description="the id of a server, tool, key or user")] = None,
     outcome: Annotated[Text, Query(examples=["succeeded"])] = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
 ) -> Items[EventOut]:
     """Newest first. Executions, reindexing, and every change of servers, tools, keys and users."""
     session, user_id = reader

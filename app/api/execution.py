@@ -139,6 +139,7 @@ async def _streamed(executor: Executor, call: Call) -> Response:
     """What is wrong before the server is asked is answered as always; from then on, all comes as events."""
     progress = Progress()
     running = asyncio.create_task(execute(executor, call, progress))
+    running.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, though nobody may listen
     beginning = asyncio.create_task(progress.begun.wait())
     try:
         await asyncio.wait({running, beginning}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,13 +156,15 @@ async def _streamed(executor: Executor, call: Call) -> Response:
 async def _events(running: asyncio.Task[Executed], progress: Progress) -> AsyncIterator[bytes]:
     report: asyncio.Task[Json] | None = None
     try:
-        while not (running.done() and progress.reports.empty()):
+        while True:
             report = report or asyncio.create_task(progress.reports.get())
             await asyncio.wait({running, report}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
             if report.done():
                 yield event("progress", report.result())
                 report = None
-            elif not running.done():
+            elif running.done():
+                break
+            else:
                 yield HEARTBEAT
         yield _last_event(running)
     finally:

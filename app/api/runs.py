@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -10,16 +11,18 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
+from app.accounts.callers import Caller
 from app.api.events import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
 from app.api.intake import StrictRoute, require_json
 from app.api.shapes import Input, Items, Output, items
 from app.catalog import servers
+from app.database.engine import Session as DatabaseSession
 from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
-from app.errors import NotFound
+from app.errors import NotFound, Unavailable
 from app.indexing import jobs
 from app.indexing.jobs import Run, RunState
 from app.protocol import parse_json
-from app.telemetry import arrived_at
+from app.telemetry import elapsed_ms
 from app.wiring import Container
 
 router = APIRouter(tags=["runs"], route_class=StrictRoute)
@@ -115,25 +118,25 @@ async def reindex(
 ) -> RunOut:
     """Asks the server for its tools and indexes what has changed; those of a pushed server are embedded where their
     vectors are missing or out of date. Who asks while others do gets the same run."""
-    asked_at = arrived_at()
     async with container.database.transaction(tenant.id) as session:
         await servers.get_server(session, tenant.id, server_id)
-        run = await jobs.enqueue(session, tenant.id, server_id, force=force, asked_by=caller.actor, asked_at=asked_at)
+        run = await _ask(session, tenant.id, server_id, caller, force=force)
     return await _accepted(container, run, response, wait=wait)
 
 
 @router.post("/reindex", status_code=202)
-async def reindex_all(
-    session: Session, tenant: Tenant, container: Wired, caller: Writing, *, force: Force = False
-) -> Items[RunOut]:
+async def reindex_all(tenant: Tenant, container: Wired, caller: Writing, *, force: Force = False) -> Items[RunOut]:
     """All servers of the user."""
-    server_ids = await servers.server_ids_of(session, tenant.id)
-    runs = [
-        await jobs.enqueue(session, tenant.id, server_id, force=force, asked_by=caller.actor)
-        for server_id in server_ids
-    ]
-    container.worker.wake()
+    async with container.database.transaction(tenant.id) as session:
+        server_ids = await servers.server_ids_of(session, tenant.id)
+        runs = [await _ask(session, tenant.id, server_id, caller, force=force) for server_id in server_ids]
+    container.worker.wake()  # after the commit: it would look too early, and rest
     return Items(items=[show_run(run) for run in runs])
+
+
+async def _ask(session: DatabaseSession, user_id: str, server_id: str, caller: Caller, *, force: bool) -> Run:
+    asked_s_ago = elapsed_ms() / 1000
+    return await jobs.enqueue(session, user_id, server_id, force=force, asked_by=caller.actor, asked_s_ago=asked_s_ago)
 
 
 @router.get("/servers/{server_id}/runs")
@@ -195,7 +198,8 @@ async def _looks(container: Container, run: Run) -> AsyncIterator[Run]:
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 1.5, _WAIT_LONGEST_STEP_S)
         try:
-            run = await _look(container, run.user_id, run.id)
+            with suppress(Unavailable):  # for a moment: the run was accepted, and goes on all the same
+                run = await _look(container, run.user_id, run.id)
         except NotFound:
             return  # the server was deleted meanwhile, and its runs with it
         yield run

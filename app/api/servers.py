@@ -30,7 +30,7 @@ _RESERVED_HEADERS = frozenset(
     trailer transfer-encoding upgrade
     """.split()
 )
-_HEADER_NAME = re.compile(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 
 HeaderValue = Annotated[str, StringConstraints(max_length=8_192, pattern=r"^[\x20-\x7e\t]*$")]
 
@@ -39,7 +39,7 @@ class _ServerFields(Input):
     @field_validator("headers", check_fields=False)
     @classmethod
     def _headers(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        if wrong := [name for name in value or {} if not _HEADER_NAME.match(name)]:
+        if wrong := [name for name in value or {} if not _HEADER_NAME.fullmatch(name)]:
             raise ValueError(f"{wrong[0][:40]!r} is not a header name")
         if reserved := [name for name in value or {} if name.lower() in _RESERVED_HEADERS]:
             raise ValueError(f"{reserved[0]!r} is set by the connection itself")

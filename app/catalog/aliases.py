@@ -9,7 +9,7 @@ from app.catalog.offers import Offer
 MAX_NAME = 64
 DIGEST = 6
 
-_VALID_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _INVALID = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -42,7 +42,7 @@ def digest_in(alias: str) -> str:
 
 def _plain_name(offer: Offer, native: Collection[str]) -> str | None:
     clashes = offer.shares_its_name or (offer.server_id is not None and offer.name in native)
-    return offer.name if _VALID_NAME.match(offer.name) and not clashes else None
+    return offer.name if _VALID_NAME.fullmatch(offer.name) and not clashes else None
 
 
 def _made_name(offer: Offer, digits: int) -> str:

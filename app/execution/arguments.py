@@ -1,28 +1,39 @@
 """Are these arguments what the tool's input schema asks for? Pure, and bounded whatever the schema is.
 
 A schema comes from a stranger. Its patterns run on RE2, which takes no longer for a nasty one; `$ref` leads nowhere but
-into the schema itself; and the whole check has a budget, since a few nested references can ask for more work than
-there are atoms.
+into the schema itself; and the whole check has a budget of computing time, since a few nested references can ask for
+more work than there are atoms. What cannot be checked here is left to the server, which has the last word anyway.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from itertools import islice
 from typing import Any
 
+import orjson
 import re2
-from jsonschema import Draft202012Validator, ValidationError, validators
-from jsonschema.exceptions import SchemaError, UnknownType
+from jsonschema import (
+    Draft4Validator,
+    Draft6Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+    ValidationError,
+    validators,
+)
 from jsonschema.protocols import Validator
 from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from app.errors import ArgumentsInvalid
 from app.protocol import Json, canonical
 
-_BUDGET = 100_000
+_SCHEMA_S = 1.0
+_ARGUMENTS_S = 0.25
 _MAX_ERRORS = 50
 _MAX_MESSAGE = 300
+_MAX_PATTERN_WORK = 20_000_000
 
 Keyword = Callable[[Any, Any, Any, Any], Iterable[ValidationError] | None]
 
@@ -31,60 +42,83 @@ class _TooMuch(Exception):
     """The check has used up its budget."""
 
 
-_left: ContextVar[list[int]] = ContextVar("_left")
+_deadline: ContextVar[float] = ContextVar("_deadline")
 
 
-def check_arguments(schema: Json, arguments: Json) -> None:
-    """Raises `ArgumentsInvalid` with every error. A schema that is itself not valid checks nothing: its server will."""
-    _left.set([_BUDGET])
+def check_depth(arguments: Json) -> None:
+    """What our own writer does not take, whoever writes them on the wire does not either."""
     try:
-        errors = list(islice(_errors(schema, arguments), _MAX_ERRORS))
-    except (_TooMuch, RecursionError) as error:
-        raise ArgumentsInvalid("the tool's input schema asks for more checking than we do") from error
-    except (SchemaError, UnknownType, Unresolvable):
-        return
+        canonical([arguments])
+    except TypeError as error:
+        raise ArgumentsInvalid("the arguments are nested too deeply") from error
+
+
+def is_valid_schema(text: str) -> bool:
+    """Takes far longer than the arguments do: worth remembering. False also where nobody can tell in time."""
+    schema = orjson.loads(text)
+    dialect = _dialect(schema)
+    _begin(_SCHEMA_S)
+    with suppress(Exception):  # the library's boundary: whatever a schema makes it stumble over
+        return bool(dialect(dialect.META_SCHEMA, registry=_NOTHING).is_valid(schema))
+    return False
+
+
+def check_arguments(schema_text: str, arguments: Json) -> None:
+    """Raises `ArgumentsInvalid` with every error, or with those that were found until something ended the check."""
+    schema = orjson.loads(schema_text)
+    errors: list[dict[str, Any]] = []
+    _begin(_ARGUMENTS_S)
+    with suppress(Exception):  # the library's boundary, as above
+        found = _dialect(schema)(schema, registry=_NOTHING).iter_errors(arguments)
+        errors.extend(map(_shown, islice(found, _MAX_ERRORS)))
     if errors:
         message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in errors[:5])
         raise ArgumentsInvalid(message, errors=errors)
 
 
-def _errors(schema: Json, arguments: Json) -> Iterator[dict[str, Any]]:
-    dialect = validators.validator_for(schema, default=Draft202012Validator)
-    dialect.check_schema(schema)
-    # an empty registry knows the dialects and nothing else: nothing is ever fetched
-    checker = validators.extend(dialect, _bounded(dialect))(schema, registry=Registry())  # type: ignore[no-untyped-call]
-    for error in checker.iter_errors(arguments):
-        yield {
-            "loc": ["arguments", *error.absolute_path],
-            "msg": error.message[:_MAX_MESSAGE],
-            "type": str(error.validator),
-        }
+def _dialect(schema: Json) -> Any:
+    return _DIALECTS.get(str(schema.get("$schema")).rstrip("#"), _DEFAULT)
 
 
-def _bounded(dialect: type[Validator]) -> dict[str, Keyword]:
-    keywords = dict(dialect.VALIDATORS) | {name: own for name, own in _OWN.items() if name in dialect.VALIDATORS}
-    return {name: _counted(keyword) for name, keyword in keywords.items()}
+def _shown(error: ValidationError) -> dict[str, Any]:
+    return {
+        "loc": ["arguments", *error.absolute_path],
+        "msg": error.message[:_MAX_MESSAGE],
+        "type": str(error.validator),
+    }
 
 
-def _counted(keyword: Keyword) -> Keyword:
-    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[ValidationError]:
-        left = _left.get()
-        left[0] -= 1
-        if left[0] < 0:
-            raise _TooMuch
+def _begin(seconds: float) -> None:
+    _deadline.set(time.thread_time() + seconds)
+
+
+def _go_on() -> None:
+    if time.thread_time() > _deadline.get():
+        raise _TooMuch
+
+
+def _timed(keyword: Keyword) -> Keyword:
+    def timed(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[ValidationError]:
+        _go_on()
         return keyword(validator, value, instance, schema) or ()
 
-    return counted
+    return timed
+
+
+def _evolve(self: Any, **changes: Any) -> Any:
+    """The library's own goes on with its unbounded dialect where a part of the schema names one in `$schema`."""
+    _go_on()
+    return type(self)(**{"schema": self.schema, "registry": self._registry, "_resolver": self._resolver} | changes)
 
 
 def _found(pattern: str, text: str) -> bool:
     """RE2 knows no look-around; what only other engines can read is left to the server."""
-    options = re2.Options()
-    options.log_errors = False
+    _go_on()
     try:
-        return re2.search(pattern, text, options) is not None
+        compiled = re2.compile(pattern, _RE2_OPTIONS)
     except re2.error:
         return True
+    return compiled.programsize * len(text) > _MAX_PATTERN_WORK or compiled.search(text) is not None
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
@@ -114,12 +148,19 @@ def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: 
 
 def _unique_items(validator: Any, wanted: bool, instance: Any, _schema: Any) -> Iterator[ValidationError]:
     """By their spelling: comparing each with each takes too long for a long list."""
-    if wanted and validator.is_type(instance, "array") and len({canonical(item) for item in instance}) < len(instance):
+    if wanted and validator.is_type(instance, "array") and len(set(map(_spelling, instance))) < len(instance):
         yield ValidationError("the items are not all different")
 
 
+def _spelling(item: Any) -> object:
+    if not isinstance(item, dict | list):
+        return isinstance(item, bool), item  # true is not 1, but 1.0 is
+    _go_on()
+    return canonical(item)
+
+
 def _unchecked(_validator: Any, _value: Any, _instance: Any, _schema: Any) -> tuple[()]:
-    """Would match the schema's patterns with Python's own engine."""
+    """Would match the schema's patterns with Python's own engine, and compare each item with each."""
     return ()
 
 
@@ -128,5 +169,25 @@ _OWN: dict[str, Keyword] = {
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
     "uniqueItems": _unique_items,
+    "unevaluatedItems": _unchecked,
     "unevaluatedProperties": _unchecked,
 }
+
+
+def _bounded(dialect: type[Validator]) -> Any:
+    own = {name: keyword for name, keyword in _OWN.items() if name in dialect.VALIDATORS}
+    keywords = {name: _timed(keyword) for name, keyword in (dict(dialect.VALIDATORS) | own).items()}
+    bounded: Any = validators.extend(dialect, keywords)  # type: ignore[no-untyped-call]
+    bounded.evolve = _evolve
+    return bounded
+
+
+_DEFAULT = _bounded(Draft202012Validator)
+_OLDER = [_bounded(dialect) for dialect in (Draft4Validator, Draft6Validator, Draft7Validator, Draft201909Validator)]
+_DIALECTS = {str(dialect.META_SCHEMA["$schema"]).rstrip("#"): dialect for dialect in (_DEFAULT, *_OLDER)}
+# an empty registry knows the dialects and nothing else: nothing is ever fetched
+_NOTHING: Registry[Any] = Registry()
+_RE2_OPTIONS = re2.Options()
+_RE2_OPTIONS.log_errors = False
+_RE2_OPTIONS.never_capture = True
+_RE2_OPTIONS.max_mem = 1 << 20

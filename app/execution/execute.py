@@ -5,17 +5,17 @@ that may have reached the server is never repeated, neither by us nor, where the
 """
 
 import asyncio
+import hashlib
 import logging
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import orjson
-
 from app import audit
+from app.cache import TtlCache
 from app.catalog import servers
 from app.catalog.aliases import DIGEST, digest_in, is_alias_of
 from app.catalog.offers import Offer, offers_called, read_offers
@@ -31,7 +31,8 @@ from app.errors import (
     ToolTimedOut,
 )
 from app.execution import repeats
-from app.execution.arguments import check_arguments
+from app.execution.arguments import check_arguments, check_depth, is_valid_schema
+from app.execution.results import capped, writable
 from app.protocol import Endpoint, Json, canonical
 from app.sealing import Sealer
 from app.telemetry import Metrics
@@ -42,6 +43,9 @@ logger = logging.getLogger("toolscout.execution")
 
 _HEX = re.compile(rf"[0-9a-f]{{{DIGEST},64}}")
 _NO_DIGEST = "-"
+_SCHEMAS_REMEMBERED = 10_000
+_REMEMBERED_S = 3600.0
+_REPORTS_WAITING = 100
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Executor:
     metrics: Metrics
     timeout_s: float
     max_result_bytes: int
+    valid_schemas: TtlCache[bytes, bool] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
+    """By a digest of the schema's text."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +95,12 @@ class Progress:
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        self.reports: asyncio.Queue[Json] = asyncio.Queue()
+        self.reports: asyncio.Queue[Json] = asyncio.Queue(_REPORTS_WAITING)
 
     async def report(self, progress: float, total: float | None, message: str | None) -> None:
-        self.reports.put_nowait({"progress": progress, "total": total, "message": message})
+        """A server that reports faster than anybody listens is not heard in full."""
+        with suppress(asyncio.QueueFull):
+            self.reports.put_nowait({"progress": progress, "total": total, "message": message})
 
 
 async def execute(executor: Executor, call: Call, progress: Progress | None = None) -> Executed:
@@ -101,7 +109,7 @@ async def execute(executor: Executor, call: Call, progress: Progress | None = No
     async with record.kept():
         tool = await _find(executor, call)
         record.tool = tool
-        await asyncio.to_thread(check_arguments, orjson.loads(tool.offer.input_schema), call.arguments)
+        await _check_arguments(executor, tool.offer.input_schema, call.arguments)
         if tool.endpoint.transport == "push":
             raise ServerUnreachable(
                 "push", "this server's tools are pushed: Toolscout has no connection to run them by"
@@ -143,6 +151,18 @@ async def _meant_by_alias(session: Session, scope: Scope, alias: str) -> Offer:
     return meant[0]
 
 
+async def _check_arguments(executor: Executor, schema: str, arguments: Json) -> None:
+    """A schema that is itself not valid checks nothing: its server will."""
+    check_depth(arguments)
+    digest = hashlib.sha256(schema.encode()).digest()
+    valid = executor.valid_schemas.get(digest)
+    if valid is None:
+        valid = await asyncio.to_thread(is_valid_schema, schema)
+        executor.valid_schemas.put(digest, valid)
+    if valid:
+        await asyncio.to_thread(check_arguments, schema, arguments)
+
+
 class _Record:
     """What is written down about one call, before and after: who may repeat it, and that it happened."""
 
@@ -162,13 +182,14 @@ class _Record:
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Also where the caller has gone: what was done must be known."""
-        outcome, failure = audit.SUCCEEDED, None
+        outcome, failure = ToolscoutError.code, None
         try:
             yield
+            outcome = audit.SUCCEEDED
         except ToolscoutError as error:
             outcome, failure = error.code, error
             raise
-        except BaseException:
+        except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         finally:
@@ -202,7 +223,7 @@ class _Record:
         finally:
             seconds = time.perf_counter() - started
             executor.metrics.upstream_seconds.labels("call", outcome).observe(seconds)
-        result, truncated = capped(result, executor.max_result_bytes)
+        result, truncated = capped(writable(result), executor.max_result_bytes)
         self._executed = Executed(
             result, tool.offer.tool_id, tool.endpoint.server_id, round(seconds * 1000, 2), truncated
         )
@@ -218,8 +239,7 @@ class _Record:
         try:
             async with self._executor.database.transaction(self._call.scope.user_id) as session:
                 await self._settle(session, failure)
-                if self.tool is not None:
-                    await _note_contact(session, self.tool.endpoint, failure)
+                await self._note_contact(session, failure)
                 await self._audit(session, outcome)
         except (DatabaseDown, QueryFailed):
             logger.exception("a call could not be written down", extra={"outcome": outcome})
@@ -234,18 +254,18 @@ class _Record:
         else:
             await repeats.keep(session, self._executor.sealer, user_id, key, _answer(self._executed, failure))
 
+    async def _note_contact(self, session: Session, failure: ToolscoutError | None) -> None:
+        if self._executed is not None:
+            await servers.note_contact(session, self._call.scope.user_id, self._executed.server_id)
+        elif self.tool is not None and isinstance(failure, ServerUnreachable) and failure.cause != "push":
+            endpoint = self.tool.endpoint
+            await servers.note_trouble(session, endpoint.user_id, endpoint.server_id, failure.cause, failure.message)
+
     async def _audit(self, session: Session, outcome: str) -> None:
         target = None if self.tool is None else self.tool.offer.tool_id
         duration_ms = (time.perf_counter() - self._started) * 1000
         user_id, actor = self._call.scope.user_id, self._call.actor
         await audit.record(session, user_id, actor, "tool.execute", target, outcome=outcome, duration_ms=duration_ms)
-
-
-async def _note_contact(session: Session, endpoint: Endpoint, failure: ToolscoutError | None) -> None:
-    if failure is None:
-        await servers.note_contact(session, endpoint.user_id, endpoint.server_id)
-    elif isinstance(failure, ServerUnreachable) and failure.cause != "push":
-        await servers.note_trouble(session, endpoint.user_id, endpoint.server_id, failure.cause, failure.message)
 
 
 def _answer(executed: Executed | None, failure: ToolscoutError | None) -> Json:
@@ -263,21 +283,3 @@ def _replayed(answer: dict[str, Any]) -> Executed:
     failed = answer["failed"]
     kind = ToolTimedOut if failed["timed_out"] else ToolFailed
     raise kind(failed["message"], outcome=failed["outcome"])
-
-
-def capped(result: Json, limit: int) -> tuple[Json, bool]:
-    """The result whole, or, where it is too large, as much of its content as fits."""
-    if len(orjson.dumps(result)) <= limit:
-        return result, False
-    kept: list[Json] = []
-    left = limit
-    for block in result.get("content", []):
-        size = len(orjson.dumps(block))
-        if size > left:
-            if block.get("type") == "text":
-                kept.append({**block, "text": block["text"].encode()[:left].decode(errors="ignore")})
-            break
-        kept.append(block)
-        left -= size
-    rest = {name: value for name, value in result.items() if name == "isError"}
-    return {"content": kept, **rest}, True

@@ -33,11 +33,13 @@ async def begin(session: Session, sealer: Sealer, user_id: str, key: str, reques
     fingerprint = sealer.fingerprint(request)
     given_up_at = func.now() + timedelta(seconds=timeout_s) + _GRACE
     values = {"user_id": user_id, "key": key, "request": fingerprint, "given_up_at": given_up_at}
-    claimed = await session.execute(insert(tool_calls).values(**values).on_conflict_do_nothing())
-    if claimed.rowcount:
+    statement = insert(tool_calls).values(**values).on_conflict_do_nothing()
+    if await session.scalar(statement.returning(tool_calls.c.key)) is not None:
         return Ticket(key, None)
     columns = tool_calls.c.request, tool_calls.c.answer, (tool_calls.c.given_up_at < func.now()).label("given_up")
-    earlier = (await session.execute(select(*columns).where(*_this(user_id, key)))).one()
+    earlier = (await session.execute(select(*columns).where(*_this(user_id, key)))).one_or_none()
+    if earlier is None:  # released in this very moment
+        return await begin(session, sealer, user_id, key, request, timeout_s)
     if bytes(earlier.request) != fingerprint:
         raise InvalidInput("this Idempotency-Key was used for another request")
     if earlier.answer is not None:

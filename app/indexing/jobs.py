@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, case, delete, func, null, or_, select, text, update
+from sqlalchemy import Row, and_, case, delete, func, null, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
 from app import audit
 from app.catalog.servers import note_trouble
+from app.catalog.visibility import lock_server
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
 from app.errors import NotFound, ToolscoutError
 from app.models import index_runs
 
-LEASE_S = 60
-HEARTBEAT_S = 15.0
 MAX_ATTEMPTS = 3
 KEPT_RUNS = 50
 RUNS_OF_ONE_USER = 8
@@ -73,6 +72,7 @@ class Claim:
     attempts: int
     lease_token: int
     asked_by: str
+    lease_s: float
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,15 @@ async def enqueue(
     *,
     force: bool = False,
     asked_by: str = SYSTEM,
-    asked_at: datetime | None = None,
+    asked_s_ago: float | None = None,
 ) -> Run:
     """`force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with.
 
     Whoever asked before a run began to ask the server is served by that run: a hundred who ask at once cost two
-    listings, not a hundred.
+    listings, not a hundred, and only the first of them writes.
     """
-    if payload is None and not force and asked_at is not None:
-        run = await _begun_since(session, user_id, server_id, asked_at)
+    if payload is None and not force and asked_s_ago is not None:
+        run = await _begins_since(session, user_id, server_id, asked_s_ago)
         if run is not None:
             return run
     statement = insert(index_runs).values(
@@ -147,10 +147,13 @@ async def enqueue(
         raise NotFound("there is no such server") from error
 
 
-async def _begun_since(session: Session, user_id: str, server_id: str, moment: datetime) -> Run | None:
+async def _begins_since(session: Session, user_id: str, server_id: str, seconds_ago: float) -> Run | None:
+    """By the database's clock alone: one that goes slow would make a run of before look like one of after."""
     runs = index_runs.c
-    begun = runs.user_id == user_id, runs.server_id == server_id, runs.started_at >= moment
-    statement = select(index_runs).where(*begun).order_by(runs.started_at.desc()).limit(1)
+    # a list that was pushed says nothing of what the server offers
+    begun = and_(runs.started_at >= func.clock_timestamp() - _seconds(seconds_ago), runs.payload.is_(None))
+    serving = runs.user_id == user_id, runs.server_id == server_id, or_(runs.state == "queued", begun)
+    statement = select(index_runs).where(*serving).order_by(runs.created_at).limit(1)
     row = (await session.execute(statement)).one_or_none()
     return None if row is None else _run(row)
 
@@ -181,7 +184,7 @@ async def owner_of(session: Session, run_id: str) -> str:
 _CLAIM = text(
     f"""
     UPDATE index_runs SET state = 'running', attempts = attempts + 1, lease_token = lease_token + 1,
-           lease_until = now() + interval '{LEASE_S} seconds', started_at = clock_timestamp()
+           lease_until = now() + make_interval(secs => :lease_s), started_at = clock_timestamp()
     WHERE (user_id, id) = (
         SELECT r.user_id, r.id FROM index_runs r
         WHERE (r.state = 'running' AND r.lease_until < now())
@@ -197,47 +200,46 @@ _CLAIM = text(
 )
 
 
-async def claim(session: Session) -> Claim | None:
+async def claim(session: Session, lease_s: float) -> Claim | None:
     """The oldest run that waits, or whose worker has gone silent. Needs the system's scope."""
     try:
-        row = (await session.execute(_CLAIM)).one_or_none()
+        row = (await session.execute(_CLAIM.bindparams(lease_s=lease_s))).one_or_none()
     except IntegrityError:
         return None  # another worker began the server's other run in this very moment
-    return None if row is None else Claim(*row)
+    return None if row is None else Claim(**row._asdict(), lease_s=lease_s)
 
 
 async def report_progress(session: Session, claimed: Claim, done: int, total: int) -> None:
     """Tells the watchers, and keeps the lease. Raises `LeaseLost` where it has passed on."""
-    lease = text(f"now() + interval '{LEASE_S} seconds'")
-    statement = update(index_runs).where(*_owned(claimed)).values(done=done, total=total, lease_until=lease)
+    lease_until = func.now() + _seconds(claimed.lease_s)
+    statement = update(index_runs).where(*_owned(claimed)).values(done=done, total=total, lease_until=lease_until)
     if (await session.execute(statement)).rowcount == 0:
         raise LeaseLost("the run has passed on to another worker")
 
 
 async def keep_lease(session: Session, claimed: Claim) -> None:
-    lease = text(f"now() + interval '{LEASE_S} seconds'")
-    await session.execute(update(index_runs).where(*_owned(claimed)).values(lease_until=lease))
+    lease_until = func.now() + _seconds(claimed.lease_s)
+    await session.execute(update(index_runs).where(*_owned(claimed)).values(lease_until=lease_until))
 
 
-async def release(session: Session, claimed: Claim, *, attempted: bool) -> None:
-    """So that another worker can go on at once; a clean stop does not count as an attempt."""
+async def release(session: Session, claimed: Claim, pause_s: float = 0, *, attempted: bool) -> None:
+    """So that another worker can go on after the pause; a clean stop does not count as an attempt."""
     attempts = index_runs.c.attempts - (0 if attempted else 1)
-    values = {"lease_until": func.now(), "attempts": attempts}
+    values = {"lease_until": func.now() + _seconds(pause_s), "attempts": attempts}
     await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
 
 
 async def retry_later(session: Session, claimed: Claim, cause: str, message: str, delay_s: float) -> None:
     """The run stays what it is, a run under way, and is taken up again when its lease has passed."""
-    values = {
-        "lease_until": func.now() + func.make_interval(0, 0, 0, 0, 0, 0, delay_s),
-        "error": {"cause": cause, "message": message},
-    }
-    await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
-    await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
+    await lock_server(session, claimed.user_id, claimed.server_id)
+    values = {"lease_until": func.now() + _seconds(delay_s), "error": {"cause": cause, "message": message}}
+    if (await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))).rowcount:
+        await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
 
 
 async def fence(session: Session, claimed: Claim) -> None:
-    """Holds the run's row until the transaction ends, or raises `LeaseLost`."""
+    """Holds the run's row until the transaction ends, or raises `LeaseLost`. Whoever locks the server too locks it
+    first, as a server's deletion does, which takes its runs along."""
     statement = select(index_runs.c.id).where(*_owned(claimed)).with_for_update()
     if (await session.execute(statement)).one_or_none() is None:
         raise LeaseLost("the run has passed on to another worker")
@@ -264,6 +266,7 @@ async def fail(session: Session, claimed: Claim, cause: str, message: str, outco
         "warnings": list(outcome.warnings),
         "error": {"cause": cause, "message": message},
     }
+    await lock_server(session, claimed.user_id, claimed.server_id)
     if await _end(session, claimed, values, cause):
         await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
 
@@ -303,6 +306,10 @@ def _this(user_id: str, run_id: str) -> tuple[Any, Any]:
 def _owned(claimed: Claim) -> tuple[Any, ...]:
     mine = index_runs.c.lease_token == claimed.lease_token, index_runs.c.state == "running"
     return (*_this(claimed.user_id, claimed.id), *mine)
+
+
+def _seconds(count: float) -> Any:
+    return func.make_interval(0, 0, 0, 0, 0, 0, count)
 
 
 def _missing() -> NotFound:

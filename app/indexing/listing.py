@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from app.protocol import Json, ToolDefinition, canonical, strings_in
 
 MAX_TOOL_BYTES = 256 * 1024
@@ -63,11 +65,15 @@ def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
 def read_tool(raw: Any) -> ToolDefinition:
     if not isinstance(raw, dict):
         raise _Refused("a tool must be an object")
-    _check_size(raw)
+    name = _name(raw.get("name"))
+    _check_shape(raw)
+    raw = _as_json(raw)
+    if len(canonical(raw)) > MAX_TOOL_BYTES:
+        raise _too_large()
     if "inputSchema" not in raw and (other := raw.keys() & {"input_schema", "parameters"}):
         raise _Refused(f"MCP calls the schema `inputSchema`, not `{min(other)}`")
     return ToolDefinition(
-        name=_name(raw.get("name")),
+        name=name,
         title=_optional(raw, "title", str),
         description=_optional(raw, "description", str) or "",
         input_schema=_optional(raw, "inputSchema", dict) or {"type": "object", "properties": {}},
@@ -77,8 +83,8 @@ def read_tool(raw: Any) -> ToolDefinition:
     )
 
 
-def _check_size(raw: Json) -> None:
-    """Depth before bytes: the serialiser has a limit of its own, which must not decide for us."""
+def _check_shape(raw: Json) -> None:
+    """Depth before anything else: serialisers have limits of their own, which must not decide for us."""
     nodes, level = 0, [raw]
     for _ in range(MAX_DEPTH):
         nodes += len(level)
@@ -89,19 +95,24 @@ def _check_size(raw: Json) -> None:
         raise _Refused(f"the definition is nested deeper than {MAX_DEPTH} levels")
     if nodes > MAX_NODES:
         raise _Refused(f"the definition has {nodes} parts, more than {MAX_NODES}")
-    if sum(len(text) for text in strings_in(raw)) > MAX_TOOL_BYTES or len(_written(raw)) > MAX_TOOL_BYTES:
-        raise _Refused(f"the definition is larger than {MAX_TOOL_BYTES // 1024} KiB")
+    if sum(len(text) for text in strings_in(raw)) > MAX_TOOL_BYTES:
+        raise _too_large()
     if any("\0" in text for text in strings_in(raw)):
         raise _Refused("the definition holds a NUL character, which cannot be stored")
 
 
-def _written(raw: Json) -> bytes:
-    """What a server sent was parsed by a more lenient reader than ours: NaN, lone surrogates, endless integers."""
+def _too_large() -> _Refused:
+    return _Refused(f"the definition is larger than {MAX_TOOL_BYTES // 1024} KiB")
+
+
+def _as_json(raw: Json) -> Json:
+    """As our own reader has it. What a server sent was read by a more lenient one, which knows NaN, lone surrogates and
+    integers without an end."""
     try:
-        json.dumps(raw, allow_nan=False)
-        return canonical(raw)
-    except (TypeError, ValueError) as error:
+        value: Json = orjson.loads(json.dumps(raw, allow_nan=False))
+    except ValueError as error:
         raise _Refused("the definition holds what JSON cannot carry") from error
+    return value
 
 
 def _children(value: Any) -> Iterable[Any]:
@@ -128,5 +139,8 @@ def _optional(raw: Json, key: str, kind: type) -> Any:
 
 
 def _shown_name(raw: Any) -> str | None:
+    """What cannot be shown cannot be stored either, some of it."""
     name = raw.get("name") if isinstance(raw, dict) else None
-    return name[:MAX_NAME_CHARACTERS] if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    return "".join(each if each.isprintable() else "\ufffd" for each in name[:MAX_NAME_CHARACTERS])

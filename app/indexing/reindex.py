@@ -137,8 +137,9 @@ async def _apply(
     total: int,
 ) -> None:
     async with indexer.database.transaction(run.user_id) as session:
+        locked = await lock_server(session, run.user_id, run.server_id)
         await jobs.fence(session, run)
-        if await lock_server(session, run.user_id, run.server_id) != seen:
+        if locked != seen:
             raise _Changed
         if not plan.empty:
             await store.apply(session, run.user_id, place, plan, vectors, indexer.ann_above)

@@ -7,10 +7,10 @@ say that their tools have changed.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from sqlalchemy import Row, func, select
 
@@ -22,10 +22,10 @@ from app.protocol import Endpoint
 
 logger = logging.getLogger("toolscout.worker")
 
-_IDLE_S = 1.0
+Deed = Callable[[], Awaitable[None]]
+
 _AT_ONCE = 100
-_RETRY_S = 1.0
-_ANNOUNCEMENT_PAUSE_S = 2.0
+_HEARTBEATS_IN_A_LEASE = 4
 _LOOK_ROUND_S = 60.0
 _LONGEST_PAUSE_S = 3600.0
 
@@ -37,6 +37,14 @@ class Pace:
     pending_retry_s: float
     reindex_every_s: float
     """0: servers are asked only when somebody says so."""
+    idle_s: float = 1.0
+    """How long nobody looks for runs that other processes have queued."""
+    lease_s: float = 60.0
+    """A run whose worker has not been heard of for so long is another's to take."""
+    retry_s: float = 1.0
+    """Before a server that was away is tried again; before the last try it is four times as long."""
+    announcement_s: float = 2.0
+    """How long further announcements of a server are waited for."""
 
 
 class Worker:
@@ -48,6 +56,7 @@ class Worker:
         self._loops: list[asyncio.Task[None]] = []
         self._runs: set[asyncio.Task[None]] = set()
         self._announced: dict[str, asyncio.TimerHandle] = {}
+        self._stopped = False
 
     def start(self) -> None:
         if self._pace.runs_at_once:
@@ -55,6 +64,7 @@ class Worker:
             self._loops = [asyncio.create_task(self._for_ever(deed)) for deed in deeds]
 
     async def stop(self) -> None:
+        self._stopped = True
         for timer in self._announced.values():
             timer.cancel()
         tasks = [*self._loops, *self._runs]
@@ -68,19 +78,30 @@ class Worker:
 
     def tools_changed(self, endpoint: Endpoint) -> None:
         """A server says so. One that says so all the time is believed every now and then."""
-        if endpoint.server_id not in self._announced and self._pace.runs_at_once:
-            self._announced[endpoint.server_id] = asyncio.get_running_loop().call_later(
-                _ANNOUNCEMENT_PAUSE_S, self._follow_announcement, endpoint
-            )
+        if endpoint.server_id in self._announced or self._stopped or not self._pace.runs_at_once:
+            return
+        self._announced[endpoint.server_id] = asyncio.get_running_loop().call_later(
+            self._pace.announcement_s, self._follow_announcement, endpoint
+        )
 
     def _follow_announcement(self, endpoint: Endpoint) -> None:
         del self._announced[endpoint.server_id]
-        self._begin(self._queue([(endpoint.user_id, endpoint.server_id)], asked_by=f"server:{endpoint.server_id}"))
+        servers = [(endpoint.user_id, endpoint.server_id)]
+        self._begin(partial(self._queue, servers, asked_by=f"server:{endpoint.server_id}"))
 
-    def _begin(self, deed: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(deed)
+    def _begin(self, deed: Deed) -> None:
+        task = asyncio.create_task(self._once(deed))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
+
+    async def _once(self, deed: Deed) -> None:
+        try:
+            await deed()
+        except (Unavailable, QueryInterrupted):
+            await asyncio.sleep(self._pace.idle_s)
+        except Exception:  # the worker's boundary
+            logger.exception("the worker stumbled and goes on")
+            await asyncio.sleep(self._pace.idle_s)
 
     async def _take_runs(self) -> None:
         await self._room.acquire()
@@ -94,45 +115,37 @@ class Worker:
         if run is None:
             await self._rest()
         else:
-            self._begin(self._perform_in_room(run))
+            self._begin(partial(self._perform_in_room, run))
 
     async def _perform_in_room(self, run: jobs.Claim) -> None:
         try:
             await self._perform(run)
-        except (Unavailable, QueryInterrupted):
-            await asyncio.sleep(_IDLE_S)
         finally:
             self._room.release()
             self.wake()  # the server's next run may have waited for this one
 
-    async def _for_ever(self, deed: Callable[[], Awaitable[None]]) -> None:
+    async def _for_ever(self, deed: Deed) -> None:
         """Whatever goes wrong goes wrong once: a loop that ended would leave all later runs undone, unnoticed."""
         while True:
-            try:
-                await deed()
-            except (Unavailable, QueryInterrupted):
-                await asyncio.sleep(_IDLE_S)
-            except Exception:  # the worker's boundary
-                logger.exception("the worker stumbled and goes on")
-                await asyncio.sleep(_IDLE_S)
+            await self._once(deed)
 
     async def _claim(self) -> jobs.Claim | None:
         async with self._indexer.database.system_transaction() as session:
-            return await jobs.claim(session)
+            return await jobs.claim(session, self._pace.lease_s)
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_IDLE_S):
+            async with asyncio.timeout(self._pace.idle_s):
                 await self._work_is_there.wait()
 
     async def _perform(self, run: jobs.Claim) -> None:
-        heartbeat = asyncio.create_task(self._keep_lease(run))
         state: str = "failed"
         try:
             if run.attempts > jobs.MAX_ATTEMPTS:
                 await self._fail(run, "crashed", f"given up after {jobs.MAX_ATTEMPTS} attempts that did not end")
             else:
-                state = await reindex_server(self._indexer, run)
+                async with self._lease_kept(run):
+                    state = await reindex_server(self._indexer, run)
         except asyncio.CancelledError:
             await self._release(run, attempted=False)
             raise
@@ -148,8 +161,6 @@ class Worker:
         except Exception:  # the worker's boundary: one bad run must not end the loop for all others
             logger.exception("index run failed", extra={"run_id": run.id})
             await self._fail(run, "internal_error", "an unexpected error; the log has it under this run's id")
-        finally:
-            heartbeat.cancel()
         self._indexer.metrics.index_runs.labels(state).inc()
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
 
@@ -158,14 +169,24 @@ class Worker:
             await self._fail(run, error.cause, error.message)
             return "failed"
         # jitter, so that servers behind one gateway that stumbled are not all asked again at once
-        pause_s = _RETRY_S * 4 ** (run.attempts - 1) * random.uniform(0.75, 1.25)  # noqa: S311
+        pause_s = self._pace.retry_s * 4 ** (run.attempts - 1) * random.uniform(0.75, 1.25)  # noqa: S311
         async with self._indexer.database.transaction(run.user_id) as session:
             await jobs.retry_later(session, run, error.cause, error.message, pause_s)
         return "retried"
 
+    @asynccontextmanager
+    async def _lease_kept(self, run: jobs.Claim) -> AsyncIterator[None]:
+        heartbeat = asyncio.create_task(self._keep_lease(run))
+        try:
+            yield
+        finally:
+            # its last beat is over before the lease is given back: it would take it again
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+
     async def _keep_lease(self, run: jobs.Claim) -> None:
         while True:
-            await asyncio.sleep(jobs.HEARTBEAT_S)
+            await asyncio.sleep(run.lease_s / _HEARTBEATS_IN_A_LEASE)
             with suppress(Unavailable, QueryInterrupted):
                 async with self._indexer.database.transaction(run.user_id) as session:
                     await jobs.keep_lease(session, run)
@@ -176,8 +197,9 @@ class Worker:
 
     async def _release(self, run: jobs.Claim, *, attempted: bool) -> None:
         with suppress(Unavailable, QueryInterrupted):
+            pause_s = self._pace.retry_s if attempted else 0
             async with self._indexer.database.transaction(run.user_id) as session:
-                await jobs.release(session, run, attempted=attempted)
+                await jobs.release(session, run, pause_s, attempted=attempted)
 
     async def _embed_pending(self) -> None:
         """Servers with tools that have no vector yet, from a time when the embedder was down, are queued again."""
@@ -227,7 +249,12 @@ class Worker:
         every_s = self._pace.reindex_every_s
         await asyncio.sleep(min(_LOOK_ROUND_S, every_s / 2) if every_s else _LOOK_ROUND_S)
         if every_s:
-            await self._queue(await self._not_asked_for(every_s), asked_by="schedule")
+            await self.queue_unasked()
+
+    async def queue_unasked(self) -> int:
+        unasked = await self._not_asked_for(self._pace.reindex_every_s)
+        await self._queue(unasked, asked_by="schedule")
+        return len(unasked)
 
     async def _not_asked_for(self, seconds: float) -> Sequence[tuple[str, str]]:
         lately = select(index_runs.c.id).where(

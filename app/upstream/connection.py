@@ -1,15 +1,12 @@
-"""One MCP session with one server, through the SDK. The only file that knows the SDK, and where its errors end.
-
-Three endings of a request are told apart: the server answered; nothing reached it (`ServerUnreachable`); nobody knows
-(`Interrupted`). Only the second may ever be tried again by itself.
-"""
+"""One MCP session with one server, through the SDK, whose errors end here and in `endings`."""
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -36,6 +33,17 @@ from pydantic import TypeAdapter, ValidationError
 from app import __version__
 from app.errors import ServerUnreachable, ToolFailed, ToolTimedOut, UrlNotAllowed
 from app.protocol import Endpoint, Json
+from app.upstream.endings import (
+    MAX_WORDS,
+    UNREADABLE,
+    Interrupted,
+    Request,
+    ending,
+    note_departure,
+    note_refusal,
+    noting,
+    seen,
+)
 from app.upstream.guard import Guard
 from app.upstream.operators import OperatorsServers
 from app.upstream.transport import Exchange, GuardedTransport, current_exchange
@@ -47,8 +55,15 @@ OnToolsChanged = Callable[[Endpoint], None]
 
 _MAX_PAGES = 1_000
 _CLOSING_S = 3.0
+# The SDK ends a program that stays by steps, which take it up to 6.5 s; broken off, they would leave it running.
+_STOPPING_S = 8.0
+_FAREWELL_S = 0.5
 _CALL_RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 _IDENTITY = Implementation(name="toolscout", version=__version__)
+
+# The SSE transport is older than the newer protocol and knows only the handshake. A program may end when it is asked
+# anything before that, so it gets a second chance.
+_GREETINGS = {"sse": ["legacy"], "stdio": ["auto", "legacy"]}
 
 # What the SDK logs of messages that it cannot read holds the messages themselves.
 for _name in ("mcp", "client", "httpx2", "httpcore2"):
@@ -61,10 +76,6 @@ class Limits:
     list_s: float
     max_bytes: int
     max_tools: int
-
-
-class Interrupted(Exception):
-    """The request may have reached the server, and its answer never came."""
 
 
 class Connection:
@@ -87,31 +98,38 @@ class Connection:
         self._closing = asyncio.Event()
         self._exchange = Exchange()
         self._holder: asyncio.Task[None] | None = None
+        self._stuck = False
+        self._modern = False
+        self._offers_tools = False
 
     @property
     def alive(self) -> bool:
-        return self._holder is not None and not self._holder.done() and not self._closing.is_set()
+        holding = self._holder is not None and not self._holder.done()
+        return holding and not self._closing.is_set() and not self._stuck
 
     async def open(self) -> None:
-        self._holder = asyncio.create_task(self._hold())
+        """Once. Whether it succeeds or not, `close` must follow."""
+        if not self._opened.done():
+            self._holder = asyncio.create_task(self._hold())
+            self._holder.add_done_callback(seen)
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 await asyncio.shield(self._opened)
         except TimeoutError as error:
-            await self.close()
             raise ServerUnreachable("timeout", "the server did not answer in time") from error
-        except BaseException:
-            await self.close()
-            raise
 
     async def close(self) -> None:
-        """Politely, and if that takes too long, not."""
+        """Politely, and if that takes too long, not. Once."""
         self._closing.set()
+        opening = not self._opened.done()
+        self._fail_to_open(ServerUnreachable("closed", "the connection was given up"))
         if self._holder is None:
             return
-        await asyncio.wait({self._holder}, timeout=_CLOSING_S if self._opened.done() else 0)
+        if opening:
+            self._holder.cancel()
+        await asyncio.wait({self._holder}, timeout=_STOPPING_S if self.endpoint.transport == "stdio" else _CLOSING_S)
         self._holder.cancel()
-        await asyncio.gather(self._holder, return_exceptions=True)
+        await asyncio.wait({self._holder}, timeout=_FAREWELL_S)
 
     async def list_tools(self) -> list[Json]:
         """Every page. Raises `ServerUnreachable`, whatever goes wrong: asking again does no harm."""
@@ -121,31 +139,32 @@ class Connection:
         except TimeoutError as error:
             raise ServerUnreachable("timeout", "the server did not list its tools in time") from error
         except Interrupted as error:
-            raise ServerUnreachable("closed", "the connection broke while the tools were listed") from error
+            raise error.failure from error
         except MCPError as error:
-            if error.code == METHOD_NOT_FOUND:
+            if error.code == METHOD_NOT_FOUND and not self._offers_tools:
                 return []  # a server without tools need not know the question
             raise ServerUnreachable(
                 "server_error", f"the server answered the listing with error {error.code}"
             ) from error
         except ValidationError as error:
             places = "; ".join(".".join(map(str, item["loc"])) for item in error.errors()[:3])
-            raise ServerUnreachable("protocol", f"the server's list of tools is not valid MCP: {places}") from error
+            # without its cause, which quotes what the server sent
+            raise ServerUnreachable("protocol", f"the server's list of tools is not valid MCP: {places}") from None
 
     async def _pages(self) -> list[Json]:
         tools: list[Json] = []
         cursor: str | None = None
-        seen: set[str] = set()
+        cursors: set[str] = set()
         for _ in range(_MAX_PAGES):
-            page = await self._ask(self._client.list_tools(cursor=cursor))
+            page = await self._ask(partial(self._client.list_tools, cursor=cursor))
             tools += [tool.model_dump(by_alias=True, mode="json", exclude_unset=True) for tool in page.tools]
             cursor = page.next_cursor
             # beyond the limit tools are refused one by one, but there is an end to that too
             if cursor is None or len(tools) > 2 * self._limits.max_tools:
                 return tools
-            if cursor in seen:
+            if cursor in cursors:
                 raise ServerUnreachable("endless_listing", "the server's pages lead in a circle")
-            seen.add(cursor)
+            cursors.add(cursor)
         raise ServerUnreachable("endless_listing", f"the server's list has not ended after {_MAX_PAGES} pages")
 
     async def call_tool(
@@ -158,15 +177,13 @@ class Connection:
         except TimeoutError as error:
             raise ToolTimedOut(f"no answer within {timeout_s:g} s; it may have run", outcome="unknown") from error
         except Interrupted as error:
-            raise ToolFailed(
-                "the connection broke before the answer came; it may have run", outcome="unknown"
-            ) from error
+            raise ToolFailed(f"{error.words}; it may have run", outcome="unknown") from error
         except MCPError as error:
             raise ToolFailed(
-                f"the server answered with error {error.code}: {error.message}", outcome="failed"
+                f"the server answered with error {error.code}: {error.message[:MAX_WORDS]}", outcome="failed"
             ) from error
-        except ValidationError as error:
-            raise ToolFailed("it ran, but the server's answer is not valid MCP", outcome="unknown") from error
+        except ValidationError:
+            raise ToolFailed("it ran, but the server's answer is not valid MCP", outcome="unknown") from None
         if isinstance(result, InputRequiredResult):
             raise ToolFailed("the tool asks its user for more input, which cannot be passed on here", outcome="failed")
         return result.model_dump(by_alias=True, mode="json", exclude_unset=True, exclude={"result_type"})
@@ -175,63 +192,89 @@ class Connection:
         self, name: str, arguments: Json, on_progress: OnProgress | None
     ) -> CallToolResult | InputRequiredResult:
         # Not the client's own `call_tool`: it lists all tools first, to judge a result that is not ours to judge.
-        params = CallToolRequestParams(name=name, arguments=arguments)
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
 
-        def send() -> Coroutine[Any, Any, CallToolResult | InputRequiredResult]:
-            request = CallToolRequest(params=params)
-            return self._client.session.send_request(request, _CALL_RESULT, progress_callback=on_progress)
+        async def send() -> CallToolResult | InputRequiredResult:
+            return await self._client.session.send_request(request, _CALL_RESULT, progress_callback=on_progress)
 
         try:
-            return await self._ask(send())
+            return await self._ask(send)
         except MCPError as error:
-            if error.code != HEADER_MISMATCH:
+            if error.code != HEADER_MISMATCH or not self._modern:
                 raise
         # The server turned the call away unread: some of its arguments belong into headers, which the listing tells.
-        await self._pages()
-        return await self._ask(send())
+        with suppress(MCPError, ValidationError, Interrupted, ServerUnreachable):
+            await self._pages()
+        return await self._ask(send)
 
     @property
     def _client(self) -> Client:
         return self._opened.result()
 
-    async def _ask(self, request: Coroutine[Any, Any, T]) -> T:
+    async def _ask(self, request: Callable[[], Awaitable[T]]) -> T:
         """Ends with the answer, with what the wire knows to have gone wrong, or with the session."""
         assert self._holder is not None  # noqa: S101 it was opened
-        exchange = Exchange()
+        exchange = Request()
         token = current_exchange.set(exchange)
-        asking = asyncio.create_task(request)
+        asking = asyncio.create_task(_awaited(request))
+        asking.add_done_callback(seen)
         current_exchange.reset(token)
         failing = asyncio.create_task(exchange.failed.wait())
         try:
             await asyncio.wait({asking, failing, self._holder}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done() and exchange.failure is None:
-                return _answered(asking, exchange)
-            raise _unanswered(exchange)
+            error = asking.exception() if asking.done() else None
+            if asking.done() and error is None and exchange.failure is None:
+                return asking.result()
+            raise ending(exchange, error, modern=self._modern)
         finally:
             failing.cancel()
-            asking.cancel()
-            await asyncio.gather(asking, failing, return_exceptions=True)
+            await self._let_go(asking)
+
+    async def _let_go(self, asking: asyncio.Task[Any]) -> None:
+        """The SDK tells the server that nobody waits any more. Where it cannot, because something sent before hangs,
+        nothing else will get through either."""
+        asking.cancel()
+        try:
+            await asyncio.wait({asking}, timeout=_FAREWELL_S)
+        finally:
+            self._stuck |= asking.cancel()
 
     async def _hold(self) -> None:
         current_exchange.set(self._exchange)
-        try:
-            async with self._transport() as transport, self._session(transport) as client:
-                self._opened.set_result(client)
-                watching = asyncio.create_task(self._watch(client))
-                try:
-                    await self._closing.wait()
-                finally:
-                    watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
-        except Exception as error:  # noqa: BLE001 the SDK's boundary: whatever ends a session ends it for us alone
-            if not self._opened.done():
-                self._opened.set_exception(self._why_not(error))
-                self._opened.exception()  # seen, also where nobody waits any more
+        failure = ServerUnreachable("closed", "the server ended the connection at once")
+        for mode in _GREETINGS.get(self.endpoint.transport, ["auto"]):
+            try:
+                await self._keep_session(mode)
+            except Exception as error:  # noqa: BLE001 the SDK's boundary: whatever ends a session ends it for us alone
+                failure = self._why_not(error)
+            if self._opened.done() or failure.cause != "closed":
+                break
+        self._fail_to_open(failure)
 
-    def _session(self, transport: Any) -> Client:
-        # older than the newer protocol, the SSE transport knows only the handshake
-        mode = "legacy" if self.endpoint.transport == "sse" else "auto"
-        return Client(transport, mode=mode, cache=None, client_info=_IDENTITY, message_handler=self._on_message)
+    async def _keep_session(self, mode: str) -> None:
+        async with self._transport() as transport, self._session(transport, mode) as client:
+            self._meet(client)
+            watching = asyncio.create_task(self._watch(client))
+            try:
+                await self._closing.wait()
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    def _meet(self, client: Client) -> None:
+        # kept, for of a session that has ended the SDK knows nothing more
+        self._modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
+        self._offers_tools = client.server_capabilities.tools is not None
+        if not self._opened.done():
+            self._opened.set_result(client)
+
+    def _fail_to_open(self, failure: ServerUnreachable) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(failure)
+            self._opened.exception()  # seen, also where nobody waits any more
+
+    def _session(self, transport: Any, mode: str) -> Client:
+        return Client(noting(transport), mode=mode, cache=None, client_info=_IDENTITY, message_handler=self._on_message)
 
     def _why_not(self, error: Exception) -> ServerUnreachable:
         if self._exchange.failure is not None:
@@ -241,11 +284,13 @@ class Connection:
         match _first(error):
             case ServerUnreachable() as known:
                 return known
+            case MCPError(code=code) if code in UNREADABLE:
+                return ServerUnreachable("protocol", f"the server did not answer in valid MCP (error {code})")
             case MCPError(code=code) if code != CONNECTION_CLOSED:
                 return ServerUnreachable("server_error", f"the server answered the handshake with error {code}")
             case OSError():
                 return ServerUnreachable("refused", "the server's program cannot be started")
-            case ValidationError() | RuntimeError():
+            case ValueError() | RuntimeError() | httpx2.SSEError():
                 return ServerUnreachable("protocol", "the server does not speak a version of MCP that we know")
         return ServerUnreachable("closed", "the server ended the connection at once")
 
@@ -259,22 +304,25 @@ class Connection:
                 yield stdio_client(parameters, errlog=nowhere)
             return
         url = self.endpoint.url or ""
+        if self.endpoint.transport == "sse":
+            yield sse_client(url, httpx_client_factory=lambda *_args, **_kwargs: self._http_client(url))
+            return
         async with self._http_client(url) as client:
-            if self.endpoint.transport == "sse":
-                yield sse_client(url, httpx_client_factory=lambda *_args, **_kwargs: client)
-            else:
-                yield streamable_http_client(url, http_client=client, max_sse_event_size=self._limits.max_bytes)
+            yield streamable_http_client(url, http_client=client, max_sse_event_size=self._limits.max_bytes)
 
     def _http_client(self, url: str) -> httpx2.AsyncClient:
         try:
             target = self._guard.target(url)
         except UrlNotAllowed as error:
             raise ServerUnreachable("url_not_allowed", error.message) from error
+        # over the SSE transport the answer to a POST is but a receipt, and the SDK leaves a refusal unread
+        hooks = [note_refusal] if self.endpoint.transport == "sse" else []
         return httpx2.AsyncClient(
             transport=GuardedTransport(self._guard, target, self._limits.max_bytes),
             headers={"User-Agent": f"toolscout/{__version__}", "Accept-Encoding": "gzip", **self.endpoint.headers},
             # a call may take its time, and a stream of events for ever: deadlines are set above, for what is asked
             timeout=httpx2.Timeout(None, connect=self._limits.connect_s),
+            event_hooks={"request": [note_departure], "response": hooks},
             trust_env=False,
         )
 
@@ -283,32 +331,18 @@ class Connection:
             self._on_tools_changed(self.endpoint)
 
     async def _watch(self, client: Client) -> None:
-        """The newer protocol tells of changes only to those who listen."""
+        """The newer protocol tells of changes only to those who listen. What is told comes as any other message."""
         tools = client.server_capabilities.tools
-        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None or not tools.list_changed:
+        if not self._modern or tools is None or not tools.list_changed:
             return
         with suppress(MCPError, SubscriptionLost, TimeoutError):
             async with client.listen(tools_list_changed=True) as changes:
                 async for _ in changes:
-                    self._on_tools_changed(self.endpoint)
+                    pass
 
 
-def _answered(asking: asyncio.Task[T], exchange: Exchange) -> T:
-    error = asking.exception()
-    # what the SDK says when a session ends is no answer, and neither is a broken server's page
-    if isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or exchange.status >= 500):
-        raise Interrupted from error
-    return asking.result()
-
-
-_REFUSALS = ("unauthorized", "session_gone", "redirect", "url_not_allowed", "dns", "status_4")
-
-
-def _unanswered(exchange: Exchange) -> Exception:
-    failure = exchange.failure
-    if failure is not None and (not exchange.sent or failure.cause.startswith(_REFUSALS)):
-        return failure
-    return Interrupted()
+async def _awaited(request: Callable[[], Awaitable[T]]) -> T:
+    return await request()
 
 
 def _nowhere() -> TextIO:

@@ -21,8 +21,8 @@ from app.errors import ServerUnreachable, UrlNotAllowed
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _URL = re.compile(
-    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?(?:[/?][!-~]*)?",
-    re.IGNORECASE,
+    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?(?:[/?][!$-\[\]-~]*)?",
+    re.IGNORECASE | re.ASCII,  # or the Kelvin sign would pass for a k, and a long s for an s
 )
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -79,11 +79,10 @@ class Guard:
             raise UrlNotAllowed(
                 "write the URL plainly: https://host:port/path, in ASCII, with neither credentials nor a fragment"
             )
-        scheme, host = match["scheme"].lower(), match["host"].lower().strip("[]")
+        scheme, host = match["scheme"].lower(), _plain_host(match["host"].lower())
         port = int(match["port"] or _DEFAULT_PORTS[scheme])
         if not 0 < port < 65_536:
             raise UrlNotAllowed("the URL's port does not exist")
-        _check_host(host)
         target = Target(scheme, host, port, listed=host_and_port(host, port) in self._allowed)
         if not target.listed:
             _check_stranger(target)
@@ -98,6 +97,8 @@ class Guard:
                 found = await self._resolve(target.host, target.port)
         except (OSError, TimeoutError, UnicodeError) as error:
             raise ServerUnreachable("dns", f"the name {target.host} cannot be resolved") from error
+        if not found:
+            raise ServerUnreachable("dns", f"the name {target.host} has no address")
         for address in found:
             self.check_address(target, address)
         return found
@@ -139,15 +140,19 @@ def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _check_host(host: str) -> None:
-    if _literal(host) is not None:
-        return
-    labels = host.split(".")
+def _plain_host(written: str) -> str:
+    """Without brackets. Raises `UrlNotAllowed` where two readers could take it for two things."""
+    host = written.strip("[]")
+    ip, labels = _literal(host), host.split(".")
+    bracketed = host != written
+    if ip is not None and bracketed == (ip.version == 6):
+        return host
     # What ends in a number is an IPv4 address to most readers, whether octal, hexadecimal, short or in one piece.
-    if ":" in host or _NUMBER.fullmatch(labels[-1]):
+    if bracketed or _NUMBER.fullmatch(labels[-1]):
         raise UrlNotAllowed("write an IP address in its usual form")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise UrlNotAllowed("that is not the name of a host")
+    return host
 
 
 def _check_stranger(target: Target) -> None:

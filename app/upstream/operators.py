@@ -9,14 +9,15 @@ from app.errors import ConfigurationError, InvalidInput, ServerUnreachable
 
 
 class Program(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     argv: list[str] = Field(min_length=1)
     env: Mapping[str, str] = {}
 
 
 class _File(RootModel[dict[str, Program]]):
-    pass
+    # an environment holds secrets, and a traceback would show them
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
 class OperatorsServers:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from app.errors import ServerUnreachable
+from app.errors import ServerUnreachable, ToolFailed
 from app.protocol import Endpoint, Json
 from app.upstream.connection import Connection, Limits, OnProgress, OnToolsChanged
 from app.upstream.guard import Guard
@@ -16,8 +16,11 @@ T = TypeVar("T")
 
 _REAP_EVERY_S = 5.0
 
+_STALE = frozenset({"closed", "refused", "session_gone", "status_400", "status_404"})
+"""What a server's restart looks like from a connection that was made before."""
 
-@dataclass
+
+@dataclass(eq=False)
 class _Place:
     """What the pool knows of one server; `opening` is shared by all who wait for it."""
 
@@ -37,19 +40,26 @@ class Upstream:
         self._idle_s = idle_s
         self._max_connections = max_connections
         self._places: dict[tuple[str, str], _Place] = {}
+        self._retired: set[_Place] = set()
+        """Out of place, but those who are using them may end what they are doing."""
         self._closing: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.Task[None] | None = None
+        self._stopped = False
         self.on_tools_changed: OnToolsChanged = lambda _endpoint: None
 
     def start(self) -> None:
         self._reaper = asyncio.create_task(self._reap_for_ever())
 
     async def aclose(self) -> None:
+        self._stopped = True
         if self._reaper is not None:
             self._reaper.cancel()
-        for key in list(self._places):
-            self._drop(key)
-        await asyncio.gather(*self._closing, return_exceptions=True)
+            await asyncio.wait({self._reaper})
+        for place in [*self._places.values(), *self._retired]:
+            self._close(place)
+        self._places.clear()
+        if self._closing:
+            await asyncio.wait(self._closing)
         self.guard.close()
 
     async def list_tools(self, endpoint: Endpoint) -> list[Json]:
@@ -63,16 +73,18 @@ class Upstream:
         )
 
     def forget(self, user_id: str, server_id: str) -> None:
-        """After a server was changed or deleted: what was told to its old address is at an end."""
-        self._drop((user_id, server_id))
+        """After a server was changed or deleted: what is under way may end, nothing else begins on that connection."""
+        place = self._places.get((user_id, server_id))
+        if place is not None:
+            self._retire(place)
 
     async def _with_one_reconnect(self, endpoint: Endpoint, deed: Callable[[Connection], Awaitable[T]]) -> T:
         """A connection from before may have died without our noticing. A new one that fails is the truth."""
         place, is_new = await self._take(endpoint)
         try:
             return await self._use(place, deed)
-        except ServerUnreachable:
-            if is_new:
+        except ServerUnreachable as error:
+            if is_new or error.cause not in _STALE:
                 raise
         place, _ = await self._take(endpoint)
         return await self._use(place, deed)
@@ -80,55 +92,73 @@ class Upstream:
     async def _use(self, place: _Place, deed: Callable[[Connection], Awaitable[T]]) -> T:
         try:
             return await deed(place.connection)
-        except BaseException:
-            # Which part of the session is still sound is not worth finding out, unless others are using it.
-            if place.users == 1 or not place.connection.alive:
-                self._drop(_key(place.connection.endpoint), place)
+        except BaseException as error:
+            # Which part of the session is still sound is not worth finding out.
+            if not _leaves_it_sound(error):
+                self._retire(place)
             raise
         finally:
-            place.users -= 1
-            place.idle_since = time.monotonic()
+            self._leave(place)
 
     async def _take(self, endpoint: Endpoint) -> tuple[_Place, bool]:
-        key = _key(endpoint)
-        place = self._places.get(key)
+        place = self._places.get(_key(endpoint))
         is_new = place is None or not _usable(place, endpoint)
         if place is None or is_new:
-            self._drop(key)
-            place = self._places[key] = self._begin(endpoint)
+            if place is not None:
+                self._retire(place)
+            place = self._begin(endpoint)
         place.users += 1
         try:
             await asyncio.shield(place.opening)
         except BaseException:
-            place.users -= 1
-            if place.opening.done():
-                self._drop(key, place)
+            self._leave(place)
             raise
         return place, is_new
 
+    def _leave(self, place: _Place) -> None:
+        place.users -= 1
+        place.idle_since = time.monotonic()
+        if place.users == 0 and place in self._retired:
+            self._close(place)
+
     def _begin(self, endpoint: Endpoint) -> _Place:
+        if self._stopped:
+            raise ServerUnreachable("closed", "Toolscout is stopping")
         self._make_room()
         connection = Connection(endpoint, self.guard, self.operators, self._limits, self._tools_changed)
         opening = asyncio.create_task(connection.open())
-        opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, though all have gone
-        return _Place(connection, opening, idle_since=time.monotonic())
+        place = self._places[_key(endpoint)] = _Place(connection, opening, idle_since=time.monotonic())
+        opening.add_done_callback(lambda task: self._check_opened(place, task))
+        return place
+
+    def _check_opened(self, place: _Place, opening: asyncio.Task[None]) -> None:
+        """Also where all who waited for it have gone."""
+        if opening.cancelled() or opening.exception() is not None:
+            self._retire(place)
 
     def _tools_changed(self, endpoint: Endpoint) -> None:
         self.on_tools_changed(endpoint)
 
     def _make_room(self) -> None:
-        if len(self._places) < self._max_connections:
+        if len(self._places) + len(self._retired) < self._max_connections:
             return
-        idle = [(place.idle_since, key) for key, place in self._places.items() if place.users == 0]
+        idle = [place for place in self._places.values() if place.users == 0]
         if not idle:
             raise ServerUnreachable("busy", "too many servers are in use at once; try again shortly")
-        self._drop(min(idle)[1])
+        self._retire(min(idle, key=lambda place: place.idle_since))
 
-    def _drop(self, key: tuple[str, str], only: _Place | None = None) -> None:
-        place = self._places.get(key)
-        if place is None or (only is not None and place is not only):
+    def _retire(self, place: _Place) -> None:
+        key = _key(place.connection.endpoint)
+        if self._places.get(key) is not place:
             return
         del self._places[key]
+        if place.users:
+            self._retired.add(place)
+        else:
+            self._close(place)
+
+    def _close(self, place: _Place) -> None:
+        self._retired.discard(place)
         closing = asyncio.create_task(_closed(place))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -139,9 +169,9 @@ class Upstream:
             self._reap(time.monotonic() - self._idle_s)
 
     def _reap(self, before: float) -> None:
-        for key, place in list(self._places.items()):
-            if place.users == 0 and (place.idle_since < before or not place.connection.alive):
-                self._drop(key, place)
+        for place in list(self._places.values()):
+            if place.users == 0 and (place.idle_since < before or not _usable(place, place.connection.endpoint)):
+                self._retire(place)
 
 
 def _key(endpoint: Endpoint) -> tuple[str, str]:
@@ -154,7 +184,11 @@ def _usable(place: _Place, endpoint: Endpoint) -> bool:
     return not place.opening.done() or place.connection.alive
 
 
+def _leaves_it_sound(error: BaseException) -> bool:
+    """The server has answered, or nobody has waited for its answer."""
+    return isinstance(error, asyncio.CancelledError) or (isinstance(error, ToolFailed) and error.outcome == "failed")
+
+
 async def _closed(place: _Place) -> None:
-    place.opening.cancel()
-    await asyncio.gather(place.opening, return_exceptions=True)
     await place.connection.close()
+    await asyncio.wait({place.opening})

@@ -98,8 +98,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         """Whatever was asked for: this is the address that we are really connected to."""
         peer = stream.get_extra_info("server_addr")
         try:
+            if peer is None:
+                raise httpx2.ConnectError("the server hung up at once")
             self._guard.check_address(self._target, str(peer[0]))
-        except UrlNotAllowed:
+        except (httpx2.ConnectError, UrlNotAllowed):
             await stream.aclose()
             raise
 
@@ -138,6 +140,8 @@ class _Bounded(httpx2.AsyncByteStream):
                 for piece in self._inflated(chunk):
                     self._count(piece)
                     yield piece
+                    # one chunk may hold a thousand pieces: others want their turn in between
+                    await asyncio.sleep(0)
         except (httpx2.TransportError, zlib.error, ServerUnreachable) as error:
             failure = _explained(error)
             self._exchange.fail(failure)
@@ -153,6 +157,8 @@ class _Bounded(httpx2.AsyncByteStream):
         while chunk:
             yield self._inflater.decompress(chunk, _PIECE)
             chunk = self._inflater.unconsumed_tail
+            if self._inflater.unused_data:  # zlib would keep all that follows the end, uncounted
+                raise ServerUnreachable("encoding", "the server's answer goes on after its compressed part")
 
     def _count(self, piece: bytes) -> None:
         if self._left is not None:
@@ -188,6 +194,8 @@ def _explained(error: Exception) -> ServerUnreachable:
             return ServerUnreachable("url_not_allowed", error.message)
         case httpx2.TimeoutException():
             return ServerUnreachable("timeout", "the server did not answer in time")
+        case zlib.error():
+            return ServerUnreachable("encoding", "the server's answer cannot be decompressed")
         case httpx2.ConnectError() if _is_tls(error):
             return ServerUnreachable("tls", "no trusted TLS connection can be made with the server")
         case httpx2.ConnectError():

@@ -67,6 +67,7 @@ BAD_FIELDS = [
     {"enabled": 1},
     {"headers": {"a b": "x"}},
     {"headers": {"": "x"}},
+    {"headers": {"X-Key\n": "x"}},
     {"headers": {"X-Key": "two\nlines"}},
     {"headers": {"X-Key": 7}},
     {"headers": {f"X-{number}": "x" for number in range(33)}},

@@ -295,29 +295,32 @@ class _Running:
                 timeout_graceful_shutdown=1,
             )
         )
-        listening = socket.create_server(("127.0.0.1", fake.port))
-        self.port: int = listening.getsockname()[1]
+        self.listening = socket.create_server(("127.0.0.1", fake.port))
+        self.port: int = self.listening.getsockname()[1]
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.run, args=[listening], name=THREAD_NAME, daemon=True)
+        self.thread = threading.Thread(target=self.run, name=THREAD_NAME, daemon=True)
         self.thread.start()
         while not self.uvicorn.started:
             assert self.thread.is_alive()
             time.sleep(0.002)
 
-    def run(self, listening: socket.socket) -> None:
+    def run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self.uvicorn.serve(sockets=[listening]))
+            runner.run(self.uvicorn.serve(sockets=[self.listening]))
 
     def stop(self) -> None:
         if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(self.cut_all)
+            self.loop.call_soon_threadsafe(self.accept_no_more)
             self.thread.join()
 
-    def cut_all(self) -> None:
+    def accept_no_more(self) -> None:
+        """A moment before the rest: asyncio loses a connection that it accepted just before its server closes."""
+        self.loop.remove_reader(self.listening)
+        self.loop.call_later(0.01, self.end)
+
+    def end(self) -> None:
         self.uvicorn.should_exit = True
         self.mcp.stopping.set()
-        for listening in self.uvicorn.servers:
-            listening.close()
         self.cut()
 
     def cut(self, client: tuple[str, int] | None = None) -> None:

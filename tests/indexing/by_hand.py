@@ -2,17 +2,25 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import psycopg
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from app.indexing import jobs
 from app.indexing.reindex import Indexer, reindex_server
+from app.indexing.worker import Pace, Worker
 from app.wiring import Container
 from tests.conftest import TestUser, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer
+from tests.fakes.mcp_server import verbatim
 
 T = TypeVar("T")
+
+LEASE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,7 @@ class Hand:
 
     async def claim(self) -> jobs.Claim | None:
         async with self.container.database.system_transaction() as session:
-            return await jobs.claim(session)
+            return await jobs.claim(session, LEASE_S)
 
     async def take(self) -> jobs.Claim:
         claimed = await self.claim()
@@ -44,6 +52,18 @@ class Hand:
         return row
 
 
+@asynccontextmanager
+async def working(hand: Hand, **pace: float) -> AsyncIterator[Worker]:
+    """A worker that looks often: the routes of the service that is driven by hand wake nobody."""
+    usual: dict[str, Any] = {"runs_at_once": 1, "pending_retry_s": 60.0, "reindex_every_s": 0.0, "idle_s": 0.02}
+    worker = Worker(hand.indexer, Pace(**(usual | pace)))
+    worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
 async def rows(container: Container, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
     async with container.database.system_transaction() as session:
         return await session.rows(statement, parameters)
@@ -56,6 +76,26 @@ async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 15.0) 
             if seen := await look():
                 return seen
             await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def holding(
+    container: Container, statement: str, *parameters: str
+) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """A connection, as the owner, with a lock that others run into until this ends."""
+    url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    async with await psycopg.AsyncConnection.connect(url) as blocker:
+        await blocker.execute(statement.encode(), parameters)
+        yield blocker
+
+
+async def waiting(blocker: psycopg.AsyncConnection[Any], count: int) -> None:
+    async def look() -> bool:
+        cursor = await blocker.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        [(waiting,)] = await cursor.fetchall()
+        return bool(waiting >= count)
+
+    await until(look)
 
 
 async def send(user: TestUser, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:
@@ -86,6 +126,19 @@ async def asked(fake: FakeEmbeddingServer, times: int = 1) -> None:
 async def server_of(user: TestUser, server_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = (await user.http.get(f"/servers/{server_id}")).json()
     return answer
+
+
+def listing_of(tools: str) -> ASGIApp:
+    """Answers `tools/list` with these, written in JSON, whatever the server offers by then."""
+    return verbatim(f'{{"tools": {tools}, "ttlMs": 0, "cacheScope": "private", "resultType": "complete"}}'.encode())
+
+
+def late(answer: ASGIApp, seconds: float) -> ASGIApp:
+    async def answer_late(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(seconds)
+        await answer(scope, receive, send)
+
+    return answer_late
 
 
 def unheard(name: str) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from tests.fakes.mcp_server import FakeMcpServer
 from tests.indexing.by_hand import Hand, rows
 
 INDEX_TIMEOUT_S = 0.6
+NOBODY = "127.0.0.1:9"
+"""Where we may connect and nobody listens."""
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +70,7 @@ async def idle_service(
 ) -> AsyncIterator[Container]:
     settings = make_settings(
         tmp_path_factory.mktemp("idle"),
-        outbound_allow=allowing(*mcp_servers.values()),
+        outbound_allow=f"{allowing(*mcp_servers.values())},{NOBODY}",
         **shared_fake.settings(index_concurrency=0),
     )
     async with open_container(settings, make_database(postgres), no_names) as opened:
@@ -98,7 +100,7 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
         ann_above=20_000,
         upstream=idle_service.upstream,
         sealer=idle_service.sealer,
-        computing=asyncio.Semaphore(1),
+        computing=asyncio.Semaphore(2),
     )
     return Hand(idle_service, indexer)
 

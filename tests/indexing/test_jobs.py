@@ -1,6 +1,7 @@
 """The queue: what was accepted is done, once, by whoever holds the lease."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from app.indexing.worker import Pace, Worker
 from app.wiring import Container
 from tests.conftest import TestUser, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer
-from tests.indexing.by_hand import Hand, asked, finished, numbered, rows, send, unheard
+from tests.indexing.by_hand import Hand, asked, finished, holding, numbered, rows, send, unheard, waiting
 
 
 async def states(container: Container, server_id: str) -> list[str]:
@@ -98,7 +99,7 @@ async def test_a_queued_run_waits_for_its_servers_running_one_but_not_for_others
 
 
 async def test_workers_that_claim_at_the_same_moment_get_different_runs(hand: Hand, alice: TestUser) -> None:
-    servers = [await alice.add_server(f"server-{number}") for number in range(10)]
+    servers = [await alice.add_server(f"server-{number}") for number in range(jobs.RUNS_OF_ONE_USER)]
     for server_id in servers:
         await send(alice, server_id, [tool("a")])
     claims = await asyncio.gather(*(hand.take() for _ in servers))
@@ -305,6 +306,90 @@ async def test_a_run_whose_server_was_deleted_writes_nothing(
     with pytest.raises(jobs.LeaseLost):
         await underway
     assert await names(alice) == set()
+
+
+async def test_a_deletion_that_meets_a_run_about_to_be_applied_gets_in_no_ones_way(hand: Hand, alice: TestUser) -> None:
+    """Whoever held the run while waiting for the server would be waited for by whoever deletes both."""
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    async with holding(hand.container, "SELECT FROM mcp_servers WHERE id = %s FOR UPDATE", server_id) as blocker:
+        deleting = asyncio.create_task(alice.http.delete(f"/servers/{server_id}"))
+        await waiting(blocker, 1)
+        applying = asyncio.create_task(hand.perform())
+        await waiting(blocker, 2)
+    began = time.monotonic()
+    assert (await deleting).status_code == 204
+    with pytest.raises(jobs.LeaseLost):
+        await applying
+    assert time.monotonic() - began < 0.9  # Postgres looks for deadlocks after a second
+    assert await names(alice) == set()
+
+
+async def test_no_more_than_some_runs_of_one_user_are_under_way_at_once(
+    hand: Hand, alice: TestUser, bob: TestUser
+) -> None:
+    for number in range(jobs.RUNS_OF_ONE_USER + 1):
+        await send(alice, await alice.add_server(f"server-{number}"), [tool("a")])
+    await send(bob, await bob.add_server(), [tool("b")])
+    claims = [await hand.take() for _ in range(jobs.RUNS_OF_ONE_USER)]
+    assert {claim.user_id for claim in claims} == {alice.id}
+    assert (await hand.take()).user_id == bob.id
+    assert await hand.claim() is None
+    await reindex_server(hand.indexer, claims[0])
+    assert (await hand.take()).user_id == alice.id
+
+
+async def test_who_asked_before_a_run_began_is_served_by_it_and_who_asks_later_is_not(
+    hand: Hand, alice: TestUser
+) -> None:
+    server_id = await alice.add_server()
+
+    async def ask(seconds_ago: float | None, *, force: bool = False) -> str:
+        async with hand.container.database.transaction(alice.id) as session:
+            run = await jobs.enqueue(session, alice.id, server_id, force=force, asked_s_ago=seconds_ago)
+        return run.id
+
+    first = await ask(0.0)
+    assert (await hand.take()).id == first
+    assert await ask(10.0) == first
+    later = await ask(0.0)
+    assert later != first
+    assert await ask(None) == await ask(10.0, force=True) == later
+
+
+async def test_a_run_of_a_pushed_list_serves_nobody_who_asks_for_the_servers_own(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    pushed = await send(alice, server_id, [tool("a")])
+    await hand.take()
+    async with hand.container.database.transaction(alice.id) as session:
+        run = await jobs.enqueue(session, alice.id, server_id, asked_s_ago=10.0)
+    assert run.id != pushed["id"]
+
+
+async def test_a_lease_lasts_as_long_as_it_was_asked_for(hand: Hand, alice: TestUser) -> None:
+    await send(alice, await alice.add_server(), [tool("a")])
+    async with hand.container.database.system_transaction() as session:
+        claimed = await jobs.claim(session, 7.0)
+    assert claimed is not None
+    left = "extract(epoch FROM lease_until - now())::float"
+    [seconds] = await hand.run_row(claimed.id, left)
+    assert 5 < seconds <= 7
+    await hand.expire_leases()
+    async with hand.container.database.transaction(alice.id) as session:
+        await jobs.keep_lease(session, claimed)
+    [seconds] = await hand.run_row(claimed.id, left)
+    assert 5 < seconds <= 7
+
+
+async def test_a_run_that_the_database_interrupted_is_not_taken_up_again_at_once(hand: Hand, alice: TestUser) -> None:
+    """Else it would be out of attempts before the database is itself again."""
+    await send(alice, await alice.add_server(), [tool("a")])
+    claimed = await hand.take()
+    async with hand.container.database.transaction(alice.id) as session:
+        await jobs.release(session, claimed, 30.0, attempted=True)
+    assert await hand.claim() is None
+    await hand.expire_leases()
+    assert (await hand.take()).attempts == 2
 
 
 async def test_runs_are_listed_newest_first_page_by_page(hand: Hand, alice: TestUser) -> None:

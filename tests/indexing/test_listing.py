@@ -81,7 +81,7 @@ def test_a_name_alone_makes_a_tool_without_parameters() -> None:
         ({"name": None}, None, "needs a name"),
         ({"name": 7}, None, "needs a name"),
         ({"name": ""}, "", "needs a name"),
-        ({"name": " \u3000"}, " \u3000", "needs a name"),
+        ({"name": " \u3000"}, " \ufffd", "needs a name"),
         ({"name": "x" * (MAX_NAME_CHARACTERS + 1)}, "x" * MAX_NAME_CHARACTERS, "longer than 128"),
         (tool("a", title=7), "a", "`title` must be a text"),
         ({"name": "a", "description": ["x"]}, "a", "`description` must be a text"),
@@ -96,6 +96,12 @@ def test_a_name_alone_makes_a_tool_without_parameters() -> None:
         (sized(MAX_TOOL_BYTES + 1), "large", "larger than 256 KiB"),
         ({"name": "large", "description": "ü" * (MAX_TOOL_BYTES // 2)}, "large", "larger than 256 KiB"),
         ({"name": "large", "x" * MAX_TOOL_BYTES: 1}, "large", "larger than 256 KiB"),
+        (tool("a", "b\0c"), "a", "NUL"),
+        (tool("a", inputSchema={"b\0c": 1}), "a", "NUL"),
+        (tool("a", inputSchema={"minimum": float("nan")}), "a", "JSON cannot carry"),
+        (tool("a", inputSchema={"minimum": -float("inf")}), "a", "JSON cannot carry"),
+        (tool("a", inputSchema={"minimum": 10**400}), "a", "JSON cannot carry"),
+        (tool("a", "b\ud800c"), "a", "JSON cannot carry"),
     ],
     ids=lambda item: repr(item)[:40],
 )
@@ -111,7 +117,10 @@ def test_a_bad_tool_is_refused_alone_with_its_reason(raw: Any, name: str | None,
 def test_a_name_with_characters_that_cannot_be_shown_is_refused(name: str) -> None:
     listing = read_listing([{"name": name}, SIBLING], max_tools=100)
     assert [each.name for each in listing.tools] == ["sibling"]
-    assert "cannot be shown" in listing.refused[0].reason
+    [refusal] = listing.refused
+    assert "cannot be shown" in refusal.reason
+    assert refusal.name is not None
+    assert refusal.name.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -132,6 +141,14 @@ def test_a_tool_at_the_very_limit_is_taken(raw: dict[str, Any]) -> None:
     listing = read_listing([raw], max_tools=100)
     assert [each.name for each in listing.tools] == [raw["name"]]
     assert listing.refused == []
+
+
+def test_a_number_beyond_64_bits_is_read_as_it_is_when_it_is_pushed() -> None:
+    """A server that computes in JavaScript writes 2**64 with all its digits."""
+    largest = {"type": "integer", "maximum": 18446744073709552000}
+    [read] = read_listing([tool("a", inputSchema=largest)], max_tools=1).tools
+    assert read.input_schema == {"type": "integer", "maximum": 2.0**64}
+    assert isinstance(read.input_schema["maximum"], float)
 
 
 def test_of_doubles_the_first_is_taken_and_a_warning_names_them_once() -> None:

@@ -1,18 +1,15 @@
 """What a run costs, what it leaves alone, and what readers see meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import psycopg
 import pytest
 
 from app.indexing.document import text_hash
 from app.wiring import Container
 from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, embed
-from tests.indexing.by_hand import Hand, asked, numbered, rows, send, server_of, unheard, until
+from tests.indexing.by_hand import Hand, asked, holding, numbered, rows, send, server_of, unheard, waiting
 
 READ = tool("read_file", "Read a file from disk.", inputSchema={"type": "object", "properties": {"path": {}, "at": {}}})
 WRITE = tool("write_file", "Write a file to disk.")
@@ -391,26 +388,6 @@ async def test_readers_see_the_old_list_or_the_new_one_and_never_a_mixture(carol
         assert {len(tools) for tools in answers} == {20}
         assert {len(seen_generations(tools)) for tools in answers} == {1}
         assert len({frozenset(seen_generations(tools)) for tools in answers}) > 2
-
-
-@asynccontextmanager
-async def holding(
-    container: Container, statement: str, *parameters: str
-) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-    """A connection, as the owner, with a lock that others run into until this ends."""
-    url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    async with await psycopg.AsyncConnection.connect(url) as blocker:
-        await blocker.execute(statement.encode(), parameters)
-        yield blocker
-
-
-async def waiting(blocker: psycopg.AsyncConnection[Any], count: int) -> None:
-    async def look() -> bool:
-        cursor = await blocker.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        [(waiting,)] = await cursor.fetchall()
-        return bool(waiting >= count)
-
-    await until(look)
 
 
 async def test_a_discovery_that_a_run_overtakes_still_sees_one_generation(container: Container, user: TestUser) -> None:

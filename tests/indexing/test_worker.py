@@ -1,26 +1,15 @@
 """The loops inside the app: they take what is queued, and nothing that goes wrong in one run ends them."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
+from app.catalog.servers import get_endpoint
 from app.indexing import jobs
 from app.indexing.worker import Pace, Worker
 from tests.conftest import TestUser
 from tests.fakes.embedding_server import FakeEmbeddingServer
-from tests.indexing.by_hand import Hand, asked, finished, rows, send, server_of, unheard, until
-
-
-@asynccontextmanager
-async def working(hand: Hand, pending_retry_s: float = 60.0) -> AsyncIterator[Worker]:
-    worker = Worker(hand.indexer, Pace(runs_at_once=1, pending_retry_s=pending_retry_s, reindex_every_s=0))
-    worker.start()
-    try:
-        yield worker
-    finally:
-        await worker.stop()
+from tests.indexing.by_hand import Hand, asked, finished, rows, send, server_of, unheard, until, working
 
 
 async def add_pending(hand: Hand, user: TestUser, fake: FakeEmbeddingServer, name: str) -> str:
@@ -41,9 +30,8 @@ async def test_a_run_queued_by_another_replica_is_found_without_being_woken(hand
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
 
 
-async def test_a_woken_worker_begins_at_once(hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.indexing.worker._IDLE_S", 60.0)
-    async with working(hand) as worker:
+async def test_a_woken_worker_begins_at_once(hand: Hand, alice: TestUser) -> None:
+    async with working(hand, idle_s=60.0) as worker:
         await asyncio.sleep(0.05)
         run = await send(alice, await alice.add_server(), [unheard("a")])
         worker.wake()
@@ -89,13 +77,10 @@ async def test_a_run_whose_server_is_deleted_midway_does_not_stop_the_worker(
     assert set(await alice.tools()) == {"b"}
 
 
-async def test_a_run_in_work_keeps_its_lease(
-    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs, "HEARTBEAT_S", 0.02)
+async def test_a_run_in_work_keeps_its_lease(hand: Hand, alice: TestUser, fake: FakeEmbeddingServer) -> None:
     run = await send(alice, await alice.add_server(), [unheard("a")])
     fake.mode, fake.hang_s = "hang", 0.4
-    async with working(hand):
+    async with working(hand, lease_s=0.1):
         await asked(fake)
         await hand.expire_leases()
 
@@ -181,6 +166,57 @@ async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pen
             return (await server_of(alice, late))["pending_count"] == 0  # type: ignore[no-any-return]
 
         await until(followed, seconds=5)
+
+
+async def announce(hand: Hand, worker: Worker, user: TestUser, server_id: str) -> None:
+    async with hand.container.database.transaction(user.id) as session:
+        worker.tools_changed(await get_endpoint(session, hand.container.sealer, user.id, server_id))
+
+
+async def runs_of(hand: Hand, server_id: str) -> list[tuple[str, str]]:
+    statement = "SELECT asked_by, state FROM index_runs WHERE server_id = %(id)s ORDER BY created_at"
+    return [(asked_by, state) for asked_by, state in await rows(hand.container, statement, id=server_id)]
+
+
+async def test_announcements_soon_after_each_other_are_followed_once(hand: Hand, alice: TestUser) -> None:
+    server_id, other = await alice.add_server("talkative"), await alice.add_server("quiet")
+    followed = (f"server:{server_id}", "succeeded")
+    async with working(hand, announcement_s=0.1) as worker:
+        for times in (1, 2):
+            for _ in range(10):
+                await announce(hand, worker, alice, server_id)
+
+            async def performed(expected: list[tuple[str, str]] = [followed] * times) -> bool:
+                return await runs_of(hand, server_id) == expected
+
+            await until(performed)
+    assert await runs_of(hand, other) == []
+
+
+async def test_an_announcement_of_a_server_that_is_gone_is_followed_by_nothing(
+    hand: Hand, alice: TestUser, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone, server_id = await alice.add_server("gone"), await alice.add_server("there")
+    async with working(hand, announcement_s=0.05) as worker:
+        for each in (gone, server_id):
+            await announce(hand, worker, alice, each)
+        await alice.http.delete(f"/servers/{gone}")
+
+        async def performed() -> bool:
+            return [state for _, state in await runs_of(hand, server_id)] == ["succeeded"]
+
+        await until(performed)
+    assert await runs_of(hand, gone) == []
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_worker_that_has_stopped_follows_no_announcement(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    async with working(hand, announcement_s=0.01) as worker:
+        pass
+    await announce(hand, worker, alice, server_id)
+    await asyncio.sleep(0.05)
+    assert await runs_of(hand, server_id) == []
 
 
 async def test_without_a_worker_runs_wait(hand: Hand, alice: TestUser) -> None:

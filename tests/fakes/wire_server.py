@@ -1,0 +1,99 @@
+"""A server below HTTP: it says what it is told to, byte for byte, to whoever connects, in the clear or over TLS."""
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+@dataclass
+class WireServer:
+    port: int
+    answer: bytes
+    connects: int = 0
+    requests: list[bytes] = field(default_factory=list)
+    """Their heads."""
+    names: list[str | None] = field(default_factory=list)
+    """What the clients called the server while they shook hands."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connects += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(self.answer)
+            await writer.drain()
+        writer.close()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def running_wire_server(answer: bytes = b"", tls: ssl.SSLContext | None = None) -> AsyncIterator[WireServer]:
+    """In the test's own loop."""
+    server = WireServer(0, answer)
+    if tls is not None:
+        tls.sni_callback = lambda _socket, name, _context: server.names.append(name)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    server.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listening.close()
+        await listening.wait_closed()
+
+
+def http_answer(body: bytes = b"", status: str = "200 OK", **headers: str) -> bytes:
+    """Without a length: it ends with the connection."""
+    lines = [f"HTTP/1.1 {status}", "Connection: close", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Signed by itself, so that whoever trusts it trusts it alone."""
+
+    pem: str
+    path: Path
+
+    def server(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.path)
+        return context
+
+
+def certificate_for(host: str, folder: Path) -> Certificate:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server of a test")])
+    today = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(today - timedelta(days=1))
+        .not_valid_after(today + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([_alternative_name(host)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = signed.public_bytes(serialization.Encoding.PEM)
+    encoding, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    path = folder / f"{host.replace(':', '-')}.pem"
+    path.write_bytes(pem + key.private_bytes(encoding, private, serialization.NoEncryption()))
+    return Certificate(pem.decode(), path)
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

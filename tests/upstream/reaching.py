@@ -1,0 +1,74 @@
+"""The pool of connections by itself, with no database behind it, allowed to reach the fakes and nothing else."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache
+from typing import Any
+
+from app.protocol import Endpoint
+from app.upstream.connection import Limits
+from app.upstream.guard import Guard
+from app.upstream.operators import OperatorsServers
+from app.upstream.pool import Upstream
+from tests.conftest import no_names
+from tests.fakes.mcp_server import FakeMcpServer
+
+
+@asynccontextmanager
+async def reaching(
+    *ports: int | FakeMcpServer,
+    operators: OperatorsServers | None = None,
+    idle_s: float = 60,
+    max_connections: int = 100,
+    **limits: Any,
+) -> AsyncIterator[Upstream]:
+    """Closed at the end, with no task left behind."""
+    before = asyncio.all_tasks()
+    allowed = [f"127.0.0.1:{port if isinstance(port, int) else port.port}" for port in ports]
+    bounds = Limits(**{"connect_s": 5, "list_s": 5, "max_bytes": 1_000_000, "max_tools": 1_000, **limits})
+    upstream = Upstream(
+        _guard(tuple(allowed)),
+        operators or OperatorsServers({}),
+        bounds,
+        idle_s=idle_s,
+        max_connections=max_connections,
+    )
+    upstream.start()
+    try:
+        yield upstream
+    finally:
+        await upstream.aclose()
+    assert asyncio.all_tasks() <= before
+
+
+@cache
+def _guard(allowed: Sequence[str]) -> Guard:
+    """Made once, for it reads all certificates. Closing it ends its look-ups, of which addresses need none."""
+    return Guard(allowed, no_names)
+
+
+def endpoint(server: FakeMcpServer | str, **changes: Any) -> Endpoint:
+    """Of a fake, or of a server that the operator has listed under that name."""
+    fields: dict[str, Any] = {"user_id": "someone", "server_id": "a-server", "server_name": "files"}
+    fields |= {"config_version": 1, "transport": "stdio", "url": None}
+    if isinstance(server, str):
+        fields["server_name"] = server
+    else:
+        fields |= {"transport": server.transport, "url": server.url}
+    return Endpoint(**{**fields, **changes})
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread or process
+            await asyncio.sleep(0.005)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    took = time.monotonic() - started
+    assert took < seconds, f"it took {took:.2f} s"
