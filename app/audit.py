@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, func, insert, select
+from sqlalchemy import Row, insert, select
 
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
@@ -79,8 +79,7 @@ async def list_events(session: Session, user_id: str | None, wanted: EventFilter
         statement = statement.where(events.at >= wanted.since)
     if wanted.until is not None:
         statement = statement.where(events.at < wanted.until)
-    moment = func.to_char(func.timezone("UTC", events.at), "YYYY-MM-DD HH24:MI:SS.US")
-    return await fetch_page(session, statement, (moment, events.id), page, _event, descending=True)
+    return await fetch_page(session, statement, (events.at, events.id), page, _event, descending=True)
 
 
 def _event(row: Row[Any]) -> Event:

@@ -94,7 +94,8 @@ class Settings(BaseSettings):
     stdio_servers: Path | None = Field(
         None, description="JSON file of stdio servers that users may choose: `{name: {argv: [...], env: {}}}`"
     )
-    connect_timeout_s: float = Field(10.0, gt=0, le=300, description="how long an MCP server may take to shake hands")
+    # longer than the SDK waits for an old server that ignores the newer greeting, or such a one could never be reached
+    connect_timeout_s: float = Field(15.0, gt=0, le=300, description="how long an MCP server may take to shake hands")
     list_timeout_s: float = Field(30.0, gt=0, le=600, description="how long a server may take to list its tools")
     call_timeout_s: float = Field(60.0, gt=0, le=3600, description="how long a tool may run, unless `timeout_ms` says")
     upstream_idle_s: float = Field(300.0, gt=0, description="an idle connection to a server is closed after so long")

@@ -48,6 +48,7 @@ _TOOL = """
     SELECT t.id, t.server_id, v.server_name, t.name, t.title, t.description,
            t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
            EXISTS (SELECT FROM mcp_tools o WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id)
+           OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name)
     FROM mcp_tool_embeddings v JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
 """
 

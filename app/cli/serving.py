@@ -9,7 +9,9 @@ import textwrap
 
 import uvicorn
 
+from app import audit
 from app.accounts.keys import NewKey, admin_key_exists, create_key
+from app.cli.opening import ACTOR
 from app.demo.seed import finish_demo, seed_demo
 from app.errors import ConfigurationError
 from app.main import create_app
@@ -99,7 +101,8 @@ async def _first_admin_key(container: Container) -> str | None:
     async with container.database.system_transaction() as session:
         if await admin_key_exists(session):
             return None
-        _, secret = await create_key(session, NewKey("admin", name="first"))
+        key, secret = await create_key(session, NewKey("admin", name="first"))
+        await audit.record(session, None, ACTOR, "key.create", key.id)
         return secret
 
 

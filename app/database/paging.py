@@ -4,10 +4,11 @@ import base64
 import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import orjson
-from sqlalchemy import Select, tuple_
+from sqlalchemy import DateTime, Select, literal, tuple_
 from sqlalchemy.sql import ColumnElement
 
 from app.database.engine import Session
@@ -33,7 +34,7 @@ class PageRequest:
 async def fetch_page(
     session: Session,
     statement: Select[Any],
-    order_by: tuple[ColumnElement[str], ColumnElement[str]],
+    order_by: tuple[ColumnElement[Any], ColumnElement[str]],
     request: PageRequest,
     build: Callable[[Any], T],
     *,
@@ -41,7 +42,8 @@ async def fetch_page(
 ) -> Page[T]:
     """One row more than asked tells whether there is a next page. The order's columns must be unique together."""
     if request.cursor is not None:
-        last = tuple_(*_decoded(request.cursor))
+        key = zip(_decoded(request.cursor), order_by, strict=True)
+        last = tuple_(*(literal(_typed(text, column), column.type) for text, column in key))
         statement = statement.where(tuple_(*order_by) < last if descending else tuple_(*order_by) > last)
     order = [key.desc() for key in order_by] if descending else order_by
     statement = statement.order_by(*order).limit(request.limit + 1)
@@ -53,15 +55,29 @@ async def fetch_page(
     return Page([build(row) for row in shown], cursor)
 
 
-def _encoded(*key: str) -> str:
+def _encoded(*key: str | datetime) -> str:
     return base64.urlsafe_b64encode(orjson.dumps(key)).decode()
+
+
+def _typed(text: str, column: ColumnElement[Any]) -> str | datetime:
+    """As the column has it, so that an index on the column serves."""
+    if not isinstance(column.type, DateTime):
+        return text
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise _not_ours() from error
 
 
 def _decoded(cursor: str) -> tuple[str, str]:
     try:
         first, second = orjson.loads(base64.urlsafe_b64decode(cursor.encode()))
     except (ValueError, binascii.Error, TypeError) as error:
-        raise InvalidInput("the cursor is not one of ours; start again without it") from error
+        raise _not_ours() from error
     if not (isinstance(first, str) and isinstance(second, str)) or "\0" in first + second:
-        raise InvalidInput("the cursor is not one of ours; start again without it")
+        raise _not_ours()
     return first, second
+
+
+def _not_ours() -> InvalidInput:
+    return InvalidInput("the cursor is not one of ours; start again without it")

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from app import audit
 from app.accounts.keys import NewKey, create_key
 from app.accounts.users import create_user, list_users
 from app.catalog.servers import NewServer, create_server
@@ -33,9 +34,10 @@ async def seed_demo(container: Container) -> str | None:
         await create_user(session, DEMO_USER, "Demo user")
         for server in catalogue():
             await _queue(container, session, server)
-        _, key = await create_key(session, NewKey("user", name="demo", user_id=DEMO_USER))
+        key, secret = await create_key(session, NewKey("user", name="demo", user_id=DEMO_USER))
+        await audit.record(session, DEMO_USER, jobs.SYSTEM, "key.create", key.id)
     container.worker.wake()
-    return key
+    return secret
 
 
 async def _queue(container: Container, session: Session, server: dict[str, Any]) -> None:

@@ -169,8 +169,7 @@ async def list_runs(session: Session, user_id: str, server_id: str, page: PageRe
     """Newest first."""
     runs = index_runs.c
     statement = select(index_runs).where(runs.user_id == user_id, runs.server_id == server_id)
-    moment = func.to_char(func.timezone("UTC", runs.created_at), "YYYY-MM-DD HH24:MI:SS.US")
-    return await fetch_page(session, statement, (moment, runs.id), page, _run, descending=True)
+    return await fetch_page(session, statement, (runs.created_at, runs.id), page, _run, descending=True)
 
 
 async def owner_of(session: Session, run_id: str) -> str:

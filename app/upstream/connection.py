@@ -175,7 +175,7 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 result = await self._call(name, arguments, on_progress)
         except TimeoutError as error:
-            raise ToolTimedOut(f"no answer within {timeout_s:g} s; it may have run", outcome="unknown") from error
+            raise ToolTimedOut("no answer came in time; it may have run", outcome="unknown") from error
         except Interrupted as error:
             raise ToolFailed(f"{error.words}; it may have run", outcome="unknown") from error
         except MCPError as error:

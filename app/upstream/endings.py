@@ -77,7 +77,8 @@ def _instead_of(error: MCPError, request: Request, modern: bool) -> Exception | 
     """What has happened, where the error is one that the SDK made up for want of an answer. In doubt it is."""
     code, status = error.code, request.status
     if status >= 500:
-        return Interrupted(ServerUnreachable(f"status_{status}", f"the server answered with status {status}"))
+        words = f"the server answered with status {status} (error {code}: {error.message[:MAX_WORDS]})"
+        return Interrupted(ServerUnreachable(f"status_{status}", f"the server answered with status {status}"), words)
     if status == 400 and code in _SESSION_UNKNOWN and not modern:
         return ServerUnreachable("session_gone", "the server has forgotten the session")
     if 0 < status < 400 and code in UNREADABLE:

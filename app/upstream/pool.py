@@ -68,9 +68,14 @@ class Upstream:
     async def call_tool(
         self, endpoint: Endpoint, name: str, arguments: Json, timeout_s: float, on_progress: OnProgress | None = None
     ) -> Json:
-        return await self._with_one_reconnect(
-            endpoint, lambda connection: connection.call_tool(name, arguments, timeout_s, on_progress)
-        )
+        """`timeout_s` is for all of it: whoever waits does not care whether for the handshake or for the tool."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+
+        def call(connection: Connection) -> Awaitable[Json]:
+            left_s = deadline - asyncio.get_running_loop().time()
+            return connection.call_tool(name, arguments, left_s, on_progress)
+
+        return await self._with_one_reconnect(endpoint, call, deadline)
 
     def forget(self, user_id: str, server_id: str) -> None:
         """After a server was changed or deleted: what is under way may end, nothing else begins on that connection."""
@@ -78,15 +83,17 @@ class Upstream:
         if place is not None:
             self._retire(place)
 
-    async def _with_one_reconnect(self, endpoint: Endpoint, deed: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _with_one_reconnect(
+        self, endpoint: Endpoint, deed: Callable[[Connection], Awaitable[T]], deadline: float | None = None
+    ) -> T:
         """A connection from before may have died without our noticing. A new one that fails is the truth."""
-        place, is_new = await self._take(endpoint)
+        place, is_new = await self._take(endpoint, deadline)
         try:
             return await self._use(place, deed)
         except ServerUnreachable as error:
             if is_new or error.cause not in _STALE:
                 raise
-        place, _ = await self._take(endpoint)
+        place, _ = await self._take(endpoint, deadline)
         return await self._use(place, deed)
 
     async def _use(self, place: _Place, deed: Callable[[Connection], Awaitable[T]]) -> T:
@@ -100,7 +107,7 @@ class Upstream:
         finally:
             self._leave(place)
 
-    async def _take(self, endpoint: Endpoint) -> tuple[_Place, bool]:
+    async def _take(self, endpoint: Endpoint, deadline: float | None) -> tuple[_Place, bool]:
         place = self._places.get(_key(endpoint))
         is_new = place is None or not _usable(place, endpoint)
         if place is None or is_new:
@@ -109,7 +116,11 @@ class Upstream:
             place = self._begin(endpoint)
         place.users += 1
         try:
-            await asyncio.shield(place.opening)
+            async with asyncio.timeout_at(deadline):
+                await asyncio.shield(place.opening)
+        except TimeoutError as error:
+            self._leave(place)
+            raise ServerUnreachable("timeout", "the server did not shake hands in time") from error
         except BaseException:
             self._leave(place)
             raise

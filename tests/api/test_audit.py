@@ -10,6 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import event, insert
 
+from app import audit
+from app.audit import EventFilter
+from app.database.paging import PageRequest
 from app.errors import QueryFailed
 from app.main import create_app
 from app.models import audit_events
@@ -330,6 +333,19 @@ async def test_a_user_sees_their_own_rows_alone_and_an_administrator_all(
         assert_problem(await http.get("/audit"), 403)
     async with client_of(container) as http:
         assert_problem(await http.get("/audit"), 401)
+
+
+async def test_the_predicate_alone_keeps_users_apart(
+    user: TestUser, other_user: TestUser, container: Container
+) -> None:
+    """In the system's scope row-level security lets everything pass."""
+    for each in (user, other_user):
+        await each.add_server()
+    async with container.database.system_transaction() as session:
+        mine = await audit.list_events(session, user.id, EventFilter(action="server.create"), PageRequest())
+        all_of_them = await audit.list_events(session, None, EventFilter(action="server.create"), PageRequest(200))
+    assert [row.user_id for row in mine.items] == [user.id]
+    assert {row.user_id for row in all_of_them.items} >= {user.id, other_user.id}
 
 
 async def test_what_was_done_outlives_whom_it_was_done_to(

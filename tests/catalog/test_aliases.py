@@ -178,3 +178,17 @@ async def test_arguments_reach_the_tool_that_the_name_means(user: TestUser, mcp:
     function = {"name": alias, "arguments": '{"a": "ü"}'}
     body = {"tool_call": {"type": "function", "id": "c", "function": function}}
     assert text(await user.http.post("/execute", json=body)) == r'{"a": "\u00fc"}'
+
+
+async def test_a_tool_that_is_named_like_a_core_tool_is_reached_whether_that_is_shown_or_not(
+    user: TestUser, mcp: FakeMcpServer
+) -> None:
+    mcp.tools = [tool("native", "Does the same, elsewhere.")]
+    await user.connect(mcp)
+    await user.http.put("/core-tools", json={"tools": [tool("native")]})
+    for shown in (True, False):
+        found = await user.discover("native", include_core_tools=shown, strategy="bm25")
+        [alias] = [hit["alias"] for hit in found["tools"] if hit["server_id"] is not None]
+        call = {"type": "tool_use", "name": alias, "input": {}}
+        assert (await user.http.post("/execute", json={"tool_call": call})).status_code == 200
+    assert len(mcp.calls) == 2

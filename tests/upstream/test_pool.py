@@ -318,3 +318,16 @@ def test_it_all_works_on_the_event_loop_that_the_service_runs_on(server: FakeMcp
     with ThreadPoolExecutor(1) as elsewhere:  # here, there is a loop already
         elsewhere.submit(uvloop.run, ask()).result(20)
     assert (sessions(server), farewells(server)) == (1, 1)
+
+
+async def test_the_time_for_a_call_includes_the_handshake(server: FakeMcpServer) -> None:
+    server.fault = Fault(hang)
+    async with reaching(server) as upstream:
+        with within(2), pytest.raises(ServerUnreachable) as failed:
+            await upstream.call_tool(endpoint(server), "echo", {}, 0.2)
+        assert failed.value.cause == "timeout"
+    assert server.calls == []
+    server.fault = None
+    async with reaching(server) as upstream:
+        await upstream.call_tool(endpoint(server), "echo", {}, 5)
+    assert len(server.calls) == 1
