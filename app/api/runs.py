@@ -18,7 +18,7 @@ from app.api.shapes import Input, Items, Output, items
 from app.catalog import servers
 from app.database.engine import Session as DatabaseSession
 from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
-from app.errors import NotFound, Unavailable
+from app.errors import NotFound, QueryInterrupted, Unavailable
 from app.indexing import jobs
 from app.indexing.jobs import Run, RunState
 from app.protocol import parse_json
@@ -198,7 +198,8 @@ async def _looks(container: Container, run: Run) -> AsyncIterator[Run]:
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 1.5, _WAIT_LONGEST_STEP_S)
         try:
-            with suppress(Unavailable):  # for a moment: the run was accepted, and goes on all the same
+            # for a moment: the run was accepted, and goes on all the same
+            with suppress(Unavailable, QueryInterrupted):
                 run = await _look(container, run.user_id, run.id)
         except NotFound:
             return  # the server was deleted meanwhile, and its runs with it
