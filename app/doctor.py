@@ -1,6 +1,7 @@
 """Checks an installation step by step and says, for each step, what is wrong and what to do about it."""
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -8,7 +9,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from app.database.engine import driver_url
+from app.catalog.servers import count_unopenable
+from app.database.engine import Database, driver_url
 from app.database.migrate import check_server, current_revision, newest_revision
 from app.errors import ToolscoutError
 from app.settings import Settings
@@ -29,12 +31,15 @@ async def examine(settings: Settings) -> list[Finding]:
     async with AsyncExitStack() as closing:
         try:
             findings.append(_settings(settings))
+            findings += _programs(settings)
             url = await closing.enter_async_context(reachable_database(settings))
             findings.append(await asyncio.to_thread(_database, settings, url))
             if findings[-1].ok:
+                findings.append(await _secrets(settings, url))
                 findings.append(await _embedder(settings, url))
         except ToolscoutError as error:
-            subject = ("settings", "database", "embedder")[len(findings)]
+            seen = {finding.subject for finding in findings}
+            subject = next(name for name in ("settings", "database", "secrets", "embedder") if name not in seen)
             findings.append(Finding(subject, ok=False, message=error.message))
     return findings
 
@@ -42,9 +47,32 @@ async def examine(settings: Settings) -> list[Finding]:
 def _settings(settings: Settings) -> Finding:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     sealer_of(settings)
-    OperatorsServers.read(settings.stdio_servers)
     where = "embedded" if settings.embedded else "DATABASE_URL"
     return Finding("settings", ok=True, message=f"{settings.environment}, Postgres: {where}")
+
+
+def _programs(settings: Settings) -> list[Finding]:
+    """Only what is wrong with them."""
+    programs = OperatorsServers.read(settings.stdio_servers).programs
+    missing = {name: program.argv[0] for name, program in programs.items() if shutil.which(program.argv[0]) is None}
+    return [
+        Finding("stdio", ok=False, message=f"{name}: there is no program {command!r} in the PATH of this process")
+        for name, command in missing.items()
+    ]
+
+
+async def _secrets(settings: Settings, url: str) -> Finding:
+    database = Database(url, pool_size=1)
+    try:
+        async with database.system_transaction() as session:
+            broken, total = await count_unopenable(session, sealer_of(settings))
+    finally:
+        await database.close()
+    if broken:
+        return Finding(
+            "secrets", ok=False, message=f"{broken} of {total} stored credentials do not open with these keys"
+        )
+    return Finding("secrets", ok=True, message=f"{total} stored credentials open")
 
 
 def _database(settings: Settings, url: str) -> Finding:

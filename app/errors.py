@@ -142,7 +142,7 @@ class ServerUnreachable(ToolscoutError):
 
     code = "SERVER_CONNECTION_ERROR"
     status = 502
-    title = "The MCP server cannot be used just now"
+    title = "The MCP server cannot be used"
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)

@@ -67,10 +67,13 @@ class Container:
 
 
 @asynccontextmanager
-async def open_container(settings: Settings, url: str, resolve: Resolve | None = None) -> AsyncIterator[Container]:
+async def open_container(
+    settings: Settings, url: str, resolve: Resolve | None = None, *, working: bool = True
+) -> AsyncIterator[Container]:
     """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`.
 
-    `resolve` finds the addresses of users' servers; the system's way, unless a test has another.
+    `resolve` finds the addresses of users' servers; the system's way, unless a test has another. What is not `working`
+    leaves queued runs to others, unless its worker is started.
     """
     async with AsyncExitStack() as closing:
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
@@ -97,8 +100,9 @@ async def open_container(settings: Settings, url: str, resolve: Resolve | None =
         )
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed
-        closing.callback(asyncio.create_task(forget_for_ever(database)).cancel)
-        worker.start()
+        closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database)))
+        if working:
+            worker.start()
         closing.push_async_callback(worker.stop)
         yield Container(
             settings=settings,
@@ -132,6 +136,11 @@ async def open_container(settings: Settings, url: str, resolve: Resolve | None =
         )
 
 
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @asynccontextmanager
 async def owned_database(settings: Settings) -> AsyncIterator[str]:
     """For the service: its own Postgres, watched and started again when it dies, unless the settings name another."""
@@ -153,11 +162,16 @@ async def owned_database(settings: Settings) -> AsyncIterator[str]:
 @asynccontextmanager
 async def reachable_database(settings: Settings) -> AsyncIterator[str]:
     """For commands: beside a running service they use its Postgres; without one they start it for the while."""
-    if settings.embedded and await asyncio.to_thread(_answers, EmbeddedPostgres(settings.data_dir).url):
+    if await is_served(settings):
         yield EmbeddedPostgres(settings.data_dir).url
         return
     async with owned_database(settings) as url:
         yield url
+
+
+async def is_served(settings: Settings) -> bool:
+    """Whether a service runs on the embedded Postgres: it lives no longer than its service."""
+    return settings.embedded and await asyncio.to_thread(_answers, EmbeddedPostgres(settings.data_dir).url)
 
 
 def _answers(url: str) -> bool:

@@ -14,7 +14,7 @@ from app.api.intake import StrictRoute
 from app.api.shapes import Identifier, Input
 from app.catalog.visibility import Scope
 from app.dependencies import Executing, Tenant, Wired
-from app.errors import InvalidInput, ToolscoutError
+from app.errors import ArgumentsInvalid, InvalidInput, ToolscoutError
 from app.execution.execute import Call, Executed, Executor, Progress, execute
 from app.protocol import Json, parse_json
 
@@ -93,7 +93,8 @@ def _parsed(arguments: str | None) -> Any:
     try:
         return parse_json(arguments.encode())
     except InvalidInput as error:
-        raise InvalidInput("tool_call: the model's arguments are not valid JSON") from error
+        # the code by which a caller knows to hand it back to the model
+        raise ArgumentsInvalid("the model's arguments are not valid JSON") from error
 
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -124,13 +124,18 @@ async def reindex(
     return await _accepted(container, run, response, wait=wait)
 
 
-@router.post("/reindex", status_code=202)
-async def reindex_all(tenant: Tenant, container: Wired, caller: Writing, *, force: Force = False) -> Items[RunOut]:
+@router.post("/reindex", status_code=202, responses={200: {"model": Items[RunOut]}})
+async def reindex_all(
+    response: Response, tenant: Tenant, container: Wired, caller: Writing, *, wait: Wait = False, force: Force = False
+) -> Items[RunOut]:
     """All servers of the user."""
     async with container.database.transaction(tenant.id) as session:
         server_ids = await servers.server_ids_of(session, tenant.id)
         runs = [await _ask(session, tenant.id, server_id, caller, force=force) for server_id in server_ids]
     container.worker.wake()  # after the commit: it would look too early, and rest
+    if wait:
+        runs = await asyncio.gather(*(_ended(container, run) for run in runs))
+        response.status_code = 200 if all(run.finished for run in runs) else 202
     return Items(items=[show_run(run) for run in runs])
 
 
@@ -182,13 +187,18 @@ async def _watched(container: Container, run: Run) -> AsyncIterator[Run | None]:
 async def _accepted(container: Container, run: Run, response: Response, *, wait: bool) -> RunOut:
     container.worker.wake()
     if wait:
-        deadline = time.monotonic() + _WAIT_LIMIT_S
-        async for seen in _looks(container, run):
-            run = seen
-            if time.monotonic() > deadline:
-                break
+        run = await _ended(container, run)
         response.status_code = 200 if run.finished else 202
     return show_run(run)
+
+
+async def _ended(container: Container, run: Run) -> Run:
+    deadline = time.monotonic() + _WAIT_LIMIT_S
+    async for seen in _looks(container, run):
+        run = seen
+        if time.monotonic() > deadline:
+            break
+    return run
 
 
 async def _looks(container: Container, run: Run) -> AsyncIterator[Run]:

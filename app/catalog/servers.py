@@ -15,7 +15,7 @@ from app.catalog.visibility import decide_again
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import constraint_of, record
-from app.errors import DISCONNECTIONS, Conflict, NotFound
+from app.errors import DISCONNECTIONS, ConfigurationError, Conflict, NotFound
 from app.models import mcp_servers
 from app.protocol import Endpoint, Transport
 from app.sealing import Owner, Sealer
@@ -118,16 +118,30 @@ async def note_trouble(session: Session, user_id: str, server_id: str, cause: st
     await session.execute(update(mcp_servers).where(*_this(user_id, server_id)).values(**values))
 
 
-async def reseal_headers(session: Session, sealer: Sealer) -> int:
-    """With the current key, where a former one sealed them. Needs the system's scope."""
+async def reseal_headers(session: Session, sealer: Sealer) -> tuple[int, int]:
+    """With the current key, where a former one sealed them; how many of how many. Needs the system's scope."""
     columns = mcp_servers.c.user_id, mcp_servers.c.id, mcp_servers.c.sealed_headers
     statement = select(*columns).where(mcp_servers.c.sealed_headers.is_not(None)).with_for_update()
-    old = [row for row in await session.execute(statement) if not sealer.is_current(row.sealed_headers)]
+    sealed_rows = (await session.execute(statement)).all()
+    old = [row for row in sealed_rows if not sealer.is_current(row.sealed_headers)]
     for user_id, server_id, sealed in old:
         headers = _opened(sealer, user_id, server_id, sealed)
         values = _sealed(sealer, user_id, server_id, headers)
         await session.execute(update(mcp_servers).where(*_this(user_id, server_id)).values(**values))
-    return len(old)
+    return len(old), len(sealed_rows)
+
+
+async def count_unopenable(session: Session, sealer: Sealer) -> tuple[int, int]:
+    """Of how many stored credentials. Needs the system's scope."""
+    columns = mcp_servers.c.user_id, mcp_servers.c.id, mcp_servers.c.sealed_headers
+    rows = (await session.execute(select(*columns).where(mcp_servers.c.sealed_headers.is_not(None)))).all()
+    broken = 0
+    for row in rows:
+        try:
+            _opened(sealer, *row)
+        except ConfigurationError:
+            broken += 1
+    return broken, len(rows)
 
 
 async def server_named(session: Session, user_id: str, name: str) -> Server:

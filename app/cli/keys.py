@@ -54,9 +54,15 @@ async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _rotate(settings: Settings, _options: argparse.Namespace) -> int:
+    if not settings.former_secret_keys:
+        raise InvalidInput(
+            "TOOLSCOUT_OLD_SECRET_KEYS is empty here, so there is nothing to rotate from: "
+            "run this with the service's own settings"
+        )
     async with _database(settings) as session:
-        count = await reseal_headers(session, sealer_of(settings))
-    print(f"{count} credential{'' if count == 1 else 's'} sealed anew; TOOLSCOUT_OLD_SECRET_KEYS can be emptied")
+        count, total = await reseal_headers(session, sealer_of(settings))
+        await audit.record(session, None, ACTOR, "secrets.rotate", None)
+    print(f"{count} of {total} stored credentials sealed anew: all open with TOOLSCOUT_SECRET_KEY alone")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Coroutine
 from typing import Any
@@ -32,6 +33,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit("toolscout: the settings are not valid:\n" + "\n".join(_wrong_settings(error)))
     except ToolscoutError as error:
         sys.exit(f"toolscout: {error.message}")
+    except BrokenPipeError:
+        # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from app.accounts.users import User, get_user
 from app.demo.seed import DEMO_USER
 from app.settings import Settings
-from app.wiring import Container, open_container, reachable_database
+from app.wiring import Container, is_served, open_container, reachable_database
 
 ACTOR = "operator:cli"
 
@@ -17,11 +17,10 @@ def add_user_option(parser: ArgumentParser) -> None:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, user_id: str, *, working: bool = False) -> AsyncIterator[tuple[Container, User]]:
-    """`working`: takes queued runs itself, in case that no service does."""
-    if not working:
-        settings = settings.model_copy(update={"index_concurrency": 0})
-    async with reachable_database(settings) as url, open_container(settings, url) as container:
+async def opened(settings: Settings, user_id: str) -> AsyncIterator[tuple[Container, User]]:
+    """Queued runs are left to the service, whose settings count; where there surely is none, they are done here."""
+    alone = settings.embedded and not await is_served(settings)
+    async with reachable_database(settings) as url, open_container(settings, url, working=alone) as container:
         async with container.database.system_transaction() as session:
             user = await get_user(session, user_id)
         yield container, user

@@ -2,11 +2,13 @@
 
 import argparse
 import asyncio
+import time
 from typing import Any
 
 from app import audit
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
+from app.catalog.tools import recount
 from app.cli.opening import ACTOR, add_user_option, opened
 from app.cli.progress import ProgressBar
 from app.database.paging import MAX_PAGE, PageRequest
@@ -18,6 +20,7 @@ from app.settings import Settings
 from app.wiring import Container
 
 _LOOK_S = 0.2
+_PATIENCE_S = 5.0
 
 
 def add_server_commands(commands: Any) -> None:
@@ -36,6 +39,11 @@ def add_server_commands(commands: Any) -> None:
     add_user_option(listing)
     listing.set_defaults(deed=_list)
 
+    removal = server.add_parser("remove", help="forget a server and its tools")
+    removal.add_argument("name")
+    add_user_option(removal)
+    removal.set_defaults(deed=_remove)
+
     reindexing = server.add_parser("reindex", help="ask servers for their tools and index what has changed")
     reindexing.add_argument("name", nargs="*", help="default: all of the user's servers")
     reindexing.add_argument("--force", action="store_true", help="embed everything anew, and accept an empty list")
@@ -48,7 +56,7 @@ async def _add(settings: Settings, options: argparse.Namespace) -> int:
     if (transport == "stdio") != (options.url is None):
         raise InvalidInput("give a URL, unless it is a stdio server")
     headers = dict(_header(text) for text in options.header)
-    async with opened(settings, options.user, working=True) as (container, _):
+    async with opened(settings, options.user) as (container, _):
         if transport == "stdio":
             container.upstream.operators.check(options.name)
         else:
@@ -81,7 +89,7 @@ async def _list(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
-    async with opened(settings, options.user, working=True) as (container, _):
+    async with opened(settings, options.user) as (container, _):
         found = await _servers(container, options.user)
         if unknown := set(options.name) - {server.name for server in found}:
             raise InvalidInput(f"there is no server named {min(unknown)!r}")
@@ -92,6 +100,19 @@ async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
                 run = await jobs.enqueue(session, options.user, server.id, force=options.force, asked_by=ACTOR)
             failed += await _follow(container, server, run)
     return 1 if failed else 0
+
+
+async def _remove(settings: Settings, options: argparse.Namespace) -> int:
+    async with (
+        opened(settings, options.user) as (container, user),
+        container.database.transaction(user.id) as session,
+    ):
+        server = await servers.server_named(session, user.id, options.name)
+        await servers.delete_server(session, user.id, server.id)
+        await recount(session, user.id, settings.search_ann_above)
+        await audit.record(session, user.id, ACTOR, "server.delete", server.id)
+    print(f"{server.name}: removed, with {server.tool_count} tools")
+    return 0
 
 
 async def _servers(container: Container, user_id: str) -> list[Server]:
@@ -107,12 +128,15 @@ async def _servers(container: Container, user_id: str) -> list[Server]:
 
 
 async def _follow(container: Container, server: Server, run: Run) -> int:
-    """Until it has ended, whoever does it: this process, or a service beside it."""
+    """Until it has ended, whoever does it: a service, or this process if none seems to be there."""
     container.worker.wake()
     bar = ProgressBar(server.name)
+    begun = time.monotonic()
     while not run.finished:
         bar.show(run.done, run.total, run.state)
         await asyncio.sleep(_LOOK_S)
+        if run.state == "queued" and time.monotonic() - begun > _PATIENCE_S:
+            container.worker.start()
         async with container.database.transaction(run.user_id) as session:
             run = await jobs.get_run(session, run.user_id, run.id)
     bar.show(run.done, run.total, run.state)
@@ -127,6 +151,7 @@ def _tell(server: Server, run: Run) -> int:
         print(f"  {warning}")
     if run.error is not None:
         print(f"{server.name}: failed ({run.error['cause']}): {run.error['message']}")
+        print(f"it stays registered; ask it again with `toolscout server reindex {server.name}`")
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in run.all_counts.items() if count)
     print(f"{server.name}: {counts or 'no tools'}")

@@ -43,6 +43,8 @@ logger = logging.getLogger("toolscout.execution")
 
 _HEX = re.compile(rf"[0-9a-f]{{{DIGEST},64}}")
 _NO_DIGEST = "-"
+
+TOOL_ERROR = "tool_error"
 _SCHEMAS_REMEMBERED = 10_000
 _REMEMBERED_S = 3600.0
 _REPORTS_WAITING = 100
@@ -111,9 +113,7 @@ async def execute(executor: Executor, call: Call, progress: Progress | None = No
         record.tool = tool
         await _check_arguments(executor, tool.offer.input_schema, call.arguments)
         if tool.endpoint.transport == "push":
-            raise ServerUnreachable(
-                "push", "this server's tools are pushed: Toolscout has no connection to run them by"
-            )
+            raise ServerUnreachable("push", "its server's tools are pushed: whoever pushes them runs them")
         if (earlier := await record.claim()) is not None:
             return earlier
         if progress is not None:
@@ -185,7 +185,7 @@ class _Record:
         outcome, failure = ToolscoutError.code, None
         try:
             yield
-            outcome = audit.SUCCEEDED
+            outcome = self._told_outcome
         except ToolscoutError as error:
             outcome, failure = error.code, error
             raise
@@ -195,6 +195,12 @@ class _Record:
         finally:
             if not self._replayed:
                 await asyncio.shield(self._write(outcome, failure))
+
+    @property
+    def _told_outcome(self) -> str:
+        """That it ran well, or that it ran and said itself that it failed."""
+        told_error = self._executed is not None and self._executed.result.get("isError") is True
+        return TOOL_ERROR if told_error else audit.SUCCEEDED
 
     async def claim(self) -> Executed | None:
         """The answer of an earlier call with the same key, or nothing and the right to run it."""

@@ -63,10 +63,10 @@ async def forget_for_ever(database: Database) -> None:
     """What is older than a day, every hour."""
     old = delete(tool_calls).where(tool_calls.c.started_at < func.now() - _KEPT)
     while True:
+        await asyncio.sleep(_FORGET_EVERY_S)
         with suppress(Unavailable, QueryFailed):
             async with database.system_transaction() as session:
                 await session.execute(old)
-        await asyncio.sleep(_FORGET_EVERY_S)
 
 
 def _this(user_id: str, key: str) -> tuple[Any, Any]:

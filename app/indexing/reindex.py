@@ -83,11 +83,17 @@ async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Lis
         embedded=embedding.computed,
         refused_count=listing.refused_count,
         refused=[asdict(refusal) for refusal in listing.refused],
-        warnings=[*listing.warnings, *embedding.warnings],
+        warnings=[*_pushed_in_vain(run, server), *listing.warnings, *embedding.warnings],
     )
     seen = Locked(server.name, server.config_version)
     await _apply(indexer, run, place, seen, plan, embedding.vectors, outcome, total=len(listing.tools))
     return "succeeded"
+
+
+def _pushed_in_vain(run: jobs.Claim, server: Server) -> Sequence[str]:
+    if run.payload is None or server.transport == "push":
+        return ()
+    return ["this server is asked for its own list, which will take this one's place"]
 
 
 async def _offered(indexer: Indexer, run: jobs.Claim) -> tuple[Server, Listing]:

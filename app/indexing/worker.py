@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, case, func, select
 
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import jobs
@@ -27,6 +27,7 @@ Deed = Callable[[], Awaitable[None]]
 _AT_ONCE = 100
 _HEARTBEATS_IN_A_LEASE = 4
 _LOOK_ROUND_S = 60.0
+_AWAY_S = 300.0
 _LONGEST_PAUSE_S = 3600.0
 
 
@@ -61,7 +62,7 @@ class Worker:
     def start(self) -> None:
         if self._pace.runs_at_once:
             deeds = [self._take_runs, self._embed_pending, self._ask_again]
-            self._loops = [asyncio.create_task(self._for_ever(deed)) for deed in deeds]
+            self._loops = self._loops or [asyncio.create_task(self._for_ever(deed)) for deed in deeds]
 
     async def stop(self) -> None:
         self._stopped = True
@@ -192,6 +193,8 @@ class Worker:
                     await jobs.keep_lease(session, run)
 
     async def _fail(self, run: jobs.Claim, cause: str, message: str) -> None:
+        extra = {"run_id": run.id, "server_id": run.server_id, "cause": cause}
+        logger.warning("index run failed", extra=extra)
         async with self._indexer.database.transaction(run.user_id) as session:
             await jobs.fail(session, run, cause, message, jobs.Outcome())
 
@@ -245,7 +248,7 @@ class Worker:
             return (await session.execute(statement.limit(_AT_ONCE))).all()
 
     async def _ask_again(self) -> None:
-        """Servers that have not been asked for long."""
+        """Servers that have not been asked for long; those that were away, sooner."""
         every_s = self._pace.reindex_every_s
         await asyncio.sleep(min(_LOOK_ROUND_S, every_s / 2) if every_s else _LOOK_ROUND_S)
         if every_s:
@@ -257,10 +260,12 @@ class Worker:
         return len(unasked)
 
     async def _not_asked_for(self, seconds: float) -> Sequence[tuple[str, str]]:
+        away = mcp_servers.c.status == "disconnected"
+        pause_s = case((away, min(seconds, _AWAY_S)), else_=seconds)
         lately = select(index_runs.c.id).where(
             index_runs.c.user_id == mcp_servers.c.user_id,
             index_runs.c.server_id == mcp_servers.c.id,
-            index_runs.c.created_at > func.now() - func.make_interval(0, 0, 0, 0, 0, 0, seconds),
+            index_runs.c.created_at > func.now() - func.make_interval(0, 0, 0, 0, 0, 0, pause_s),
         )
         statement = select(mcp_servers.c.user_id, mcp_servers.c.id).where(
             mcp_servers.c.enabled, mcp_servers.c.transport != "push", ~lately.exists()

@@ -289,7 +289,7 @@ class Connection:
             case MCPError(code=code) if code != CONNECTION_CLOSED:
                 return ServerUnreachable("server_error", f"the server answered the handshake with error {code}")
             case OSError():
-                return ServerUnreachable("refused", "the server's program cannot be started")
+                return ServerUnreachable("refused", "the server's program cannot be started: see `toolscout doctor`")
             case ValueError() | RuntimeError() | httpx2.SSEError():
                 return ServerUnreachable("protocol", "the server does not speak a version of MCP that we know")
         return ServerUnreachable("closed", "the server ended the connection at once")

@@ -157,9 +157,14 @@ def _plain_host(written: str) -> str:
 
 def _check_stranger(target: Target) -> None:
     if target.scheme != "https":
-        raise UrlNotAllowed("only https:// is allowed (the operator can list a host in TOOLSCOUT_OUTBOUND_ALLOW)")
+        raise UrlNotAllowed(f"only https:// is allowed{_unless_listed(target)}")
     if target.is_literal:
         if not is_public(target.host):
-            raise UrlNotAllowed(f"{target.host} is not a public address")
+            raise UrlNotAllowed(f"{target.host} is not a public address{_unless_listed(target)}")
     elif "." not in target.host or target.host.endswith(".localhost"):
-        raise UrlNotAllowed(f"{target.host} is not a public name")
+        raise UrlNotAllowed(f"{target.host} is not a public name{_unless_listed(target)}")
+
+
+def _unless_listed(target: Target) -> str:
+    place = host_and_port(target.host, target.port)
+    return f" (unless the operator lists exactly {place} in TOOLSCOUT_OUTBOUND_ALLOW)"

@@ -22,7 +22,7 @@ class _File(RootModel[dict[str, Program]]):
 
 class OperatorsServers:
     def __init__(self, programs: Mapping[str, Program]) -> None:
-        self._programs = programs
+        self.programs = programs
 
     @classmethod
     def read(cls, path: Path | None) -> "OperatorsServers":
@@ -38,15 +38,15 @@ class OperatorsServers:
 
     def check(self, name: str) -> None:
         """Before a server is stored."""
-        if name not in self._programs:
+        if name not in self.programs:
             raise InvalidInput(
                 "stdio servers run code: only those that the operator has listed can be chosen, by their name"
             )
 
     def program(self, name: str) -> Program:
-        if name not in self._programs:
+        if name not in self.programs:
             raise ServerUnreachable("not_listed", f"the operator's file has no stdio server named {name!r}")
-        return self._programs[name]
+        return self.programs[name]
 
 
 def _reason(error: OSError | ValidationError) -> str:

@@ -17,8 +17,8 @@ async def test_after_a_rotation_the_old_key_is_needed_no_more(open_service: Open
         sealed = await user.add_server("sealed", headers=HEADERS, **fields)
         bare = await user.add_server("bare", **fields)
         async with service.database.system_transaction() as session:
-            assert await reseal_headers(session, Sealer(current, [former])) == 1
-            assert await reseal_headers(session, Sealer(current, [former])) == 0
+            assert await reseal_headers(session, Sealer(current, [former])) == (1, 1)
+            assert await reseal_headers(session, Sealer(current, [former])) == (0, 1)
         async with service.database.transaction(user.id) as session:
             assert (await get_endpoint(session, Sealer(current), user.id, sealed)).headers == HEADERS
             assert (await get_endpoint(session, Sealer(current), user.id, bare)).headers == {}

@@ -233,6 +233,9 @@ def test_a_server_added_from_a_terminal_is_indexed_when_the_command_ends(
         [server] = http.get("/servers").json()["items"]
     assert (server["status"], server["header_names"]) == ("connected", ["X-Token"])
     assert server["tool_count"] > 10
+    assert "removed" in command(service, settings, "server", "remove", "all", "--user", "walker").stdout
+    with service.admin("walker") as http:
+        assert http.get("/servers").json()["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -241,13 +244,15 @@ def test_a_server_added_from_a_terminal_is_indexed_when_the_command_ends(
         (["server", "add", "inside", "https://127.0.0.1/mcp"], "not a public address"),
         (["server", "add", "shell"], "only those that the operator has listed"),
         (["server", "add", "odd", "https://example.com", "--header", "nothing"], "NAME=VALUE"),
+        (["rotate-secrets"], "nothing to rotate from"),
         (["execute", "time.get_current_time", "{}"], "'timezone' is a required property"),
     ],
 )
 def test_a_command_that_cannot_be_done_says_why(
     service: Service, settings: dict[str, str], arguments: list[str], reason: str
 ) -> None:
-    refused = command(service, settings, *arguments, "--user", USER, check=False)
+    user = [] if arguments == ["rotate-secrets"] else ["--user", USER]
+    refused = command(service, settings, *arguments, *user, check=False)
     assert refused.returncode != 0
     assert reason in refused.stderr + refused.stdout
 
