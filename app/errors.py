@@ -158,7 +158,7 @@ class ServerUnreachable(ToolscoutError):
         return self.cause in DISCONNECTIONS or self.cause.startswith("status_5")
 
 
-DISCONNECTIONS = frozenset({"dns", "refused", "timeout", "closed", "busy"})
+DISCONNECTIONS = frozenset({"dns", "refused", "timeout", "closed"})
 """Causes of which one learns nothing but that nobody is there. With all others something answered, though wrongly."""
 
 

@@ -220,6 +220,8 @@ index_runs = Table(
     Column("lease_until", DateTime(timezone=True)),
     _created_at(),
     Column("finished_at", DateTime(timezone=True)),
+    # whether the server itself is to be asked, or what is known of it is enough
+    _required("asks", Boolean, "true"),
     _required("asked_by", Text, "'system'"),
     Column("started_at", DateTime(timezone=True)),
     PrimaryKeyConstraint("user_id", "id"),

@@ -35,7 +35,7 @@ class Sealer:
     def __init__(self, key: bytes, former: Sequence[bytes] = ()) -> None:
         self._ciphers = {_key_id(known): AESGCM(known) for known in (key, *former)}
         self._current = _key_id(key)
-        self._fingerprint_key = hashlib.sha256(b"fingerprint" + key).digest()
+        self._fingerprint_keys = [hashlib.sha256(b"fingerprint" + known).digest() for known in (key, *former)]
 
     def seal(self, secret: bytes, owner: Owner) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
@@ -58,7 +58,12 @@ class Sealer:
 
     def fingerprint(self, text: bytes) -> bytes:
         """Tells equal from unequal, and nothing else, to whoever has no key."""
-        return hmac.digest(self._fingerprint_key, text, "sha256")
+        return hmac.digest(self._fingerprint_keys[0], text, "sha256")
+
+    def is_fingerprint(self, fingerprint: bytes, text: bytes) -> bool:
+        """Also of a former key."""
+        known = (hmac.digest(key, text, "sha256") for key in self._fingerprint_keys)
+        return any(hmac.compare_digest(fingerprint, each) for each in known)
 
 
 def _key_id(key: bytes) -> bytes:

@@ -7,6 +7,8 @@ import logging
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -108,6 +110,18 @@ class RequestTelemetry:
                 "request",
                 extra={"method": method, "route": route, "status": status, "ms": round(seconds * 1000, 2)},
             )
+
+
+@contextmanager
+def timed(histogram: Histogram, deed: str) -> Iterator[None]:
+    """Observes how long it took, and whether it went well."""
+    started = time.perf_counter()
+    outcome = "failed"
+    try:
+        yield
+        outcome = "succeeded"
+    finally:
+        histogram.labels(deed, outcome).observe(time.perf_counter() - started)
 
 
 def elapsed_ms() -> float:

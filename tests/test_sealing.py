@@ -87,3 +87,11 @@ def test_a_fingerprint_tells_texts_apart_and_depends_on_the_key(sealer: Sealer) 
     assert sealer.fingerprint(b"a") == sealer.fingerprint(b"a")
     assert sealer.fingerprint(b"a") != sealer.fingerprint(b"b")
     assert sealer.fingerprint(b"a") != Sealer(os.urandom(32)).fingerprint(b"a")
+
+
+def test_a_fingerprint_of_a_former_key_is_known_again() -> None:
+    former, current = os.urandom(32), os.urandom(32)
+    old = Sealer(former).fingerprint(b"a")
+    assert Sealer(current, [former]).is_fingerprint(old, b"a")
+    assert not Sealer(current, [former]).is_fingerprint(old, b"b")
+    assert not Sealer(current).is_fingerprint(old, b"a")

@@ -117,7 +117,7 @@ async def execute_tool(
     `progress`, then `result` or `error`."""
     alias, arguments = (None, body.arguments or {}) if body.tool_call is None else body.tool_call.meaning()
     if not isinstance(arguments, dict):
-        raise InvalidInput("the arguments must be an object")
+        raise ArgumentsInvalid("the arguments must be an object")
     call = Call(
         scope=Scope(tenant.id, container.model.id),
         actor=caller.actor,

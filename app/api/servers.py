@@ -13,10 +13,10 @@ from app.api.intake import StrictRoute
 from app.api.shapes import Input, Items, Name, Output, Tags, given, items
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server, Status
-from app.catalog.tools import recount
 from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
 from app.errors import InvalidInput
 from app.indexing import jobs
+from app.indexing.registering import register_server, remove_server
 from app.protocol import Transport
 from app.wiring import Container
 
@@ -101,23 +101,12 @@ def check_transport(transport: Transport, url: str | None) -> None:
 @router.post("/servers", status_code=201)
 async def create_server(body: NewServerBody, tenant: Tenant, container: Wired, caller: Writing) -> ServerOut:
     """A server with an address is asked for its tools at once: see `GET /servers/{id}/runs`."""
-    await _check_place(container, body.transport, body.name, body.url)
+    await container.upstream.check(body.transport, body.name, body.url)
     wanted = NewServer(**body.model_dump())
     async with container.database.transaction(tenant.id) as session:
-        server = await servers.create_server(session, container.sealer, tenant.id, wanted)
-        await audit.record(session, tenant.id, caller.actor, "server.create", server.id)
-        if server.enabled and server.transport != "push":
-            await jobs.enqueue(session, tenant.id, server.id, asked_by=caller.actor)
+        server, _ = await register_server(session, container.sealer, tenant.id, wanted, caller.actor)
     container.worker.wake()
     return ServerOut.model_validate(server)
-
-
-async def _check_place(container: Container, transport: Transport, name: str, url: str | None) -> None:
-    """Outside of any transaction, since names are looked up."""
-    if transport == "stdio":
-        container.upstream.operators.check(name)
-    if url is not None:
-        await container.upstream.guard.check(url)
 
 
 @router.get("/servers")
@@ -141,8 +130,11 @@ async def change_server(
     async with container.database.transaction(tenant.id) as session:
         after = await servers.update_server(session, container.sealer, tenant.id, server_id, changes)
         await audit.record(session, tenant.id, caller.actor, "server.change", server_id)
-        if _is_to_be_indexed_anew(before, after):
+        if _is_to_be_asked(before, after):
             await jobs.enqueue(session, tenant.id, server_id, asked_by=caller.actor)
+        elif after.name != before.name and after.tool_count:
+            # the name is part of what is searched
+            await jobs.enqueue(session, tenant.id, server_id, asks=False, asked_by=caller.actor)
     if after.config_version != before.config_version:
         container.upstream.forget(tenant.id, server_id)
     container.worker.wake()
@@ -157,22 +149,20 @@ async def _check_changes(container: Container, before: Server, changes: Mapping[
         raise InvalidInput(str(error)) from error
     if before.transport == transport == "stdio" and name != before.name:
         raise InvalidInput("a stdio server has the name that the operator's file gives it")
-    await _check_place(container, transport, name, changes.get("url"))
+    if {"transport", "name", "url"} & changes.keys():
+        await container.upstream.check(transport, name, changes.get("url"))
 
 
-def _is_to_be_indexed_anew(before: Server, after: Server) -> bool:
-    """The server's name is part of what is searched; at another address there may be other tools."""
-    asked = after.enabled and after.transport != "push"
+def _is_to_be_asked(before: Server, after: Server) -> bool:
+    """At another address, or after a while, there may be other tools."""
     moved = after.config_version != before.config_version or after.enabled != before.enabled
-    return (asked and moved) or (after.name != before.name and after.tool_count > 0)
+    return moved and after.enabled and after.transport != "push"
 
 
 @router.delete("/servers/{server_id}", status_code=204)
 async def delete_server(
     server_id: str, session: Session, tenant: Tenant, container: Wired, caller: Writing
 ) -> Response:
-    await servers.delete_server(session, tenant.id, server_id)
-    await recount(session, tenant.id, container.settings.search_ann_above)
-    await audit.record(session, tenant.id, caller.actor, "server.delete", server_id)
+    await remove_server(session, tenant.id, server_id, container.settings.search_ann_above, caller.actor)
     container.upstream.forget(tenant.id, server_id)
     return Response(status_code=204)

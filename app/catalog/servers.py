@@ -105,23 +105,29 @@ async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id
     )
 
 
-async def note_contact(session: Session, user_id: str, server_id: str) -> None:
-    """It answered as it should. Writes only where that is news."""
+async def note_contact(session: Session, user_id: str, server_id: str, config_version: int | None = None) -> None:
+    """It answered as it should. Writes only where that is news, and true of the server as it is configured now."""
     news = (mcp_servers.c.status != "connected") | mcp_servers.c.last_error.is_not(None)
     values = {"status": "connected", "last_error": None, "last_cause": None}
-    await session.execute(update(mcp_servers).where(*_this(user_id, server_id), news).values(**values))
+    this = *_this(user_id, server_id), *_still(config_version), news
+    await session.execute(update(mcp_servers).where(*this).values(**values))
 
 
-async def note_trouble(session: Session, user_id: str, server_id: str, cause: str, message: str) -> None:
+async def note_trouble(
+    session: Session, user_id: str, server_id: str, cause: str, message: str, config_version: int | None = None
+) -> None:
     status: Status = "disconnected" if cause in DISCONNECTIONS else "error"
     values = {"status": status, "last_error": message, "last_cause": cause}
-    await session.execute(update(mcp_servers).where(*_this(user_id, server_id)).values(**values))
+    this = *_this(user_id, server_id), *_still(config_version)
+    await session.execute(update(mcp_servers).where(*this).values(**values))
 
 
 async def reseal_headers(session: Session, sealer: Sealer) -> tuple[int, int]:
     """With the current key, where a former one sealed them; how many of how many. Needs the system's scope."""
     columns = mcp_servers.c.user_id, mcp_servers.c.id, mcp_servers.c.sealed_headers
-    statement = select(*columns).where(mcp_servers.c.sealed_headers.is_not(None)).with_for_update()
+    sealed = mcp_servers.c.sealed_headers.is_not(None)
+    # in one order, and beside whoever only refers to a server: others go on meanwhile
+    statement = select(*columns).where(sealed).order_by(*columns[:2]).with_for_update(key_share=True)
     sealed_rows = (await session.execute(statement)).all()
     old = [row for row in sealed_rows if not sealer.is_current(row.sealed_headers)]
     for user_id, server_id, sealed in old:
@@ -166,7 +172,8 @@ async def update_server(
     if "headers" in values:
         values |= _sealed(sealer, user_id, server_id, values.pop("headers"))
     if {"url", "transport", "sealed_headers"} & values.keys():
-        values |= {"config_version": mcp_servers.c.config_version + 1, "status": "disconnected"}
+        nothing_known = {"status": "disconnected", "last_error": None, "last_cause": None}
+        values |= {"config_version": mcp_servers.c.config_version + 1, **nothing_known}
     statement = update(mcp_servers).where(*_this(user_id, server_id)).values(**values, updated_at=func.now())
     try:
         row = (await session.execute(statement.returning(mcp_servers))).one_or_none()
@@ -218,6 +225,10 @@ def _opened(sealer: Sealer, user_id: str, server_id: str, sealed: bytes | None) 
         return {}
     headers: dict[str, str] = orjson.loads(sealer.open(sealed, Owner(user_id, server_id, "headers")))
     return headers
+
+
+def _still(config_version: int | None) -> tuple[Any, ...]:
+    return () if config_version is None else (mcp_servers.c.config_version == config_version,)
 
 
 def _missing() -> NotFound:

@@ -5,16 +5,15 @@ import asyncio
 import time
 from typing import Any
 
-from app import audit
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
-from app.catalog.tools import recount
 from app.cli.opening import ACTOR, add_user_option, opened
 from app.cli.progress import ProgressBar
 from app.database.paging import MAX_PAGE, PageRequest
 from app.errors import InvalidInput
 from app.indexing import jobs
 from app.indexing.jobs import Run
+from app.indexing.registering import register_server, remove_server
 from app.protocol import Transport
 from app.settings import Settings
 from app.wiring import Container
@@ -57,17 +56,12 @@ async def _add(settings: Settings, options: argparse.Namespace) -> int:
         raise InvalidInput("give a URL, unless it is a stdio server")
     headers = dict(_header(text) for text in options.header)
     async with opened(settings, options.user) as (container, _):
-        if transport == "stdio":
-            container.upstream.operators.check(options.name)
-        else:
-            await container.upstream.guard.check(options.url)
+        await container.upstream.check(transport, options.name, options.url)
         wanted = NewServer(options.name, transport, options.description, options.url, headers)
         async with container.database.transaction(options.user) as session:
-            server = await servers.create_server(session, container.sealer, options.user, wanted)
-            await audit.record(session, options.user, ACTOR, "server.create", server.id)
-            run = await jobs.enqueue(session, options.user, server.id, asked_by=ACTOR)
+            server, run = await register_server(session, container.sealer, options.user, wanted, ACTOR)
         print(f"{server.name}  {server.id}")
-        return await _follow(container, server, run)
+        return 0 if run is None else await _follow(container, server, run)
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -108,9 +102,7 @@ async def _remove(settings: Settings, options: argparse.Namespace) -> int:
         container.database.transaction(user.id) as session,
     ):
         server = await servers.server_named(session, user.id, options.name)
-        await servers.delete_server(session, user.id, server.id)
-        await recount(session, user.id, settings.search_ann_above)
-        await audit.record(session, user.id, ACTOR, "server.delete", server.id)
+        await remove_server(session, user.id, server.id, settings.search_ann_above, ACTOR)
     print(f"{server.name}: removed, with {server.tool_count} tools")
     return 0
 
@@ -136,7 +128,7 @@ async def _follow(container: Container, server: Server, run: Run) -> int:
         bar.show(run.done, run.total, run.state)
         await asyncio.sleep(_LOOK_S)
         if run.state == "queued" and time.monotonic() - begun > _PATIENCE_S:
-            container.worker.start()
+            await container.worker.take(run.id)
         async with container.database.transaction(run.user_id) as session:
             run = await jobs.get_run(session, run.user_id, run.id)
     bar.show(run.done, run.total, run.state)

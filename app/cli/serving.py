@@ -18,7 +18,7 @@ from app.main import create_app
 from app.settings import Settings
 from app.wiring import Container, open_container, owned_database
 
-_GRACE_S = 8
+_GRACE_S = 6
 
 
 async def serve(settings: Settings, _options: argparse.Namespace) -> int:

@@ -100,4 +100,8 @@ def _show(executed: Executed) -> int:
 
 
 def _shown(block: Json) -> str:
-    return block["text"] if block.get("type") == "text" else json.dumps(block)
+    """Fit for a terminal, which takes some characters for commands."""
+    text = block["text"] if block.get("type") == "text" else json.dumps(block)
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )

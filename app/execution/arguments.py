@@ -29,7 +29,7 @@ from referencing import Registry
 from app.errors import ArgumentsInvalid
 from app.protocol import Json, canonical
 
-_SCHEMA_S = 1.0
+_SCHEMA_S = 3.0
 _ARGUMENTS_S = 0.25
 _MAX_ERRORS = 50
 _MAX_MESSAGE = 300

@@ -29,13 +29,14 @@ from app.errors import (
     ToolNotFound,
     ToolscoutError,
     ToolTimedOut,
+    Unavailable,
 )
 from app.execution import repeats
 from app.execution.arguments import check_arguments, check_depth, is_valid_schema
 from app.execution.results import capped, writable
 from app.protocol import Endpoint, Json, canonical
 from app.sealing import Sealer
-from app.telemetry import Metrics
+from app.telemetry import Metrics, timed
 from app.upstream.connection import OnProgress
 from app.upstream.pool import Upstream
 
@@ -48,6 +49,7 @@ TOOL_ERROR = "tool_error"
 _SCHEMAS_REMEMBERED = 10_000
 _REMEMBERED_S = 3600.0
 _REPORTS_WAITING = 100
+_MAX_REPORT = 1_000
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,18 @@ class Progress:
     async def report(self, progress: float, total: float | None, message: str | None) -> None:
         """A server that reports faster than anybody listens is not heard in full."""
         with suppress(asyncio.QueueFull):
-            self.reports.put_nowait({"progress": progress, "total": total, "message": message})
+            shown = None if message is None else message[:_MAX_REPORT]
+            self.reports.put_nowait({"progress": progress, "total": total, "message": shown})
 
 
 async def execute(executor: Executor, call: Call, progress: Progress | None = None) -> Executed:
     """Raises `ToolNotFound`, `ArgumentsInvalid`, `ServerUnreachable` or `ToolFailed`."""
     record = _Record(executor, call)
     async with record.kept():
+        check_depth(call.arguments)
+        # before anything else: what has run has run, whatever became of the tool since
+        if (earlier := await record.replay()) is not None:
+            return earlier
         tool = await _find(executor, call)
         record.tool = tool
         await _check_arguments(executor, tool.offer.input_schema, call.arguments)
@@ -153,7 +160,6 @@ async def _meant_by_alias(session: Session, scope: Scope, alias: str) -> Offer:
 
 async def _check_arguments(executor: Executor, schema: str, arguments: Json) -> None:
     """A schema that is itself not valid checks nothing: its server will."""
-    check_depth(arguments)
     digest = hashlib.sha256(schema.encode()).digest()
     valid = executor.valid_schemas.get(digest)
     if valid is None:
@@ -204,35 +210,43 @@ class _Record:
 
     async def claim(self) -> Executed | None:
         """The answer of an earlier call with the same key, or nothing and the right to run it."""
-        call, key = self._call, self._call.idempotency_key
+        user_id, key, sealer = self._call.scope.user_id, self._call.idempotency_key, self._executor.sealer
         if key is None:
             return None
-        request = canonical([self._found.offer.tool_id, call.arguments, call.timeout_s])
-        async with self._executor.database.transaction(call.scope.user_id) as session:
-            ticket = await repeats.begin(
-                session, self._executor.sealer, call.scope.user_id, key, request, self._timeout_s
-            )
-        self._claimed = ticket.answer is None
-        self._replayed = not self._claimed
-        return None if ticket.answer is None else _replayed(ticket.answer)
+        async with self._executor.database.transaction(user_id) as session:
+            answer = await repeats.begin(session, sealer, user_id, key, self._request, self._timeout_s)
+        self._claimed = answer is None
+        return self._replay(answer)
+
+    async def replay(self) -> Executed | None:
+        """The answer of an earlier call with the same key, if there was one."""
+        user_id, key, sealer = self._call.scope.user_id, self._call.idempotency_key, self._executor.sealer
+        if key is None:
+            return None
+        async with self._executor.database.transaction(user_id) as session:
+            return self._replay(await repeats.earlier_answer(session, sealer, user_id, key, self._request))
+
+    @property
+    def _request(self) -> bytes:
+        """What makes two requests the same one."""
+        call = self._call
+        return canonical([call.tool_key, call.alias, call.arguments, call.timeout_s])
+
+    def _replay(self, answer: Json | None) -> Executed | None:
+        self._replayed = answer is not None
+        return None if answer is None else _replayed(answer)
 
     async def run(self, progress: Progress | None) -> Executed:
         executor, tool = self._executor, self._found
         on_progress: OnProgress | None = None if progress is None else progress.report
         started = time.perf_counter()
-        outcome = "failed"
-        try:
+        with timed(executor.metrics.upstream_seconds, "call"):
             result = await executor.upstream.call_tool(
                 tool.endpoint, tool.offer.name, self._call.arguments, self._timeout_s, on_progress
             )
-            outcome = "succeeded"
-        finally:
-            seconds = time.perf_counter() - started
-            executor.metrics.upstream_seconds.labels("call", outcome).observe(seconds)
+        duration_ms = round((time.perf_counter() - started) * 1000, 2)
         result, truncated = capped(writable(result), executor.max_result_bytes)
-        self._executed = Executed(
-            result, tool.offer.tool_id, tool.endpoint.server_id, round(seconds * 1000, 2), truncated
-        )
+        self._executed = Executed(result, tool.offer.tool_id, tool.endpoint.server_id, duration_ms, truncated)
         return self._executed
 
     @property
@@ -244,8 +258,8 @@ class _Record:
         """A tool that has run has run: that the database is away now does not take its answer from the caller."""
         try:
             async with self._executor.database.transaction(self._call.scope.user_id) as session:
-                await self._settle(session, failure)
                 await self._note_contact(session, failure)
+                await self._settle(session, failure)
                 await self._audit(session, outcome)
         except (DatabaseDown, QueryFailed):
             logger.exception("a call could not be written down", extra={"outcome": outcome})
@@ -255,17 +269,20 @@ class _Record:
         user_id, key = self._call.scope.user_id, self._call.idempotency_key
         if not self._claimed or key is None:
             return
-        if isinstance(failure, ServerUnreachable):
+        if isinstance(failure, ServerUnreachable | Unavailable):
             await repeats.release(session, user_id, key)
         else:
             await repeats.keep(session, self._executor.sealer, user_id, key, _answer(self._executed, failure))
 
     async def _note_contact(self, session: Session, failure: ToolscoutError | None) -> None:
+        if self.tool is None:
+            return
+        endpoint = self.tool.endpoint
+        this = session, endpoint.user_id, endpoint.server_id
         if self._executed is not None:
-            await servers.note_contact(session, self._call.scope.user_id, self._executed.server_id)
-        elif self.tool is not None and isinstance(failure, ServerUnreachable) and failure.cause != "push":
-            endpoint = self.tool.endpoint
-            await servers.note_trouble(session, endpoint.user_id, endpoint.server_id, failure.cause, failure.message)
+            await servers.note_contact(*this, endpoint.config_version)
+        elif isinstance(failure, ServerUnreachable) and failure.cause != "push":
+            await servers.note_trouble(*this, failure.cause, failure.message, endpoint.config_version)
 
     async def _audit(self, session: Session, outcome: str) -> None:
         target = None if self.tool is None else self.tool.offer.tool_id

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,43 +12,48 @@ from sqlalchemy.dialects.postgresql import insert
 from app.database.engine import Database, Session
 from app.errors import Conflict, InvalidInput, QueryFailed, ToolFailed, Unavailable
 from app.models import tool_calls
+from app.protocol import Json
 from app.sealing import Owner, Sealer
 
 _KEPT = timedelta(hours=24)
+_FORGET_FIRST_S = 60.0
 _FORGET_EVERY_S = 3600.0
 _GRACE = timedelta(seconds=30)
 
 
-@dataclass(frozen=True)
-class Ticket:
-    """The right to run the call, or the answer of whoever had it before."""
-
-    key: str
-    answer: dict[str, Any] | None
-
-
-async def begin(session: Session, sealer: Sealer, user_id: str, key: str, request: bytes, timeout_s: float) -> Ticket:
-    """Raises where the key was used for another request, is in use, or was left behind by a process that died."""
-    fingerprint = sealer.fingerprint(request)
+async def begin(
+    session: Session, sealer: Sealer, user_id: str, key: str, request: bytes, timeout_s: float
+) -> Json | None:
+    """The answer of whoever used the key before; None is the right to run the call."""
     given_up_at = func.now() + timedelta(seconds=timeout_s) + _GRACE
-    values = {"user_id": user_id, "key": key, "request": fingerprint, "given_up_at": given_up_at}
+    values = {"user_id": user_id, "key": key, "request": sealer.fingerprint(request), "given_up_at": given_up_at}
     statement = insert(tool_calls).values(**values).on_conflict_do_nothing()
     if await session.scalar(statement.returning(tool_calls.c.key)) is not None:
-        return Ticket(key, None)
+        return None
+    answer = await earlier_answer(session, sealer, user_id, key, request)
+    if answer is None:  # released in this very moment
+        return await begin(session, sealer, user_id, key, request, timeout_s)
+    return answer
+
+
+async def earlier_answer(session: Session, sealer: Sealer, user_id: str, key: str, request: bytes) -> Json | None:
+    """None where the key is free. Raises where it was used for another request, is in use, or was left behind by a
+    process that died."""
     columns = tool_calls.c.request, tool_calls.c.answer, (tool_calls.c.given_up_at < func.now()).label("given_up")
     earlier = (await session.execute(select(*columns).where(*_this(user_id, key)))).one_or_none()
-    if earlier is None:  # released in this very moment
-        return await begin(session, sealer, user_id, key, request, timeout_s)
-    if bytes(earlier.request) != fingerprint:
+    if earlier is None:
+        return None
+    if not sealer.is_fingerprint(bytes(earlier.request), request):
         raise InvalidInput("this Idempotency-Key was used for another request")
     if earlier.answer is not None:
-        return Ticket(key, orjson.loads(sealer.open(bytes(earlier.answer), _owner(user_id, key))))
+        answer: Json = orjson.loads(sealer.open(bytes(earlier.answer), _owner(user_id, key)))
+        return answer
     if earlier.given_up:
         raise ToolFailed("the first call with this Idempotency-Key never ended; it may have run", outcome="unknown")
     raise Conflict("a call with this Idempotency-Key is still running")
 
 
-async def keep(session: Session, sealer: Sealer, user_id: str, key: str, answer: dict[str, Any]) -> None:
+async def keep(session: Session, sealer: Sealer, user_id: str, key: str, answer: Json) -> None:
     sealed = sealer.seal(orjson.dumps(answer), _owner(user_id, key))
     await session.execute(update(tool_calls).where(*_this(user_id, key)).values(answer=sealed))
 
@@ -62,8 +66,10 @@ async def release(session: Session, user_id: str, key: str) -> None:
 async def forget_for_ever(database: Database) -> None:
     """What is older than a day, every hour."""
     old = delete(tool_calls).where(tool_calls.c.started_at < func.now() - _KEPT)
+    pause_s = _FORGET_FIRST_S
     while True:
-        await asyncio.sleep(_FORGET_EVERY_S)
+        await asyncio.sleep(pause_s)
+        pause_s = _FORGET_EVERY_S
         with suppress(Unavailable, QueryFailed):
             async with database.system_transaction() as session:
                 await session.execute(old)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, and_, case, delete, func, null, or_, select, text, update
+from sqlalchemy import Row, case, delete, func, null, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
@@ -30,6 +30,7 @@ RUNS_OF_ONE_USER = 8
 """Running at once: servers of one user that all hang must not keep the others waiting."""
 
 SYSTEM = "system"
+SCHEDULE = "schedule"
 
 RunState = Literal["queued", "running", "succeeded", "failed"]
 
@@ -66,6 +67,7 @@ class Claim:
     id: str
     user_id: str
     server_id: str
+    asks: bool
     force: bool
     accept_empty: bool
     payload: bytes | None
@@ -104,11 +106,13 @@ async def enqueue(
     server_id: str,
     payload: bytes | None = None,
     *,
+    asks: bool = True,
     force: bool = False,
     asked_by: str = SYSTEM,
     asked_s_ago: float | None = None,
 ) -> Run:
-    """`force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with.
+    """A pushed list is indexed as it is; without one the server is asked, unless what is stored of it is enough.
+    `force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with.
 
     Whoever asked before a run began to ask the server is served by that run: a hundred who ask at once cost two
     listings, not a hundred, and only the first of them writes.
@@ -122,6 +126,7 @@ async def enqueue(
         id=str(uuid.uuid4()),
         server_id=server_id,
         payload=payload,
+        asks=asks and payload is None,
         force=force,
         accept_empty=force,
         asked_by=asked_by,
@@ -132,13 +137,14 @@ async def enqueue(
         index_where=text("state = 'queued'"),
         set_={
             "payload": func.coalesce(new.payload, known.payload),
+            "asks": or_(known.asks, new.asks),
             "force": or_(known.force, new.force),
             "accept_empty": case(
                 (new.payload.is_not(None), new.accept_empty),
                 (known.payload.is_not(None), known.accept_empty),
                 else_=or_(known.accept_empty, new.accept_empty),
             ),
-            "asked_by": new.asked_by,
+            "asked_by": case((new.asked_by.in_([SYSTEM, SCHEDULE]), known.asked_by), else_=new.asked_by),
         },
     )
     try:
@@ -150,9 +156,8 @@ async def enqueue(
 async def _begins_since(session: Session, user_id: str, server_id: str, seconds_ago: float) -> Run | None:
     """By the database's clock alone: one that goes slow would make a run of before look like one of after."""
     runs = index_runs.c
-    # a list that was pushed says nothing of what the server offers
-    begun = and_(runs.started_at >= func.clock_timestamp() - _seconds(seconds_ago), runs.payload.is_(None))
-    serving = runs.user_id == user_id, runs.server_id == server_id, or_(runs.state == "queued", begun)
+    begun = runs.started_at >= func.clock_timestamp() - _seconds(seconds_ago)
+    serving = runs.user_id == user_id, runs.server_id == server_id, runs.asks, or_(runs.state == "queued", begun)
     statement = select(index_runs).where(*serving).order_by(runs.created_at).limit(1)
     row = (await session.execute(statement)).one_or_none()
     return None if row is None else _run(row)
@@ -186,23 +191,24 @@ _CLAIM = text(
            lease_until = now() + make_interval(secs => :lease_s), started_at = clock_timestamp()
     WHERE (user_id, id) = (
         SELECT r.user_id, r.id FROM index_runs r
-        WHERE (r.state = 'running' AND r.lease_until < now())
+        WHERE (CAST(:run_id AS text) IS NULL OR r.id = :run_id)
+          AND ((r.state = 'running' AND r.lease_until < now())
            OR (r.state = 'queued' AND NOT EXISTS (
                   SELECT FROM index_runs o
                   WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running')
               AND {RUNS_OF_ONE_USER} > (
-                  SELECT count(*) FROM index_runs o WHERE o.user_id = r.user_id AND o.state = 'running'))
+                  SELECT count(*) FROM index_runs o WHERE o.user_id = r.user_id AND o.state = 'running')))
         ORDER BY r.created_at LIMIT 1 FOR UPDATE SKIP LOCKED
     )
-    RETURNING id, user_id, server_id, force, accept_empty, payload, attempts, lease_token, asked_by
+    RETURNING id, user_id, server_id, asks, force, accept_empty, payload, attempts, lease_token, asked_by
     """
 )
 
 
-async def claim(session: Session, lease_s: float) -> Claim | None:
-    """The oldest run that waits, or whose worker has gone silent. Needs the system's scope."""
+async def claim(session: Session, lease_s: float, run_id: str | None = None) -> Claim | None:
+    """The oldest run that waits, or whose worker has gone silent; or only this one. Needs the system's scope."""
     try:
-        row = (await session.execute(_CLAIM.bindparams(lease_s=lease_s))).one_or_none()
+        row = (await session.execute(_CLAIM.bindparams(lease_s=lease_s, run_id=run_id))).one_or_none()
     except IntegrityError:
         return None  # another worker began the server's other run in this very moment
     return None if row is None else Claim(**row._asdict(), lease_s=lease_s)

@@ -6,7 +6,6 @@ applies without vectors: the tools are found by their words, and the vectors fol
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -21,7 +20,7 @@ from app.indexing.listing import Listing, read_listing
 from app.indexing.plan import CountTokens, Place, Plan, Wanted, make_plan
 from app.protocol import Endpoint, Json, parse_json
 from app.sealing import Sealer
-from app.telemetry import Metrics
+from app.telemetry import Metrics, timed
 from app.upstream.pool import Upstream
 
 logger = logging.getLogger("toolscout.indexing")
@@ -100,25 +99,20 @@ async def _offered(indexer: Indexer, run: jobs.Claim) -> tuple[Server, Listing]:
     """No connection to the database is held while the server is asked."""
     async with indexer.database.transaction(run.user_id) as session:
         server = await get_server(session, run.user_id, run.server_id)
-        if run.payload is None and server.transport == "push":
+        asked = run.asks and server.transport != "push"
+        if not asked and run.payload is None:
             return server, Listing(await store.stored_definitions(session, run.user_id, run.server_id))
-        endpoint = await get_endpoint(session, indexer.sealer, run.user_id, run.server_id)
-    if run.payload is None:
+        endpoint = await get_endpoint(session, indexer.sealer, run.user_id, run.server_id) if asked else None
+    if endpoint is not None:
         tools = await _asked(indexer, endpoint)
     else:
-        tools = (await asyncio.to_thread(parse_json, run.payload))["tools"]
+        tools = (await asyncio.to_thread(parse_json, run.payload or b"{}"))["tools"]
     return server, await asyncio.to_thread(read_listing, tools, max_tools=indexer.max_tools)
 
 
 async def _asked(indexer: Indexer, endpoint: Endpoint) -> list[Json]:
-    started = time.perf_counter()
-    outcome = "failed"
-    try:
-        tools = await indexer.upstream.list_tools(endpoint)
-        outcome = "succeeded"
-        return tools
-    finally:
-        indexer.metrics.upstream_seconds.labels("list", outcome).observe(time.perf_counter() - started)
+    with timed(indexer.metrics.upstream_seconds, "list"):
+        return await indexer.upstream.list_tools(endpoint)
 
 
 async def _refuse_empty(indexer: Indexer, run: jobs.Claim, listing: Listing) -> jobs.RunState:
@@ -149,7 +143,8 @@ async def _apply(
             raise _Changed
         if not plan.empty:
             await store.apply(session, run.user_id, place, plan, vectors, indexer.ann_above)
-        await note_contact(session, run.user_id, run.server_id)
+        if run.asks or run.payload is not None:
+            await note_contact(session, run.user_id, run.server_id)
         await jobs.succeed(session, run, outcome, total)
 
 
@@ -211,14 +206,8 @@ class _Embedding:
         return [tool for tool in wanted if tool.tool_id not in self.vectors]
 
     async def _embed(self, batch: Sequence[Wanted]) -> None:
-        started = time.perf_counter()
-        outcome = "failed"
-        try:
+        with timed(self._indexer.metrics.embedding_seconds, "index"):
             vectors = await self._indexer.embedder.embed_documents([tool.text for tool in batch])
-            outcome = "succeeded"
-        finally:
-            seconds = time.perf_counter() - started
-            self._indexer.metrics.embedding_seconds.labels("index", outcome).observe(seconds)
         self.vectors |= {tool.tool_id: vector for tool, vector in zip(batch, vectors, strict=True)}
         self.computed += len(batch)
         by_text = {text_hash(tool.text): vector for tool, vector in zip(batch, vectors, strict=True)}

@@ -14,6 +14,7 @@ from functools import partial
 
 from sqlalchemy import Row, case, func, select
 
+from app.cache import TtlCache
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import jobs
 from app.indexing.reindex import Indexer, reindex_server
@@ -28,6 +29,7 @@ _AT_ONCE = 100
 _HEARTBEATS_IN_A_LEASE = 4
 _LOOK_ROUND_S = 60.0
 _AWAY_S = 300.0
+_SERVERS_REMEMBERED = 10_000
 _LONGEST_PAUSE_S = 3600.0
 
 
@@ -46,6 +48,8 @@ class Pace:
     """Before a server that was away is tried again; before the last try it is four times as long."""
     announcement_s: float = 2.0
     """How long further announcements of a server are waited for."""
+    announcements_apart_s: float = 30.0
+    """A server that announces a change whenever it is asked must not keep us asking."""
 
 
 class Worker:
@@ -57,12 +61,13 @@ class Worker:
         self._loops: list[asyncio.Task[None]] = []
         self._runs: set[asyncio.Task[None]] = set()
         self._announced: dict[str, asyncio.TimerHandle] = {}
+        self._followed: TtlCache[str, float] = TtlCache(_SERVERS_REMEMBERED, pace.announcements_apart_s)
         self._stopped = False
 
     def start(self) -> None:
         if self._pace.runs_at_once:
             deeds = [self._take_runs, self._embed_pending, self._ask_again]
-            self._loops = self._loops or [asyncio.create_task(self._for_ever(deed)) for deed in deeds]
+            self._loops = [asyncio.create_task(self._for_ever(deed)) for deed in deeds]
 
     async def stop(self) -> None:
         self._stopped = True
@@ -79,16 +84,18 @@ class Worker:
 
     def tools_changed(self, endpoint: Endpoint) -> None:
         """A server says so. One that says so all the time is believed every now and then."""
-        if endpoint.server_id in self._announced or self._stopped or not self._pace.runs_at_once:
+        if endpoint.server_id in self._announced or self._stopped:
             return
-        self._announced[endpoint.server_id] = asyncio.get_running_loop().call_later(
-            self._pace.announcement_s, self._follow_announcement, endpoint
-        )
+        loop = asyncio.get_running_loop()
+        turn = max(loop.time() + self._pace.announcement_s, self._followed.get(endpoint.server_id) or 0.0)
+        self._announced[endpoint.server_id] = loop.call_at(turn, self._follow_announcement, endpoint)
 
     def _follow_announcement(self, endpoint: Endpoint) -> None:
         del self._announced[endpoint.server_id]
+        not_before = asyncio.get_running_loop().time() + self._pace.announcements_apart_s
+        self._followed.put(endpoint.server_id, not_before)
         servers = [(endpoint.user_id, endpoint.server_id)]
-        self._begin(partial(self._queue, servers, asked_by=f"server:{endpoint.server_id}"))
+        self._begin(partial(self._queue, servers, f"server:{endpoint.server_id}"))
 
     def _begin(self, deed: Deed) -> None:
         task = asyncio.create_task(self._once(deed))
@@ -130,9 +137,14 @@ class Worker:
         while True:
             await self._once(deed)
 
-    async def _claim(self) -> jobs.Claim | None:
+    async def take(self, run_id: str) -> None:
+        """This one run, here and now, unless somebody else has it."""
+        if (run := await self._claim(run_id)) is not None:
+            await self._perform(run)
+
+    async def _claim(self, run_id: str | None = None) -> jobs.Claim | None:
         async with self._indexer.database.system_transaction() as session:
-            return await jobs.claim(session, self._pace.lease_s)
+            return await jobs.claim(session, self._pace.lease_s, run_id)
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
@@ -150,7 +162,7 @@ class Worker:
         except asyncio.CancelledError:
             await self._release(run, attempted=False)
             raise
-        except jobs.LeaseLost:
+        except (jobs.LeaseLost, NotFound):  # another has it, or it is gone with its server
             state = "lost"
         except (Unavailable, QueryInterrupted):
             await self._release(run, attempted=True)
@@ -160,7 +172,7 @@ class Worker:
         except ToolscoutError as error:
             await self._fail(run, error.code, error.message)
         except Exception:  # the worker's boundary: one bad run must not end the loop for all others
-            logger.exception("index run failed", extra={"run_id": run.id})
+            logger.exception("an index run met what nobody foresaw", extra={"run_id": run.id})
             await self._fail(run, "internal_error", "an unexpected error; the log has it under this run's id")
         self._indexer.metrics.index_runs.labels(state).inc()
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
@@ -213,14 +225,14 @@ class Worker:
         pending = await self._pending()
         if not pending or not await self._embedder_answers():
             return 0
-        await self._queue([(user_id, server_id) for user_id, server_id in pending], asked_by=jobs.SYSTEM)
+        await self._queue([(user_id, server_id) for user_id, server_id in pending], jobs.SYSTEM, asks=False)
         return len(pending)
 
-    async def _queue(self, servers: Sequence[tuple[str, str]], asked_by: str) -> None:
+    async def _queue(self, servers: Sequence[tuple[str, str]], asked_by: str, *, asks: bool = True) -> None:
         for user_id, server_id in servers:
             with suppress(NotFound):  # deleted in this very moment
                 async with self._indexer.database.transaction(user_id) as session:
-                    await jobs.enqueue(session, user_id, server_id, asked_by=asked_by)
+                    await jobs.enqueue(session, user_id, server_id, asks=asks, asked_by=asked_by)
         self.wake()
 
     async def _embedder_answers(self) -> bool:
@@ -256,7 +268,7 @@ class Worker:
 
     async def queue_unasked(self) -> int:
         unasked = await self._not_asked_for(self._pace.reindex_every_s)
-        await self._queue(unasked, asked_by="schedule")
+        await self._queue(unasked, jobs.SCHEDULE)
         return len(unasked)
 
     async def _not_asked_for(self, seconds: float) -> Sequence[tuple[str, str]]:

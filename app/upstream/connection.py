@@ -54,7 +54,9 @@ OnProgress = ProgressFnT
 OnToolsChanged = Callable[[Endpoint], None]
 
 _MAX_PAGES = 1_000
-_CLOSING_S = 3.0
+_LISTEN_AGAIN_S = 1.0
+_LISTEN_AGAIN_AT_LAST_S = 60.0
+_CLOSING_S = 1.5
 # The SDK ends a program that stays by steps, which take it up to 6.5 s; broken off, they would leave it running.
 _STOPPING_S = 8.0
 _FAREWELL_S = 0.5
@@ -155,9 +157,13 @@ class Connection:
         tools: list[Json] = []
         cursor: str | None = None
         cursors: set[str] = set()
+        left = self._limits.max_bytes
         for _ in range(_MAX_PAGES):
             page = await self._ask(partial(self._client.list_tools, cursor=cursor))
             tools += [tool.model_dump(by_alias=True, mode="json", exclude_unset=True) for tool in page.tools]
+            left -= len(page.model_dump_json())
+            if left < 0:
+                raise ServerUnreachable("too_large", "the server's list of tools is larger than we take")
             cursor = page.next_cursor
             # beyond the limit tools are refused one by one, but there is an end to that too
             if cursor is None or len(tools) > 2 * self._limits.max_tools:
@@ -335,10 +341,16 @@ class Connection:
         tools = client.server_capabilities.tools
         if not self._modern or tools is None or not tools.list_changed:
             return
-        with suppress(MCPError, SubscriptionLost, TimeoutError):
-            async with client.listen(tools_list_changed=True) as changes:
-                async for _ in changes:
-                    pass
+        pause_s, missed = _LISTEN_AGAIN_S, False
+        while True:
+            with suppress(MCPError, SubscriptionLost, TimeoutError):
+                async with client.listen(tools_list_changed=True) as changes:
+                    if missed:
+                        self._on_tools_changed(self.endpoint)  # or not: nobody was there to hear it
+                    async for _ in changes:
+                        pass
+            await asyncio.sleep(pause_s)
+            pause_s, missed = min(2 * pause_s, _LISTEN_AGAIN_AT_LAST_S), True
 
 
 async def _awaited(request: Callable[[], Awaitable[T]]) -> T:

@@ -6,6 +6,7 @@ lost an answer it makes up an error, which looks like one of the server's: here 
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
@@ -24,7 +25,12 @@ UNREADABLE = (INVALID_REQUEST, PARSE_ERROR)
 """By these the SDK says that it made nothing of an answer."""
 
 _SESSION_UNKNOWN = (INVALID_REQUEST, CONNECTION_CLOSED)
-_REFUSALS = ("unauthorized", "session_gone", "redirect", "url_not_allowed", "dns", "status_4")
+# causes that prove that nothing was run, also of a request that was sent: in doubt a status proves nothing
+_REFUSALS = frozenset(
+    {"unauthorized", "session_gone", "redirect", "url_not_allowed"}
+    | {f"status_{status}" for status in (405, 406, 413, 415, 429)}
+)
+_OF_SESSIONS = re.compile("session|initializ", re.IGNORECASE)
 
 
 class Interrupted(Exception):
@@ -62,7 +68,7 @@ def ending(request: Request, error: BaseException | None, *, modern: bool) -> Ba
 
 
 def _failed(request: Request, failure: ServerUnreachable) -> Exception:
-    if not request.sent or failure.cause.startswith(_REFUSALS):
+    if not request.sent or failure.cause in _REFUSALS:
         return failure
     return Interrupted(failure)
 
@@ -79,7 +85,7 @@ def _instead_of(error: MCPError, request: Request, modern: bool) -> Exception | 
     if status >= 500:
         words = f"the server answered with status {status} (error {code}: {error.message[:MAX_WORDS]})"
         return Interrupted(ServerUnreachable(f"status_{status}", f"the server answered with status {status}"), words)
-    if status == 400 and code in _SESSION_UNKNOWN and not modern:
+    if status == 400 and code in _SESSION_UNKNOWN and not modern and _OF_SESSIONS.search(error.message):
         return ServerUnreachable("session_gone", "the server has forgotten the session")
     if 0 < status < 400 and code in UNREADABLE:
         return Interrupted(ServerUnreachable("protocol", f"the server did not answer in valid MCP (error {code})"))

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from app.errors import ServerUnreachable, ToolFailed
-from app.protocol import Endpoint, Json
+from app.errors import ServerUnreachable, ToolFailed, Unavailable
+from app.protocol import Endpoint, Json, Transport
 from app.upstream.connection import Connection, Limits, OnProgress, OnToolsChanged
 from app.upstream.guard import Guard
 from app.upstream.operators import OperatorsServers
@@ -16,8 +16,10 @@ T = TypeVar("T")
 
 _REAP_EVERY_S = 5.0
 
-_STALE = frozenset({"closed", "refused", "session_gone", "status_400", "status_404"})
+_STALE = frozenset({"closed", "refused", "session_gone"})
 """What a server's restart looks like from a connection that was made before."""
+_STALE_FOR_LISTINGS = _STALE | {"status_400", "status_404"}
+"""Asking for a list twice does no harm, so that less certain signs will do."""
 
 
 @dataclass(eq=False)
@@ -62,8 +64,17 @@ class Upstream:
             await asyncio.wait(self._closing)
         self.guard.close()
 
+    async def check(self, transport: Transport, name: str, url: str | None) -> None:
+        """Before a server is stored; outside of any transaction, since names are looked up."""
+        if transport == "stdio":
+            self.operators.check(name)
+        if url is not None:
+            await self.guard.check(url)
+
     async def list_tools(self, endpoint: Endpoint) -> list[Json]:
-        return await self._with_one_reconnect(endpoint, lambda connection: connection.list_tools())
+        return await self._with_one_reconnect(
+            endpoint, lambda connection: connection.list_tools(), stale=_STALE_FOR_LISTINGS
+        )
 
     async def call_tool(
         self, endpoint: Endpoint, name: str, arguments: Json, timeout_s: float, on_progress: OnProgress | None = None
@@ -75,7 +86,7 @@ class Upstream:
             left_s = deadline - asyncio.get_running_loop().time()
             return connection.call_tool(name, arguments, left_s, on_progress)
 
-        return await self._with_one_reconnect(endpoint, call, deadline)
+        return await self._with_one_reconnect(endpoint, call, stale=_STALE, deadline=deadline)
 
     def forget(self, user_id: str, server_id: str) -> None:
         """After a server was changed or deleted: what is under way may end, nothing else begins on that connection."""
@@ -84,14 +95,19 @@ class Upstream:
             self._retire(place)
 
     async def _with_one_reconnect(
-        self, endpoint: Endpoint, deed: Callable[[Connection], Awaitable[T]], deadline: float | None = None
+        self,
+        endpoint: Endpoint,
+        deed: Callable[[Connection], Awaitable[T]],
+        *,
+        stale: Collection[str],
+        deadline: float | None = None,
     ) -> T:
         """A connection from before may have died without our noticing. A new one that fails is the truth."""
         place, is_new = await self._take(endpoint, deadline)
         try:
             return await self._use(place, deed)
         except ServerUnreachable as error:
-            if is_new or error.cause not in _STALE:
+            if is_new or error.cause not in stale:
                 raise
         place, _ = await self._take(endpoint, deadline)
         return await self._use(place, deed)
@@ -155,7 +171,7 @@ class Upstream:
             return
         idle = [place for place in self._places.values() if place.users == 0]
         if not idle:
-            raise ServerUnreachable("busy", "too many servers are in use at once; try again shortly")
+            raise Unavailable("too many servers are in use at once; try again shortly")
         self._retire(min(idle, key=lambda place: place.idle_since))
 
     def _retire(self, place: _Place) -> None:

@@ -7,6 +7,7 @@ and the SDK gets an answer that it takes for a failure.
 
 import asyncio
 import ssl
+import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from app.errors import ServerUnreachable, UrlNotAllowed
 from app.upstream.guard import Guard, Target
 
 _PIECE = 64 * 1024
+_GETS_APART_S = 1.0
 _SESSION = "mcp-session-id"
 
 
@@ -48,6 +50,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self._target = target
         self._max_bytes = max_bytes
         self._pinned: str | None = None
+        self._next_get = 0.0
         self._inner = httpx2.AsyncHTTPTransport(verify=guard.tls, trust_env=False)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -65,6 +68,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     async def _send(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
         if self._guard.target(str(request.url)) != self._target:
             raise UrlNotAllowed("the server sent us to another place than its own")
+        await self._pace(request)
         addresses = [self._pinned] if self._pinned else list(await self._guard.addresses(self._target))
         while True:
             address = addresses.pop(0)
@@ -76,6 +80,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             else:
                 self._pinned = address
                 return response
+
+    async def _pace(self, request: httpx2.Request) -> None:
+        """The SDK opens a stream of events anew as often, and as soon, as the server wishes."""
+        if request.method == "GET":
+            now = time.monotonic()
+            turn = max(now, self._next_get)
+            self._next_get = turn + _GETS_APART_S
+            await asyncio.sleep(turn - now)
 
     def _to(self, address: str, request: httpx2.Request, exchange: Exchange) -> httpx2.Request:
         async def watch(event: str, info: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ UPDATE mcp_servers SET status = 'disconnected' WHERE status = 'new';
 ALTER TABLE mcp_servers ALTER COLUMN status SET DEFAULT 'disconnected';
 ALTER TABLE mcp_servers ADD CONSTRAINT mcp_servers_status CHECK (status IN ('connected', 'disconnected', 'error'));
 
+ALTER TABLE index_runs ADD COLUMN asks boolean NOT NULL DEFAULT true;
 ALTER TABLE index_runs ADD COLUMN asked_by text NOT NULL DEFAULT 'system';
 ALTER TABLE index_runs ADD COLUMN started_at timestamptz;
 
@@ -51,6 +52,7 @@ DROP TABLE tool_calls;
 DROP TABLE audit_events;
 ALTER TABLE index_runs DROP COLUMN started_at;
 ALTER TABLE index_runs DROP COLUMN asked_by;
+ALTER TABLE index_runs DROP COLUMN asks;
 ALTER TABLE mcp_servers DROP CONSTRAINT mcp_servers_status;
 ALTER TABLE mcp_servers ALTER COLUMN status SET DEFAULT 'new';
 UPDATE mcp_servers SET status = 'new' WHERE status = 'disconnected';

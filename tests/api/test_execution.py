@@ -91,7 +91,7 @@ async def test_arguments_that_a_model_got_wrong_are_told_as_such(
         {"type": "function", "function": {"name": "now", "arguments": written}},
         {"type": "function_call", "name": "now", "arguments": written},
     ):
-        problem = failed(await user.http.post("/execute", json={"tool_call": call}), 422, "invalid_input")
+        problem = failed(await user.http.post("/execute", json={"tool_call": call}), 422, "TOOL_VALIDATION_ERROR")
         assert "arguments" in problem["detail"]
     assert mcp.calls == []
 
@@ -100,7 +100,7 @@ async def test_arguments_that_a_model_got_wrong_are_told_as_such(
 async def test_an_input_that_is_no_object_is_refused(user: TestUser, mcp: FakeMcpServer, given: Any) -> None:
     await offer(user, mcp, "now")
     call = {"type": "tool_use", "name": "now", "input": given}
-    failed(await user.http.post("/execute", json={"tool_call": call}), 422, "invalid_input")
+    failed(await user.http.post("/execute", json={"tool_call": call}), 422, "TOOL_VALIDATION_ERROR")
     succeeded(await user.http.post("/execute", json={"tool_call": call | {"input": {}}}))
 
 

@@ -157,7 +157,8 @@ async def test_a_bad_tool_is_refused_alone_with_its_reason(
     assert run["state"] == "succeeded", run["error"]
     assert (run["counts"]["added"], run["counts"]["refused"]) == (1, 1)
     [refused] = run["refused"]
-    assert refused["name"] == name
+    shown = name and "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    assert refused["name"] == shown
     assert reason in refused["reason"]
     assert list(await user.tools()) == ["good"]
 

@@ -217,11 +217,11 @@ async def test_after_five_failures_nobody_asks_the_embedder_until_the_pause_is_o
 
 
 async def test_after_the_pause_one_question_tries_for_all(open_service: OpenService, fake: FakeEmbeddingServer) -> None:
-    quick = fake.settings(breaker_failures=1, breaker_retry_s=0.2)
+    quick = fake.settings(breaker_failures=1, breaker_retry_s=1.0)
     async with open_service(**quick) as service, asker_of(service) as user:
         fake.mode = "zeros"
         check_by_words(await user.discover("weather forecast"), "embedder_no_direction")
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(1.05)
         fake.mode, fake.hang_s = "hang", 0.1
         fake.requests.clear()
         answers = await asyncio.gather(*(user.discover(f"weather forecast {number}") for number in range(6)))

@@ -82,7 +82,7 @@ async def test_a_tool_that_says_it_failed_has_answered(
     answer = await user.execute("show")
     assert succeeded(answer)["result"]["isError"] is True
     assert text(answer) == "no such file"
-    assert [outcome for outcome, _ in await executions(container, user.id)] == ["succeeded"]
+    assert [outcome for outcome, _ in await executions(container, user.id)] == ["tool_error"]
 
 
 async def test_a_number_longer_than_ours_is_passed_on_to_the_last_digit(

@@ -219,7 +219,7 @@ async def test_a_key_that_is_released_while_another_asks_for_it_is_theirs(user: 
     request = user.id, "k", b"the same request", 5.0
     database, sealer = container.database, container.sealer
     async with database.transaction(user.id) as session:
-        assert (await repeats.begin(session, sealer, *request)).answer is None
+        assert await repeats.begin(session, sealer, *request) is None
 
     class Interrupted(Session):
         """The other caller ends just after our first statement."""
@@ -231,11 +231,26 @@ async def test_a_key_that_is_released_while_another_asks_for_it_is_theirs(user: 
             return claimed
 
     async with database.transaction(user.id) as session:
-        ticket = await repeats.begin(Interrupted(session._connection, session._driver), sealer, *request)
-    assert ticket.answer is None
+        interrupted = Interrupted(session._connection, session._driver)
+        assert await repeats.begin(interrupted, sealer, *request) is None
 
 
-async def test_what_is_older_than_a_day_is_forgotten(user: TestUser, container: Container, mcp: FakeMcpServer) -> None:
+async def test_an_answer_is_given_again_although_the_tool_may_be_used_no_more(
+    user: TestUser, mcp: FakeMcpServer
+) -> None:
+    await offer(user, mcp, "pay")
+    tool_id = (await user.tools())["pay"]["id"]
+    first = succeeded(await send(user, "pay", "k"))
+    await user.http.patch(f"/tools/{tool_id}", json={"enabled": False})
+    assert succeeded(await send(user, "pay", "k")) == first
+    assert (await send(user, "pay", "another")).status_code == 404
+    assert len(mcp.calls) == 1
+
+
+async def test_what_is_older_than_a_day_is_forgotten(
+    user: TestUser, container: Container, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeats, "_FORGET_FIRST_S", 0)
     await offer(user, mcp, "pay")
     for key in ("old", "young"):
         succeeded(await send(user, "pay", key))

@@ -235,6 +235,18 @@ async def test_all_servers_of_a_user_are_asked_and_begun_at_once(
     await shows(carol, [*mcp.tools, *legacy_mcp.tools])
 
 
+async def test_a_reindex_of_all_can_be_waited_for(
+    carol: TestUser, mcp: FakeMcpServer, legacy_mcp: FakeMcpServer
+) -> None:
+    for name, server in (("one", mcp), ("two", legacy_mcp)):
+        await connect(carol, server, name)
+        server.tools, server.latency_s = [tool(f"tool_of_{name}")], 0.1
+    answer = await carol.http.post("/reindex", params={"wait": True})
+    assert answer.status_code == 200
+    assert [counts(run)["added"] for run in answer.json()["items"]] == [1, 1]
+    assert set(await carol.tools()) == {"tool_of_one", "tool_of_two"}
+
+
 async def test_a_reindex_of_all_begins_without_delay(carol: TestUser, mcp: FakeMcpServer) -> None:
     """The worker is woken when there is something to find: had it looked too early, it would rest for a second."""
     await connect(carol, mcp)
@@ -482,8 +494,6 @@ BAD_TOOLS: dict[str, tuple[str, str]] = {
     "nul-in-a-key": (json.dumps(tool("bad", inputSchema={"type": "object", "a\0b": 1})), "NUL"),
     "nul-in-its-name": (json.dumps(tool("b\0ad")), "cannot be shown"),
     "escape-in-its-name": (json.dumps(tool("b\x1b[2Jad")), "cannot be shown"),
-    "not-a-number": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": float("nan")})), "JSON"),
-    "infinity": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": float("inf")})), "JSON"),
     "beyond-all-numbers": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": 10**400})), "JSON"),
     "no-name": (json.dumps(tool("")), "needs a name"),
     "long-name": (json.dumps(tool("b" * 200)), "longer than"),
@@ -753,6 +763,17 @@ async def test_a_server_is_asked_again_when_its_last_run_is_old_enough_and_not_b
     assert await worker.queue_unasked() == 1, "the run that was queued long ago"
     await hand.perform()
     assert await worker.queue_unasked() == 0
+
+
+async def test_a_server_that_was_away_is_asked_again_sooner(hand: Hand, alice: TestUser, mcp: FakeMcpServer) -> None:
+    async with working(hand, retry_s=0.01):
+        for name, url in (("away", f"http://{NOBODY}/mcp"), ("there", mcp.url)):
+            await ended_runs(alice, await register(alice, mcp, name, url=url))
+    worker = Worker(hand.indexer, Pace(runs_at_once=0, pending_retry_s=60, reindex_every_s=3600))
+    age = "UPDATE index_runs SET created_at = now() - make_interval(secs => %(s)s)"
+    for seconds, due in ((290, 0), (310, 1), (3610, 2)):
+        await rows(hand.container, age, s=seconds)
+        assert await worker.queue_unasked() == due
 
 
 async def test_a_worker_that_stalled_over_a_listing_until_its_lease_passed_on_writes_nothing(

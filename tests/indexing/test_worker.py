@@ -9,7 +9,19 @@ from app.indexing import jobs
 from app.indexing.worker import Pace, Worker
 from tests.conftest import TestUser
 from tests.fakes.embedding_server import FakeEmbeddingServer
-from tests.indexing.by_hand import Hand, asked, finished, rows, send, server_of, unheard, until, working
+from tests.indexing.by_hand import (
+    Hand,
+    asked,
+    finished,
+    holding,
+    rows,
+    send,
+    server_of,
+    unheard,
+    until,
+    waiting,
+    working,
+)
 
 
 async def add_pending(hand: Hand, user: TestUser, fake: FakeEmbeddingServer, name: str) -> str:
@@ -75,6 +87,25 @@ async def test_a_run_whose_server_is_deleted_midway_does_not_stop_the_worker(
         fake.mode = "ok"
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
     assert set(await alice.tools()) == {"b"}
+
+
+async def test_a_server_deleted_as_its_run_begins_is_nothing_to_complain_about(
+    hand: Hand, alice: TestUser, caplog: pytest.LogCaptureFixture
+) -> None:
+    doomed = await alice.add_server("doomed")
+    run = await send(alice, doomed, [unheard("a")])
+
+    async def ended() -> bool:
+        return any(getattr(record, "run_id", None) == run["id"] for record in caplog.records)
+
+    caplog.set_level("INFO", "toolscout.worker")
+    lock = "LOCK TABLE mcp_servers IN ACCESS EXCLUSIVE MODE"
+    async with holding(hand.container, lock) as blocker, working(hand):
+        await waiting(blocker, 1)
+        await blocker.execute("DELETE FROM mcp_servers WHERE id = %s", [doomed])
+        await blocker.commit()
+        await until(ended)
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 async def test_a_run_in_work_keeps_its_lease(hand: Hand, alice: TestUser, fake: FakeEmbeddingServer) -> None:
@@ -181,7 +212,7 @@ async def runs_of(hand: Hand, server_id: str) -> list[tuple[str, str]]:
 async def test_announcements_soon_after_each_other_are_followed_once(hand: Hand, alice: TestUser) -> None:
     server_id, other = await alice.add_server("talkative"), await alice.add_server("quiet")
     followed = (f"server:{server_id}", "succeeded")
-    async with working(hand, announcement_s=0.1) as worker:
+    async with working(hand, announcement_s=0.1, announcements_apart_s=0.1) as worker:
         for times in (1, 2):
             for _ in range(10):
                 await announce(hand, worker, alice, server_id)

@@ -367,6 +367,7 @@ async def test_a_listing_has_a_deadline_for_all_its_pages(server: FakeMcpServer)
 async def test_a_call_has_a_deadline_after_which_nobody_knows(server: FakeMcpServer) -> None:
     server.delays["echo"] = 30
     async with reaching(server) as upstream:
+        await upstream.list_tools(endpoint(server))
         with within(1.5), pytest.raises(ToolTimedOut) as failure:
             await upstream.call_tool(endpoint(server), "echo", {}, 0.2)
         assert failure.value.outcome == "unknown"
@@ -614,6 +615,7 @@ async def test_calls_at_once_share_a_session_and_no_misfortune(server: FakeMcpSe
     server.delays |= {"echo": 0.4, "slow": 30}
     async with reaching(server) as upstream:
         where = endpoint(server)
+        await upstream.list_tools(where)
         troubled = [upstream.call_tool(where, "slow", {}, 0.1), upstream.call_tool(where, "broken", {}, 5)]
         others = [upstream.call_tool(where, "echo", {"n": n}, 5) for n in range(18)]
         slow, broken, *results = await asyncio.gather(*troubled, *others, return_exceptions=True)

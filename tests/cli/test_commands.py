@@ -1,0 +1,139 @@
+"""The commands, as a terminal runs them, but in this process: on a Postgres beside which no service runs."""
+
+import base64
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.cli import servers
+from app.cli.main import main
+from app.database.embedded import EmbeddedPostgres
+from tests.conftest import SECRET_KEY, allowing, make_database, tool
+from tests.fakes.mcp_server import FakeMcpServer
+
+Command = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def database(postgres: EmbeddedPostgres) -> str:
+    return make_database(postgres)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
+
+
+@pytest.fixture
+def command(
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mcp: FakeMcpServer,
+) -> Command:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(servers, "_PATIENCE_S", 0.0)
+    settings = {
+        "DATABASE_URL": database,
+        "TOOLSCOUT_SECRET_KEY": SECRET_KEY,
+        "TOOLSCOUT_DATA_DIR": str(tmp_path),
+        "TOOLSCOUT_OUTBOUND_ALLOW": allowing(mcp),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str, status: int | str = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        told = ended.value.code
+        shown = capsys.readouterr()
+        if isinstance(told, str):
+            assert status == 1, told
+            return told
+        assert told == status, shown
+        return shown.out
+
+    return run
+
+
+def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) -> None:
+    assert command("key", "create", "--user", "ada").startswith("ts_user_")
+    assert "no servers yet" in command("server", "list", "--user", "ada")
+    mcp.tools = [tool("echo", "Gives back what it is given."), tool("shout")]
+    mcp.progress["echo"] = 2
+    mcp.on_call["shout"] = lambda _: {"content": [{"type": "text", "text": "\x1b[31mno"}], "isError": True}
+
+    assert "2 added" in command("server", "add", "files", mcp.url, "--user", "ada", "--header", "X-Token=canary")
+    assert mcp.requests[0].headers["x-token"] == "canary"
+    assert "2 tools" in command("server", "list", "--user", "ada")
+    assert "echo" in command("discover", "echo", "--user", "ada")
+    assert command("execute", "files.echo", '{"a": 1}', "--user", "ada").strip() == '{"a": 1}'
+    assert command("execute", "files.shout", "--user", "ada", status=1).strip() == "\N{REPLACEMENT CHARACTER}[31mno"
+
+    mcp.tools = [tool("echo", "Gives back what it is given."), tool("bad\0")]
+    told = command("server", "reindex", "--user", "ada")
+    assert "1 unchanged" in told
+    assert "refused" in told
+    mcp.tools = []
+    assert "empty_listing" in command("server", "reindex", "files", "--user", "ada", status=1)
+    assert "removed" in command("server", "remove", "files", "--user", "ada")
+    assert "no servers yet" in command("server", "list", "--user", "ada")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["server", "add", "inside", "https://127.0.0.1/mcp"], "not a public address"),
+        (["server", "add", "shell"], "only those that the operator has listed"),
+        (["server", "add", "odd", "--transport", "sse"], "give a URL"),
+        (["server", "add", "odd", "https://example.com", "--header", "nothing"], "NAME=VALUE"),
+        (["server", "reindex", "nobody"], "no server named 'nobody'"),
+        (["server", "remove", "nobody"], "no server named 'nobody'"),
+        (["execute", "files.echo", "[]"], "must be a JSON object"),
+        (["execute", "files.nothing"], "no such tool"),
+        (["discover", " "], "no text"),
+        (["rotate-secrets"], "nothing to rotate from"),
+    ],
+)
+def test_a_command_that_cannot_be_done_says_why(command: Command, arguments: list[str], reason: str) -> None:
+    command("key", "create", "--user", "ada")
+    user = [] if arguments == ["rotate-secrets"] else ["--user", "ada"]
+    assert reason in command(*arguments, *user, status=1)
+
+
+def test_a_new_key_takes_over_and_doctor_sees_where_it_did_not(
+    command: Command, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("key", "create", "--user", "eve")
+    command("server", "add", "sealed", mcp.url, "--user", "eve", "--header", "X-Token=canary")
+    assert "FAIL" not in command("doctor")
+
+    monkeypatch.setenv("TOOLSCOUT_SECRET_KEY", base64.b64encode(os.urandom(32)).decode())
+    assert "do not open with these keys" in command("doctor", status=1)
+    monkeypatch.setenv("TOOLSCOUT_OLD_SECRET_KEYS", SECRET_KEY)
+    assert "FAIL" not in command("doctor")
+    told = command("rotate-secrets")
+    assert "stored credentials sealed anew" in told
+    monkeypatch.delenv("TOOLSCOUT_OLD_SECRET_KEYS")
+    assert "FAIL" not in command("doctor")
+    mcp.requests.clear()
+    command("server", "reindex", "sealed", "--user", "eve")
+    assert {request.headers["x-token"] for request in mcp.requests} == {"canary"}
+
+
+def test_doctor_names_a_program_that_is_not_there(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "stdio.json"
+    listed.write_text('{"time": {"argv": ["no-such-program-here"]}}')
+    monkeypatch.setenv("TOOLSCOUT_STDIO_SERVERS", str(listed))
+    assert "no program 'no-such-program-here'" in command("doctor", status=1)
+    listed.write_text("[]")
+    assert "TOOLSCOUT_STDIO_SERVERS" in command("doctor", status=1)
