@@ -194,18 +194,21 @@ async def test_a_change_that_says_nothing_of_the_tools_asks_nobody(carol: TestUs
     assert listings(mcp, carol) == 1
 
 
-async def test_a_renamed_server_is_asked_and_searched_under_its_new_name(
+async def test_a_renamed_server_is_searched_under_its_new_name_although_it_is_away(
     service: Container, carol: TestUser, mcp: FakeMcpServer, fake: FakeEmbeddingServer
 ) -> None:
     mcp.tools = [unheard("read")]
     server_id = await connect(carol, mcp, "old")
     fake.requests = []
+    mcp.fault = Fault(status(503))
     await carol.http.patch(f"/servers/{server_id}", json={"name": "brand-new"})
     [renaming, _] = await ended_runs(carol, server_id, at_least=2)
     assert counts(renaming) == {"unchanged": 1, "embedded": 1}
     assert ["Server: brand new." in text for request in fake.requests for text in request] == [True]
     statement = "SELECT server_name FROM mcp_tool_embeddings WHERE user_id = %(u)s"
     assert await rows(service, statement, u=carol.id) == [("brand-new",)]
+    assert listings(mcp, carol) == 1
+    assert (await server_of(carol, server_id))["status"] == "connected"
 
 
 async def test_a_reindex_is_accepted_at_once_and_can_be_waited_for(carol: TestUser, mcp: FakeMcpServer) -> None:

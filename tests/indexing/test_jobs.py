@@ -421,3 +421,22 @@ async def test_a_run_is_found_by_its_user_alone(hand: Hand, alice: TestUser, bob
         assert await jobs.owner_of(session, run["id"]) == alice.id
         with pytest.raises(NotFound):
             await jobs.owner_of(session, "no-such-run")
+
+
+async def test_who_asks_for_the_servers_own_list_is_not_put_off_with_a_pushed_one(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server("both")
+    database = hand.indexer.database
+    async with database.transaction(alice.id) as session:
+        pushed = await jobs.enqueue(session, alice.id, server_id, b'{"tools": []}', asked_by="user:pusher")
+    claimed = await hand.take()
+    assert (claimed.id, claimed.asks) == (pushed.id, False)
+    async with database.transaction(alice.id) as session:
+        asked = await jobs.enqueue(session, alice.id, server_id, asked_by="user:asker", asked_s_ago=60)
+        assert asked.id != pushed.id
+        joined = await jobs.enqueue(session, alice.id, server_id, b'{"tools": []}', asked_by="user:pusher")
+        scheduled = await jobs.enqueue(session, alice.id, server_id, asked_by=jobs.SCHEDULE)
+    assert {joined.id, scheduled.id} == {asked.id}
+    async with database.transaction(alice.id) as session:
+        await jobs.succeed(session, claimed, jobs.Outcome(), 0)
+    last = await hand.take()
+    assert (last.id, last.asks, last.asked_by) == (asked.id, True, "user:pusher")

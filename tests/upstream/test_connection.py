@@ -411,6 +411,9 @@ LOST: dict[str, ASGIApp] = {
     "oversized": oversized(megabytes=2),
     "500": status(500),
     "502": JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": -32603, "message": "gone"}}, 502),
+    "400": status(400),
+    "408": status(408),
+    "400_of_its_own": JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "quota"}}, 400),
 }
 
 
@@ -721,3 +724,53 @@ async def test_what_cannot_be_read_is_not_logged(streamable: FakeMcpServer, capl
     logging.getLogger("toolscout.here").debug(CANARY)
     assert CANARY in caplog.records[-1].getMessage()
     assert CANARY not in "\n".join(logging.Formatter().format(record) for record in ours)
+
+
+async def test_a_page_that_is_missing_is_no_sign_that_a_session_was_lost_where_there_is_none(
+    mcp: FakeMcpServer,
+) -> None:
+    mcp.tools = [tool("echo")]
+    async with reaching(mcp) as upstream:
+        await upstream.list_tools(endpoint(mcp))
+        mcp.fault = Fault(status(404), on={"tools/call"})
+        with pytest.raises(ToolFailed) as failure:
+            await upstream.call_tool(endpoint(mcp), "echo", {}, 5)
+        assert failure.value.outcome == "unknown"
+    assert len(mcp.calls) == 1
+
+
+async def test_pages_that_are_each_small_enough_may_be_too_much_together(mcp: FakeMcpServer) -> None:
+    mcp.tools = [tool(f"tool_{n}", "x" * 30_000) for n in range(20)]
+    mcp.page_size = 1
+    async with reaching(mcp, max_bytes=100_000) as upstream:
+        with pytest.raises(ServerUnreachable) as failure:
+            await upstream.list_tools(endpoint(mcp))
+        assert failure.value.cause == "too_large"
+        mcp.tools = mcp.tools[:2]
+        assert len(await upstream.list_tools(endpoint(mcp))) == 2
+
+
+async def test_a_stream_that_ends_at_once_is_not_opened_as_often_as_the_server_likes(legacy_mcp: FakeMcpServer) -> None:
+    async def hasty(scope: Scope, receive: Receive, send: Send) -> None:
+        events = iter(["retry: 0\nid: 1\ndata: \n\n"])
+        await StreamingResponse(events, media_type="text/event-stream")(scope, receive, send)
+
+    legacy_mcp.tools = [tool("echo")]
+    legacy_mcp.fault = Fault(hasty, on={"GET"})
+    async with reaching(legacy_mcp) as upstream:
+        await upstream.list_tools(endpoint(legacy_mcp))
+        await asyncio.sleep(0.5)
+    assert [request.method for request in legacy_mcp.requests].count("GET") <= 2
+
+
+async def test_who_listened_listens_again_and_takes_the_gap_for_a_change(mcp: FakeMcpServer) -> None:
+    mcp.tools = [tool("echo")]
+    heard: list[object] = []
+    async with reaching(mcp) as upstream:
+        upstream.on_tools_changed = heard.append
+        await upstream.list_tools(endpoint(mcp))
+        await until(lambda: mcp.streams == 1)
+        mcp.cut_connections()
+        await until(lambda: mcp.streams == 0)
+        await until(lambda: heard)
+        assert mcp.streams == 1
