@@ -61,12 +61,11 @@ def free_port() -> int:
 
 def _await_ready(service: Service) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
-        if service.process.poll() is not None:
-            break
-        try:
-            if httpx.get(f"{service.url}/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.05)
+    with httpx.Client() as client:
+        while time.monotonic() < deadline and service.process.poll() is None:
+            try:
+                if client.get(f"{service.url}/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.05)
     raise RuntimeError((service.folder / "service.log").read_text()[-2_000:])

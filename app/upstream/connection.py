@@ -160,7 +160,8 @@ class Connection:
         left = self._limits.max_bytes
         for _ in range(_MAX_PAGES):
             page = await self._ask(partial(self._client.list_tools, cursor=cursor))
-            tools += [tool.model_dump(by_alias=True, mode="json", exclude_unset=True) for tool in page.tools]
+            # not as JSON, which would quietly turn what JSON cannot carry into null
+            tools += [tool.model_dump(by_alias=True, exclude_unset=True) for tool in page.tools]
             left -= len(page.model_dump_json())
             if left < 0:
                 raise ServerUnreachable("too_large", "the server's list of tools is larger than we take")

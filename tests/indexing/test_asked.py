@@ -497,6 +497,8 @@ BAD_TOOLS: dict[str, tuple[str, str]] = {
     "nul-in-a-key": (json.dumps(tool("bad", inputSchema={"type": "object", "a\0b": 1})), "NUL"),
     "nul-in-its-name": (json.dumps(tool("b\0ad")), "cannot be shown"),
     "escape-in-its-name": (json.dumps(tool("b\x1b[2Jad")), "cannot be shown"),
+    "not-a-number": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": float("nan")})), "JSON"),
+    "infinity": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": float("inf")})), "JSON"),
     "beyond-all-numbers": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": 10**400})), "JSON"),
     "no-name": (json.dumps(tool("")), "needs a name"),
     "long-name": (json.dumps(tool("b" * 200)), "longer than"),

@@ -97,7 +97,7 @@ def test_commands_work_beside_the_running_service(demo: Service) -> None:
     examined = toolscout(demo, "doctor")
     assert examined.returncode == 0, examined.stdout
     assert examined.stdout.count("ok") == 3
-    assert newest_revision() in toolscout(demo, "migrate").stdout
+    assert str(newest_revision()) in toolscout(demo, "migrate").stdout
 
 
 def test_a_second_service_on_the_same_folder_is_refused_with_the_reason(demo: Service) -> None:
