@@ -1,5 +1,6 @@
 """The README says what is true: every setting, every route, every promise about files that can be checked."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -93,3 +94,11 @@ def test_the_lock_holds_every_dependency_that_the_project_names() -> None:
     }
     locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
     assert wanted - locked == set()
+
+
+def test_the_lock_of_third_party_servers_carries_hashes_and_no_addresses() -> None:
+    text = (ROOT / "tests/third_party/package-lock.json").read_text()
+    packages = [package for path, package in json.loads(text)["packages"].items() if path]
+    assert len(packages) > 50
+    assert all(package["integrity"].startswith("sha512-") for package in packages)
+    assert "://" not in text
