@@ -96,7 +96,7 @@ def test_commands_work_beside_the_running_service(demo: Service) -> None:
         assert carol.get("/servers").json() == {"items": [], "next_cursor": None}
     examined = toolscout(demo, "doctor")
     assert examined.returncode == 0, examined.stdout
-    assert examined.stdout.count("ok") == 3
+    assert examined.stdout.count("ok") == 4
     assert str(newest_revision()) in toolscout(demo, "migrate").stdout
 
 
