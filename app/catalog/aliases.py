@@ -32,7 +32,8 @@ def aliases(offers: Sequence[Offer]) -> list[str]:
 
 
 def is_alias_of(alias: str, offer: Offer) -> bool:
-    return alias == offer.name or alias == _made_name(offer, len(digest_in(alias)))
+    digits = len(digest_in(alias))
+    return alias == offer.name or (digits >= DIGEST and alias == _made_name(offer, digits))
 
 
 def digest_in(alias: str) -> str:

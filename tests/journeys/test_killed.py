@@ -150,7 +150,7 @@ def kill_and_check(place: Path) -> int:
             assert alice.get(f"/servers/{server_id}").json()["tool_count"] == TOOLS
             interrupted = interrupted_runs(service)
     assert reader.answers <= {tuple(seen(generation(number))) for number in range(KILLS + 3)}
-    assert len(reader.answers) > 3
+    assert len(reader.answers) > 1
     return interrupted
 
 

@@ -41,7 +41,7 @@ async def reaching(
     finally:
         await upstream.aclose()
     if left := asyncio.all_tasks() - before:
-        _, staying = await asyncio.wait(left, timeout=5)
+        _, staying = await asyncio.wait(left, timeout=15)
         assert not staying
 
 

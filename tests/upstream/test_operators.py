@@ -175,8 +175,10 @@ async def test_what_a_program_says_beside_the_protocol_is_ignored(
     ],
 )
 async def test_a_program_that_does_not_speak_mcp_is_left(listed: Listed, before: str, cause: str) -> None:
-    async with reaching(operators=listed(before=before), connect_s=0.5) as upstream:
-        with within(1.5), pytest.raises(ServerUnreachable) as failure:
+    # to start a program and see it end takes its time on a busy machine
+    connect_s = 0.5 if cause == "timeout" else 5.0
+    async with reaching(operators=listed(before=before), connect_s=connect_s) as upstream:
+        with within(6), pytest.raises(ServerUnreachable) as failure:
             await upstream.list_tools(TINY)
         assert (failure.value.cause, CANARY in failure.value.message) == (cause, False)
     assert running_programs() == []
