@@ -22,11 +22,11 @@ _KEY_ID_BYTES = 4
 @dataclass(frozen=True)
 class Owner:
     user_id: str
-    server_id: str
+    thing_id: str
     field: str
 
     def as_bytes(self) -> bytes:
-        return "\x1f".join((self.user_id, self.server_id, self.field)).encode()
+        return "\x1f".join((self.user_id, self.thing_id, self.field)).encode()
 
 
 class Sealer:

@@ -96,7 +96,7 @@ async def open_container(
             ann_above=settings.search_ann_above,
             upstream=upstream,
             sealer=sealer,
-            computing=asyncio.Semaphore(settings.index_concurrency),
+            computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
         )
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed

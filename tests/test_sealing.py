@@ -30,7 +30,7 @@ def test_the_sealed_bytes_tell_nothing_and_differ_every_time(sealer: Sealer) -> 
     assert first != second
 
 
-@pytest.mark.parametrize("changes", [{"user_id": "bob"}, {"server_id": "server-2"}, {"field": "env"}])
+@pytest.mark.parametrize("changes", [{"user_id": "bob"}, {"thing_id": "server-2"}, {"field": "env"}])
 def test_it_does_not_open_in_another_row(sealer: Sealer, changes: dict[str, str]) -> None:
     sealed = sealer.seal(SECRET, OWNER)
     with pytest.raises(ConfigurationError, match="TOOLSCOUT_SECRET_KEY"):

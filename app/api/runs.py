@@ -140,8 +140,9 @@ async def reindex_all(
 
 
 async def _ask(session: DatabaseSession, user_id: str, server_id: str, caller: Caller, *, force: bool) -> Run:
-    asked_s_ago = elapsed_ms() / 1000
-    return await jobs.enqueue(session, user_id, server_id, force=force, asked_by=caller.actor, asked_s_ago=asked_s_ago)
+    if force:
+        return await jobs.enqueue(session, user_id, server_id, force=True, asked_by=caller.actor)
+    return await jobs.ask(session, user_id, server_id, caller.actor, elapsed_ms() / 1000)
 
 
 @router.get("/servers/{server_id}/runs")

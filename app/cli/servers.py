@@ -5,6 +5,9 @@ import asyncio
 import time
 from typing import Any
 
+from pydantic import ValidationError
+
+from app.api.servers import NewServerBody
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
 from app.cli.opening import ACTOR, add_user_option, opened
@@ -14,7 +17,6 @@ from app.errors import InvalidInput
 from app.indexing import jobs
 from app.indexing.jobs import Run
 from app.indexing.registering import register_server, remove_server
-from app.protocol import Transport
 from app.settings import Settings
 from app.wiring import Container
 
@@ -51,17 +53,28 @@ def add_server_commands(commands: Any) -> None:
 
 
 async def _add(settings: Settings, options: argparse.Namespace) -> int:
-    transport: Transport = options.transport or ("stdio" if options.url is None else "streamable_http")
-    if (transport == "stdio") != (options.url is None):
-        raise InvalidInput("give a URL, unless it is a stdio server")
-    headers = dict(_header(text) for text in options.header)
+    wanted = _wanted(options)
     async with opened(settings, options.user) as (container, _):
-        await container.upstream.check(transport, options.name, options.url)
-        wanted = NewServer(options.name, transport, options.description, options.url, headers)
+        await container.upstream.check(wanted.transport, wanted.name, wanted.url)
         async with container.database.transaction(options.user) as session:
             server, run = await register_server(session, container.sealer, options.user, wanted, ACTOR)
         print(f"{server.name}  {server.id}")
         return 0 if run is None else await _follow(container, server, run)
+
+
+def _wanted(options: argparse.Namespace) -> NewServer:
+    """By the same rules as over HTTP."""
+    try:
+        body = NewServerBody(
+            name=options.name,
+            transport=options.transport or ("stdio" if options.url is None else "streamable_http"),
+            description=options.description,
+            url=options.url,
+            headers=dict(_header(text) for text in options.header),
+        )
+    except ValidationError as error:
+        raise InvalidInput("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from None
+    return NewServer(**body.model_dump())
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from app.cli.opening import ACTOR, add_user_option, opened
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
 from app.errors import InvalidInput
 from app.execution.execute import Call, Executed, Progress, execute
-from app.protocol import Json, parse_json
+from app.protocol import parse_json
 from app.search.query import search_text
 from app.settings import Settings
 
@@ -87,21 +87,20 @@ async def _tell(progress: Progress) -> None:
     while True:
         report = await progress.reports.get()
         total = "" if report["total"] is None else f"/{report['total']:g}"
-        print(f"{report['progress']:g}{total}  {report['message'] or ''}", file=sys.stderr, flush=True)
+        print(f"{report['progress']:g}{total}  {_printable(report['message'] or '')}", file=sys.stderr, flush=True)
 
 
 def _show(executed: Executed) -> int:
     result = executed.result
     for block in result.get("content", []):
-        print(_shown(block))
+        print(_printable(block["text"] if block.get("type") == "text" else json.dumps(block)))
     if executed.truncated:
         print("(cut off: the result is larger than TOOLSCOUT_MAX_RESULT_BYTES)", file=sys.stderr)
     return 1 if result.get("isError") else 0
 
 
-def _shown(block: Json) -> str:
+def _printable(text: str) -> str:
     """Fit for a terminal, which takes some characters for commands."""
-    text = block["text"] if block.get("type") == "text" else json.dumps(block)
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
     )

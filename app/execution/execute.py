@@ -9,9 +9,10 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from app import audit
@@ -210,29 +211,21 @@ class _Record:
 
     async def claim(self) -> Executed | None:
         """The answer of an earlier call with the same key, or nothing and the right to run it."""
-        user_id, key, sealer = self._call.scope.user_id, self._call.idempotency_key, self._executor.sealer
-        if key is None:
-            return None
-        async with self._executor.database.transaction(user_id) as session:
-            answer = await repeats.begin(session, sealer, user_id, key, self._request, self._timeout_s)
-        self._claimed = answer is None
-        return self._replay(answer)
+        earlier = await self._earlier(partial(repeats.begin, timeout_s=self._timeout_s))
+        self._claimed = earlier is None
+        return earlier
 
     async def replay(self) -> Executed | None:
         """The answer of an earlier call with the same key, if there was one."""
-        user_id, key, sealer = self._call.scope.user_id, self._call.idempotency_key, self._executor.sealer
+        return await self._earlier(repeats.earlier_answer)
+
+    async def _earlier(self, answer_of: Callable[..., Awaitable[Json | None]]) -> Executed | None:
+        call, key = self._call, self._call.idempotency_key
         if key is None:
             return None
-        async with self._executor.database.transaction(user_id) as session:
-            return self._replay(await repeats.earlier_answer(session, sealer, user_id, key, self._request))
-
-    @property
-    def _request(self) -> bytes:
-        """What makes two requests the same one."""
-        call = self._call
-        return canonical([call.tool_key, call.alias, call.arguments, call.timeout_s])
-
-    def _replay(self, answer: Json | None) -> Executed | None:
+        request = canonical([call.tool_key, call.alias, call.arguments, call.timeout_s])
+        async with self._executor.database.transaction(call.scope.user_id) as session:
+            answer = await answer_of(session, self._executor.sealer, call.scope.user_id, key, request)
         self._replayed = answer is not None
         return None if answer is None else _replayed(answer)
 

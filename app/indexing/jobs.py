@@ -109,18 +109,9 @@ async def enqueue(
     asks: bool = True,
     force: bool = False,
     asked_by: str = SYSTEM,
-    asked_s_ago: float | None = None,
 ) -> Run:
     """A pushed list is indexed as it is; without one the server is asked, unless what is stored of it is enough.
-    `force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with.
-
-    Whoever asked before a run began to ask the server is served by that run: a hundred who ask at once cost two
-    listings, not a hundred, and only the first of them writes.
-    """
-    if payload is None and not force and asked_s_ago is not None:
-        run = await _begins_since(session, user_id, server_id, asked_s_ago)
-        if run is not None:
-            return run
+    `force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with."""
     statement = insert(index_runs).values(
         user_id=user_id,
         id=str(uuid.uuid4()),
@@ -131,21 +122,10 @@ async def enqueue(
         accept_empty=force,
         asked_by=asked_by,
     )
-    new, known = statement.excluded, index_runs.c
     statement = statement.on_conflict_do_update(
         index_elements=["user_id", "server_id"],
         index_where=text("state = 'queued'"),
-        set_={
-            "payload": func.coalesce(new.payload, known.payload),
-            "asks": or_(known.asks, new.asks),
-            "force": or_(known.force, new.force),
-            "accept_empty": case(
-                (new.payload.is_not(None), new.accept_empty),
-                (known.payload.is_not(None), known.accept_empty),
-                else_=or_(known.accept_empty, new.accept_empty),
-            ),
-            "asked_by": case((new.asked_by.in_([SYSTEM, SCHEDULE]), known.asked_by), else_=new.asked_by),
-        },
+        set_=_merged(statement.excluded, index_runs.c),
     )
     try:
         return _run((await session.execute(statement.returning(index_runs))).one())
@@ -153,10 +133,32 @@ async def enqueue(
         raise NotFound("there is no such server") from error
 
 
+def _merged(new: Any, known: Any) -> dict[str, Any]:
+    """What becomes of a run that is queued already when another is wanted."""
+    return {
+        "payload": func.coalesce(new.payload, known.payload),
+        "asks": or_(known.asks, new.asks),
+        "force": or_(known.force, new.force),
+        "accept_empty": case(
+            (new.payload.is_not(None), new.accept_empty),
+            (known.payload.is_not(None), known.accept_empty),
+            else_=or_(known.accept_empty, new.accept_empty),
+        ),
+        "asked_by": case((new.asked_by.in_([SYSTEM, SCHEDULE]), known.asked_by), else_=new.asked_by),
+    }
+
+
+async def ask(session: Session, user_id: str, server_id: str, asked_by: str, seconds_ago: float) -> Run:
+    """Whoever asked before a run began to ask the server is served by that run: a hundred who ask at once cost two
+    listings, not a hundred, and only the first of them writes."""
+    run = await _begins_since(session, user_id, server_id, seconds_ago)
+    return run or await enqueue(session, user_id, server_id, asked_by=asked_by)
+
+
 async def _begins_since(session: Session, user_id: str, server_id: str, seconds_ago: float) -> Run | None:
     """By the database's clock alone: one that goes slow would make a run of before look like one of after."""
     runs = index_runs.c
-    begun = runs.started_at >= func.clock_timestamp() - _seconds(seconds_ago)
+    begun = runs.started_at >= func.clock_timestamp() - seconds(seconds_ago)
     serving = runs.user_id == user_id, runs.server_id == server_id, runs.asks, or_(runs.state == "queued", begun)
     statement = select(index_runs).where(*serving).order_by(runs.created_at).limit(1)
     row = (await session.execute(statement)).one_or_none()
@@ -216,28 +218,28 @@ async def claim(session: Session, lease_s: float, run_id: str | None = None) -> 
 
 async def report_progress(session: Session, claimed: Claim, done: int, total: int) -> None:
     """Tells the watchers, and keeps the lease. Raises `LeaseLost` where it has passed on."""
-    lease_until = func.now() + _seconds(claimed.lease_s)
+    lease_until = func.now() + seconds(claimed.lease_s)
     statement = update(index_runs).where(*_owned(claimed)).values(done=done, total=total, lease_until=lease_until)
     if (await session.execute(statement)).rowcount == 0:
         raise LeaseLost("the run has passed on to another worker")
 
 
 async def keep_lease(session: Session, claimed: Claim) -> None:
-    lease_until = func.now() + _seconds(claimed.lease_s)
+    lease_until = func.now() + seconds(claimed.lease_s)
     await session.execute(update(index_runs).where(*_owned(claimed)).values(lease_until=lease_until))
 
 
 async def release(session: Session, claimed: Claim, pause_s: float = 0, *, attempted: bool) -> None:
     """So that another worker can go on after the pause; a clean stop does not count as an attempt."""
     attempts = index_runs.c.attempts - (0 if attempted else 1)
-    values = {"lease_until": func.now() + _seconds(pause_s), "attempts": attempts}
+    values = {"lease_until": func.now() + seconds(pause_s), "attempts": attempts}
     await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
 
 
 async def retry_later(session: Session, claimed: Claim, cause: str, message: str, delay_s: float) -> None:
     """The run stays what it is, a run under way, and is taken up again when its lease has passed."""
     await lock_server(session, claimed.user_id, claimed.server_id)
-    values = {"lease_until": func.now() + _seconds(delay_s), "error": {"cause": cause, "message": message}}
+    values = {"lease_until": func.now() + seconds(delay_s), "error": {"cause": cause, "message": message}}
     if (await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))).rowcount:
         await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
 
@@ -281,8 +283,8 @@ async def _end(session: Session, claimed: Claim, values: Mapping[str, Any], outc
     ended = {"payload": None, "lease_until": None, "finished_at": func.now()}
     statement = update(index_runs).where(*_owned(claimed)).values(**values, **ended)
     took_s = func.extract("epoch", func.clock_timestamp() - index_runs.c.started_at)
-    seconds = await session.scalar(statement.returning(took_s))
-    if seconds is None:
+    duration_s = await session.scalar(statement.returning(took_s))
+    if duration_s is None:
         return False
     await audit.record(
         session,
@@ -291,7 +293,7 @@ async def _end(session: Session, claimed: Claim, values: Mapping[str, Any], outc
         "server.reindex",
         claimed.server_id,
         outcome=outcome,
-        duration_ms=float(seconds) * 1000,
+        duration_ms=float(duration_s) * 1000,
     )
     await _forget_oldest(session, claimed)
     return True
@@ -313,7 +315,8 @@ def _owned(claimed: Claim) -> tuple[Any, ...]:
     return (*_this(claimed.user_id, claimed.id), *mine)
 
 
-def _seconds(count: float) -> Any:
+def seconds(count: Any) -> Any:
+    """As an interval."""
     return func.make_interval(0, 0, 0, 0, 0, 0, count)
 
 

@@ -252,7 +252,7 @@ class Worker:
         retry_s = self._pace.pending_retry_s
         # after each vain try the next one waits twice as long, up to an hour
         pause_s = func.least(retry_s * func.power(2, mcp_servers.c.pending_tries - 1), _LONGEST_PAUSE_S)
-        due = mcp_servers.c.updated_at < func.now() - func.make_interval(0, 0, 0, 0, 0, 0, pause_s)
+        due = mcp_servers.c.updated_at < func.now() - jobs.seconds(pause_s)
         statement = select(mcp_servers.c.user_id, mcp_servers.c.id).where(
             mcp_servers.c.pending_count > 0, due, ~waiting.exists()
         )
@@ -277,7 +277,7 @@ class Worker:
         lately = select(index_runs.c.id).where(
             index_runs.c.user_id == mcp_servers.c.user_id,
             index_runs.c.server_id == mcp_servers.c.id,
-            index_runs.c.created_at > func.now() - func.make_interval(0, 0, 0, 0, 0, 0, pause_s),
+            index_runs.c.created_at > func.now() - jobs.seconds(pause_s),
         )
         statement = select(mcp_servers.c.user_id, mcp_servers.c.id).where(
             mcp_servers.c.enabled, mcp_servers.c.transport != "push", ~lately.exists()

@@ -324,9 +324,11 @@ class Connection:
             raise ServerUnreachable("url_not_allowed", error.message) from error
         # over the SSE transport the answer to a POST is but a receipt, and the SDK leaves a refusal unread
         hooks = [note_refusal] if self.endpoint.transport == "sse" else []
+        headers = httpx2.Headers({"User-Agent": f"toolscout/{__version__}", "Accept-Encoding": "gzip"})
+        headers.update(self.endpoint.headers)  # whichever way the user wrote their names
         return httpx2.AsyncClient(
             transport=GuardedTransport(self._guard, target, self._limits.max_bytes),
-            headers={"User-Agent": f"toolscout/{__version__}", "Accept-Encoding": "gzip", **self.endpoint.headers},
+            headers=headers,
             # a call may take its time, and a stream of events for ever: deadlines are set above, for what is asked
             timeout=httpx2.Timeout(None, connect=self._limits.connect_s),
             event_hooks={"request": [note_departure], "response": hooks},

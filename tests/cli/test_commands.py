@@ -92,7 +92,8 @@ def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) ->
     [
         (["server", "add", "inside", "https://127.0.0.1/mcp"], "not a public address"),
         (["server", "add", "shell"], "only those that the operator has listed"),
-        (["server", "add", "odd", "--transport", "sse"], "give a URL"),
+        (["server", "add", "odd", "--transport", "sse"], "needs a URL"),
+        (["server", "add", "odd", "https://example.com", "--header", "Host=elsewhere"], "set by the connection itself"),
         (["server", "add", "odd", "https://example.com", "--header", "nothing"], "NAME=VALUE"),
         (["server", "reindex", "nobody"], "no server named 'nobody'"),
         (["server", "remove", "nobody"], "no server named 'nobody'"),

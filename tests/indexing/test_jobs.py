@@ -344,17 +344,18 @@ async def test_who_asked_before_a_run_began_is_served_by_it_and_who_asks_later_i
 ) -> None:
     server_id = await alice.add_server()
 
-    async def ask(seconds_ago: float | None, *, force: bool = False) -> str:
+    async def ask(seconds_ago: float) -> str:
         async with hand.container.database.transaction(alice.id) as session:
-            run = await jobs.enqueue(session, alice.id, server_id, force=force, asked_s_ago=seconds_ago)
-        return run.id
+            return (await jobs.ask(session, alice.id, server_id, "user:asker", seconds_ago)).id
 
     first = await ask(0.0)
     assert (await hand.take()).id == first
     assert await ask(10.0) == first
     later = await ask(0.0)
     assert later != first
-    assert await ask(None) == await ask(10.0, force=True) == later
+    async with hand.container.database.transaction(alice.id) as session:
+        forced = await jobs.enqueue(session, alice.id, server_id, force=True)
+    assert forced.id == later
 
 
 async def test_a_run_of_a_pushed_list_serves_nobody_who_asks_for_the_servers_own(hand: Hand, alice: TestUser) -> None:
@@ -362,7 +363,7 @@ async def test_a_run_of_a_pushed_list_serves_nobody_who_asks_for_the_servers_own
     pushed = await send(alice, server_id, [tool("a")])
     await hand.take()
     async with hand.container.database.transaction(alice.id) as session:
-        run = await jobs.enqueue(session, alice.id, server_id, asked_s_ago=10.0)
+        run = await jobs.ask(session, alice.id, server_id, "user:asker", 10.0)
     assert run.id != pushed["id"]
 
 
@@ -431,7 +432,7 @@ async def test_who_asks_for_the_servers_own_list_is_not_put_off_with_a_pushed_on
     claimed = await hand.take()
     assert (claimed.id, claimed.asks) == (pushed.id, False)
     async with database.transaction(alice.id) as session:
-        asked = await jobs.enqueue(session, alice.id, server_id, asked_by="user:asker", asked_s_ago=60)
+        asked = await jobs.ask(session, alice.id, server_id, "user:asker", 60)
         assert asked.id != pushed.id
         joined = await jobs.enqueue(session, alice.id, server_id, b'{"tools": []}', asked_by="user:pusher")
         scheduled = await jobs.enqueue(session, alice.id, server_id, asked_by=jobs.SCHEDULE)
