@@ -308,10 +308,10 @@ async def test_a_plain_call_goes_on_though_its_caller_has_left_and_its_answer_is
     user: TestUser, container: Container, mcp: FakeMcpServer, address: str
 ) -> None:
     await offer(user, mcp, "work")
-    mcp.delays["work"] = 0.3
+    mcp.delays["work"] = 1.0
     body = {"tool_key": (await user.tools())["work"]["id"]}
     headers = {"Authorization": f"Bearer {user.key}", "Idempotency-Key": "k"}
-    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=0.1) as client:
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=httpx.Timeout(5, read=0.5)) as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/execute", json=body)
     assert await outcome_of(container, user) == "succeeded"

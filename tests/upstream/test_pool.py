@@ -293,7 +293,7 @@ async def test_closing_does_not_wait_for_servers_that_do_not_say_goodbye(monkeyp
 
 async def test_fifty_servers_that_hang_do_not_hold_up_one_that_does_not(server: FakeMcpServer) -> None:
     with listener() as silent:
-        async with reaching(server, silent.port, connect_s=1) as upstream:
+        async with reaching(server, silent.port, connect_s=60) as upstream:
             url = f"http://127.0.0.1:{silent.port}/mcp"
             hanging = [endpoint(server, url=url, server_id=f"hanging-{n}") for n in range(50)]
             waiting = [asyncio.create_task(upstream.list_tools(each)) for each in hanging]
@@ -301,10 +301,10 @@ async def test_fifty_servers_that_hang_do_not_hold_up_one_that_does_not(server: 
             with within(1):
                 assert await upstream.list_tools(endpoint(server)) == server.tools
             assert not any(task.done() for task in waiting)
-            started = time.monotonic()
-            failures = await asyncio.gather(*waiting, return_exceptions=True)
-            assert time.monotonic() - started < 2
-        assert {getattr(failure, "cause", failure) for failure in failures} == {"timeout"}
+            for task in waiting:
+                task.cancel()
+            with within(2):
+                await asyncio.wait(waiting)
 
 
 def test_it_all_works_on_the_event_loop_that_the_service_runs_on(server: FakeMcpServer, mcp: FakeMcpServer) -> None:
