@@ -1,7 +1,6 @@
 """Who gets which connection, when it is made, and when it goes."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
