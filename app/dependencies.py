@@ -57,6 +57,7 @@ def require(permission: Permission) -> Callable[[Caller], Awaitable[Caller]]:
 
 
 Discovering = Annotated[Caller, Depends(require(Permission.DISCOVER))]
+Browsing = Annotated[Caller, Depends(require(Permission.READ_TOOLS))]
 Reading = Annotated[Caller, Depends(require(Permission.READ_CATALOG))]
 Writing = Annotated[Caller, Depends(require(Permission.WRITE_CATALOG))]
 Executing = Annotated[Caller, Depends(require(Permission.EXECUTE))]

@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 
 from app import __version__
-from app.api import accounts, audit, discovery, execution, operations, runs, servers, tools
+from app.api import accounts, audit, discovery, execution, operations, projects, rules, runs, servers, tools
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.telemetry import RequestTelemetry
@@ -23,7 +23,7 @@ def create_app(container: Container) -> FastAPI:
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
     )
     app.state.container = container
-    for door in (discovery, execution, servers, runs, tools, accounts, audit, operations):
+    for door in (discovery, execution, servers, runs, tools, rules, projects, accounts, audit, operations):
         app.include_router(door.router)
     add_error_handlers(app)
     # each one stands outside of those before it

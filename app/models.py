@@ -32,6 +32,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 EVERYONE = ""
 """The owner of core tools that every user has. No user can have this id."""
 
+OF_THE_USER = ""
+"""Where a project's id would stand: rules that are the user's own, for whatever project."""
+
 TERM_SPACE = 1_000_000_000
 """Terms are hashed into this many places, the most that a `sparsevec` has."""
 
@@ -72,10 +75,12 @@ api_keys = Table(
     _required("prefix", Text),
     Column("key_hash", LargeBinary, nullable=False, unique=True),
     Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE")),
+    Column("project_id", Text),
     Column("expires_at", DateTime(timezone=True)),
     Column("last_used_at", DateTime(timezone=True)),
     Column("revoked_at", DateTime(timezone=True)),
     _created_at(),
+    ForeignKeyConstraint(["user_id", "project_id"], ["projects.user_id", "projects.id"], ondelete="CASCADE"),
     Index("api_keys_user_id", "user_id"),
 )
 
@@ -91,6 +96,7 @@ mcp_servers = Table(
     Column("sealed_headers", LargeBinary),
     _required("header_names", ARRAY(Text), "'{}'"),
     _required("tags", ARRAY(Text), "'{}'"),
+    _required("tool_permissions", JSONB, "'{}'"),
     _required("enabled", Boolean, "true"),
     _required("status", Text, "'disconnected'"),
     Column("last_error", Text),
@@ -123,10 +129,19 @@ mcp_tools = Table(
     Column("annotations", JSON(none_as_null=True)),
     Column("meta", JSON(none_as_null=True)),
     _required("tags", ARRAY(Text), "'{}'"),
+    # a person's own, which stands above the rules
+    Column("switched", Boolean),
+    # decided: see catalog/verdicts.py
     _required("enabled", Boolean, "true"),
     _required("enabled_by", Text, "'default'"),
+    Column("hidden_by", Text),
     _required("pinned", Boolean, "false"),
     _required("state", Text, "'approved'"),
+    _required("findings", JSONB, "'[]'"),
+    # of the definition that a person, or the first listing, has accepted
+    _required("approved_hash", Text),
+    # what a tool was is kept, so that one which vanishes and returns is neither new nor forgotten
+    Column("vanished_at", DateTime(timezone=True)),
     _required("definition_hash", Text),
     _required("index_hash", Text),
     _required("enriched_description", Text),
@@ -137,6 +152,12 @@ mcp_tools = Table(
     UniqueConstraint("user_id", "server_id", "name", name="mcp_tools_name"),
     ForeignKeyConstraint(["user_id", "server_id"], ["mcp_servers.user_id", "mcp_servers.id"], ondelete="CASCADE"),
     Index("mcp_tools_by_name", "user_id", "name"),
+    Index(
+        "mcp_tools_in_question",
+        "user_id",
+        "server_id",
+        postgresql_where=text("state = 'changed' OR hidden_by IN ('changed', 'status')"),
+    ),
 )
 
 mcp_tool_embeddings = Table(
@@ -156,10 +177,61 @@ mcp_tool_embeddings = Table(
     # the stored decision whether the tool can be found and run, see catalog/visibility.py
     _required("enabled", Boolean),
     _required("tags", ARRAY(Text)),
+    # where a project sees it: the project's id, with the tags that the project's rules add
+    _required("projects", JSONB, "'{}'"),
     _required("ann", Boolean, "false"),
     PrimaryKeyConstraint("user_id", "model", "tool_id"),
     ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
     Index("mcp_tool_embeddings_tool", "user_id", "tool_id"),
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _required("id", Text),
+    _required("name", Text),
+    # none: all that the user has, now and later
+    Column("server_ids", ARRAY(Text)),
+    # none: discovery is off
+    Column("optimization", Text),
+    _required("read_only", Boolean, "false"),
+    Column("limit", Integer),
+    Column("similarity_threshold", Float),
+    _created_at(),
+    Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("user_id", "id"),
+    UniqueConstraint("user_id", "name", name="projects_name"),
+)
+
+tool_rules = Table(
+    "tool_rules",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _required("project_id", Text),
+    _required("position", Integer),
+    _required("patterns", ARRAY(Text)),
+    Column("server", Text),
+    Column("enabled", Boolean),
+    _required("tags", ARRAY(Text), "'{}'"),
+    PrimaryKeyConstraint("user_id", "project_id", "position"),
+)
+
+tool_changes = Table(
+    "tool_changes",
+    metadata,
+    _required("user_id", Text),
+    _required("id", Text),
+    _required("server_id", Text),
+    _required("tool_id", Text),
+    _required("run_id", Text),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    _required("fields", ARRAY(Text)),
+    _required("old", JSON),
+    _required("new", JSON),
+    PrimaryKeyConstraint("user_id", "id"),
+    ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
+    Index("tool_changes_at", "user_id", "tool_id", "at", "id"),
 )
 
 embedding_models = Table(

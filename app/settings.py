@@ -82,6 +82,13 @@ class Settings(BaseSettings):
     max_tools_per_server: int = Field(1_000, ge=1, description="tools beyond it are refused, one by one")
     search_ann_above: int = Field(20_000, ge=0, description="users with more tools are searched through HNSW")
 
+    hold_changed_tools: bool = Field(
+        False, description="a tool whose definition has changed is neither found nor run until somebody approves it"
+    )
+    find_failing_servers: bool = Field(
+        True, description="tools of a server whose last contact failed stay findable, marked by `server_status`"
+    )
+
     index_concurrency: int = Field(2, ge=0, description="index runs that embed at once in this process; 0: no worker")
     pending_retry_s: float = Field(15.0, gt=0, description="seconds between tries to embed what is still pending")
     run_lease_s: float = Field(

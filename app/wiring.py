@@ -18,6 +18,8 @@ from sqlalchemy.pool import NullPool
 
 from app.accounts.callers import Keyring
 from app.catalog.offers import Shelf
+from app.catalog.verdicts import Policy
+from app.catalog.visibility import decide_by
 from app.database.embedded import EmbeddedPostgres
 from app.database.engine import Database, driver_url
 from app.database.migrate import migrate
@@ -55,6 +57,7 @@ class Container:
     keyring: Keyring
     sealer: Sealer
     model: ActiveModel
+    policy: Policy
     count_tokens: Callable[[str], int]
     discoverer: Discoverer
     executor: Executor
@@ -82,6 +85,7 @@ async def open_container(
         closing.push_async_callback(database.close)
         embedder, model, warnings = await _embedder(settings, url, closing)
         metrics = Metrics()
+        policy = Policy(hold_changed=settings.hold_changed_tools, find_failing=settings.find_failing_servers)
         count_tokens = await asyncio.to_thread(token_counter)
         upstream = _upstream(settings, resolve)
         upstream.start()
@@ -92,6 +96,7 @@ async def open_container(
             dimension=model.dimension,
             count_tokens=count_tokens,
             metrics=metrics,
+            policy=policy,
             max_tools=settings.max_tools_per_server,
             ann_above=settings.search_ann_above,
             upstream=upstream,
@@ -102,6 +107,7 @@ async def open_container(
         upstream.on_tools_changed = worker.tools_changed
         closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database)))
         if working:
+            await decide_by(database, policy)
             worker.start()
         closing.push_async_callback(worker.stop)
         yield Container(
@@ -110,6 +116,7 @@ async def open_container(
             keyring=Keyring(database, _revealed(settings.admin_api_key)),
             sealer=sealer,
             model=model,
+            policy=policy,
             count_tokens=count_tokens,
             discoverer=Discoverer(
                 database=database,
@@ -125,6 +132,7 @@ async def open_container(
                 upstream=upstream,
                 sealer=sealer,
                 metrics=metrics,
+                policy=policy,
                 timeout_s=settings.call_timeout_s,
                 max_result_bytes=settings.max_result_bytes,
             ),

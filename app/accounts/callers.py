@@ -9,7 +9,7 @@ from app.accounts.keys import KeyKind, hashed, living_key
 from app.accounts.users import User, ensure_user, get_user
 from app.cache import TtlCache
 from app.database.engine import Database, Session
-from app.errors import BadRequest, Forbidden
+from app.errors import BadRequest, Forbidden, NotFound
 
 # Long enough to spare the database at hundreds of requests a second, short enough that a revoked key ends within one.
 _REMEMBERED_S = 0.5
@@ -18,6 +18,7 @@ _REMEMBERED_CALLERS = 10_000
 
 class Permission(StrEnum):
     DISCOVER = "discover"
+    READ_TOOLS = "tools:read"
     READ_CATALOG = "catalog:read"
     WRITE_CATALOG = "catalog:write"
     EXECUTE = "execute"
@@ -32,6 +33,9 @@ _GRANTED: Mapping[KeyKind, frozenset[Permission]] = {
     "admin": _OF_A_USER | {Permission.ADMINISTER},
 }
 
+# a project's key uses what the project shows: whoever could change or see what lies behind it could leave it
+_WITHIN_A_PROJECT = frozenset({Permission.DISCOVER, Permission.READ_TOOLS, Permission.EXECUTE})
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -40,6 +44,8 @@ class Caller:
     kind: KeyKind
     key_id: str
     user: User | None
+    project_id: str | None = None
+    """That the key is bound to."""
 
     @property
     def actor(self) -> str:
@@ -47,12 +53,20 @@ class Caller:
         return f"{self.kind}:{self.key_id}"
 
     def may(self, permission: Permission) -> bool:
-        return permission in _GRANTED[self.kind]
+        return permission in (_GRANTED[self.kind] if self.project_id is None else _WITHIN_A_PROJECT)
 
     def acting_for(self) -> User:
         if self.user is None:
             raise BadRequest("this key acts for many users: name one in the header X-User-Id")
         return self.user
+
+    def within(self, project_id: str | None) -> str | None:
+        """The project that a request is confined to: the one it names, unless the key is bound to another."""
+        if self.project_id is None:
+            return project_id
+        if project_id not in (None, self.project_id):
+            raise NotFound("there is no such project")
+        return self.project_id
 
 
 class Keyring:
@@ -84,7 +98,7 @@ class Keyring:
             return Caller(key.kind, key.id, await _named(session, named_user))
         if named_user is not None and named_user != key.user_id:
             raise Forbidden("this key belongs to one user: leave out X-User-Id, or name that user")
-        return Caller(key.kind, key.id, await get_user(session, key.user_id))
+        return Caller(key.kind, key.id, await get_user(session, key.user_id), key.project_id)
 
 
 async def _named(session: Session, user_id: str | None) -> User | None:

@@ -29,6 +29,7 @@ class ApiKey:
     name: str | None
     prefix: str
     user_id: str | None
+    project_id: str | None
     expires_at: datetime | None
     last_used_at: datetime | None
     revoked_at: datetime | None
@@ -42,6 +43,7 @@ class NewKey:
     kind: KeyKind
     name: str | None = None
     user_id: str | None = None
+    project_id: str | None = None
     expires_at: datetime | None = None
 
 
@@ -49,6 +51,8 @@ async def create_key(session: Session, wanted: NewKey) -> tuple[ApiKey, str]:
     """The key itself is known here and never again."""
     if (wanted.kind == "user") != (wanted.user_id is not None):
         raise InvalidInput("a user key needs `user_id`; service and admin keys take none")
+    if wanted.project_id is not None and wanted.kind != "user":
+        raise InvalidInput("only a user key can be bound to a project, which is one user's")
     if wanted.user_id is not None:
         await get_user(session, wanted.user_id)
     secret = f"ts_{wanted.kind}_{secrets.token_urlsafe(32)}"
@@ -59,12 +63,13 @@ async def create_key(session: Session, wanted: NewKey) -> tuple[ApiKey, str]:
         prefix=secret[: len(f"ts_{wanted.kind}_") + _SHOWN_CHARACTERS],
         key_hash=hashed(secret),
         user_id=wanted.user_id,
+        project_id=wanted.project_id,
         expires_at=wanted.expires_at,
     )
     try:
         row = (await session.execute(statement.returning(api_keys))).one()
     except IntegrityError as error:
-        raise NotFound("there is no such user") from error
+        raise NotFound("there is no such user" if wanted.project_id is None else "there is no such project") from error
     return _api_key(row), secret
 
 

@@ -14,7 +14,7 @@ from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
 from app.errors import Conflict, InvalidInput, NotFound
-from app.models import core_tools, mcp_servers, users
+from app.models import core_tools, users
 
 USER_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@:|+=~-]{0,127}$"
 _USER_ID = re.compile(USER_ID_PATTERN)
@@ -72,9 +72,8 @@ async def update_user(session: Session, user_id: str, changes: Mapping[str, Any]
 
 async def delete_user(session: Session, user_id: str) -> None:
     """Takes everything of the user along: keys, servers, tools, vectors and runs go by their foreign keys."""
-    # servers before their user, as whoever indexes one locks them: two who wait for each other would both wait in vain
-    mine = select(mcp_servers.c.id).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.id)
-    await session.execute(mine.with_for_update())
+    # before its servers, as whoever locks one of them does: two who wait for each other would both wait in vain
+    await session.execute(select(users.c.id).where(users.c.id == user_id).with_for_update())
     deleted = await session.execute(delete(users).where(users.c.id == user_id))
     if deleted.rowcount == 0:
         raise NotFound("there is no such user")

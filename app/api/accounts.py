@@ -13,7 +13,7 @@ from app.accounts import keys, users
 from app.accounts.keys import KeyKind
 from app.accounts.users import USER_ID_PATTERN
 from app.api.intake import StrictRoute
-from app.api.shapes import Input, Items, Name, Output, given, items
+from app.api.shapes import Identifier, Input, Items, Name, Output, given, items
 from app.database.engine import Session
 from app.dependencies import Administering, Paged, SystemSession, Wired
 from app.errors import InvalidInput
@@ -55,6 +55,7 @@ class NewKeyBody(Input):
     kind: KeyKind
     name: Name | None = None
     user_id: UserId | None = None
+    project_id: Identifier | None = Field(None, description="the key sees and runs what this project shows, no more")
     expires_at: datetime | None = Field(None, strict=False, examples=["2030-01-01T00:00:00Z"])
 
     @field_validator("expires_at")
@@ -77,6 +78,7 @@ class KeyOut(Output):
     name: str | None
     prefix: str
     user_id: str | None
+    project_id: str | None
     expires_at: datetime | None
     last_used_at: datetime | None
     revoked_at: datetime | None
@@ -125,7 +127,7 @@ async def delete_user(user_id: str, container: Wired, caller: Administering) -> 
 
 @router.post("/keys", status_code=201)
 async def create_key(body: NewKeyBody, session: SystemSession, caller: Administering) -> CreatedKeyOut:
-    wanted = keys.NewKey(body.kind, body.name, body.user_id, body.expires_at)
+    wanted = keys.NewKey(body.kind, body.name, body.user_id, body.project_id, body.expires_at)
     key, secret = await keys.create_key(session, wanted)
     await audit.record(session, key.user_id, caller.actor, "key.create", key.id)
     return CreatedKeyOut(**KeyOut.model_validate(key).model_dump(), key=secret)

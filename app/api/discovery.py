@@ -7,19 +7,25 @@ import orjson
 from fastapi import APIRouter, Response
 from pydantic import Field, model_validator
 
+from app.accounts.callers import Caller
 from app.accounts.users import User
 from app.api.intake import StrictRoute
 from app.api.shapes import Identifier, Input, Output, Tags
 from app.catalog.aliases import aliases
+from app.catalog.projects import Project, get_project
+from app.catalog.servers import Status
 from app.catalog.visibility import Scope
 from app.dependencies import Discovering, Wired
 from app.discovery import wire
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
 from app.discovery.selection import Selected, Source
+from app.discovery.why import Reason, explain
 from app.discovery.wire import Format
-from app.errors import NotFound
+from app.indexing.cleaning import Flag
+from app.search.hybrid import Evidence
 from app.search.query import search_text
 from app.search.ranking import Strategy
+from app.wiring import Container
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
@@ -67,7 +73,11 @@ class ToolOut(Output):
     source: Source
     matched_tags: list[str]
     tokens: int
-    explanation: dict[str, Any] | None = None
+    flags: list[Flag] = Field(description="what a person should know of its definition")
+    server_status: Status | None = Field(description="of the last contact with its server")
+    explanation: dict[str, Any] | None = Field(
+        None, description="with `explain`: cosine, BM25, the rank by each, the tag boost and the matched words"
+    )
 
 
 class TokensOut(Output):
@@ -83,7 +93,7 @@ class DiscoverOut(Output):
     total_searched: int
     search_duration_ms: float
     embedding_generated: bool
-    strategy: Strategy
+    strategy: Strategy | None = Field(description="null where the project's `optimization` is")
     degraded: bool
     degraded_reason: str | None
     no_match: bool
@@ -91,42 +101,108 @@ class DiscoverOut(Output):
     toolset_hash: str
 
 
+class WhyBody(DiscoverBody):
+    tool: Identifier = Field(description="its key, its name, or `SERVER.TOOL`", examples=["search_issues"])
+
+
+class ReasonOut(Output):
+    tool_key: str | None
+    name: str | None
+    server_name: str | None
+    included: bool
+    reason: str = Field(
+        description="`included`, `not_indexed`, `server_disabled`, `not_permitted`, `switched_off`, "
+        "`disabled_by_rule`, `held`, `server_failing`, `outside_project`, `disabled_by_project_rule`, "
+        "`not_read_only`, `outside_filter`, `discovery_off`, `below_threshold`, `outranked` or `no_room`"
+    )
+    message: str
+    rule: int | None = Field(description="counted from 1")
+    rank: int | None
+    explanation: dict[str, Any] | None = None
+
+
+class WhyOut(Output):
+    items: list[ReasonOut] = Field(description="one for each tool of that key or name")
+
+
 @router.post("/discover", response_model=DiscoverOut)
 async def post_discover(body: DiscoverBody, caller: Discovering, container: Wired) -> Response:
     """The few tools that this message needs, ready to be given to the model."""
-    if body.project_id is not None:
-        raise NotFound("there is no such project")
     user = caller.acting_for()
-    discovery = await discover(container.discoverer, user, _ask(body, user, container.model.id))
-    return Response(rendered(discovery, body.format, explain=body.explain), media_type="application/json")
+    discovery = await discover(container.discoverer, user, await _ask(container, caller, user, body))
+    return Response(rendered(discovery, body.format), media_type="application/json")
 
 
-def _ask(body: DiscoverBody, user: User, model: str) -> Ask:
+@router.post("/discover/why")
+async def post_why(body: WhyBody, caller: Discovering, container: Wired) -> WhyOut:
+    """Why a tool is, or is not, in the answer to this message."""
+    user = caller.acting_for()
+    ask = await _ask(container, caller, user, body)
+    confined = caller.project_id is not None
+    reasons = await explain(container.discoverer, container.policy, user, ask, body.tool, confined=confined)
+    return WhyOut(items=[_reason(reason) for reason in reasons])
+
+
+async def _ask(container: Container, caller: Caller, user: User, body: DiscoverBody) -> Ask:
+    """What the request leaves open the project decides, then the user's settings, then we."""
+    project_id = caller.within(body.project_id)
+    project = await _project(container, user, project_id)
+    own: Mapping[str, Any] = {} if project is None else vars(project)
     return Ask(
         text=search_text(body.query, body.messages),
-        scope=Scope(user.id, model, body.server_ids, body.tags),
-        strategy=body.strategy or user.settings.get("strategy") or "hybrid",
-        limit=body.limit or user.settings.get("limit") or DEFAULT_LIMIT,
-        threshold=_threshold(body, user.settings),
+        scope=Scope(user.id, container.model.id, body.server_ids, body.tags, project_id),
+        strategy=_strategy(body, user, project),
+        limit=body.limit or own.get("limit") or user.settings.get("limit") or DEFAULT_LIMIT,
+        threshold=_threshold(body, own, user.settings),
         include_core_tools=body.include_core_tools,
         max_tokens=body.max_tokens,
         keep=body.keep or (),
+        explain=body.explain,
     )
 
 
-def _threshold(body: DiscoverBody, settings: Mapping[str, Any]) -> float | None:
+async def _project(container: Container, user: User, project_id: str | None) -> Project | None:
+    if project_id is None:
+        return None
+    async with container.database.transaction(user.id) as session:
+        return await get_project(session, user.id, project_id)
+
+
+def _strategy(body: DiscoverBody, user: User, project: Project | None) -> Strategy | None:
+    if project is None:
+        return body.strategy or user.settings.get("strategy") or "hybrid"
+    return None if project.optimization is None else body.strategy or project.optimization
+
+
+def _threshold(body: DiscoverBody, *defaults: Mapping[str, Any]) -> float | None:
     """Zero is a threshold like any other, so `or` would not do."""
-    return settings.get("similarity_threshold") if body.similarity_threshold is None else body.similarity_threshold
+    wishes = body.similarity_threshold, *(each.get("similarity_threshold") for each in defaults)
+    return next((wish for wish in wishes if wish is not None), None)
 
 
-def rendered(discovery: Discovery, shape: Format, *, explain: bool) -> bytes:
+def _reason(reason: Reason) -> ReasonOut:
+    facts, evidence = reason.facts, reason.evidence
+    return ReasonOut(
+        tool_key=facts and facts.tool_id,
+        name=facts and facts.name,
+        server_name=facts and facts.server_name,
+        included=reason.code == "included",
+        reason=reason.code,
+        message=reason.message,
+        rule=reason.rule,
+        rank=reason.rank,
+        explanation=None if evidence is None else _evidence(evidence),
+    )
+
+
+def rendered(discovery: Discovery, shape: Format) -> bytes:
     offers = [tool.offer for tool in discovery.tools]
     names = aliases(offers)
     definitions = wire.definitions(offers, names, shape)
     return orjson.dumps(
         {
             "discovery_id": discovery.id,
-            "tools": [_tool(tool, name, explain=explain) for tool, name in zip(discovery.tools, names, strict=True)],
+            "tools": [_tool(tool, name) for tool, name in zip(discovery.tools, names, strict=True)],
             "definitions": [orjson.Fragment(definition) for definition in definitions],
             "total_searched": discovery.searched,
             "search_duration_ms": discovery.duration_ms,
@@ -141,7 +217,7 @@ def rendered(discovery: Discovery, shape: Format, *, explain: bool) -> bytes:
     )
 
 
-def _tool(selected: Selected, alias: str, *, explain: bool) -> dict[str, Any]:
+def _tool(selected: Selected, alias: str) -> dict[str, Any]:
     offer = selected.offer
     shown: dict[str, Any] = {
         "tool": wire.as_mcp(offer, offer.name),
@@ -154,10 +230,16 @@ def _tool(selected: Selected, alias: str, *, explain: bool) -> dict[str, Any]:
         "source": selected.source,
         "matched_tags": list(selected.matched_tags),
         "tokens": offer.tokens,
+        "flags": list(offer.flags),
+        "server_status": offer.server_status,
     }
-    if explain and selected.evidence is not None:
-        shown["explanation"] = selected.evidence
+    if selected.evidence is not None:
+        shown["explanation"] = _evidence(selected.evidence)
     return shown
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    return vars(evidence) | {"cosine": _rounded(evidence.cosine), "bm25": _rounded(evidence.bm25)}
 
 
 def _tokens(selected: int, everything: int) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class ExecuteBody(Input):
         None, description="instead of both: the model's own tool call, as OpenAI or Anthropic shape it"
     )
     timeout_ms: int | None = Field(None, ge=1, le=_MAX_TIMEOUT_MS)
+    project_id: Identifier | None = Field(None, description="only what this project sees")
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> "ExecuteBody":
@@ -119,7 +120,7 @@ async def execute_tool(
     if not isinstance(arguments, dict):
         raise ArgumentsInvalid("the arguments must be an object")
     call = Call(
-        scope=Scope(tenant.id, container.model.id),
+        scope=Scope(tenant.id, container.model.id, project_id=caller.within(body.project_id)),
         actor=caller.actor,
         arguments=arguments,
         tool_key=body.tool_key,

@@ -33,6 +33,8 @@ _RESERVED_HEADERS = frozenset(
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 
 HeaderValue = Annotated[str, StringConstraints(max_length=8_192, pattern=r"^[\x20-\x7e\t]*$")]
+ToolPermissions = Annotated[dict[Name, bool], Field(max_length=1_000)]
+_PERMISSIONS = "which tools may be found and run, by name; `*` is for those that are not named; none: all"
 
 
 class _ServerFields(Input):
@@ -54,6 +56,7 @@ class NewServerBody(_ServerFields):
     headers: dict[str, HeaderValue] = Field({}, max_length=32, description="stored sealed, never shown again")
     tags: Tags = []
     enabled: bool = True
+    tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)
 
     @model_validator(mode="after")
     def _url_where_one_connects(self) -> "NewServerBody":
@@ -69,6 +72,7 @@ class ServerChanges(_ServerFields):
     headers: dict[str, HeaderValue] | None = Field(None, max_length=32)
     tags: Tags = []
     enabled: bool = True
+    tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)
 
 
 class ServerOut(Output):
@@ -80,6 +84,7 @@ class ServerOut(Output):
     url: str | None
     header_names: list[str]
     tags: list[str]
+    tool_permissions: dict[str, bool]
     enabled: bool
     status: Status = Field(description="of the last contact")
     last_error: str | None
@@ -128,7 +133,7 @@ async def change_server(
         before = await servers.get_server(session, tenant.id, server_id)
     await _check_changes(container, before, changes)
     async with container.database.transaction(tenant.id) as session:
-        after = await servers.update_server(session, container.sealer, tenant.id, server_id, changes)
+        after = await servers.update_server(session, container.policy, container.sealer, tenant.id, server_id, changes)
         await audit.record(session, tenant.id, caller.actor, "server.change", server_id)
         if _is_to_be_asked(before, after):
             await jobs.enqueue(session, tenant.id, server_id, asked_by=caller.actor)

@@ -11,11 +11,16 @@ from pydantic import Field
 from app import audit
 from app.accounts.callers import Caller, Permission
 from app.api.intake import StrictRoute
-from app.api.shapes import Input, Items, Output, Tags, given, items
+from app.api.shapes import Identifier, Input, Items, Output, Tags, given, items
 from app.catalog import core_tools, tools
-from app.catalog.tools import ToolFilter
-from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
+from app.catalog.projects import get_project
+from app.catalog.tools import State, ToolFilter
+from app.catalog.verdicts import EnabledBy, HiddenBy
+from app.catalog.visibility import Scope
+from app.database.engine import Session as DatabaseSession
+from app.dependencies import Browsing, Paged, Reading, Session, Tenant, Wired, Writing
 from app.errors import InvalidInput
+from app.indexing.cleaning import Flag
 from app.indexing.listing import read_listing
 from app.indexing.plan import CountTokens, definition_tokens
 from app.models import EVERYONE
@@ -24,6 +29,14 @@ from app.protocol import ToolDefinition
 router = APIRouter(tags=["tools"], route_class=StrictRoute)
 
 MAX_CORE_TOOLS = 50
+
+ProjectId = Annotated[Identifier | None, Query(description="only what this project sees")]
+
+
+class FindingOut(Output):
+    flag: Flag
+    where: str
+    reason: str
 
 
 class ToolOut(Output):
@@ -36,21 +49,40 @@ class ToolOut(Output):
     input_schema: dict[str, Any]
     output_schema: dict[str, Any] | None
     annotations: dict[str, Any] | None
-    enabled: bool
-    enabled_by: str
-    tags: list[str]
+    enabled: bool = Field(description="by its own switch, a rule, or the default")
+    enabled_by: EnabledBy
+    visible: bool = Field(description="it can be found and run")
+    hidden_by: HiddenBy | None = Field(description="why it cannot")
+    tags: list[str] = Field(description="its own, its server's, and what rules add")
+    own_tags: list[str]
     pinned: bool = Field(description="comes first when search fails and all tools are offered")
-    state: str
-    flags: list[str] = []
+    state: State = Field(description="`changed` until somebody approves the definition as it stands")
+    definition_hash: str
+    flags: list[Flag]
+    findings: list[FindingOut] = Field(description="what the flags are about, and where")
     tokens: int
     embedded: bool
     updated_at: datetime
 
 
 class ToolChanges(Input):
-    enabled: bool = True
+    enabled: bool | None = Field(True, description="stands above the rules; null: they decide again")
     tags: Tags = []
     pinned: bool = False
+
+
+class ChangeOut(Output):
+    id: str
+    at: datetime
+    run_id: str
+    fields: list[str] = Field(description="of the definition; `hidden_characters` where nothing visible changed")
+    old: dict[str, Any]
+    new: dict[str, Any]
+
+
+class TagOut(Output):
+    tag: str
+    count: int = Field(description="visible tools that have it")
 
 
 class CoreToolsBody(Input):
@@ -67,28 +99,74 @@ async def list_tools(
     tenant: Tenant,
     container: Wired,
     page: Paged,
-    _: Reading,
+    caller: Browsing,
     server_id: Annotated[str | None, Query(max_length=128)] = None,
     name: Annotated[str | None, Query(max_length=128, description="part of the name")] = None,
     tag: Annotated[str | None, Query(max_length=64)] = None,
     enabled: Annotated[bool | None, Query()] = None,
+    visible: Annotated[bool | None, Query(description="whether it can be found and run")] = None,
+    state: Annotated[State | None, Query()] = None,
+    flag: Annotated[Flag | None, Query()] = None,
+    project_id: ProjectId = None,
 ) -> Items[ToolOut]:
-    wanted = ToolFilter(server_id, name, tag, enabled)
+    project = await _project(session, tenant.id, caller, project_id)
+    wanted = ToolFilter(server_id, name, tag, enabled, visible, state, flag, project)
     return items(await tools.list_tools(session, tenant.id, container.model.id, wanted, page), ToolOut.model_validate)
 
 
 @router.get("/tools/{tool_id}")
-async def get_tool(tool_id: str, session: Session, tenant: Tenant, container: Wired, _: Reading) -> ToolOut:
-    return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
+async def get_tool(tool_id: str, session: Session, tenant: Tenant, container: Wired, caller: Browsing) -> ToolOut:
+    project = caller.within(None)
+    return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id, project))
 
 
 @router.patch("/tools/{tool_id}")
 async def change_tool(
     tool_id: str, body: ToolChanges, session: Session, tenant: Tenant, container: Wired, caller: Writing
 ) -> ToolOut:
-    await tools.update_tool(session, tenant.id, tool_id, given(body))
+    await tools.update_tool(session, container.policy, tenant.id, tool_id, given(body))
     await audit.record(session, tenant.id, caller.actor, "tool.change", tool_id)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
+
+
+@router.get("/tools/{tool_id}/history")
+async def tool_history(tool_id: str, session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[ChangeOut]:
+    """How its definition has changed, the newest first."""
+    return items(await tools.history_of(session, tenant.id, tool_id, page), ChangeOut.model_validate)
+
+
+@router.post("/tools/{tool_id}/approve")
+async def approve_tool(
+    tool_id: str,
+    session: Session,
+    tenant: Tenant,
+    container: Wired,
+    caller: Writing,
+    definition_hash: Annotated[
+        str | None, Query(max_length=64, description="of the definition that was looked at; 409 where it is another")
+    ] = None,
+) -> ToolOut:
+    """Accepts the definition as it stands: a tool that was held can be found and run again."""
+    await tools.approve_tool(session, container.policy, tenant.id, tool_id, definition_hash)
+    await audit.record(session, tenant.id, caller.actor, "tool.approve", tool_id)
+    return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
+
+
+@router.get("/tags")
+async def list_tags(
+    session: Session, tenant: Tenant, container: Wired, caller: Browsing, project_id: ProjectId = None
+) -> Items[TagOut]:
+    """All of them, by name, with the number of tools that can be found by each."""
+    project = await _project(session, tenant.id, caller, project_id)
+    scope = Scope(tenant.id, container.model.id, project_id=project)
+    return Items(items=[TagOut(tag=tag, count=count) for tag, count in await tools.tags_of(session, scope)])
+
+
+async def _project(session: DatabaseSession, user_id: str, caller: Caller, named: str | None) -> str | None:
+    project_id = caller.within(named)
+    if project_id is not None:
+        await get_project(session, user_id, project_id)
+    return project_id
 
 
 @router.get("/core-tools")
@@ -107,13 +185,13 @@ async def replace_core_tools(body: CoreToolsBody, container: Wired, caller: Writ
         raise InvalidInput(f"the tool {first.name!r} is refused: {first.reason}")
     if listing.warnings:
         raise InvalidInput("two of the tools have one name: each must have its own")
-    counted = await asyncio.to_thread(_counted, listing.tools, container.count_tokens)
+    counted = await asyncio.to_thread(_counted, listing.definitions, container.count_tokens)
     owner = _owner(caller)
     database = container.database
     async with database.system_transaction() if owner == EVERYONE else database.transaction(owner) as session:
         await core_tools.replace_core_tools(session, owner, counted)
         await audit.record(session, owner, caller.actor, "core_tools.replace", None)
-    return CoreToolsOut(tools=[tool.as_mcp() for tool in listing.tools])
+    return CoreToolsOut(tools=[tool.as_mcp() for tool in listing.definitions])
 
 
 def _counted(tools: Sequence[ToolDefinition], count_tokens: CountTokens) -> list[tuple[ToolDefinition, int]]:

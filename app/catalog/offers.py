@@ -28,6 +28,8 @@ class Offer:
     annotations: str | None
     tokens: int
     shares_its_name: bool
+    flags: Sequence[str] = ()
+    server_status: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,20 @@ class Everything:
 _TOOL = """
     SELECT t.id, t.server_id, v.server_name, t.name, t.title, t.description,
            t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
-           EXISTS (SELECT FROM mcp_tools o WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id)
-           OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name)
-    FROM mcp_tool_embeddings v JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
+           EXISTS (SELECT FROM mcp_tools o WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
+                   AND o.vanished_at IS NULL)
+           OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name),
+           ARRAY(SELECT DISTINCT finding ->> 'flag' FROM jsonb_array_elements(t.findings) finding ORDER BY 1),
+           s.status
+    FROM mcp_tool_embeddings v
+    JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
+    JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
 """
 
 _CORE = """
     SELECT c.id, NULL, NULL, c.name, c.definition ->> 'title', c.definition ->> 'description',
            (c.definition -> 'inputSchema')::text, (c.definition -> 'outputSchema')::text,
-           (c.definition -> 'annotations')::text, c.tokens, false
+           (c.definition -> 'annotations')::text, c.tokens, false, '{}'::text[], NULL
     FROM core_tools c WHERE (c.user_id = %(user_id)s OR c.user_id = %(everyone)s)
 """
 
@@ -75,29 +82,32 @@ _FALLBACK = f"{_TOOL} WHERE {VISIBLE} ORDER BY t.pinned DESC, v.server_name, t.n
 _TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 
 
+_Place = tuple[str, str | None]
+
+
 class Shelf:
     """Offers that were read before, each good for the catalogue version that it was read at."""
 
     def __init__(self) -> None:
-        self._tools: TtlCache[tuple[str, int, str], Offer] = TtlCache(_TOOLS_ON_THE_SHELF, _ON_THE_SHELF_S)
+        self._tools: TtlCache[tuple[_Place, int, str], Offer] = TtlCache(_TOOLS_ON_THE_SHELF, _ON_THE_SHELF_S)
         self._core: TtlCache[tuple[str, int], Sequence[Offer]] = TtlCache(_USERS_ON_THE_SHELF, _ON_THE_SHELF_S)
 
     async def take(
         self, session: Session, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool
     ) -> Offers:
         """Of the tools, those that are visible. A narrowed scope is always read anew."""
-        if not scope.narrowed and (known := self._known(scope.user_id, version, tool_ids, core=core)) is not None:
+        if not scope.narrowed and (known := self._known(scope, version, tool_ids, core=core)) is not None:
             return known
         offers = await read_offers(session, scope, tool_ids, core=core)
         for tool_id, offer in offers.tools.items():
-            self._tools.put((scope.user_id, version, tool_id), offer)
+            self._tools.put((scope.place, version, tool_id), offer)
         if core:
             self._core.put((scope.user_id, version), offers.core)
         return offers
 
-    def _known(self, user_id: str, version: int, tool_ids: Sequence[str], *, core: bool) -> Offers | None:
-        tools = {tool_id: self._tools.get((user_id, version, tool_id)) for tool_id in tool_ids}
-        native = self._core.get((user_id, version)) if core else ()
+    def _known(self, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool) -> Offers | None:
+        tools = {tool_id: self._tools.get((scope.place, version, tool_id)) for tool_id in tool_ids}
+        native = self._core.get((scope.user_id, version)) if core else ()
         if native is None or None in tools.values():
             return None
         return Offers({tool_id: offer for tool_id, offer in tools.items() if offer is not None}, native)

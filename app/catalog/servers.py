@@ -11,7 +11,9 @@ import orjson
 from sqlalchemy import Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from app.catalog.visibility import decide_again
+from app.catalog.projects import leave_projects
+from app.catalog.verdicts import Policy
+from app.catalog.visibility import decide_again, lock_server
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import constraint_of, record
@@ -21,6 +23,9 @@ from app.protocol import Endpoint, Transport
 from app.sealing import Owner, Sealer
 
 Status = Literal["connected", "disconnected", "error"]
+
+# what a rule may ask for (the name), what hides (the switch, permissions, a failure) and what tags
+_DECIDING = frozenset({"name", "enabled", "tags", "tool_permissions", "last_error"})
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Server:
     url: str | None
     header_names: Sequence[str]
     tags: Sequence[str]
+    tool_permissions: Mapping[str, bool]
     enabled: bool
     status: Status
     last_error: str | None
@@ -53,6 +59,8 @@ class NewServer:
     headers: Mapping[str, str] = field(default_factory=dict)
     tags: Sequence[str] = ()
     enabled: bool = True
+    tool_permissions: Mapping[str, bool] = field(default_factory=dict)
+    """By tool name; `*` is for those that are not named. What is not permitted can be neither found nor run."""
 
 
 async def create_server(session: Session, sealer: Sealer, user_id: str, wanted: NewServer) -> Server:
@@ -66,6 +74,7 @@ async def create_server(session: Session, sealer: Sealer, user_id: str, wanted: 
         "url": wanted.url,
         "tags": list(wanted.tags),
         "enabled": wanted.enabled,
+        "tool_permissions": dict(wanted.tool_permissions),
         **_sealed(sealer, user_id, server_id, wanted.headers),
     }
     try:
@@ -105,21 +114,47 @@ async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id
     )
 
 
-async def note_contact(session: Session, user_id: str, server_id: str, config_version: int | None = None) -> None:
-    """It answered as it should. Writes only where that is news, and true of the server as it is configured now."""
-    news = (mcp_servers.c.status != "connected") | mcp_servers.c.last_error.is_not(None)
-    values = {"status": "connected", "last_error": None, "last_cause": None}
-    this = *_this(user_id, server_id), *_still(config_version), news
-    await session.execute(update(mcp_servers).where(*this).values(**values))
+async def note_contact(
+    session: Session, policy: Policy, user_id: str, server_id: str, config_version: int | None = None
+) -> None:
+    """It answered as it should."""
+    await _note_status(session, policy, user_id, server_id, config_version, "connected", None, None)
 
 
 async def note_trouble(
-    session: Session, user_id: str, server_id: str, cause: str, message: str, config_version: int | None = None
+    session: Session,
+    policy: Policy,
+    user_id: str,
+    server_id: str,
+    cause: str,
+    message: str,
+    config_version: int | None = None,
 ) -> None:
     status: Status = "disconnected" if cause in DISCONNECTIONS else "error"
-    values = {"status": status, "last_error": message, "last_cause": cause}
+    await _note_status(session, policy, user_id, server_id, config_version, status, cause, message)
+
+
+async def _note_status(
+    session: Session,
+    policy: Policy,
+    user_id: str,
+    server_id: str,
+    config_version: int | None,
+    status: Status,
+    cause: str | None,
+    message: str | None,
+) -> None:
+    """Writes only where it is news, and true of the server as it is configured now: nearly every call ends here."""
+    known = mcp_servers.c.status, mcp_servers.c.last_cause, mcp_servers.c.last_error
     this = *_this(user_id, server_id), *_still(config_version)
+    before = (await session.execute(select(*known).where(*this))).one_or_none()
+    if before is None or tuple(before) == (status, cause, message):
+        return
+    await lock_server(session, user_id, server_id)
+    values = {"status": status, "last_cause": cause, "last_error": message}
     await session.execute(update(mcp_servers).where(*this).values(**values))
+    if before.status != status or (before.last_error is None) != (message is None):
+        await decide_again(session, policy, user_id, server_id)
 
 
 async def reseal_headers(session: Session, sealer: Sealer) -> tuple[int, int]:
@@ -164,9 +199,10 @@ async def server_ids_of(session: Session, user_id: str) -> list[str]:
 
 
 async def update_server(
-    session: Session, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
+    session: Session, policy: Policy, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
 ) -> Server:
     values = dict(changes)
+    await lock_server(session, user_id, server_id)
     if "url" in values and not await _same_origin(session, user_id, server_id, values["url"]):
         values.setdefault("headers", {})  # a credential is for the host that it was given for
     if "headers" in values:
@@ -181,14 +217,16 @@ async def update_server(
         raise Conflict(f"there is already a server named {changes.get('name')!r}") from error
     if row is None:
         raise _missing()
-    if {"enabled", "tags"} & values.keys():
-        await decide_again(session, user_id, server_id)
+    if _DECIDING & values.keys():
+        await decide_again(session, policy, user_id, server_id)
     return _server(row)
 
 
 async def delete_server(session: Session, user_id: str, server_id: str) -> None:
+    await lock_server(session, user_id, server_id)
     if (await session.execute(delete(mcp_servers).where(*_this(user_id, server_id)))).rowcount == 0:
         raise _missing()
+    await leave_projects(session, user_id, server_id)
 
 
 async def owner_of(session: Session, server_id: str) -> str:

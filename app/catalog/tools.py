@@ -3,17 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import Row, Select, any_, func, literal, select, update
+from sqlalchemy import ColumnElement, Row, Select, any_, false, func, literal, select, update
 
-from app.catalog.visibility import bump_catalog, decide_again, lock_server
+from app.catalog.verdicts import EnabledBy, HiddenBy, Policy
+from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, decide_again, lock_server
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
-from app.errors import NotFound
-from app.models import mcp_servers, mcp_tool_embeddings, mcp_tools, users
+from app.errors import Conflict, NotFound
+from app.models import mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.protocol import Json
+
+State = Literal["approved", "changed"]
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,22 @@ class Tool:
     output_schema: Json | None
     annotations: Json | None
     enabled: bool
-    enabled_by: str
+    enabled_by: EnabledBy
+    visible: bool
+    hidden_by: HiddenBy | None
     tags: Sequence[str]
+    own_tags: Sequence[str]
     pinned: bool
-    state: str
+    state: State
+    definition_hash: str
+    findings: Sequence[Mapping[str, str]]
     tokens: int
     embedded: bool
     updated_at: datetime
+
+    @property
+    def flags(self) -> list[str]:
+        return sorted({finding["flag"] for finding in self.findings})
 
 
 @dataclass(frozen=True)
@@ -43,23 +55,47 @@ class ToolFilter:
     name: str | None = None
     tag: str | None = None
     enabled: bool | None = None
+    visible: bool | None = None
+    state: State | None = None
+    flag: str | None = None
+    project_id: str | None = None
+    """Only what this project sees."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of a tool's definition, as a listing brought it."""
+
+    id: str
+    at: datetime
+    run_id: str
+    fields: Sequence[str]
+    old: Json
+    new: Json
 
 
 async def list_tools(session: Session, user_id: str, model: str, wanted: ToolFilter, page: PageRequest) -> Page[Tool]:
-    statement = _managed(user_id, model)
+    statement = _managed(user_id, model, wanted.project_id)
     if wanted.server_id is not None:
         statement = statement.where(mcp_tools.c.server_id == wanted.server_id)
     if wanted.name is not None:
         statement = statement.where(mcp_tools.c.name.icontains(wanted.name, autoescape=True))
     if wanted.tag is not None:
-        statement = statement.where(literal(wanted.tag) == any_(mcp_tools.c.tags))
+        statement = statement.where(literal(wanted.tag) == any_(_tags(wanted.project_id)))
     if wanted.enabled is not None:
         statement = statement.where(mcp_tools.c.enabled == wanted.enabled)
+    if wanted.visible is not None:
+        statement = statement.where(_visible().is_(wanted.visible))
+    if wanted.state is not None:
+        statement = statement.where(mcp_tools.c.state == wanted.state)
+    if wanted.flag is not None:
+        statement = statement.where(mcp_tools.c.findings.contains([{"flag": wanted.flag}]))
     return await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _tool)
 
 
-async def get_tool(session: Session, user_id: str, tool_id: str, model: str) -> Tool:
-    row = (await session.execute(_managed(user_id, model).where(mcp_tools.c.id == tool_id))).one_or_none()
+async def get_tool(session: Session, user_id: str, tool_id: str, model: str, project_id: str | None = None) -> Tool:
+    statement = _managed(user_id, model, project_id).where(mcp_tools.c.id == tool_id)
+    row = (await session.execute(statement)).one_or_none()
     if row is None:
         raise _missing()
     return _tool(row)
@@ -69,27 +105,64 @@ async def find_named(session: Session, user_id: str, name: str) -> str | None:
     """The id of the tool that `SERVER.TOOL` names."""
     server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
     called = func.concat(mcp_servers.c.name, ".", mcp_tools.c.name) == name
-    statement = select(mcp_tools.c.id).join(mcp_servers, server).where(mcp_tools.c.user_id == user_id, called)
+    statement = select(mcp_tools.c.id).join(mcp_servers, server).where(*_offered(user_id), called)
     tool_id: str | None = await session.scalar(statement.limit(1))
     return tool_id
 
 
-async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> None:
-    """A person's own switch is told apart from what a default or a rule decided."""
-    values = dict(changes) | ({"enabled_by": "user"} if "enabled" in changes else {})
-    this = mcp_tools.c.user_id == user_id, mcp_tools.c.id == tool_id
-    server_id = await session.scalar(select(mcp_tools.c.server_id).where(*this))
+async def update_tool(session: Session, policy: Policy, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> None:
+    """A person's own switch stands above what a rule decides; None gives it back to the rules."""
+    values = dict(changes)
+    if "enabled" in values:
+        values["switched"] = values.pop("enabled")
+    server_id = await _locked_server(session, user_id, tool_id)
+    await session.execute(update(mcp_tools).where(*_this(user_id, tool_id)).values(**values, updated_at=func.now()))
+    await decide_again(session, policy, user_id, server_id)
+
+
+async def approve_tool(
+    session: Session, policy: Policy, user_id: str, tool_id: str, seen_hash: str | None = None
+) -> None:
+    """The definition as it stands becomes the accepted one. `seen_hash` is of the one that was looked at: where
+    another has come since, nobody has accepted that."""
+    server_id = await _locked_server(session, user_id, tool_id)
+    stored_hash = await session.scalar(select(mcp_tools.c.definition_hash).where(*_this(user_id, tool_id)))
+    if seen_hash is not None and seen_hash != stored_hash:
+        raise Conflict("the definition has changed again since you looked at it")
+    accepted = {"state": "approved", "approved_hash": stored_hash}
+    await session.execute(update(mcp_tools).where(*_this(user_id, tool_id)).values(**accepted))
+    await decide_again(session, policy, user_id, server_id)
+
+
+async def history_of(session: Session, user_id: str, tool_id: str, page: PageRequest) -> Page[Change]:
+    """The newest first."""
+    if await session.scalar(select(mcp_tools.c.id).where(*_this(user_id, tool_id))) is None:
+        raise _missing()
+    changes = tool_changes.c
+    statement = select(tool_changes).where(changes.user_id == user_id, changes.tool_id == tool_id)
+    return await fetch_page(session, statement, (changes.at, changes.id), page, _change, descending=True)
+
+
+async def tags_of(session: Session, scope: Scope) -> list[tuple[str, int]]:
+    """Each tag of a visible tool, with the number of tools that have it."""
+    statement = f"""
+        SELECT tag, count(*) FROM mcp_tool_embeddings v, unnest({TAGS}) tag WHERE {VISIBLE} GROUP BY tag ORDER BY tag
+    """
+    return [(tag, count) for tag, count in await session.rows(statement, scope.parameters())]
+
+
+async def _locked_server(session: Session, user_id: str, tool_id: str) -> str:
+    server_id: str | None = await session.scalar(select(mcp_tools.c.server_id).where(*_this(user_id, tool_id)))
     if server_id is None or await lock_server(session, user_id, server_id) is None:
         raise _missing()
-    await session.execute(update(mcp_tools).where(*this).values(**values, updated_at=func.now()))
-    await decide_again(session, user_id, server_id)
+    return server_id
 
 
 async def recount(session: Session, user_id: str, ann_above: int) -> None:
     """Keeps the user's stored count, and moves the user's vectors into or out of HNSW when it crosses the line."""
     # first, since it waits for the user's row: the statement that counts must begin after other writers have ended
     await bump_catalog(session, user_id)
-    count = await session.scalar(select(func.count()).select_from(mcp_tools).where(mcp_tools.c.user_id == user_id))
+    count = await session.scalar(select(func.count()).select_from(mcp_tools).where(*_offered(user_id)))
     ann = count > ann_above
     await session.execute(update(users).where(users.c.id == user_id).values(tool_count=count, ann=ann))
     vectors = mcp_tool_embeddings
@@ -97,24 +170,61 @@ async def recount(session: Session, user_id: str, ann_above: int) -> None:
     await session.execute(update(vectors).where(*misplaced).values(ann=ann))
 
 
-def _managed(user_id: str, model: str) -> Select[Any]:
-    vectors = mcp_tool_embeddings.c
-    embedded = (
-        select(vectors.tool_id)
-        .where(vectors.user_id == mcp_tools.c.user_id, vectors.tool_id == mcp_tools.c.id)
-        .where(vectors.model == model, vectors.embedding.is_not(None))
-        .exists()
-    )
+# a tool has no search row by the active model until it has been indexed by it
+_ROW = mcp_tool_embeddings.c
+
+
+def _managed(user_id: str, model: str, project_id: str | None) -> Select[Any]:
+    """Within a project, only what it sees."""
     server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
+    row = (_ROW.user_id == mcp_tools.c.user_id) & (_ROW.tool_id == mcp_tools.c.id) & (_ROW.model == model)
+    kept = [column for column in mcp_tools.c if column.name != "tags"]
     return (
-        select(mcp_tools, mcp_servers.c.name.label("server_name"), embedded.label("embedded"))
+        select(
+            *kept,
+            mcp_servers.c.name.label("server_name"),
+            _tags(project_id).label("tags"),
+            mcp_tools.c.tags.label("own_tags"),
+            _visible().label("visible"),
+            _ROW.embedding.is_not(None).label("embedded"),
+        )
         .join(mcp_servers, server)
-        .where(mcp_tools.c.user_id == user_id)
+        .outerjoin(mcp_tool_embeddings, row)
+        .where(*_offered(user_id), *_seen_in(project_id))
     )
+
+
+def _seen_in(project_id: str | None) -> tuple[Any, ...]:
+    return () if project_id is None else (_visible(), _ROW.projects.has_key(project_id))
+
+
+def _visible() -> ColumnElement[bool]:
+    return func.coalesce(_ROW.enabled, false())
+
+
+def _tags(project_id: str | None) -> ColumnElement[Any]:
+    tags = func.coalesce(_ROW.tags, mcp_tools.c.tags)
+    if project_id is None:
+        return tags
+    added = select(func.jsonb_array_elements_text(_ROW.projects[project_id])).scalar_subquery()
+    return tags.op("||")(func.array(added))
+
+
+def _offered(user_id: str) -> tuple[Any, Any]:
+    """By its server, the last time that it was asked."""
+    return mcp_tools.c.user_id == user_id, mcp_tools.c.vanished_at.is_(None)
+
+
+def _this(user_id: str, tool_id: str) -> tuple[Any, ...]:
+    return *_offered(user_id), mcp_tools.c.id == tool_id
 
 
 def _tool(row: Row[Any]) -> Tool:
     return record(Tool, row)
+
+
+def _change(row: Row[Any]) -> Change:
+    return record(Change, row)
 
 
 def _missing() -> NotFound:

@@ -1,74 +1,117 @@
 """Which tools can be found and run: decided in one place, stored as one fact, read through one filter.
 
-Whatever may hide a tool (its own switch, its server's) is weighed in `_DECISION` and the outcome is stored in the
-tool's narrow search row. Search, fallback, listing and execution read that row through `VISIBLE`, so that what is
-visible is what is callable.
+What may hide a tool is weighed by `verdicts.Judge`, and the outcome is stored in the tool's narrow search row. Search,
+fallback, listing and execution read that row through `VISIBLE`, so that what is visible is what is callable.
 
 The tenant predicate is the first barrier; row-level security, which the transaction's user id feeds, is the second.
 Each alone suffices.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from sqlalchemy import select, update
 
-from app.database.engine import Session
+from app.catalog.projects import all_projects
+from app.catalog.rules import Rule, Rulebook, all_rules
+from app.catalog.verdicts import Facts, Judge, Policy, Verdict
+from app.database.engine import Database, Session
 from app.errors import NotFound
-from app.models import catalog_versions, mcp_servers, users
+from app.models import OF_THE_USER, catalog_versions, mcp_servers, users
 
 VISIBLE = """
     v.user_id = %(user_id)s
     AND v.model = %(model)s
     AND v.enabled
+    AND (%(project_id)s::text IS NULL OR v.projects ? %(project_id)s::text)
     AND (%(server_ids)s::text[] IS NULL OR v.server_id = ANY(%(server_ids)s::text[]))
-    AND (%(tags)s::text[] IS NULL OR v.tags && %(tags)s::text[])
+    AND (%(tags)s::text[] IS NULL OR v.tags && %(tags)s::text[]
+         OR (%(project_id)s::text IS NOT NULL AND v.projects -> %(project_id)s::text ?| %(tags)s::text[]))
 """
 """Follows WHERE; `v` is `mcp_tool_embeddings`."""
 
+TAGS = """
+    CASE WHEN %(project_id)s::text IS NULL THEN v.tags
+         ELSE v.tags || ARRAY(SELECT jsonb_array_elements_text(v.projects -> %(project_id)s::text)) END
+"""
+"""Of `v`, as the scope sees it."""
+
 _NEXT_VERSION = catalog_versions.next_value()
 
-_DECISION = "t.enabled AND s.enabled AS enabled, t.tags || s.tags AS tags"
-_TOOLS = """
-    mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
-    WHERE t.user_id = %(user_id)s AND t.server_id = %(server_id)s
+_FACTS = """
+    SELECT t.id, t.name, s.id, s.name, s.enabled, s.last_error IS NOT NULL, s.tool_permissions, s.tags, t.tags,
+           t.switched, t.state = 'changed', coalesce(t.annotations ->> 'readOnlyHint' = 'true', false)
+    FROM mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
+    WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL
+      AND (%(server_id)s::text IS NULL OR t.server_id = %(server_id)s::text)
+"""
+
+_DECIDED = """
+    jsonb_to_recordset(%(decided)s::jsonb) AS decided (
+        id text, enabled boolean, enabled_by text, hidden_by text, visible boolean, tags text[], projects jsonb)
+"""
+
+_WRITE_TOOLS = f"""
+    UPDATE mcp_tools t
+    SET enabled = decided.enabled, enabled_by = decided.enabled_by, hidden_by = decided.hidden_by
+    FROM {_DECIDED}
+    WHERE t.user_id = %(user_id)s AND t.id = decided.id
+      AND (t.enabled, t.enabled_by, t.hidden_by)
+          IS DISTINCT FROM (decided.enabled, decided.enabled_by, decided.hidden_by)
+"""
+
+_WRITE_ROWS = f"""
+    UPDATE mcp_tool_embeddings v
+    SET enabled = decided.visible, tags = decided.tags, projects = decided.projects
+    FROM {_DECIDED}
+    WHERE v.user_id = %(user_id)s AND v.tool_id = decided.id
+      AND (v.enabled, v.tags, v.projects) IS DISTINCT FROM (decided.visible, decided.tags, decided.projects)
+"""
+
+_DECIDED_OTHERWISE = """
+    SELECT DISTINCT user_id, server_id FROM mcp_tools
+    WHERE (state = 'changed' OR hidden_by IN ('changed', 'status'))
+      AND (hidden_by = 'changed' AND NOT %(hold_changed)s
+           OR hidden_by = 'status' AND %(find_failing)s
+           OR state = 'changed' AND hidden_by IS NULL AND %(hold_changed)s)
+    UNION
+    SELECT s.user_id, s.id FROM mcp_servers s
+    WHERE s.last_error IS NOT NULL AND NOT %(find_failing)s AND EXISTS (
+        SELECT FROM mcp_tools t WHERE t.user_id = s.user_id AND t.server_id = s.id AND t.hidden_by IS NULL)
 """
 
 
 @dataclass(frozen=True)
 class Scope:
-    """A user's visible tools, narrowed further by a request. Narrowing never widens."""
+    """A user's visible tools, narrowed further by a project or a request. Narrowing never widens."""
 
     user_id: str
     model: str
     server_ids: Sequence[str] | None = None
     tags: Sequence[str] | None = None
+    project_id: str | None = None
 
     @property
     def narrowed(self) -> bool:
+        """By this request alone, so that there is no sense in remembering what it saw."""
         return self.server_ids is not None or self.tags is not None
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        """What of it stays the same from request to request."""
+        return self.user_id, self.project_id
 
     def parameters(self) -> dict[str, Any]:
         return {
             "user_id": self.user_id,
             "model": self.model,
+            "project_id": self.project_id,
             "server_ids": None if self.server_ids is None else list(self.server_ids),
             "tags": None if self.tags is None else list(self.tags),
         }
-
-
-@dataclass(frozen=True)
-class Decision:
-    enabled: bool
-    tags: Sequence[str]
-
-
-async def decisions(session: Session, user_id: str, server_id: str) -> dict[str, Decision]:
-    """By tool id; for rows that are about to be written."""
-    statement = f"SELECT t.id, {_DECISION} FROM {_TOOLS}"
-    rows = await session.rows(statement, {"user_id": user_id, "server_id": server_id})
-    return {tool_id: Decision(enabled, tags) for tool_id, enabled, tags in rows}
 
 
 @dataclass(frozen=True)
@@ -79,23 +122,74 @@ class Locked:
 
 async def lock_server(session: Session, user_id: str, server_id: str) -> Locked | None:
     """None where the server has gone. Whoever changes what is visible of a server holds this lock first, so
-    that a decision is never made beside another that has not been committed yet."""
+    that a decision is never made beside another that has not been committed yet.
+
+    The user before the server: whoever changes the rules, or deletes the user, waits for all who hold a server, and
+    they for him.
+    """
+    await session.execute(select(users.c.id).where(users.c.id == user_id).with_for_update(read=True, key_share=True))
     this = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
     columns = mcp_servers.c.name, mcp_servers.c.config_version
     row = (await session.execute(select(*columns).where(*this).with_for_update(key_share=True))).one_or_none()
     return None if row is None else Locked(*row)
 
 
-async def decide_again(session: Session, user_id: str, server_id: str) -> None:
-    """After a switch or a tag of the server or of one of its tools has changed."""
-    statement = f"""
-        UPDATE mcp_tool_embeddings v SET enabled = decided.enabled, tags = decided.tags
-        FROM (SELECT t.id, {_DECISION} FROM {_TOOLS}) decided
-        WHERE v.user_id = %(user_id)s AND v.tool_id = decided.id
-          AND (v.enabled, v.tags) IS DISTINCT FROM (decided.enabled, decided.tags)
-    """
-    await session.rows(statement, {"user_id": user_id, "server_id": server_id})
+async def lock_user(session: Session, user_id: str) -> None:
+    """Before a change of what decides over all of a user's servers: the rules, the projects."""
+    locked = await session.execute(select(users.c.id).where(users.c.id == user_id).with_for_update())
+    if locked.one_or_none() is None:
+        raise NotFound("there is no such user")
+
+
+async def read_facts(session: Session, user_id: str, server_id: str | None = None) -> list[Facts]:
+    """Of all that the user's servers offer, or that one of them does."""
+    return [Facts(*row) for row in await session.rows(_FACTS, {"user_id": user_id, "server_id": server_id})]
+
+
+async def judge_of(
+    session: Session, policy: Policy, user_id: str, instead: Mapping[str, Sequence[Rule]] | None = None
+) -> Judge:
+    """`instead`: rules to be judged by in place of stored ones, by project."""
+    rules = {**await all_rules(session, user_id), **(instead or {})}
+    projects = await all_projects(session, user_id)
+    return Judge(
+        policy,
+        Rulebook(rules.get(OF_THE_USER, ())),
+        [(project, Rulebook(rules.get(project.id, ()))) for project in projects],
+    )
+
+
+async def verdicts(session: Session, policy: Policy, user_id: str, server_id: str | None = None) -> dict[str, Verdict]:
+    """By tool. Whoever asks in order to write holds the server's lock, or the user's where no server is named."""
+    facts = await read_facts(session, user_id, server_id)
+    judge = await judge_of(session, policy, user_id)
+    # ten thousand tools and a hundred rules take a while: not on the event loop
+    return await asyncio.to_thread(lambda: {each.tool_id: judge.judge(each) for each in facts})
+
+
+async def write_verdicts(session: Session, user_id: str, decided: Mapping[str, Verdict]) -> None:
+    """Only where they differ from what is stored."""
+    rows = [{"id": tool_id, **verdict.stored()} for tool_id, verdict in decided.items()]
+    parameters = {"user_id": user_id, "decided": orjson.dumps(rows).decode()}
+    await session.rows(_WRITE_TOOLS, parameters)
+    await session.rows(_WRITE_ROWS, parameters)
+
+
+async def decide_again(session: Session, policy: Policy, user_id: str, server_id: str | None = None) -> None:
+    """After a change of whatever decides; of all servers unless one is named."""
+    await write_verdicts(session, user_id, await verdicts(session, policy, user_id, server_id))
     await bump_catalog(session, user_id)
+
+
+async def decide_by(database: Database, policy: Policy) -> None:
+    """When the service starts: what was decided under other settings is decided again."""
+    parameters = {"hold_changed": policy.hold_changed, "find_failing": policy.find_failing}
+    async with database.system_transaction() as session:
+        otherwise = await session.rows(_DECIDED_OTHERWISE, parameters)
+    for user_id, server_id in otherwise:
+        async with database.transaction(user_id) as session:
+            if await lock_server(session, user_id, server_id) is not None:
+                await decide_again(session, policy, user_id, server_id)
 
 
 async def bump_catalog(session: Session, user_id: str) -> None:

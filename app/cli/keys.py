@@ -47,7 +47,7 @@ async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
     async with _database(settings) as session:
         if options.user is not None:
             await ensure_user(session, options.user)
-        key, secret = await create_key(session, NewKey(options.kind, options.name, options.user, expires_at))
+        key, secret = await create_key(session, NewKey(options.kind, options.name, options.user, None, expires_at))
         await audit.record(session, key.user_id, ACTOR, "key.create", key.id)
     print(secret)
     return 0

@@ -38,12 +38,14 @@ class Ask:
 
     text: str
     scope: Scope
-    strategy: Strategy
+    strategy: Strategy | None
+    """None where the project does not search at all."""
     limit: int
     threshold: float | None
     include_core_tools: bool
     max_tokens: int | None
     keep: Sequence[str]
+    explain: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Discovery:
     searched: int
     duration_ms: float
     embedding_generated: bool
-    strategy: Strategy
+    strategy: Strategy | None
     degraded_reason: str | None
     no_match: bool
     tokens_selected: int
@@ -74,7 +76,7 @@ class Discoverer:
 
 
 @dataclass(frozen=True)
-class _Rung:
+class Rung:
     """How far down the ladder the answer stands."""
 
     strategy: Strategy
@@ -83,7 +85,9 @@ class _Rung:
 
 
 async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
-    rung = await _embedded(discoverer, user, ask)
+    if ask.strategy is None:
+        return await _core_alone(discoverer, user, ask)
+    rung = await embedded(discoverer, user, ask.text, ask.strategy)
     started = time.perf_counter()
     if not user.discovery_enabled:
         discovery = await _everything(discoverer, user, ask, "disabled")
@@ -98,29 +102,45 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     return _counted(discoverer.metrics, replace(discovery, duration_ms=round(seconds * 1000, 2)))
 
 
-async def _embedded(discoverer: Discoverer, user: User, ask: Ask) -> _Rung:
+async def embedded(discoverer: Discoverer, user: User, text: str, strategy: Strategy) -> Rung:
     """Before any connection is taken: none is held while waiting for an embedder."""
-    if ask.strategy == "bm25" or not user.discovery_enabled:
-        return _Rung(ask.strategy, None, None)
+    if strategy == "bm25" or not user.discovery_enabled:
+        return Rung(strategy, None, None)
     try:
-        return _Rung(ask.strategy, await discoverer.queries.embed(user.id, ask.text), None)
+        return Rung(strategy, await discoverer.queries.embed(user.id, text), None)
     except EmbeddingFailed as error:
         logger.warning("searching by words alone", extra={"reason": error.reason})
-        return _Rung("bm25", None, f"embedder_{error.reason}")
+        return Rung("bm25", None, f"embedder_{error.reason}")
 
 
-async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: _Rung) -> Discovery:
+def question_of(discoverer: Discoverer, ask: Ask, rung: Rung) -> Question:
     threshold = discoverer.model.threshold if ask.threshold is None else ask.threshold
-    question = Question(ask.text, rung.strategy, threshold, ask.scope.tags or ())
-    vector = None if rung.vector is None else rung.vector.vector
+    return Question(ask.text, rung.strategy, threshold, ask.scope.tags or ())
+
+
+async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     async with discoverer.database.snapshot(user.id) as session:
-        found = await discoverer.search.find(session, ask.scope, question, vector, limit=ask.limit, ann=user.ann)
+        offers = await read_offers(session, ask.scope, (), core=ask.include_core_tools)
+    core = [Selected(offer, "core") for offer in offers.core]
+    chosen = select_tools((), core, (), most=_most(discoverer, ask), max_tokens=ask.max_tokens)
+    return _discovery(chosen, core, 0, 0, None, generated=False, no_match=True)
+
+
+async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: Rung) -> Discovery:
+    question = question_of(discoverer, ask, rung)
+    vector = None if rung.vector is None else rung.vector.vector
+    search, evidence = discoverer.search, {}
+    async with discoverer.database.snapshot(user.id) as session:
+        found = await search.find(session, ask.scope, question, vector, limit=ask.limit, ann=user.ann)
         wanted = [*ask.keep, *(hit.tool_id for hit in found.hits)]
         take = discoverer.shelf.take
         offers = await take(session, ask.scope, found.version, wanted, core=ask.include_core_tools)
+        if ask.explain:
+            evidence = await search.evidence(session, ask.scope, question, vector, wanted)
     core = [Selected(offer, "core") for offer in offers.core]
     hits = _found(found, offers.tools)
     chosen = select_tools(_kept(ask, offers), core, hits, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
+    chosen = [replace(tool, evidence=evidence.get(tool.offer.tool_id)) for tool in chosen] if ask.explain else chosen
     generated = rung.vector is not None and rung.vector.generated
     return _discovery(chosen, core, found.searched, found.tokens, rung, generated=generated, no_match=not found.hits)
 
@@ -132,7 +152,7 @@ async def _everything(discoverer: Discoverer, user: User, ask: Ask, reason: str)
     core = [Selected(offer, "core") for offer in offers.core]
     fallback = [Selected(offer, "fallback") for offer in everything.offers]
     chosen = select_tools(_kept(ask, offers), core, fallback, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
-    rung = _Rung(ask.strategy, None, reason)
+    rung = Rung(ask.strategy or "hybrid", None, reason)
     return _discovery(chosen, core, everything.searched, everything.tokens, rung, generated=False, no_match=False)
 
 
@@ -150,7 +170,7 @@ def _kept(ask: Ask, offers: Offers) -> list[Selected]:
 
 def _found(found: Found, visible: dict[str, Offer]) -> list[Selected]:
     return [
-        Selected(visible[hit.tool_id], hit.source, hit.similarity, hit.score, hit.matched_tags, hit.evidence())
+        Selected(visible[hit.tool_id], hit.source, hit.similarity, hit.score, hit.matched_tags)
         for hit in found.hits
         if hit.tool_id in visible
     ]
@@ -161,7 +181,7 @@ def _discovery(
     core: Sequence[Selected],
     searched: int,
     tokens: int,
-    rung: _Rung,
+    rung: Rung | None,
     *,
     generated: bool,
     no_match: bool,
@@ -172,8 +192,8 @@ def _discovery(
         searched=searched,
         duration_ms=0.0,
         embedding_generated=generated,
-        strategy=rung.strategy,
-        degraded_reason=rung.reason,
+        strategy=None if rung is None else rung.strategy,
+        degraded_reason=None if rung is None else rung.reason,
         no_match=no_match,
         tokens_selected=sum(tool.offer.tokens for tool in chosen),
         tokens_all=tokens + sum(tool.offer.tokens for tool in core),

@@ -1,10 +1,11 @@
 """Which tools make it into the answer, and in which order. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from app.catalog.offers import Offer
+from app.search.hybrid import Evidence
 
 _ROOM_FOR_NEW = 5
 
@@ -18,7 +19,7 @@ class Selected:
     similarity: float | None = None
     score: float | None = None
     matched_tags: Sequence[str] = ()
-    evidence: Mapping[str, float | bool | None] | None = None
+    evidence: Evidence | None = None
 
 
 def select_tools(

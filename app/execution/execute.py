@@ -20,6 +20,7 @@ from app.cache import TtlCache
 from app.catalog import servers
 from app.catalog.aliases import DIGEST, digest_in, is_alias_of
 from app.catalog.offers import Offer, offers_called, read_offers
+from app.catalog.verdicts import Policy
 from app.catalog.visibility import Scope
 from app.database.engine import Database, Session
 from app.errors import (
@@ -61,6 +62,7 @@ class Executor:
     upstream: Upstream
     sealer: Sealer
     metrics: Metrics
+    policy: Policy
     timeout_s: float
     max_result_bytes: int
     valid_schemas: TtlCache[bytes, bool] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
@@ -223,7 +225,7 @@ class _Record:
         call, key = self._call, self._call.idempotency_key
         if key is None:
             return None
-        request = canonical([call.tool_key, call.alias, call.arguments, call.timeout_s])
+        request = canonical([call.tool_key, call.alias, call.arguments, call.timeout_s, call.scope.project_id])
         async with self._executor.database.transaction(call.scope.user_id) as session:
             answer = await answer_of(session, self._executor.sealer, call.scope.user_id, key, request)
         self._replayed = answer is not None
@@ -271,7 +273,7 @@ class _Record:
         if self.tool is None:
             return
         endpoint = self.tool.endpoint
-        this = session, endpoint.user_id, endpoint.server_id
+        this = session, self._executor.policy, endpoint.user_id, endpoint.server_id
         if self._executed is not None:
             await servers.note_contact(*this, endpoint.config_version)
         elif isinstance(failure, ServerUnreachable) and failure.cause != "push":

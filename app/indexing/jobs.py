@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from app import audit
 from app.catalog.servers import note_trouble
+from app.catalog.verdicts import Policy
 from app.catalog.visibility import lock_server
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
@@ -236,12 +237,14 @@ async def release(session: Session, claimed: Claim, pause_s: float = 0, *, attem
     await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
 
 
-async def retry_later(session: Session, claimed: Claim, cause: str, message: str, delay_s: float) -> None:
+async def retry_later(
+    session: Session, policy: Policy, claimed: Claim, cause: str, message: str, delay_s: float
+) -> None:
     """The run stays what it is, a run under way, and is taken up again when its lease has passed."""
     await lock_server(session, claimed.user_id, claimed.server_id)
     values = {"lease_until": func.now() + seconds(delay_s), "error": {"cause": cause, "message": message}}
     if (await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))).rowcount:
-        await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
+        await note_trouble(session, policy, claimed.user_id, claimed.server_id, cause, message)
 
 
 async def fence(session: Session, claimed: Claim) -> None:
@@ -265,7 +268,7 @@ async def succeed(session: Session, claimed: Claim, outcome: Outcome, total: int
     await _end(session, claimed, values, audit.SUCCEEDED)
 
 
-async def fail(session: Session, claimed: Claim, cause: str, message: str, outcome: Outcome) -> None:
+async def fail(session: Session, policy: Policy, claimed: Claim, cause: str, message: str, outcome: Outcome) -> None:
     values = {
         "state": "failed",
         "counts": outcome.counts(),
@@ -275,7 +278,7 @@ async def fail(session: Session, claimed: Claim, cause: str, message: str, outco
     }
     await lock_server(session, claimed.user_id, claimed.server_id)
     if await _end(session, claimed, values, cause):
-        await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
+        await note_trouble(session, policy, claimed.user_id, claimed.server_id, cause, message)
 
 
 async def _end(session: Session, claimed: Claim, values: Mapping[str, Any], outcome: str) -> bool:

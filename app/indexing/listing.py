@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from app.indexing.cleaning import Finding, cleaned
+from app.indexing.orders import orders_in
 from app.protocol import Json, ToolDefinition, canonical, strings_in
 
 MAX_TOOL_BYTES = 256 * 1024
@@ -20,6 +22,15 @@ MAX_SHOWN_REFUSALS = 100
 
 
 @dataclass(frozen=True)
+class ListedTool:
+    definition: ToolDefinition
+    """Cleaned: nothing in it that a person could not see."""
+    fingerprint: str
+    """Of the definition as its server has it."""
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(frozen=True)
 class Refusal:
     name: str | None
     reason: str
@@ -27,11 +38,15 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Listing:
-    tools: Sequence[ToolDefinition]
+    tools: Sequence[ListedTool]
     refused_count: int = 0
     refused: Sequence[Refusal] = ()
     """The first of them: a list of nothing but rubbish must not fill the database."""
     warnings: Sequence[str] = ()
+
+    @property
+    def definitions(self) -> list[ToolDefinition]:
+        return [tool.definition for tool in self.tools]
 
 
 class _Refused(Exception):
@@ -39,30 +54,31 @@ class _Refused(Exception):
 
 
 def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
-    tools: dict[str, ToolDefinition] = {}
+    tools: dict[str, ListedTool] = {}
     refused: list[Refusal] = []
     refused_count = 0
     doubled: set[str] = set()
     for position, raw in enumerate(raw_tools, start=1):
         try:
             tool = read_tool(raw)
-            if tool.name in tools:
-                doubled.add(tool.name)
+            name = tool.definition.name
+            if name in tools:
+                doubled.add(name)
             elif len(tools) >= max_tools:
                 raise _Refused(f"the server already has {max_tools} tools")
             else:
-                tools[tool.name] = tool
+                tools[name] = tool
         except _Refused as refusal:
             refused_count += 1
             if len(refused) < MAX_SHOWN_REFUSALS:
-                name = _shown_name(raw)
-                where = "" if name else f" (number {position} of the list)"
-                refused.append(Refusal(name, f"{refusal}{where}"))
-    warnings = [f"the tool {name!r} was listed more than once; the first one was taken" for name in sorted(doubled)]
+                shown = _shown_name(raw)
+                where = "" if shown else f" (number {position} of the list)"
+                refused.append(Refusal(shown, f"{refusal}{where}"))
+    warnings = [f"the tool {each!r} was listed more than once; the first one was taken" for each in sorted(doubled)]
     return Listing(list(tools.values()), refused_count, refused, warnings)
 
 
-def read_tool(raw: Any) -> ToolDefinition:
+def read_tool(raw: Any) -> ListedTool:
     if not isinstance(raw, dict):
         raise _Refused("a tool must be an object")
     name = _name(raw.get("name"))
@@ -72,6 +88,21 @@ def read_tool(raw: Any) -> ToolDefinition:
         raise _too_large()
     if "inputSchema" not in raw and (other := raw.keys() & {"input_schema", "parameters"}):
         raise _Refused(f"MCP calls the schema `inputSchema`, not `{min(other)}`")
+    return looked_through(_definition(raw, name))
+
+
+def looked_through(definition: ToolDefinition) -> ListedTool:
+    """Cleaned, with whatever in it a person should know of."""
+    said = definition.as_mcp()
+    try:
+        shown, hidden = cleaned(said)
+    except ValueError as error:
+        raise _Refused(str(error)) from error
+    clean = definition if shown is said else _definition(shown, definition.name)
+    return ListedTool(clean, definition.fingerprint(), [*hidden, *orders_in(shown)])
+
+
+def _definition(raw: Json, name: str) -> ToolDefinition:
     return ToolDefinition(
         name=name,
         title=_optional(raw, "title", str),

@@ -8,6 +8,8 @@ import orjson
 from pgvector import SparseVector
 
 from app.indexing import document
+from app.indexing.cleaning import Finding
+from app.indexing.listing import ListedTool
 from app.protocol import ToolDefinition
 
 CountTokens = Callable[[str], int]
@@ -18,6 +20,9 @@ class StoredTool:
     tool_id: str
     definition_hash: str
     index_hash: str
+    approved_hash: str
+    findings: Sequence[Finding]
+    vanished: bool
     content_hash: str | None
     """Of its vector by the active model; None while it has none."""
 
@@ -33,6 +38,7 @@ class ToolRow:
     enriched_description: str
     lexical: SparseVector
     tokens: int
+    findings: Sequence[Finding]
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Plan:
     rows: Sequence[ToolRow]
     removed_ids: Sequence[str]
     wanted: Sequence[Wanted]
+    unapproved: Sequence[str]
+    """The names of tools whose definition nobody has accepted yet."""
 
     @property
     def empty(self) -> bool:
@@ -70,7 +78,7 @@ class Place:
 
 
 def make_plan(
-    tools: Sequence[ToolDefinition],
+    tools: Sequence[ListedTool],
     stored: Mapping[str, StoredTool],
     place: Place,
     count_tokens: CountTokens,
@@ -80,20 +88,37 @@ def make_plan(
     rows: list[ToolRow] = []
     wanted: list[Wanted] = []
     added = changed = 0
-    for tool in tools:
+    for listed in tools:
+        tool = listed.definition
         known = stored.get(tool.name)
-        hashes = tool.fingerprint(), document.index_hash(tool, place.server_name)
-        added += known is None
-        changed += known is not None and known.definition_hash != hashes[0]
-        if known is None or (known.definition_hash, known.index_hash) != hashes:
-            rows.append(_row(tool, *hashes, place, count_tokens))
-        content_hash = document.content_hash(hashes[1], place.model)
+        index_hash = document.index_hash(tool, place.server_name)
+        is_new = known is None or known.vanished
+        added += is_new
+        changed += not is_new and _differs(known, listed)
+        if is_new or not _is_as_stored(known, listed, index_hash):
+            rows.append(_row(listed, index_hash, place, count_tokens))
+        content_hash = document.content_hash(index_hash, place.model)
         if force or known is None or known.content_hash != content_hash:
             text = document.embedded_text(tool, place.server_name)
             wanted.append(Wanted(tool_id(place.server_id, tool.name), tool.name, text, content_hash))
-    listed = {tool.name for tool in tools}
-    removed = [known.tool_id for name, known in stored.items() if name not in listed]
-    return Plan(added, changed, len(tools) - added - changed, rows, removed, wanted)
+    names = {listed.definition.name for listed in tools}
+    removed = [known.tool_id for name, known in stored.items() if name not in names and not known.vanished]
+    unapproved = [listed.definition.name for listed in tools if _is_unapproved(stored, listed)]
+    return Plan(added, changed, len(tools) - added - changed, rows, removed, wanted, unapproved)
+
+
+def _differs(known: StoredTool | None, listed: ListedTool) -> bool:
+    return known is not None and known.definition_hash != listed.fingerprint
+
+
+def _is_as_stored(known: StoredTool | None, listed: ListedTool, index_hash: str) -> bool:
+    stored = None if known is None else (known.definition_hash, known.index_hash, list(known.findings))
+    return stored == (listed.fingerprint, index_hash, list(listed.findings))
+
+
+def _is_unapproved(stored: Mapping[str, StoredTool], listed: ListedTool) -> bool:
+    known = stored.get(listed.definition.name)
+    return known is not None and known.approved_hash != listed.fingerprint
 
 
 def tool_id(server_id: str, tool_name: str) -> str:
@@ -107,15 +132,15 @@ def definition_tokens(tool: ToolDefinition, count_tokens: CountTokens) -> int:
     return count_tokens(orjson.dumps(shown).decode())
 
 
-def _row(
-    tool: ToolDefinition, definition_hash: str, index_hash: str, place: Place, count_tokens: CountTokens
-) -> ToolRow:
+def _row(listed: ListedTool, index_hash: str, place: Place, count_tokens: CountTokens) -> ToolRow:
+    tool = listed.definition
     return ToolRow(
         tool_id=tool_id(place.server_id, tool.name),
         definition=tool,
-        definition_hash=definition_hash,
+        definition_hash=listed.fingerprint,
         index_hash=index_hash,
         enriched_description=document.enriched_description(tool, place.server_name),
         lexical=document.lexical_vector(tool, place.server_name, place.dimension),
         tokens=definition_tokens(tool, count_tokens),
+        findings=listed.findings,
     )

@@ -6,10 +6,11 @@ applies without vectors: the tools are found by their words, and the vectors fol
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from app.catalog.servers import Server, get_endpoint, get_server, note_contact
+from app.catalog.verdicts import Policy
 from app.catalog.visibility import Locked, lock_server
 from app.database.engine import Database
 from app.embeddings.base import Embedder, Vector
@@ -26,6 +27,7 @@ from app.upstream.pool import Upstream
 logger = logging.getLogger("toolscout.indexing")
 
 _FAILURES_OF_SINGLE_TEXTS = 5
+_NAMES_TOLD = 10
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Indexer:
     dimension: int
     count_tokens: CountTokens
     metrics: Metrics
+    policy: Policy
     max_tools: int
     ann_above: int
     upstream: Upstream
@@ -67,7 +70,8 @@ async def _reindex_once(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
 async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing) -> jobs.RunState:
     async with indexer.database.transaction(run.user_id) as session:
         stored = await store.stored_tools(session, run.user_id, run.server_id, indexer.embedder.model)
-    if stored and not listing.tools and not run.accept_empty:
+    offered_before = any(not tool.vanished for tool in stored.values())
+    if offered_before and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
     place = Place(server.id, server.name, indexer.embedder.model, indexer.dimension)
     # hashing and counting a thousand definitions takes a while: not on the event loop
@@ -82,17 +86,28 @@ async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Lis
         embedded=embedding.computed,
         refused_count=listing.refused_count,
         refused=[asdict(refusal) for refusal in listing.refused],
-        warnings=[*_pushed_in_vain(run, server), *listing.warnings, *embedding.warnings],
+        warnings=[*_told(indexer, run, server, listing, plan), *embedding.warnings],
     )
     seen = Locked(server.name, server.config_version)
     await _apply(indexer, run, place, seen, plan, embedding.vectors, outcome, total=len(listing.tools))
     return "succeeded"
 
 
-def _pushed_in_vain(run: jobs.Claim, server: Server) -> Sequence[str]:
-    if run.payload is None or server.transport == "push":
-        return ()
-    return ["this server is asked for its own list, which will take this one's place"]
+def _told(indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing, plan: Plan) -> Iterator[str]:
+    """What a person should know of."""
+    if run.payload is not None and server.transport != "push":
+        yield "this server is asked for its own list, which will take this one's place"
+    yield from listing.warnings
+    flagged = [tool.definition.name for tool in listing.tools if tool.findings]
+    if flagged:
+        yield f"flagged, see `findings` of the tool: {_some(flagged)}"
+    if plan.unapproved and indexer.policy.hold_changed:
+        yield f"changed, and held until approved: {_some(plan.unapproved)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    further = len(names) - _NAMES_TOLD
+    return ", ".join(names[:_NAMES_TOLD]) + (f" and {further} more" if further > 0 else "")
 
 
 async def _offered(indexer: Indexer, run: jobs.Claim) -> tuple[Server, Listing]:
@@ -101,7 +116,7 @@ async def _offered(indexer: Indexer, run: jobs.Claim) -> tuple[Server, Listing]:
         server = await get_server(session, run.user_id, run.server_id)
         asked = run.asks and server.transport != "push"
         if not asked and run.payload is None:
-            return server, Listing(await store.stored_definitions(session, run.user_id, run.server_id))
+            return server, Listing(await store.stored_listing(session, run.user_id, run.server_id))
         endpoint = await get_endpoint(session, indexer.sealer, run.user_id, run.server_id) if asked else None
     if endpoint is not None:
         tools = await _asked(indexer, endpoint)
@@ -122,7 +137,7 @@ async def _refuse_empty(indexer: Indexer, run: jobs.Claim, listing: Listing) -> 
     refused = [asdict(refusal) for refusal in listing.refused]
     outcome = jobs.Outcome(refused_count=listing.refused_count, refused=refused, warnings=listing.warnings)
     async with indexer.database.transaction(run.user_id) as session:
-        await jobs.fail(session, run, "empty_listing", message, outcome)
+        await jobs.fail(session, indexer.policy, run, "empty_listing", message, outcome)
     return "failed"
 
 
@@ -142,9 +157,18 @@ async def _apply(
         if locked != seen:
             raise _Changed
         if not plan.empty:
-            await store.apply(session, run.user_id, place, plan, vectors, indexer.ann_above)
+            await store.apply(
+                session,
+                indexer.policy,
+                run.user_id,
+                place,
+                plan,
+                vectors,
+                run_id=run.id,
+                ann_above=indexer.ann_above,
+            )
         if run.asks or run.payload is not None:
-            await note_contact(session, run.user_id, run.server_id)
+            await note_contact(session, indexer.policy, run.user_id, run.server_id)
         await jobs.succeed(session, run, outcome, total)
 
 

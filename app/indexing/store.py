@@ -1,39 +1,75 @@
 """The SQL of indexing: what is there, which vectors are known already, and one write for a whole plan."""
 
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pgvector import HalfVector
-from sqlalchemy import bindparam, case, delete, func, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import bindparam, case, delete, func, insert, null, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
 
 from app.catalog.tools import recount
-from app.catalog.visibility import decisions
+from app.catalog.verdicts import Policy, Verdict
+from app.catalog.visibility import verdicts, write_verdicts
 from app.database.engine import Session
 from app.embeddings.base import Vector
+from app.indexing.cleaning import Finding
+from app.indexing.listing import ListedTool, looked_through
 from app.indexing.plan import Place, Plan, StoredTool, ToolRow
-from app.models import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, users
-from app.protocol import ToolDefinition
+from app.models import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
+from app.protocol import Json, ToolDefinition
+
+CHANGES_KEPT = 50
+VANISHED_KEPT = 1_000
+
+_DEFINITION = tuple(
+    mcp_tools.c[name]
+    for name in ("name", "title", "description", "input_schema", "output_schema", "annotations", "meta")
+)
 
 
 async def stored_tools(session: Session, user_id: str, server_id: str, model: str) -> dict[str, StoredTool]:
-    vectors = mcp_tool_embeddings
-    joined = mcp_tools.outerjoin(
-        vectors,
-        (vectors.c.user_id == mcp_tools.c.user_id) & (vectors.c.tool_id == mcp_tools.c.id) & (vectors.c.model == model),
-    )
-    columns = mcp_tools.c.name, mcp_tools.c.id, mcp_tools.c.definition_hash, mcp_tools.c.index_hash
-    statement = select(*columns, vectors.c.content_hash).select_from(joined).where(*_of(user_id, server_id))
-    rows = await session.execute(statement)
-    return {name: StoredTool(*rest) for name, *rest in rows}
+    """By name; also those that have vanished, since what they were is remembered."""
+    t, vectors = mcp_tools.c, mcp_tool_embeddings.c
+    row = (vectors.user_id == t.user_id) & (vectors.tool_id == t.id) & (vectors.model == model)
+    columns = t.id, t.definition_hash, t.index_hash, t.approved_hash, t.findings, t.vanished_at, vectors.content_hash
+    joined = mcp_tools.outerjoin(mcp_tool_embeddings, row)
+    rows = await session.execute(select(t.name, *columns).select_from(joined).where(*_of(user_id, server_id)))
+    return {
+        row.name: StoredTool(
+            tool_id=row.id,
+            definition_hash=row.definition_hash,
+            index_hash=row.index_hash,
+            approved_hash=row.approved_hash,
+            findings=_findings(row.findings),
+            vanished=row.vanished_at is not None,
+            content_hash=row.content_hash,
+        )
+        for row in rows
+    }
 
 
-async def stored_definitions(session: Session, user_id: str, server_id: str) -> list[ToolDefinition]:
-    """For a pushed server, whose own list is the only one there is."""
+async def stored_listing(session: Session, user_id: str, server_id: str) -> list[ListedTool]:
+    """What is known of a server, for when that is enough: a pushed list is the only one there is."""
     t = mcp_tools.c
-    columns = t.name, t.title, t.description, t.input_schema, t.output_schema, t.annotations, t.meta
-    rows = await session.execute(select(*columns).where(*_of(user_id, server_id)).order_by(t.name))
-    return [ToolDefinition(*row) for row in rows]
+    offered = *_of(user_id, server_id), t.vanished_at.is_(None)
+    rows = await session.execute(select(*_DEFINITION, t.definition_hash, t.findings).where(*offered).order_by(t.name))
+    return [
+        _listed_again(ToolDefinition(*definition), fingerprint, _findings(findings))
+        for *definition, fingerprint, findings in rows
+    ]
+
+
+def _listed_again(definition: ToolDefinition, fingerprint: str, findings: Sequence[Finding]) -> ListedTool:
+    """What was hidden in it is gone from what is stored, but not forgotten."""
+    hidden = [finding for finding in findings if finding.flag == "hidden_characters"]
+    anew = looked_through(definition)
+    return ListedTool(anew.definition, fingerprint, [*hidden, *anew.findings])
+
+
+def _findings(stored: Sequence[Json]) -> list[Finding]:
+    return [Finding(**finding) for finding in stored]
 
 
 async def cached_vectors(session: Session, model: str, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
@@ -48,31 +84,100 @@ async def remember_vectors(session: Session, model: str, vectors: Mapping[bytes,
     # in one order, whoever writes: two that write the same keys must not wait for each other
     known = sorted(vectors.items())
     rows = [{"model": model, "text_hash": key, "embedding": HalfVector(vector)} for key, vector in known]
-    statement = insert(embedding_cache)
+    statement = upsert(embedding_cache)
     newest = {"embedding": statement.excluded.embedding}
     await session.execute(statement.on_conflict_do_update(index_elements=["model", "text_hash"], set_=newest), rows)
 
 
 async def apply(
-    session: Session, user_id: str, place: Place, plan: Plan, vectors: Mapping[str, Vector], ann_above: int
+    session: Session,
+    policy: Policy,
+    user_id: str,
+    place: Place,
+    plan: Plan,
+    vectors: Mapping[str, Vector],
+    *,
+    run_id: str,
+    ann_above: int,
 ) -> None:
     """All of it or nothing: a reader sees the old tools until the transaction ends, then the new ones."""
-    if plan.removed_ids:
-        gone = mcp_tools.c.user_id == user_id, mcp_tools.c.id.in_(plan.removed_ids)
-        await session.execute(delete(mcp_tools).where(*gone))
+    await _let_vanish(session, user_id, place.server_id, plan.removed_ids)
+    await _write_history(session, user_id, place.server_id, run_id, plan.rows)
     await _write_tools(session, user_id, place.server_id, plan.rows)
-    await _write_index(session, user_id, place, plan, vectors)
+    decided = await verdicts(session, policy, user_id, place.server_id)
+    await _write_index(session, user_id, place, plan, vectors, decided)
+    await write_verdicts(session, user_id, decided)
     await _write_vectors(session, user_id, place, plan, vectors)
     await _write_counts(session, user_id, place)
     await recount(session, user_id, ann_above)
 
 
+async def _let_vanish(session: Session, user_id: str, server_id: str, tool_ids: Sequence[str]) -> None:
+    """Not to be found any more, but remembered: a tool that returns is what it was, for better or worse."""
+    if not tool_ids:
+        return
+    vectors = mcp_tool_embeddings
+    await session.execute(
+        delete(vectors).where(vectors.c.user_id == user_id, vectors.c.tool_id.in_(tool_ids)),
+    )
+    t = mcp_tools.c
+    gone = t.user_id == user_id, t.id.in_(tool_ids)
+    await session.execute(update(mcp_tools).where(*gone).values(vanished_at=func.now()))
+    vanished = select(t.id).where(*_of(user_id, server_id), t.vanished_at.is_not(None))
+    oldest = vanished.order_by(t.vanished_at.desc(), t.id).offset(VANISHED_KEPT)
+    await session.execute(delete(mcp_tools).where(t.user_id == user_id, t.id.in_(oldest)))
+
+
+async def _write_history(session: Session, user_id: str, server_id: str, run_id: str, rows: Sequence[ToolRow]) -> None:
+    """Before the new definitions take the old ones' place."""
+    new = {row.tool_id: row for row in rows}
+    t = mcp_tools.c
+    statement = select(t.id, t.definition_hash, *_DEFINITION).where(t.user_id == user_id, t.id.in_(new))
+    changes = [
+        {
+            "user_id": user_id,
+            "id": str(uuid.uuid4()),
+            "server_id": server_id,
+            "tool_id": tool_id,
+            "run_id": run_id,
+            **_difference(ToolDefinition(*old).as_mcp(), new[tool_id].definition.as_mcp()),
+        }
+        for tool_id, definition_hash, *old in await session.execute(statement)
+        if definition_hash != new[tool_id].definition_hash
+    ]
+    if changes:
+        await session.execute(insert(tool_changes), changes)
+        await _forget_oldest_changes(session, user_id, [change["tool_id"] for change in changes])
+
+
+def _difference(old: Json, new: Json) -> dict[str, Any]:
+    fields = [name for name in (old | new) if old.get(name) != new.get(name)]
+    # nothing that anybody could see: then it is what nobody can
+    return {"fields": fields or ["hidden_characters"], "old": old, "new": new}
+
+
+async def _forget_oldest_changes(session: Session, user_id: str, tool_ids: Sequence[str]) -> None:
+    statement = """
+        DELETE FROM tool_changes c USING (
+            SELECT id, row_number() OVER (PARTITION BY tool_id ORDER BY at DESC, id DESC) AS age
+            FROM tool_changes WHERE user_id = %(user_id)s AND tool_id = ANY(%(tool_ids)s)
+        ) aged
+        WHERE c.user_id = %(user_id)s AND c.id = aged.id AND aged.age > %(kept)s
+    """
+    await session.rows(statement, {"user_id": user_id, "tool_ids": list(tool_ids), "kept": CHANGES_KEPT})
+
+
 async def _write_tools(session: Session, user_id: str, server_id: str, rows: Sequence[ToolRow]) -> None:
     if not rows:
         return
-    statement = insert(mcp_tools)
-    # what a person decided about the tool (enabled, tags, pinned) is not the server's to change
-    rewritten = {name: statement.excluded[name] for name in _from_the_server} | {"updated_at": func.now()}
+    statement = upsert(mcp_tools)
+    new = statement.excluded
+    # what a person decided about the tool (its switch, tags, pin and what was approved) is not the server's to change
+    rewritten = {name: new[name] for name in _from_the_server} | {
+        "state": case((new.definition_hash == mcp_tools.c.approved_hash, "approved"), else_="changed"),
+        "vanished_at": null(),
+        "updated_at": func.now(),
+    }
     statement = statement.on_conflict_do_update(index_elements=["user_id", "id"], set_=rewritten)
     await session.execute(statement, [_tool_values(user_id, server_id, row) for row in rows])
 
@@ -84,6 +189,7 @@ _from_the_server = (
     "output_schema",
     "annotations",
     "meta",
+    "findings",
     "definition_hash",
     "index_hash",
     "enriched_description",
@@ -104,19 +210,27 @@ def _tool_values(user_id: str, server_id: str, row: ToolRow) -> dict[str, Any]:
         "output_schema": definition.output_schema,
         "annotations": definition.annotations,
         "meta": definition.meta,
+        "findings": [asdict(finding) for finding in row.findings],
         "definition_hash": row.definition_hash,
+        "approved_hash": row.definition_hash,
         "index_hash": row.index_hash,
         "enriched_description": row.enriched_description,
         "tokens": row.tokens,
     }
 
 
-async def _write_index(session: Session, user_id: str, place: Place, plan: Plan, vectors: Mapping[str, Vector]) -> None:
+async def _write_index(
+    session: Session,
+    user_id: str,
+    place: Place,
+    plan: Plan,
+    vectors: Mapping[str, Vector],
+    decided: Mapping[str, Verdict],
+) -> None:
     """The narrow rows of new and changed tools. An older text's vector goes even before the new one is there:
     better found by words than found wrongly."""
     if not plan.rows:
         return
-    decided = await decisions(session, user_id, place.server_id)
     ann = await session.scalar(select(users.c.ann).where(users.c.id == user_id))
     hashes = {wanted.tool_id: wanted.content_hash for wanted in plan.wanted}
     rows = [
@@ -131,16 +245,20 @@ async def _write_index(session: Session, user_id: str, place: Place, plan: Plan,
             "content_hash": hashes[row.tool_id] if row.tool_id in vectors else None,
             "lexical": row.lexical,
             "tokens": row.tokens,
-            "enabled": decided[row.tool_id].enabled,
-            "tags": decided[row.tool_id].tags,
+            **_stored(decided[row.tool_id]),
             "ann": ann,
         }
         for row in plan.rows
     ]
-    statement = insert(mcp_tool_embeddings)
+    statement = upsert(mcp_tool_embeddings)
     key = "user_id", "model", "tool_id"
     rewritten = {name: statement.excluded[name] for name in rows[0] if name not in key}
     await session.execute(statement.on_conflict_do_update(index_elements=key, set_=rewritten), rows)
+
+
+def _stored(verdict: Verdict) -> dict[str, Any]:
+    stored = verdict.stored()
+    return {"enabled": stored["visible"], "tags": stored["tags"], "projects": stored["projects"]}
 
 
 async def _write_vectors(

@@ -184,7 +184,7 @@ class Worker:
         # jitter, so that servers behind one gateway that stumbled are not all asked again at once
         pause_s = self._pace.retry_s * 4 ** (run.attempts - 1) * random.uniform(0.75, 1.25)  # noqa: S311
         async with self._indexer.database.transaction(run.user_id) as session:
-            await jobs.retry_later(session, run, error.cause, error.message, pause_s)
+            await jobs.retry_later(session, self._indexer.policy, run, error.cause, error.message, pause_s)
         return "retried"
 
     @asynccontextmanager
@@ -208,7 +208,7 @@ class Worker:
         extra = {"run_id": run.id, "server_id": run.server_id, "cause": cause}
         logger.warning("index run failed", extra=extra)
         async with self._indexer.database.transaction(run.user_id) as session:
-            await jobs.fail(session, run, cause, message, jobs.Outcome())
+            await jobs.fail(session, self._indexer.policy, run, cause, message, jobs.Outcome())
 
     async def _release(self, run: jobs.Claim, *, attempted: bool) -> None:
         with suppress(Unavailable, QueryInterrupted):

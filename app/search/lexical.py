@@ -85,6 +85,12 @@ def query_places(text: str) -> list[int]:
     return places[:half] + places[-half:]
 
 
+def matching_terms(text: str, document: SparseVector) -> list[str]:
+    """Those of the query's terms that the document holds, each once, in the query's order."""
+    held = set(document.indices())
+    return [term for term in dict.fromkeys(terms(text)) if _place(term) in held]
+
+
 def possible_names(text: str) -> list[str]:
     """What in a message may be the name of a tool: identifiers, words in quotes, or a single word. In lower case."""
     normal = _normal(text)

@@ -1,4 +1,4 @@
-"""In how many of a user's visible tools each term stands: what BM25 has to know before it can weigh a query.
+"""In how many of the visible tools each term stands: what BM25 has to know before it can weigh a query.
 
 Counted in Postgres over exactly the tools that the caller may see, and remembered with the catalogue's version. A
 search reads the version again, in its own statement, so that an outdated count is noticed and never used.
@@ -61,12 +61,15 @@ class Counts:
         return bm25 / self._most if self._most else 0.0
 
 
+_Place = tuple[str, str | None]
+
+
 class Lexicon:
     def __init__(self) -> None:
-        self._known: TtlCache[tuple[str, str], Counts] = TtlCache(_USERS, _REMEMBERED_S)
+        self._known: TtlCache[tuple[_Place, str], Counts] = TtlCache(_USERS, _REMEMBERED_S)
 
     async def counts(self, session: Session, scope: Scope, places: Sequence[int]) -> Counts:
-        known = None if scope.narrowed else self._known.get((scope.user_id, scope.model))
+        known = None if scope.narrowed else self._known.get((scope.place, scope.model))
         if known is None or not known.frequencies.keys() >= set(places):
             return await self.recount(session, scope, places)
         return Counts(
@@ -82,7 +85,7 @@ class Lexicon:
         return counts
 
     def _remember(self, scope: Scope, counts: Counts) -> None:
-        key = scope.user_id, scope.model
+        key = scope.place, scope.model
         known = self._known.get(key)
         if known is not None and known.version == counts.version and len(known.frequencies) < _TERMS_OF_A_USER:
             merged = {**known.frequencies, **counts.frequencies}

@@ -34,13 +34,6 @@ class Hit:
     score: float
     source: Literal["semantic", "lexical"]
     matched_tags: Sequence[str]
-    bm25: float
-    named: bool
-
-    def evidence(self) -> dict[str, float | bool | None]:
-        """Why it stands where it stands, for `explain`."""
-        boost = TAG_BOOST * len(self.matched_tags)
-        return {"cosine": self.similarity, "bm25": self.bm25, "tag_boost": boost, "named_in_message": self.named}
 
 
 @dataclass(frozen=True)
@@ -61,12 +54,16 @@ def rank(candidates: Sequence[Candidate], question: Question, limit: int) -> lis
     for candidate in candidates:
         named = is_named(message, candidate.tool_name)
         if named or _passes(candidate, question):
-            matched = sorted(set(candidate.tags).intersection(question.tags)) if question.tags else []
+            matched = matched_tags(candidate.tags, question)
             raw = scale.fused(candidate, question.strategy) + TAG_BOOST * len(matched)
             order = (not named, -min(raw, 1.0), -raw, candidate.server_name, candidate.tool_name)
             judged.append((order, candidate, matched))
     judged.sort(key=itemgetter(0))
     return [_hit(candidate, question, order, matched) for order, candidate, matched in judged[:limit]]
+
+
+def matched_tags(tags: Sequence[str], question: Question) -> list[str]:
+    return sorted(set(tags).intersection(question.tags)) if question.tags else []
 
 
 def is_named(message: str, tool_name: str) -> bool:
@@ -134,6 +131,4 @@ def _hit(
         score=1.0 if named else -order[1],
         source="semantic" if by_meaning else "lexical",
         matched_tags=matched,
-        bm25=candidate.bm25,
-        named=named,
     )

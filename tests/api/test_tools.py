@@ -116,9 +116,13 @@ async def test_filters_narrow_the_list_and_add_up(filled: Filled, query: dict[st
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        ({"enabled": False}, {"enabled": False, "enabled_by": "user"}),
+        (
+            {"enabled": False},
+            {"enabled": False, "enabled_by": "user", "visible": False, "hidden_by": "user"},
+        ),
         ({"enabled": True}, {"enabled": True, "enabled_by": "user"}),
-        ({"tags": ["safe", "daily"]}, {"tags": ["safe", "daily"]}),
+        ({"enabled": None}, {}),
+        ({"tags": ["safe", "daily"]}, {"tags": ["safe", "daily"], "own_tags": ["safe", "daily"]}),
         ({"tags": []}, {"tags": []}),
         ({"pinned": True}, {"pinned": True}),
         ({}, {}),
@@ -138,7 +142,6 @@ async def test_a_change_to_a_tool_touches_only_what_it_names(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"enabled": None},
         {"enabled": "no"},
         {"enabled": 0},
         {"pinned": None},

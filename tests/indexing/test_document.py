@@ -17,9 +17,14 @@ from app.indexing.document import (
     lexical_vector,
     text_hash,
 )
-from app.indexing.listing import read_tool
+from app.indexing.listing import read_tool as read_listed
 from app.protocol import ToolDefinition, parse_json
 from tests.test_protocol import json_values, texts
+
+
+def read_tool(raw: dict[str, Any]) -> ToolDefinition:
+    return read_listed(raw).definition
+
 
 SEARCH = read_tool(
     {

@@ -18,7 +18,7 @@ SIBLING = tool("sibling")
 
 
 def listed(*tools: Any, max_tools: int = 100) -> list[str]:
-    return [each.name for each in read_listing(tools, max_tools=max_tools).tools]
+    return [each.name for each in read_listing(tools, max_tools=max_tools).definitions]
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_a_whole_tool_is_read_field_by_field() -> None:
         "unknown": "is left out",
     }
     listing = read_listing([raw], max_tools=1)
-    assert listing.tools == [
+    assert listing.definitions == [
         ToolDefinition(
             "read_file",
             "Read file",
@@ -66,7 +66,7 @@ def test_a_whole_tool_is_read_field_by_field() -> None:
 
 
 def test_a_name_alone_makes_a_tool_without_parameters() -> None:
-    [read] = read_listing([{"name": "ping"}], max_tools=1).tools
+    [read] = read_listing([{"name": "ping"}], max_tools=1).definitions
     assert read == ToolDefinition("ping", None, "", {"type": "object", "properties": {}}, None, None, None)
 
 
@@ -107,7 +107,7 @@ def test_a_name_alone_makes_a_tool_without_parameters() -> None:
 )
 def test_a_bad_tool_is_refused_alone_with_its_reason(raw: Any, name: str | None, reason: str) -> None:
     listing = read_listing([raw, SIBLING], max_tools=100)
-    assert [each.name for each in listing.tools] == ["sibling"]
+    assert [each.name for each in listing.definitions] == ["sibling"]
     [refusal] = listing.refused
     assert refusal.name == name
     assert reason in refusal.reason
@@ -116,7 +116,7 @@ def test_a_bad_tool_is_refused_alone_with_its_reason(raw: Any, name: str | None,
 @pytest.mark.parametrize("name", ["a\nb", "a\x00b", "a\x1b[31mb", "a\u200bb", "a\u202eb", "a\U000e0041b"], ids=ascii)
 def test_a_name_with_characters_that_cannot_be_shown_is_refused(name: str) -> None:
     listing = read_listing([{"name": name}, SIBLING], max_tools=100)
-    assert [each.name for each in listing.tools] == ["sibling"]
+    assert [each.name for each in listing.definitions] == ["sibling"]
     [refusal] = listing.refused
     assert "cannot be shown" in refusal.reason
     assert refusal.name is not None
@@ -139,14 +139,14 @@ def test_a_name_with_characters_that_cannot_be_shown_is_refused(name: str) -> No
 )
 def test_a_tool_at_the_very_limit_is_taken(raw: dict[str, Any]) -> None:
     listing = read_listing([raw], max_tools=100)
-    assert [each.name for each in listing.tools] == [raw["name"]]
+    assert [each.name for each in listing.definitions] == [raw["name"]]
     assert listing.refused == []
 
 
 def test_a_number_beyond_64_bits_is_read_as_it_is_when_it_is_pushed() -> None:
     """A server that computes in JavaScript writes 2**64 with all its digits."""
     largest = {"type": "integer", "maximum": 18446744073709552000}
-    [read] = read_listing([tool("a", inputSchema=largest)], max_tools=1).tools
+    [read] = read_listing([tool("a", inputSchema=largest)], max_tools=1).definitions
     assert read.input_schema == {"type": "integer", "maximum": 2.0**64}
     assert isinstance(read.input_schema["maximum"], float)
 
@@ -154,7 +154,7 @@ def test_a_number_beyond_64_bits_is_read_as_it_is_when_it_is_pushed() -> None:
 def test_of_doubles_the_first_is_taken_and_a_warning_names_them_once() -> None:
     tools = [tool("b", "first"), tool("a"), tool("b", "second"), tool("b", "third"), tool("a")]
     listing = read_listing(tools, max_tools=100)
-    assert [(each.name, each.description) for each in listing.tools] == [("b", "first"), ("a", "")]
+    assert [(each.name, each.description) for each in listing.definitions] == [("b", "first"), ("a", "")]
     assert len(listing.warnings) == 2
     assert "'a'" in listing.warnings[0]
     assert "'b'" in listing.warnings[1]
@@ -167,7 +167,7 @@ def test_a_refused_tool_does_not_stand_in_the_way_of_a_good_one_of_its_name() ->
 
 def test_tools_beyond_the_limit_are_refused_one_by_one() -> None:
     listing = read_listing([tool(name) for name in "abcd"], max_tools=2)
-    assert [each.name for each in listing.tools] == ["a", "b"]
+    assert [each.name for each in listing.definitions] == ["a", "b"]
     assert listing.refused == [
         Refusal("c", "the server already has 2 tools"),
         Refusal("d", "the server already has 2 tools"),
@@ -178,7 +178,7 @@ def test_of_a_list_of_rubbish_all_is_counted_and_only_the_first_of_it_kept() -> 
     listing = read_listing([{"name": 7}] * (MAX_SHOWN_REFUSALS + 50) + [SIBLING], max_tools=1)
     assert listing.refused_count == MAX_SHOWN_REFUSALS + 50
     assert len(listing.refused) == MAX_SHOWN_REFUSALS
-    assert [each.name for each in listing.tools] == ["sibling"]
+    assert [each.name for each in listing.definitions] == ["sibling"]
 
 
 def test_neither_doubles_nor_refused_tools_count_towards_the_limit() -> None:
@@ -193,4 +193,4 @@ def test_a_double_of_a_taken_tool_is_no_tool_too_many() -> None:
 
 def test_an_empty_list_is_read_as_such() -> None:
     listing = read_listing([], max_tools=1)
-    assert (listing.tools, listing.refused, listing.warnings) == ([], [], [])
+    assert (listing.definitions, listing.refused, listing.warnings) == ([], [], [])

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 
 from app.indexing.document import content_hash, embedded_text, enriched_description, index_hash
-from app.indexing.listing import read_tool
+from app.indexing.listing import looked_through, read_tool
 from app.indexing.plan import Place, Plan, StoredTool, definition_tokens, make_plan, tool_id
 from app.protocol import ToolDefinition
 
 PLACE = Place(str(uuid.UUID(int=1)), "github", "local:x", 384)
 
-READ, WRITE, SEARCH = (read_tool({"name": name, "description": f"{name} things"}) for name in ("read", "write", "find"))
+READ, WRITE, SEARCH = (
+    read_tool({"name": name, "description": f"{name} things"}).definition for name in ("read", "write", "find")
+)
 
 
 def stored(*tools: ToolDefinition, place: Place = PLACE, embedded: bool = True) -> dict[str, StoredTool]:
@@ -21,7 +23,10 @@ def stored(*tools: ToolDefinition, place: Place = PLACE, embedded: bool = True) 
             tool_id(place.server_id, tool.name),
             tool.fingerprint(),
             index_hash(tool, place.server_name),
-            content_hash(index_hash(tool, place.server_name), place.model) if embedded else None,
+            approved_hash=tool.fingerprint(),
+            findings=[],
+            vanished=False,
+            content_hash=content_hash(index_hash(tool, place.server_name), place.model) if embedded else None,
         )
         for tool in tools
     }
@@ -30,7 +35,7 @@ def stored(*tools: ToolDefinition, place: Place = PLACE, embedded: bool = True) 
 def planned(
     tools: Sequence[ToolDefinition], known: dict[str, StoredTool], place: Place = PLACE, *, force: bool = False
 ) -> Plan:
-    return make_plan(tools, known, place, len, force=force)
+    return make_plan([looked_through(tool) for tool in tools], known, place, len, force=force)
 
 
 def key(tool: ToolDefinition) -> str:

@@ -196,7 +196,8 @@ async def test_a_persons_switch_tags_and_pin_survive_a_reindex(carol: TestUser) 
     await carol.push(server_id, [READ, {**WRITE, "description": "Overwrite a file on disk."}], force=True)
     after = (await carol.tools())["write_file"]
     assert after["description"] == "Overwrite a file on disk."
-    assert {name: after[name] for name in mine} == mine
+    assert {name: after[name] for name in mine} == {**mine, "tags": ["danger", "disk"]}
+    assert after["own_tags"] == ["danger"]
     found = await carol.discover("overwrite a file on disk", similarity_threshold=0)
     assert [each["tool"]["name"] for each in found["tools"]] == ["read_file"]
 

@@ -49,7 +49,8 @@ def add_user(container: Container, names: Sequence[str], vectors: Matrix) -> Kno
         )
         cursor.executemany(
             "INSERT INTO mcp_tools (user_id, id, server_id, name, description, input_schema, definition_hash,"
-            " index_hash, enriched_description, tokens) VALUES (%s, %s, %s, %s, '', '{}', '', '', '', 1)",
+            " index_hash, approved_hash,"
+            " enriched_description, tokens) VALUES (%s, %s, %s, %s, '', '{}', '', '', '', '', 1)",
             [(user, tool_id, server, name) for tool_id, name in zip(ids, names, strict=True)],
         )
         cursor.executemany(

@@ -91,7 +91,6 @@ def test_a_tool_that_the_message_names_always_wins() -> None:
     )
     assert names(found)[0] == "search_issues"
     assert found[0].score == 1.0
-    assert found[0].evidence()["named_in_message"] is True
 
 
 @pytest.mark.parametrize(

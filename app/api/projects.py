@@ -1,0 +1,109 @@
+"""REST: a user's projects."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from app import audit
+from app.api.intake import StrictRoute
+from app.api.rules import RuleOut, Rules, as_rules
+from app.api.shapes import Identifier, Input, Items, Name, Output, given
+from app.catalog import governing, projects
+from app.catalog.projects import Optimization, Project
+from app.catalog.rules import Rule, all_rules, rules_of
+from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
+
+router = APIRouter(tags=["projects"], route_class=StrictRoute)
+
+ServerIds = Annotated[list[Identifier], Field(max_length=1_000)]
+_MEMBERS = "its servers; null: all that the user has, now and later"
+_OPTIMIZATION = "how it searches; null: discovery answers with core tools alone"
+_READ_ONLY = "only tools that say of themselves that they only read (`readOnlyHint`)"
+
+
+class NewProjectBody(Input):
+    name: Name = Field(examples=["support"])
+    server_ids: ServerIds | None = Field(description=_MEMBERS)
+    optimization: Optimization | None = Field("hybrid", description=_OPTIMIZATION)
+    rules: Rules = []
+    read_only: bool = Field(False, description=_READ_ONLY)
+    limit: int | None = Field(None, ge=1, le=50)
+    similarity_threshold: float | None = Field(None, ge=0, le=1)
+
+
+class ProjectChanges(Input):
+    name: Name = ""
+    server_ids: ServerIds | None = Field(None, description=_MEMBERS)
+    optimization: Optimization | None = Field(None, description=_OPTIMIZATION)
+    rules: Rules = []
+    read_only: bool = Field(False, description=_READ_ONLY)
+    limit: int | None = Field(None, ge=1, le=50)
+    similarity_threshold: float | None = Field(None, ge=0, le=1)
+
+
+class ProjectOut(Output):
+    id: str
+    name: str
+    server_ids: list[str] | None
+    optimization: Optimization | None
+    rules: list[RuleOut]
+    read_only: bool
+    limit: int | None
+    similarity_threshold: float | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@router.post("/projects", status_code=201)
+async def create_project(
+    body: NewProjectBody, session: Session, tenant: Tenant, container: Wired, caller: Writing
+) -> ProjectOut:
+    """A part of what the user has, with rules and limits of its own: it narrows and never widens."""
+    rules = as_rules(body.rules)
+    values = body.model_dump(exclude={"rules"})
+    project = await governing.create_project(session, container.policy, tenant.id, values, rules)
+    await audit.record(session, tenant.id, caller.actor, "project.create", project.id)
+    return _shown(project, rules)
+
+
+@router.get("/projects")
+async def list_projects(session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[ProjectOut]:
+    found = await projects.list_projects(session, tenant.id, page)
+    rules = await all_rules(session, tenant.id)
+    shown = [_shown(project, rules.get(project.id, ())) for project in found.items]
+    return Items(items=shown, next_cursor=found.next_cursor)
+
+
+@router.get("/projects/{project_id}")
+async def get_project(project_id: str, session: Session, tenant: Tenant, _: Reading) -> ProjectOut:
+    project = await projects.get_project(session, tenant.id, project_id)
+    return _shown(project, await rules_of(session, tenant.id, project_id))
+
+
+@router.patch("/projects/{project_id}")
+async def change_project(
+    project_id: str, body: ProjectChanges, session: Session, tenant: Tenant, container: Wired, caller: Writing
+) -> ProjectOut:
+    changes = given(body)
+    rules = as_rules(changes.pop("rules")) if "rules" in changes else None
+    project = await governing.update_project(session, container.policy, tenant.id, project_id, changes, rules)
+    await audit.record(session, tenant.id, caller.actor, "project.change", project_id)
+    return _shown(project, await rules_of(session, tenant.id, project_id))
+
+
+@router.delete("/projects/{project_id}", status_code=204)
+async def delete_project(
+    project_id: str, session: Session, tenant: Tenant, container: Wired, caller: Writing
+) -> Response:
+    """Its keys go with it."""
+    await governing.delete_project(session, container.policy, tenant.id, project_id)
+    await audit.record(session, tenant.id, caller.actor, "project.delete", project_id)
+    return Response(status_code=204)
+
+
+def _shown(project: Project, rules: Sequence[Rule]) -> ProjectOut:
+    shown: Mapping[str, Any] = vars(project)
+    return ProjectOut(**shown, rules=[RuleOut.model_validate(rule) for rule in rules])

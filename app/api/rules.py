@@ -1,0 +1,151 @@
+"""REST: ordered rules over tool names, and what they would do."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from app import audit
+from app.api.intake import StrictRoute
+from app.api.shapes import Identifier, Input, Name, Output, Tags
+from app.catalog import governing
+from app.catalog.governing import Outcome
+from app.catalog.patterns import MAX_PATTERN
+from app.catalog.rules import Rule, rules_of
+from app.catalog.verdicts import EnabledBy, HiddenBy, OutsideBy
+from app.dependencies import Reading, Session, Tenant, Wired, Writing
+
+router = APIRouter(tags=["rules"], route_class=StrictRoute)
+
+PatternText = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+
+
+class RuleBody(Input):
+    pattern: list[PatternText] = Field(
+        min_length=1,
+        max_length=50,
+        examples=[["github_*", "!*delete*"]],
+        description="globs, `/regex/i` (RE2), `!` negates; matches where one positive pattern does and no negated one",
+    )
+    server: Name | None = Field(None, description="only tools of the server with this name")
+    enabled: bool | None = Field(None, description="the first matching rule that sets it decides")
+    tags: Tags = Field([], description="added to all that match")
+
+    def rule(self) -> Rule:
+        return Rule(**self.model_dump())
+
+
+Rules = Annotated[list[RuleBody], Field(max_length=200)]
+
+
+class RulesBody(Input):
+    rules: Rules
+
+
+class PreviewBody(RulesBody):
+    project_id: Identifier | None = Field(None, description="as this project's rules instead of the user's")
+
+
+class RuleOut(Output):
+    pattern: list[str]
+    server: str | None
+    enabled: bool | None
+    tags: list[str]
+
+
+class RulesOut(Output):
+    rules: list[RuleOut]
+
+
+class OutcomeOut(Output):
+    tool_key: str
+    name: str
+    server_name: str
+    enabled: bool = Field(description="by the rules, or by a person's own switch, which stands above them")
+    enabled_by: EnabledBy
+    rule: int | None = Field(description="the rule that decided, counted from 1")
+    visible: bool = Field(description="it could be found and run")
+    hidden_by: HiddenBy | None
+    outside_by: OutsideBy | None = Field(description="why the project would not see it")
+    tags: list[str]
+    was_visible: bool = Field(description="it can be found and run now")
+
+
+class PreviewedRule(Output):
+    rule: int
+    matched: int = Field(description="tools that it matches")
+    decided: int = Field(description="tools that it is the first to decide about")
+
+
+class PreviewOut(Output):
+    items: list[OutcomeOut] = Field(description="every tool, by server and name")
+    rules: list[PreviewedRule]
+    visible: int
+    hidden: int
+    changes: int = Field(description="tools that would appear or disappear")
+
+
+def as_rules(bodies: Sequence[RuleBody]) -> list[Rule]:
+    return [body.rule() for body in bodies]
+
+
+@router.get("/rules")
+async def get_rules(session: Session, tenant: Tenant, _: Reading) -> RulesOut:
+    return _shown(await rules_of(session, tenant.id))
+
+
+@router.put("/rules")
+async def replace_rules(
+    body: RulesBody, session: Session, tenant: Tenant, container: Wired, caller: Writing
+) -> RulesOut:
+    """All of them, in order, in place of those before."""
+    rules = as_rules(body.rules)
+    await governing.replace_rules(session, container.policy, tenant.id, rules)
+    await audit.record(session, tenant.id, caller.actor, "rules.replace", None)
+    return _shown(rules)
+
+
+@router.post("/rules/preview")
+async def preview_rules(
+    body: PreviewBody,
+    session: Session,
+    tenant: Tenant,
+    container: Wired,
+    _: Reading,
+    changed: Annotated[bool, Query(description="only tools that would appear or disappear")] = False,
+) -> PreviewOut:
+    """What these rules would do in place of the stored ones; nothing is stored."""
+    preview = await governing.preview_rules(session, container.policy, tenant.id, as_rules(body.rules), body.project_id)
+    changing = [each for each in preview.outcomes if each.visible != each.was_visible]
+    visible = sum(each.visible for each in preview.outcomes)
+    counts = zip(preview.matched, preview.decided, strict=True)
+    return PreviewOut(
+        items=[_outcome(each) for each in (changing if changed else preview.outcomes)],
+        rules=[PreviewedRule(rule=n, matched=m, decided=d) for n, (m, d) in enumerate(counts, start=1)],
+        visible=visible,
+        hidden=len(preview.outcomes) - visible,
+        changes=len(changing),
+    )
+
+
+def _outcome(outcome: Outcome) -> OutcomeOut:
+    facts, verdict, placement = outcome.facts, outcome.after, outcome.placed_after
+    ruled = verdict if placement is None or not verdict.enabled else placement
+    return OutcomeOut(
+        tool_key=facts.tool_id,
+        name=facts.name,
+        server_name=facts.server_name,
+        enabled=verdict.enabled and (placement is None or placement.outside_by != "rule"),
+        enabled_by="rule" if placement is not None and placement.rule is not None else verdict.enabled_by,
+        rule=ruled.rule,
+        visible=outcome.visible,
+        hidden_by=verdict.hidden_by,
+        outside_by=None if placement is None else placement.outside_by,
+        tags=[*verdict.tags, *(() if placement is None else placement.tags)],
+        was_visible=outcome.was_visible,
+    )
+
+
+def _shown(rules: Sequence[Rule]) -> RulesOut:
+    return RulesOut(rules=[RuleOut.model_validate(rule) for rule in rules])

@@ -1,0 +1,138 @@
+"""Changes of what decides over all of a user's servers: the rules and the projects, and what they would do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+
+from app.catalog.projects import (
+    Project,
+    change_project,
+    count_projects,
+    erase_project,
+    get_project,
+    insert_project,
+)
+from app.catalog.rules import Rule, Rulebook, store_rules
+from app.catalog.verdicts import Facts, Placement, Policy, Verdict
+from app.catalog.visibility import decide_again, judge_of, lock_user, read_facts
+from app.database.engine import Session
+from app.errors import InvalidInput, NotFound
+from app.models import OF_THE_USER, mcp_servers
+
+MAX_PROJECTS = 100
+"""Each tool's search row names those that see it, and must stay small."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a tool under rules that may not be stored yet."""
+
+    facts: Facts
+    before: Verdict
+    after: Verdict
+    placed_before: Placement | None
+    placed_after: Placement | None
+    """In the project that the rules are for."""
+
+    @property
+    def was_visible(self) -> bool:
+        return _seen(self.before, self.placed_before)
+
+    @property
+    def visible(self) -> bool:
+        return _seen(self.after, self.placed_after)
+
+
+def _seen(verdict: Verdict, placement: Placement | None) -> bool:
+    return verdict.visible and (placement is None or placement.outside_by is None)
+
+
+@dataclass(frozen=True)
+class Preview:
+    outcomes: Sequence[Outcome]
+    matched: Sequence[int]
+    """How many tools each of the rules matches."""
+    decided: Sequence[int]
+    """How many it is the first to decide about."""
+
+
+async def replace_rules(session: Session, policy: Policy, user_id: str, rules: Sequence[Rule]) -> None:
+    await lock_user(session, user_id)
+    await store_rules(session, user_id, OF_THE_USER, rules)
+    await decide_again(session, policy, user_id)
+
+
+async def preview_rules(
+    session: Session, policy: Policy, user_id: str, rules: Sequence[Rule], project_id: str | None
+) -> Preview:
+    """What they would do in place of those that are stored."""
+    if project_id is not None:
+        await get_project(session, user_id, project_id)
+    place = OF_THE_USER if project_id is None else project_id
+    facts = sorted(await read_facts(session, user_id), key=lambda each: (each.server_name, each.name))
+    now = await judge_of(session, policy, user_id)
+    then = await judge_of(session, policy, user_id, {place: rules})
+    outcomes = [_outcome(each, now.judge(each), then.judge(each), project_id) for each in facts]
+    book = Rulebook(rules)
+    rulings = [book.judge(each.server_name, each.name) for each in facts]
+    positions = range(1, len(rules) + 1)
+    return Preview(
+        outcomes,
+        [sum(position in ruling.matched for ruling in rulings) for position in positions],
+        [sum(position == ruling.rule for ruling in rulings) for position in positions],
+    )
+
+
+def _outcome(facts: Facts, before: Verdict, after: Verdict, project_id: str | None) -> Outcome:
+    if project_id is None:
+        return Outcome(facts, before, after, None, None)
+    return Outcome(facts, before, after, before.placements[project_id], after.placements[project_id])
+
+
+async def create_project(
+    session: Session, policy: Policy, user_id: str, values: Mapping[str, Any], rules: Sequence[Rule]
+) -> Project:
+    await lock_user(session, user_id)
+    if await count_projects(session, user_id) >= MAX_PROJECTS:
+        raise InvalidInput(f"a user has at most {MAX_PROJECTS} projects")
+    await _check_members(session, user_id, values.get("server_ids"))
+    project = await insert_project(session, user_id, values)
+    await store_rules(session, user_id, project.id, rules)
+    await decide_again(session, policy, user_id)
+    return project
+
+
+async def update_project(
+    session: Session,
+    policy: Policy,
+    user_id: str,
+    project_id: str,
+    values: Mapping[str, Any],
+    rules: Sequence[Rule] | None,
+) -> Project:
+    """`rules` in place of those that were there; None leaves them."""
+    await lock_user(session, user_id)
+    await _check_members(session, user_id, values.get("server_ids"))
+    project = await change_project(session, user_id, project_id, values)
+    if rules is not None:
+        await store_rules(session, user_id, project_id, rules)
+    await decide_again(session, policy, user_id)
+    return project
+
+
+async def delete_project(session: Session, policy: Policy, user_id: str, project_id: str) -> None:
+    await lock_user(session, user_id)
+    await erase_project(session, user_id, project_id)
+    await store_rules(session, user_id, project_id, ())
+    await decide_again(session, policy, user_id)
+
+
+async def _check_members(session: Session, user_id: str, server_ids: Sequence[str] | None) -> None:
+    if server_ids is None:
+        return
+    wanted = set(server_ids)
+    theirs = mcp_servers.c.user_id == user_id, mcp_servers.c.id.in_(wanted)
+    if await session.scalar(select(func.count()).select_from(mcp_servers).where(*theirs)) != len(wanted):
+        raise NotFound("there is no such server")

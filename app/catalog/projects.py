@@ -1,0 +1,102 @@
+"""Projects: named parts of what a user has, each with rules, limits and a way of searching of its own."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import Row, any_, delete, func, insert, literal, select, update
+from sqlalchemy.exc import IntegrityError
+
+from app.database.engine import Session
+from app.database.paging import Page, PageRequest, fetch_page
+from app.database.rows import constraint_of, record
+from app.errors import Conflict, NotFound
+from app.models import projects
+
+Optimization = Literal["bm25", "semantic", "hybrid"]
+
+
+@dataclass(frozen=True)
+class Project:
+    id: str
+    name: str
+    server_ids: Sequence[str] | None
+    """None means all that the user has, now and later."""
+    optimization: Optimization | None
+    """How it searches; None means that it does not."""
+    read_only: bool
+    limit: int | None
+    similarity_threshold: float | None
+    created_at: datetime
+    updated_at: datetime
+
+
+async def get_project(session: Session, user_id: str, project_id: str) -> Project:
+    row = (await session.execute(select(projects).where(*_this(user_id, project_id)))).one_or_none()
+    if row is None:
+        raise missing_project()
+    return _project(row)
+
+
+async def list_projects(session: Session, user_id: str, page: PageRequest) -> Page[Project]:
+    statement = select(projects).where(projects.c.user_id == user_id)
+    return await fetch_page(session, statement, (projects.c.name, projects.c.id), page, _project)
+
+
+async def all_projects(session: Session, user_id: str) -> list[Project]:
+    rows = await session.execute(select(projects).where(projects.c.user_id == user_id).order_by(projects.c.id))
+    return [_project(row) for row in rows]
+
+
+async def count_projects(session: Session, user_id: str) -> int:
+    statement = select(func.count()).select_from(projects).where(projects.c.user_id == user_id)
+    return int(await session.scalar(statement))
+
+
+async def insert_project(session: Session, user_id: str, values: Mapping[str, Any]) -> Project:
+    statement = insert(projects).values(user_id=user_id, id=str(uuid.uuid4()), **values).returning(projects)
+    return await _written(session, statement, values)
+
+
+async def change_project(session: Session, user_id: str, project_id: str, values: Mapping[str, Any]) -> Project:
+    statement = update(projects).where(*_this(user_id, project_id)).values(**values, updated_at=func.now())
+    return await _written(session, statement.returning(projects), values)
+
+
+async def erase_project(session: Session, user_id: str, project_id: str) -> None:
+    """Its keys go with it."""
+    if (await session.execute(delete(projects).where(*_this(user_id, project_id)))).rowcount == 0:
+        raise missing_project()
+
+
+async def leave_projects(session: Session, user_id: str, server_id: str) -> None:
+    """After a server has gone."""
+    members = projects.c.server_ids
+    theirs = projects.c.user_id == user_id, literal(server_id) == any_(members)
+    await session.execute(update(projects).where(*theirs).values(server_ids=func.array_remove(members, server_id)))
+
+
+def missing_project() -> NotFound:
+    return NotFound("there is no such project")
+
+
+async def _written(session: Session, statement: Any, values: Mapping[str, Any]) -> Project:
+    try:
+        row = (await session.execute(statement)).one_or_none()
+    except IntegrityError as error:
+        if constraint_of(error) != "projects_name":
+            raise NotFound("there is no such user") from error
+        raise Conflict(f"there is already a project named {values.get('name')!r}") from error
+    if row is None:
+        raise missing_project()
+    return _project(row)
+
+
+def _this(user_id: str, project_id: str) -> tuple[Any, Any]:
+    return projects.c.user_id == user_id, projects.c.id == project_id
+
+
+def _project(row: Row[Any]) -> Project:
+    return record(Project, row)

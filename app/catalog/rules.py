@@ -1,0 +1,111 @@
+"""Ordered rules over tool names: they switch tools on or off and tag them, for a user or within a project.
+
+A rule matches when one of its positive patterns does and none of its negated ones, whatever their order. The first
+matching rule that sets `enabled` decides; tags add up from all that match. Where any rule says `enabled: true`, the
+list names what is allowed: whatever no rule decides is off.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+
+from app.catalog.patterns import Pattern, PatternSet, parse_pattern
+from app.database.engine import Session
+from app.errors import InvalidInput
+from app.models import OF_THE_USER, tool_rules
+
+
+@dataclass(frozen=True)
+class Rule:
+    pattern: Sequence[str]
+    server: str | None = None
+    """By its name; none means any."""
+    enabled: bool | None = None
+    tags: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a list of rules says of one tool."""
+
+    enabled: bool | None
+    """None where they have no say."""
+    rule: int | None
+    """The one that decided, counted from 1; None also where the tool is off because no rule allows it."""
+    tags: tuple[str, ...]
+    matched: tuple[int, ...]
+
+
+class Rulebook:
+    """A list of rules, ready to be asked about many tools. Raises `InvalidInput` for one that cannot be read."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        self._allows = any(rule.enabled for rule in rules)
+        self._patterns = [each for position, rule in enumerate(rules, start=1) for each in _parsed(position, rule)]
+        self._set = PatternSet([pattern.expression for _, pattern in self._patterns])
+
+    def judge(self, server_name: str, tool_name: str) -> Ruling:
+        matched = self._matching(server_name, tool_name) if self._rules else ()
+        tags = tuple(dict.fromkeys(tag for position in matched for tag in self._rule(position).tags))
+        decided = next((position for position in matched if self._rule(position).enabled is not None), None)
+        if decided is None:
+            return Ruling(False if self._allows else None, None, tags, matched)
+        return Ruling(self._rule(decided).enabled, decided, tags, matched)
+
+    def _matching(self, server_name: str, tool_name: str) -> tuple[int, ...]:
+        found = [self._patterns[place] for place in self._set.matching(tool_name)]
+        negated = {position for position, pattern in found if pattern.negated}
+        positive = {position for position, pattern in found if not pattern.negated}
+        return tuple(p for p in sorted(positive - negated) if self._rule(p).server in (None, server_name))
+
+    def _rule(self, position: int) -> Rule:
+        return self._rules[position - 1]
+
+
+def _parsed(position: int, rule: Rule) -> Iterator[tuple[int, Pattern]]:
+    try:
+        patterns = [parse_pattern(text) for text in rule.pattern]
+    except InvalidInput as error:
+        raise InvalidInput(f"rule {position}: {error.message}") from error
+    if all(pattern.negated for pattern in patterns):
+        raise InvalidInput(f"rule {position}: only negated patterns match nothing; begin with one such as `*`")
+    return ((position, pattern) for pattern in patterns)
+
+
+async def rules_of(session: Session, user_id: str, project_id: str = OF_THE_USER) -> list[Rule]:
+    return (await all_rules(session, user_id)).get(project_id, [])
+
+
+async def all_rules(session: Session, user_id: str) -> dict[str, list[Rule]]:
+    """By project; the user's own stand under `OF_THE_USER`."""
+    rules = tool_rules.c
+    statement = select(rules.project_id, rules.patterns, rules.server, rules.enabled, rules.tags)
+    rows = await session.execute(statement.where(rules.user_id == user_id).order_by(rules.project_id, rules.position))
+    found: dict[str, list[Rule]] = {}
+    for project_id, *rule in rows:
+        found.setdefault(project_id, []).append(Rule(*rule))
+    return found
+
+
+async def store_rules(session: Session, user_id: str, project_id: str, rules: Sequence[Rule]) -> None:
+    """In place of those that were there. Whoever calls decides again what is visible."""
+    Rulebook(rules)
+    these = tool_rules.c.user_id == user_id, tool_rules.c.project_id == project_id
+    await session.execute(delete(tool_rules).where(*these))
+    if rules:
+        key = {"user_id": user_id, "project_id": project_id}
+        await session.execute(
+            insert(tool_rules), [key | {"position": n} | _values(rule) for n, rule in enumerate(rules, start=1)]
+        )
+
+
+def _values(rule: Rule) -> dict[str, Any]:
+    return {
+        "patterns": list(rule.pattern),
+        "server": rule.server,
+        "enabled": rule.enabled,
+        "tags": list(rule.tags),
+    }

@@ -1,0 +1,150 @@
+"""The deed: why a tool is, or is not, in the answer to a message.
+
+Asked in the order in which a discovery would lose it: is it there, may it be seen, does the request let it through,
+does the search rank it high enough, is there room for it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from app.accounts.users import User
+from app.catalog.verdicts import Facts, HiddenBy, OutsideBy, Placement, Policy, Verdict
+from app.catalog.visibility import judge_of, read_facts
+from app.discovery.discover import Ask, Discoverer, Discovery, discover, embedded, question_of
+from app.search.hybrid import Evidence, Found
+from app.search.ranking import Question
+
+
+@dataclass(frozen=True)
+class Reason:
+    """`code` is stable; `message` is for people."""
+
+    code: str
+    message: str
+    facts: Facts | None = None
+    rule: int | None = None
+    """Counted from 1."""
+    rank: int | None = None
+    evidence: Evidence | None = None
+
+
+NOT_INDEXED = Reason("not_indexed", "no tool of this key or name is indexed, or it may not be seen")
+
+_HIDDEN: Mapping[HiddenBy, tuple[str, str]] = {
+    "server": ("server_disabled", "its server is switched off"),
+    "permission": ("not_permitted", "its server's `tool_permissions` do not permit it"),
+    "user": ("switched_off", "somebody has switched it off (`PATCH /tools/{id}`)"),
+    "rule": ("disabled_by_rule", "it is off by rule {rule}"),
+    "changed": ("held", "its definition has changed and waits for approval (`POST /tools/{id}/approve`)"),
+    "status": ("server_failing", "its server's last contact failed, and such servers are not searched here"),
+}
+_OUTSIDE: Mapping[OutsideBy, tuple[str, str]] = {
+    "member": ("outside_project", "its server is not a member of the project"),
+    "rule": ("disabled_by_project_rule", "it is off by rule {rule} of the project"),
+    "read_only": ("not_read_only", "the project is read-only, and the tool does not say that it only reads"),
+}
+_GONE = Placement("member")
+_NO_RULE = "no rule allows it, and some rule says what is allowed"
+
+
+async def explain(
+    discoverer: Discoverer, policy: Policy, user: User, ask: Ask, wanted: str, *, confined: bool
+) -> list[Reason]:
+    """One for each tool that is meant by a key, a name or `SERVER.TOOL`. To a caller who is `confined` to a project,
+    what lies outside it is not there."""
+    async with discoverer.database.snapshot(user.id) as session:
+        meant = [facts for facts in await read_facts(session, user.id) if _is_meant(facts, wanted)]
+        judge = await judge_of(session, policy, user.id)
+    judged = [(facts, judge.judge(facts)) for facts in meant]
+    if confined:
+        judged = [(facts, verdict) for facts, verdict in judged if _unseen(ask, facts, verdict) is None]
+    if not judged:
+        return [NOT_INDEXED]
+    discovery = await discover(discoverer, user, ask)
+    return [await _reason(discoverer, user, ask, discovery, facts, verdict) for facts, verdict in judged]
+
+
+def _is_meant(facts: Facts, wanted: str) -> bool:
+    return wanted in (facts.tool_id, facts.name, f"{facts.server_name}.{facts.name}")
+
+
+async def _reason(
+    discoverer: Discoverer, user: User, ask: Ask, discovery: Discovery, facts: Facts, verdict: Verdict
+) -> Reason:
+    unseen = _unseen(ask, facts, verdict) or _filtered(ask, facts, verdict)
+    if unseen is not None:
+        return unseen
+    place = next((n for n, each in enumerate(discovery.tools, start=1) if each.offer.tool_id == facts.tool_id), None)
+    if place is not None:
+        return Reason("included", f"it is number {place} of the answer", facts, rank=place)
+    if ask.strategy is None:
+        return Reason("discovery_off", "the project's `optimization` is null: it answers with core tools alone", facts)
+    if discovery.degraded_reason in ("disabled", "search_failed"):
+        message = "all tools are offered up to the limit, pinned ones first, and it came too late"
+        return Reason("no_room", message, facts)
+    return await _ranked(discoverer, user, ask, facts)
+
+
+def _unseen(ask: Ask, facts: Facts, verdict: Verdict) -> Reason | None:
+    if verdict.hidden_by is not None:
+        code, message = _HIDDEN[verdict.hidden_by]
+        return Reason(code, _by(message, verdict.rule), facts, verdict.rule)
+    project_id = ask.scope.project_id
+    placement = Placement(None) if project_id is None else verdict.placements.get(project_id, _GONE)
+    if placement.outside_by is None:
+        return None
+    code, message = _OUTSIDE[placement.outside_by]
+    return Reason(code, _by(message, placement.rule), facts, placement.rule)
+
+
+def _by(message: str, rule: int | None) -> str:
+    return _NO_RULE if "{rule}" in message and rule is None else message.format(rule=rule, id="{id}")
+
+
+def _filtered(ask: Ask, facts: Facts, verdict: Verdict) -> Reason | None:
+    servers, tags = ask.scope.server_ids, ask.scope.tags
+    if servers is not None and facts.server_id not in servers:
+        return Reason("outside_filter", "its server is not among the request's `server_ids`", facts)
+    placement = verdict.placements.get(ask.scope.project_id or "", Placement(None))
+    if tags is not None and not {*verdict.tags, *placement.tags} & set(tags):
+        return Reason("outside_filter", "it has none of the request's `tags`", facts)
+    return None
+
+
+async def _ranked(discoverer: Discoverer, user: User, ask: Ask, facts: Facts) -> Reason:
+    rung = await embedded(discoverer, user, ask.text, ask.strategy or "hybrid")
+    question = question_of(discoverer, ask, rung)
+    vector = None if rung.vector is None else rung.vector.vector
+    async with discoverer.database.snapshot(user.id) as session:
+        search = discoverer.search
+        found = await search.find(session, ask.scope, question, vector, limit=ask.limit, ann=user.ann, whole=True)
+        evidence = await search.evidence(session, ask.scope, question, vector, [facts.tool_id])
+    return _judged(ask, question, found, facts, evidence.get(facts.tool_id))
+
+
+def _judged(ask: Ask, question: Question, found: Found, facts: Facts, evidence: Evidence | None) -> Reason:
+    rank = next((n for n, hit in enumerate(found.hits, start=1) if hit.tool_id == facts.tool_id), None)
+    if rank is not None and rank <= ask.limit:
+        message = f"it ranks {rank}, but there was no room left: see `max_tokens` and TOOLSCOUT_MAX_TOOLS"
+        return Reason("no_room", message, facts, rank=rank, evidence=evidence)
+    if rank is not None:
+        message = f"it ranks {rank}, and the limit is {ask.limit}"
+        return Reason("outranked", message, facts, rank=rank, evidence=evidence)
+    if evidence is not None and question.strategy == "bm25" and not evidence.bm25:
+        return Reason("below_threshold", "none of the message's words is its own", facts, evidence=evidence)
+    if evidence is None or not _is_below(question, evidence):
+        message = f"it is not among the best by meaning or by words; {len(found.hits)} others are"
+        return Reason("outranked", message, facts, evidence=evidence)
+    message = f"its similarity is {_shown(evidence.cosine)}, below the threshold of {question.threshold:g}, "
+    message += "and too few of the message's words are its own"
+    return Reason("below_threshold", message, facts, evidence=evidence)
+
+
+def _is_below(question: Question, evidence: Evidence) -> bool:
+    if question.strategy == "bm25":
+        return False
+    return evidence.cosine is None or evidence.cosine < question.threshold
+
+
+def _shown(cosine: float | None) -> str:
+    return "not known yet" if cosine is None else f"{cosine:.3f}"
