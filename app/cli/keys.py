@@ -24,6 +24,9 @@ def add_key_commands(commands: Any) -> None:
     creation = key.add_parser("create", help="make a key and print it, once")
     creation.add_argument("--kind", choices=["user", "service", "admin"], default="user", help="default: user")
     creation.add_argument("--user", metavar="ID", help="whom a user key acts for; made if need be")
+    creation.add_argument(
+        "--project", metavar="ID", help="a user key that sees and runs what this project shows, no more"
+    )
     creation.add_argument("--name", help="a note on what the key is for")
     creation.add_argument("--days", type=_days, metavar="N", help="let it expire after N days")
     creation.set_defaults(deed=_create_key)
@@ -47,7 +50,8 @@ async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
     async with _database(settings) as session:
         if options.user is not None:
             await ensure_user(session, options.user)
-        key, secret = await create_key(session, NewKey(options.kind, options.name, options.user, None, expires_at))
+        wanted = NewKey(options.kind, options.name, options.user, options.project, expires_at)
+        key, secret = await create_key(session, wanted)
         await audit.record(session, key.user_id, ACTOR, "key.create", key.id)
     print(secret)
     return 0
