@@ -102,7 +102,9 @@ class DiscoverOut(Output):
 
 
 class WhyBody(DiscoverBody):
-    tool: Identifier = Field(description="its key, its name, or `SERVER.TOOL`", examples=["search_issues"])
+    tool: str = Field(
+        min_length=1, max_length=300, description="its key, its name, or `SERVER.TOOL`", examples=["search_issues"]
+    )
 
 
 class ReasonOut(Output):

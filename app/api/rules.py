@@ -131,14 +131,16 @@ async def preview_rules(
 
 def _outcome(outcome: Outcome) -> OutcomeOut:
     facts, verdict, placement = outcome.facts, outcome.after, outcome.placed_after
-    ruled = verdict if placement is None or not verdict.enabled else placement
+    # what is off for the user is off in every project, whatever its rules say
+    ruled = placement if placement is not None and verdict.enabled else None
+    by_project = ruled is not None and (ruled.rule is not None or ruled.outside_by == "rule")
     return OutcomeOut(
         tool_key=facts.tool_id,
         name=facts.name,
         server_name=facts.server_name,
         enabled=verdict.enabled and (placement is None or placement.outside_by != "rule"),
-        enabled_by="rule" if placement is not None and placement.rule is not None else verdict.enabled_by,
-        rule=ruled.rule,
+        enabled_by="rule" if by_project else verdict.enabled_by,
+        rule=verdict.rule if ruled is None else ruled.rule,
         visible=outcome.visible,
         hidden_by=verdict.hidden_by,
         outside_by=None if placement is None else placement.outside_by,

@@ -1,5 +1,6 @@
 """Changes of what decides over all of a user's servers: the rules and the projects, and what they would do."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from app.catalog.projects import (
     insert_project,
 )
 from app.catalog.rules import Rule, Rulebook, store_rules
-from app.catalog.verdicts import Facts, Placement, Policy, Verdict
+from app.catalog.verdicts import Facts, Judge, Placement, Policy, Verdict
 from app.catalog.visibility import decide_again, judge_of, lock_user, read_facts
 from app.database.engine import Session
 from app.errors import InvalidInput, NotFound
@@ -74,6 +75,13 @@ async def preview_rules(
     facts = sorted(await read_facts(session, user_id), key=lambda each: (each.server_name, each.name))
     now = await judge_of(session, policy, user_id)
     then = await judge_of(session, policy, user_id, {place: rules})
+    # ten thousand tools and a hundred rules take a while: not on the event loop
+    return await asyncio.to_thread(_compared, facts, now, then, rules, project_id)
+
+
+def _compared(
+    facts: Sequence[Facts], now: Judge, then: Judge, rules: Sequence[Rule], project_id: str | None
+) -> Preview:
     outcomes = [_outcome(each, now.judge(each), then.judge(each), project_id) for each in facts]
     book = Rulebook(rules)
     rulings = [book.judge(each.server_name, each.name) for each in facts]

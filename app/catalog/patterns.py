@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import re2
 
@@ -16,9 +18,9 @@ from app.errors import InvalidInput
 MAX_PATTERN = 256
 
 _NEGATED = "!"
-_REGEX = re.compile(r"/(?P<source>.+)/(?P<flags>[a-z]*)", re.DOTALL)
+_REGEX = re.compile(r"/(?P<source>.+)/(?P<flags>[A-Za-z]*)", re.DOTALL)
 _FLAGS = frozenset("ims")
-_GLOB_PART = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|[^*?\[]+|\[")
+_GLOB_PART = re.compile(r"\*+|\?|\[!?+.[^\]]*\]|[^*?\[]+|\[", re.DOTALL)
 _SPECIAL_IN_CLASS = re.compile(r"[\\\[\]^]")
 # what one pattern may grow to when it is compiled: enough for any name, too little for `(.{900}){900}`
 _MEMORY_OF_ONE = 256 * 1024
@@ -33,7 +35,7 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Raises `InvalidInput`, saying what is wrong."""
+    """Raises `InvalidInput`, saying what is wrong and not what was said."""
     if len(text) > MAX_PATTERN:
         raise InvalidInput(f"a pattern has at most {MAX_PATTERN} characters")
     negated = text.startswith(_NEGATED)
@@ -43,9 +45,9 @@ def parse_pattern(text: str) -> Pattern:
     regex = _REGEX.fullmatch(body)
     expression = _from_glob(body) if regex is None else _from_regex(regex["source"], regex["flags"])
     try:
-        re2.compile(expression, options=_options(_MEMORY_OF_ONE))
+        _alone(expression)
     except re2.error as error:
-        raise InvalidInput(f"{text!r} is not a pattern: {_told(error)}") from error
+        raise InvalidInput(f"it cannot be read: {_told(error)}") from error
     return Pattern(negated, expression)
 
 
@@ -76,10 +78,14 @@ def _letters(inside: str) -> str:
     return f"[{caret}{letters}]"
 
 
+def _alone(expression: str) -> Any:
+    return re2.compile(expression, options=_options(_MEMORY_OF_ONE))
+
+
 def _told(error: re2.error) -> str:
     reason = error.args[0]
     told = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-    return f"{told} (regular expressions are RE2's: no look-around, no back-references)"
+    return f"{told.partition(':')[0]} (regular expressions are RE2's: no look-around, no back-references)"
 
 
 def _options(memory: int) -> re2.Options:
@@ -109,4 +115,9 @@ class PatternSet:
         found = set(self._all.Match(name) or ()) if self._compiled else set()
         if self._sentinel in found:
             return found - {self._sentinel}
-        return {place for place, each in enumerate(self._expressions) if re2.search(each, name) is not None}
+        return {place for place, each in enumerate(self._one_by_one) if each.search(name) is not None}
+
+    @cached_property
+    def _one_by_one(self) -> list[Any]:
+        """Kept here, since RE2 itself remembers no more than its last hundred."""
+        return [_alone(expression) for expression in self._expressions]

@@ -16,6 +16,12 @@ from app.database.engine import Session
 from app.errors import InvalidInput
 from app.models import OF_THE_USER, tool_rules
 
+MAX_PATTERNS = 1_000
+"""In one list of rules: the worst that can be written still judges a name in some thirty milliseconds."""
+
+MAX_TAGS = 200
+"""Different ones, in one list of rules: a tool may get them all, and its search row must stay small."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -43,6 +49,10 @@ class Rulebook:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
+        if sum(len(rule.pattern) for rule in rules) > MAX_PATTERNS:
+            raise InvalidInput(f"a list of rules has at most {MAX_PATTERNS} patterns in all")
+        if len({tag for rule in rules for tag in rule.tags}) > MAX_TAGS:
+            raise InvalidInput(f"a list of rules has at most {MAX_TAGS} different tags")
         self._allows = any(rule.enabled for rule in rules)
         self._patterns = [each for position, rule in enumerate(rules, start=1) for each in _parsed(position, rule)]
         self._set = PatternSet([pattern.expression for _, pattern in self._patterns])
@@ -66,13 +76,17 @@ class Rulebook:
 
 
 def _parsed(position: int, rule: Rule) -> Iterator[tuple[int, Pattern]]:
-    try:
-        patterns = [parse_pattern(text) for text in rule.pattern]
-    except InvalidInput as error:
-        raise InvalidInput(f"rule {position}: {error.message}") from error
+    patterns = [_pattern(position, place, text) for place, text in enumerate(rule.pattern, start=1)]
     if all(pattern.negated for pattern in patterns):
         raise InvalidInput(f"rule {position}: only negated patterns match nothing; begin with one such as `*`")
     return ((position, pattern) for pattern in patterns)
+
+
+def _pattern(position: int, place: int, text: str) -> Pattern:
+    try:
+        return parse_pattern(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"rule {position}, pattern {place}: {error.message}") from error
 
 
 async def rules_of(session: Session, user_id: str, project_id: str = OF_THE_USER) -> list[Rule]:

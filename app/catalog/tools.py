@@ -206,7 +206,8 @@ def _tags(project_id: str | None) -> ColumnElement[Any]:
     tags = func.coalesce(_ROW.tags, mcp_tools.c.tags)
     if project_id is None:
         return tags
-    added = select(func.jsonb_array_elements_text(_ROW.projects[project_id])).scalar_subquery()
+    tags_added = select(func.jsonb_array_elements_text(_ROW.projects[project_id]))
+    added = tags_added.correlate(mcp_tool_embeddings).scalar_subquery()
     return tags.op("||")(func.array(added))
 
 

@@ -5,7 +5,7 @@ its server's switch, its server's permissions, a definition that changed and is 
 narrows what is left to its own servers, by rules of its own and, where it is read-only, to tools that only read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,6 +57,7 @@ class Placement:
     outside_by: OutsideBy | None
     rule: int | None = None
     tags: tuple[str, ...] = ()
+    """Beyond those that it has for the user."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,14 @@ class Judge:
     def judge(self, facts: Facts) -> Verdict:
         ruling = self._rules.judge(facts.server_name, facts.name)
         enabled, enabled_by = _switch(facts, ruling)
+        tags = tuple(dict.fromkeys((*facts.own_tags, *facts.server_tags, *ruling.tags)))
         return Verdict(
             enabled=enabled,
             enabled_by=enabled_by,
             rule=ruling.rule if enabled_by == "rule" else None,
             hidden_by=self._hidden_by(facts, enabled=enabled, enabled_by=enabled_by),
-            tags=tuple(dict.fromkeys((*facts.own_tags, *facts.server_tags, *ruling.tags))),
-            placements={project.id: _placement(facts, project, rules) for project, rules in self._projects},
+            tags=tags,
+            placements={project.id: _placement(facts, tags, project, rules) for project, rules in self._projects},
         )
 
     def _hidden_by(self, facts: Facts, *, enabled: bool, enabled_by: EnabledBy) -> HiddenBy | None:
@@ -126,10 +128,11 @@ def _switch(facts: Facts, ruling: Ruling) -> tuple[bool, EnabledBy]:
     return True, "default"
 
 
-def _placement(facts: Facts, project: Project, rules: Rulebook) -> Placement:
+def _placement(facts: Facts, tags: Collection[str], project: Project, rules: Rulebook) -> Placement:
     if project.server_ids is not None and facts.server_id not in project.server_ids:
         return Placement("member")
     if project.read_only and not facts.read_only:
         return Placement("read_only")
     ruling = rules.judge(facts.server_name, facts.name)
-    return Placement("rule" if ruling.enabled is False else None, ruling.rule, ruling.tags)
+    added = tuple(tag for tag in ruling.tags if tag not in tags)
+    return Placement("rule" if ruling.enabled is False else None, ruling.rule, added)

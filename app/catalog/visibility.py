@@ -43,7 +43,7 @@ _NEXT_VERSION = catalog_versions.next_value()
 
 _FACTS = """
     SELECT t.id, t.name, s.id, s.name, s.enabled, s.last_error IS NOT NULL, s.tool_permissions, s.tags, t.tags,
-           t.switched, t.state = 'changed', coalesce(t.annotations ->> 'readOnlyHint' = 'true', false)
+           t.switched, t.state = 'changed', coalesce((t.annotations -> 'readOnlyHint')::text = 'true', false)
     FROM mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
     WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL
       AND (%(server_id)s::text IS NULL OR t.server_id = %(server_id)s::text)
@@ -73,14 +73,15 @@ _WRITE_ROWS = f"""
 
 _DECIDED_OTHERWISE = """
     SELECT DISTINCT user_id, server_id FROM mcp_tools
-    WHERE (state = 'changed' OR hidden_by IN ('changed', 'status'))
+    WHERE vanished_at IS NULL AND (state = 'changed' OR hidden_by IN ('changed', 'status'))
       AND (hidden_by = 'changed' AND NOT %(hold_changed)s
            OR hidden_by = 'status' AND %(find_failing)s
            OR state = 'changed' AND hidden_by IS NULL AND %(hold_changed)s)
     UNION
     SELECT s.user_id, s.id FROM mcp_servers s
     WHERE s.last_error IS NOT NULL AND NOT %(find_failing)s AND EXISTS (
-        SELECT FROM mcp_tools t WHERE t.user_id = s.user_id AND t.server_id = s.id AND t.hidden_by IS NULL)
+        SELECT FROM mcp_tools t
+        WHERE t.user_id = s.user_id AND t.server_id = s.id AND t.hidden_by IS NULL AND t.vanished_at IS NULL)
 """
 
 
@@ -152,18 +153,19 @@ async def judge_of(
     """`instead`: rules to be judged by in place of stored ones, by project."""
     rules = {**await all_rules(session, user_id), **(instead or {})}
     projects = await all_projects(session, user_id)
-    return Judge(
-        policy,
-        Rulebook(rules.get(OF_THE_USER, ())),
-        [(project, Rulebook(rules.get(project.id, ()))) for project in projects],
-    )
+
+    def made() -> Judge:
+        books = [(project, Rulebook(rules.get(project.id, ()))) for project in projects]
+        return Judge(policy, Rulebook(rules.get(OF_THE_USER, ())), books)
+
+    # compiling a hundred rules takes a while, as judging ten thousand tools does: not on the event loop
+    return await asyncio.to_thread(made)
 
 
 async def verdicts(session: Session, policy: Policy, user_id: str, server_id: str | None = None) -> dict[str, Verdict]:
     """By tool. Whoever asks in order to write holds the server's lock, or the user's where no server is named."""
     facts = await read_facts(session, user_id, server_id)
     judge = await judge_of(session, policy, user_id)
-    # ten thousand tools and a hundred rules take a while: not on the event loop
     return await asyncio.to_thread(lambda: {each.tool_id: judge.judge(each) for each in facts})
 
 

@@ -11,7 +11,7 @@ from app.accounts.users import User
 from app.catalog.verdicts import Facts, HiddenBy, OutsideBy, Placement, Policy, Verdict
 from app.catalog.visibility import judge_of, read_facts
 from app.discovery.discover import Ask, Discoverer, Discovery, discover, embedded, question_of
-from app.search.hybrid import Evidence, Found
+from app.search.hybrid import POOL, Evidence, Found
 from app.search.ranking import Question
 
 
@@ -58,9 +58,14 @@ async def explain(
     judged = [(facts, judge.judge(facts)) for facts in meant]
     if confined:
         judged = [(facts, verdict) for facts, verdict in judged if _unseen(ask, facts, verdict) is None]
-    if not judged:
-        return [NOT_INDEXED]
     discovery = await discover(discoverer, user, ask)
+    if not judged:
+        native = {each.offer.name for each in discovery.tools if each.source == "core"}
+        return (
+            [Reason("included", "it is a core tool, which every answer includes")]
+            if wanted in native
+            else [NOT_INDEXED]
+        )
     return [await _reason(discoverer, user, ask, discovery, facts, verdict) for facts, verdict in judged]
 
 
@@ -115,15 +120,24 @@ async def _ranked(discoverer: Discoverer, user: User, ask: Ask, facts: Facts) ->
     rung = await embedded(discoverer, user, ask.text, ask.strategy or "hybrid")
     question = question_of(discoverer, ask, rung)
     vector = None if rung.vector is None else rung.vector.vector
+    limit, search = ask.limit, discoverer.search
     async with discoverer.database.snapshot(user.id) as session:
-        search = discoverer.search
-        found = await search.find(session, ask.scope, question, vector, limit=ask.limit, ann=user.ann, whole=True)
         evidence = await search.evidence(session, ask.scope, question, vector, [facts.tool_id])
-    return _judged(ask, question, found, facts, evidence.get(facts.tool_id))
+        while True:
+            found = await search.find(session, ask.scope, question, vector, limit=limit, ann=user.ann, whole=True)
+            rank = _rank(found, facts)
+            # only so many are ranked against each other: what stands further down is ranked among more of them
+            if rank is None or rank <= max(POOL, limit):
+                break
+            limit = rank
+    return _judged(ask, question, rank, facts, evidence.get(facts.tool_id))
 
 
-def _judged(ask: Ask, question: Question, found: Found, facts: Facts, evidence: Evidence | None) -> Reason:
-    rank = next((n for n, hit in enumerate(found.hits, start=1) if hit.tool_id == facts.tool_id), None)
+def _rank(found: Found, facts: Facts) -> int | None:
+    return next((n for n, hit in enumerate(found.hits, start=1) if hit.tool_id == facts.tool_id), None)
+
+
+def _judged(ask: Ask, question: Question, rank: int | None, facts: Facts, evidence: Evidence | None) -> Reason:
     if rank is not None and rank <= ask.limit:
         message = f"it ranks {rank}, but there was no room left: see `max_tokens` and TOOLSCOUT_MAX_TOOLS"
         return Reason("no_room", message, facts, rank=rank, evidence=evidence)
@@ -133,17 +147,19 @@ def _judged(ask: Ask, question: Question, found: Found, facts: Facts, evidence: 
     if evidence is not None and question.strategy == "bm25" and not evidence.bm25:
         return Reason("below_threshold", "none of the message's words is its own", facts, evidence=evidence)
     if evidence is None or not _is_below(question, evidence):
-        message = f"it is not among the best by meaning or by words; {len(found.hits)} others are"
+        message = "it is neither among the best by meaning nor among the best by words"
         return Reason("outranked", message, facts, evidence=evidence)
-    message = f"its similarity is {_shown(evidence.cosine)}, below the threshold of {question.threshold:g}, "
-    message += "and too few of the message's words are its own"
+    message = f"its similarity is {_shown(evidence.cosine)}, below the threshold of {question.threshold:g}"
+    if question.strategy == "hybrid":
+        message += ", and too few of the message's words are its own"
     return Reason("below_threshold", message, facts, evidence=evidence)
 
 
 def _is_below(question: Question, evidence: Evidence) -> bool:
     if question.strategy == "bm25":
         return False
-    return evidence.cosine is None or evidence.cosine < question.threshold
+    # a threshold of zero lets everything pass, even what is the contrary
+    return evidence.cosine is None or evidence.cosine < question.threshold > 0
 
 
 def _shown(cosine: float | None) -> str:

@@ -13,6 +13,7 @@ import orjson
 from app.indexing.cleaning import Finding, cleaned
 from app.indexing.orders import orders_in
 from app.protocol import Json, ToolDefinition, canonical, strings_in
+from app.unseen import without_hidden
 
 MAX_TOOL_BYTES = 256 * 1024
 MAX_DEPTH = 32
@@ -88,16 +89,16 @@ def read_tool(raw: Any) -> ListedTool:
         raise _too_large()
     if "inputSchema" not in raw and (other := raw.keys() & {"input_schema", "parameters"}):
         raise _Refused(f"MCP calls the schema `inputSchema`, not `{min(other)}`")
-    return looked_through(_definition(raw, name))
+    try:
+        return looked_through(_definition(raw, name))
+    except ValueError as error:
+        raise _Refused(str(error)) from error
 
 
 def looked_through(definition: ToolDefinition) -> ListedTool:
-    """Cleaned, with whatever in it a person should know of."""
+    """Cleaned, with whatever in it a person should know of. Raises `ValueError` where it cannot be cleaned."""
     said = definition.as_mcp()
-    try:
-        shown, hidden = cleaned(said)
-    except ValueError as error:
-        raise _Refused(str(error)) from error
+    shown, hidden = cleaned(said)
     clean = definition if shown is said else _definition(shown, definition.name)
     return ListedTool(clean, definition.fingerprint(), [*hidden, *orders_in(shown)])
 
@@ -157,7 +158,7 @@ def _name(name: Any) -> str:
         raise _Refused("a tool needs a name")
     if len(name) > MAX_NAME_CHARACTERS:
         raise _Refused(f"the name is longer than {MAX_NAME_CHARACTERS} characters")
-    if not name.isprintable():
+    if not _can_be_shown(name):
         raise _Refused("the name holds characters that cannot be shown")
     return name
 
@@ -174,4 +175,9 @@ def _shown_name(raw: Any) -> str | None:
     name = raw.get("name") if isinstance(raw, dict) else None
     if not isinstance(name, str):
         return None
-    return "".join(each if each.isprintable() else "\ufffd" for each in name[:MAX_NAME_CHARACTERS])
+    return "".join(each if _can_be_shown(each) else "\ufffd" for each in name[:MAX_NAME_CHARACTERS])
+
+
+def _can_be_shown(text: str) -> bool:
+    """Python calls fillers and variation selectors printable, though nothing is drawn."""
+    return text.isprintable() and without_hidden(text) == text

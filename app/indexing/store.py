@@ -18,9 +18,9 @@ from app.indexing.cleaning import Finding
 from app.indexing.listing import ListedTool, looked_through
 from app.indexing.plan import Place, Plan, StoredTool, ToolRow
 from app.models import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
-from app.protocol import Json, ToolDefinition
+from app.protocol import Json, ToolDefinition, canonical
 
-CHANGES_KEPT = 50
+CHANGES_KEPT = 20
 VANISHED_KEPT = 1_000
 
 _DEFINITION = tuple(
@@ -55,16 +55,21 @@ async def stored_listing(session: Session, user_id: str, server_id: str) -> list
     t = mcp_tools.c
     offered = *_of(user_id, server_id), t.vanished_at.is_(None)
     rows = await session.execute(select(*_DEFINITION, t.definition_hash, t.findings).where(*offered).order_by(t.name))
-    return [
+    again = (
         _listed_again(ToolDefinition(*definition), fingerprint, _findings(findings))
         for *definition, fingerprint, findings in rows
-    ]
+    )
+    return [tool for tool in again if tool is not None]
 
 
-def _listed_again(definition: ToolDefinition, fingerprint: str, findings: Sequence[Finding]) -> ListedTool:
-    """What was hidden in it is gone from what is stored, but not forgotten."""
+def _listed_again(definition: ToolDefinition, fingerprint: str, findings: Sequence[Finding]) -> ListedTool | None:
+    """What was hidden in it is gone from what is stored, but not forgotten. None of what was stored before texts were
+    cleaned, and cannot be."""
     hidden = [finding for finding in findings if finding.flag == "hidden_characters"]
-    anew = looked_through(definition)
+    try:
+        anew = looked_through(definition)
+    except ValueError:
+        return None
     return ListedTool(anew.definition, fingerprint, [*hidden, *anew.findings])
 
 
@@ -151,7 +156,8 @@ async def _write_history(session: Session, user_id: str, server_id: str, run_id:
 
 
 def _difference(old: Json, new: Json) -> dict[str, Any]:
-    fields = [name for name in (old | new) if old.get(name) != new.get(name)]
+    # by their JSON: to Python 1 is True
+    fields = [name for name in (old | new) if canonical(old.get(name)) != canonical(new.get(name))]
     # nothing that anybody could see: then it is what nobody can
     return {"fields": fields or ["hidden_characters"], "old": old, "new": new}
 
@@ -227,8 +233,8 @@ async def _write_index(
     vectors: Mapping[str, Vector],
     decided: Mapping[str, Verdict],
 ) -> None:
-    """The narrow rows of new and changed tools. An older text's vector goes even before the new one is there:
-    better found by words than found wrongly."""
+    """The narrow rows of new and changed tools. An older text's vector goes even before the new one is there: better
+    found by words than found wrongly. Where the text is as it was, the vector stays."""
     if not plan.rows:
         return
     ann = await session.scalar(select(users.c.ann).where(users.c.id == user_id))
@@ -241,8 +247,6 @@ async def _write_index(
             "server_id": place.server_id,
             "server_name": place.server_name,
             "tool_name": row.definition.name,
-            "embedding": HalfVector(vectors[row.tool_id]) if row.tool_id in vectors else None,
-            "content_hash": hashes[row.tool_id] if row.tool_id in vectors else None,
             "lexical": row.lexical,
             "tokens": row.tokens,
             **_stored(decided[row.tool_id]),
@@ -250,10 +254,24 @@ async def _write_index(
         }
         for row in plan.rows
     ]
+    anew = [row | _vector(hashes, vectors, row["tool_id"]) for row in rows if row["tool_id"] in hashes]
+    await _upsert_index(session, anew)
+    await _upsert_index(session, [row for row in rows if row["tool_id"] not in hashes])
+
+
+async def _upsert_index(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    if not rows:
+        return
     statement = upsert(mcp_tool_embeddings)
     key = "user_id", "model", "tool_id"
     rewritten = {name: statement.excluded[name] for name in rows[0] if name not in key}
     await session.execute(statement.on_conflict_do_update(index_elements=key, set_=rewritten), rows)
+
+
+def _vector(hashes: Mapping[str, str], vectors: Mapping[str, Vector], tool_id: str) -> dict[str, Any]:
+    if tool_id not in vectors:
+        return {"embedding": None, "content_hash": None}
+    return {"embedding": HalfVector(vectors[tool_id]), "content_hash": hashes[tool_id]}
 
 
 def _stored(verdict: Verdict) -> dict[str, Any]:

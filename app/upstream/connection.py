@@ -34,7 +34,6 @@ from app import __version__
 from app.errors import ServerUnreachable, ToolFailed, ToolTimedOut, UrlNotAllowed
 from app.protocol import Endpoint, Json
 from app.upstream.endings import (
-    MAX_WORDS,
     UNREADABLE,
     Interrupted,
     Request,
@@ -43,6 +42,7 @@ from app.upstream.endings import (
     note_refusal,
     noting,
     seen,
+    words_of,
 )
 from app.upstream.guard import Guard
 from app.upstream.operators import OperatorsServers
@@ -187,7 +187,7 @@ class Connection:
             raise ToolFailed(f"{error.words}; it may have run", outcome="unknown") from error
         except MCPError as error:
             raise ToolFailed(
-                f"the server answered with error {error.code}: {error.message[:MAX_WORDS]}", outcome="failed"
+                f"the server answered with error {error.code}: {words_of(error)}", outcome="failed"
             ) from error
         except ValidationError:
             raise ToolFailed("it ran, but the server's answer is not valid MCP", outcome="unknown") from None

@@ -18,9 +18,10 @@ from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR
 from pydantic import ValidationError
 
 from app.errors import ServerUnreachable
+from app.unseen import without_hidden
 from app.upstream.transport import Exchange, current_exchange
 
-MAX_WORDS = 500
+_MAX_WORDS = 500
 UNREADABLE = (INVALID_REQUEST, PARSE_ERROR)
 """By these the SDK says that it made nothing of an answer."""
 
@@ -43,6 +44,11 @@ class Interrupted(Exception):
         super().__init__(failure.message)
         self.failure = failure
         self.words = words or failure.message
+
+
+def words_of(error: MCPError) -> str:
+    """The server's own: they go to whoever asked, and into logs."""
+    return without_hidden(error.message[:_MAX_WORDS])
 
 
 class Request(Exchange):
@@ -83,14 +89,14 @@ def _instead_of(error: MCPError, request: Request, modern: bool) -> Exception | 
     """What has happened, where the error is one that the SDK made up for want of an answer. In doubt it is."""
     code, status = error.code, request.status
     if status >= 500:
-        words = f"the server answered with status {status} (error {code}: {error.message[:MAX_WORDS]})"
+        words = f"the server answered with status {status} (error {code}: {words_of(error)})"
         return Interrupted(ServerUnreachable(f"status_{status}", f"the server answered with status {status}"), words)
     if status == 400 and code in _SESSION_UNKNOWN and not modern and _OF_SESSIONS.search(error.message):
         return ServerUnreachable("session_gone", "the server has forgotten the session")
     if 0 < status < 400 and code in UNREADABLE:
         return Interrupted(ServerUnreachable("protocol", f"the server did not answer in valid MCP (error {code})"))
     if code == CONNECTION_CLOSED:  # which some servers use for any error
-        return _session_ended(request, f"no usable answer came (error {code}: {error.message[:MAX_WORDS]})")
+        return _session_ended(request, f"no usable answer came (error {code}: {words_of(error)})")
     return None
 
 

@@ -76,8 +76,9 @@ DOWNGRADE = """
 DROP TABLE tool_changes;
 ALTER TABLE mcp_tool_embeddings DROP COLUMN projects;
 DELETE FROM mcp_tools WHERE vanished_at IS NOT NULL;
-UPDATE mcp_tools SET enabled = coalesce(switched, true),
-    enabled_by = CASE WHEN switched IS NULL THEN 'default' ELSE 'user' END;
+-- what was hidden stays hidden, for whatever reason, though the older service knows but one
+UPDATE mcp_tools SET enabled = hidden_by IS NULL OR hidden_by = 'server' AND coalesce(switched, true);
+UPDATE mcp_tools SET enabled_by = CASE WHEN enabled AND switched IS NULL THEN 'default' ELSE 'user' END;
 DROP INDEX mcp_tools_in_question;
 ALTER TABLE mcp_tools DROP COLUMN vanished_at;
 ALTER TABLE mcp_tools DROP COLUMN approved_hash;

@@ -108,6 +108,10 @@ async def test_keys_of_one_kind_are_never_alike(admin: httpx.AsyncClient, user: 
         ({"kind": "root"}, 422),
         ({}, 422),
         ({"kind": "service", "name": ""}, 422),
+        ({"kind": "service", "project_id": "some-project"}, 422),
+        ({"kind": "admin", "project_id": "some-project"}, 422),
+        ({"kind": "user", "user_id": "USER", "project_id": "no-such-project"}, 404),
+        ({"kind": "user", "user_id": "USER", "project_id": ""}, 422),
         ({"kind": "service", "key": "of-my-own-choice"}, 422),
     ],
 )
@@ -116,6 +120,17 @@ async def test_a_key_that_makes_no_sense_is_not_made(
 ) -> None:
     named = {"user_id": user.id} if body.get("user_id") == "USER" else {}
     assert_problem(await admin.post("/keys", json={**body, **named}), status)
+
+
+async def test_a_key_that_is_bound_to_a_project_says_so_and_the_others_are_bound_to_none(
+    admin: httpx.AsyncClient, user: TestUser
+) -> None:
+    project = (await user.http.post("/projects", json={"name": "support", "server_ids": None})).json()
+    bound, free = await make_key(admin, "user", user, project_id=project["id"]), await make_key(admin, "user", user)
+    listed = {key["id"]: key["project_id"] for key in await everything(admin, "/keys")}
+    assert listed[bound["id"]] == bound["project_id"] == project["id"]
+    assert listed[free["id"]] is free["project_id"] is None
+    assert (await admin.delete(f"/keys/{bound['id']}")).status_code == 204
 
 
 async def test_a_key_works_until_it_expires(

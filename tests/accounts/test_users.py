@@ -30,7 +30,12 @@ async def changing(container: Container) -> AsyncIterator[TestUser]:
 
 async def fill(container: Container, user: TestUser) -> None:
     """A row in every table that holds a user's things."""
-    await user.add_tools(tool("read_file", "Reads a file."), tool("write_file", "Writes a file."))
+    server_id = await user.add_tools(tool("read_file", "Reads a file."), tool("write_file", "Writes a file."))
+    await user.push(server_id, [tool("read_file", "Reads a file, now faster."), tool("write_file", "Writes a file.")])
+    rules = [{"pattern": ["*"], "tags": ["tried"]}]
+    assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
+    project = {"name": "support", "server_ids": None, "rules": rules}
+    assert (await user.http.post("/projects", json=project)).status_code == 201
     await leave_a_call(container, user.id)
     answer = await user.http.put("/core-tools", json={"tools": [tool("ask_user")]})
     assert answer.status_code == 200
@@ -197,6 +202,8 @@ async def test_a_user_that_comes_back_after_deletion_starts_with_nothing(
     acting = {"X-User-Id": user.id}
     assert (await admin.get("/tools", headers=acting)).json()["items"] == []
     assert (await admin.get("/core-tools", headers=acting)).json()["tools"] == []
+    assert (await admin.get("/rules", headers=acting)).json()["rules"] == []
+    assert (await admin.get("/projects", headers=acting)).json()["items"] == []
     assert_problem(await user.http.get("/tools"), 401)
 
 
@@ -205,7 +212,12 @@ async def test_a_replica_that_still_remembers_a_deleted_user_writes_nothing_for_
 ) -> None:
     """It may remember for half a second; what it wrote would be there when somebody gets that id again."""
     replica = replace(container, keyring=Keyring(container.database, None))
-    requests = [("PUT", "/core-tools", {"tools": [tool("ask_user")]}), ("POST", "/servers", PUSHED)]
+    requests: list[tuple[str, str, dict[str, Any]]] = [
+        ("PUT", "/core-tools", {"tools": [tool("ask_user")]}),
+        ("POST", "/servers", PUSHED),
+        ("PUT", "/rules", {"rules": [{"pattern": ["*"]}]}),
+        ("POST", "/projects", {"name": "support", "server_ids": None}),
+    ]
     async with client_of(replica) as http:
         keys = {somebody.id: {"X-API-Key": somebody.key} for somebody in (user, other_user)}
         for key in keys.values():

@@ -37,6 +37,8 @@ TENANT_COLUMN = {"users": "id"} | {name: "user_id" for name, table in metadata.t
 JSON_TYPE = {"Content-Type": "application/json"}
 OPEN_PATHS = {"/healthz", "/readyz", "/metrics"}
 """They ask for no permission."""
+QUESTIONS = {"/discover", "/discover/why", "/rules/preview"}
+"""They are posted, and change nothing."""
 
 _CHECK = require(Permission.DISCOVER).__code__
 

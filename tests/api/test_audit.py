@@ -17,7 +17,7 @@ from app.errors import QueryFailed
 from app.main import create_app
 from app.models import audit_events
 from app.wiring import Container
-from tests.api.checks import Json, assert_problem, door_routes, everything, pages
+from tests.api.checks import QUESTIONS, Json, assert_problem, door_routes, everything, pages
 from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
 from tests.execution.calls import executions, failed, succeeded
 from tests.execution.test_execute import audit_closed, offer, refuse, stopped
@@ -46,6 +46,7 @@ class World:
     admin: httpx.AsyncClient
     server_id: str
     tool_id: str
+    project_id: str
     stranger_id: str
     key_id: str
 
@@ -57,7 +58,9 @@ async def world(user: TestUser, admin: httpx.AsyncClient, mcp: FakeMcpServer) ->
     await admin.post("/users", json={"id": stranger_id})
     key = await admin.post("/keys", json={"kind": "user", "user_id": stranger_id})
     tool_id = (await user.tools())["read"]["id"]
-    return World(datetime.now(UTC).isoformat(), user, admin, server_id, tool_id, stranger_id, key.json()["id"])
+    project = await user.http.post("/projects", json={"name": "support", "server_ids": None})
+    ids = server_id, tool_id, project.json()["id"], stranger_id, key.json()["id"]
+    return World(datetime.now(UTC).isoformat(), user, admin, *ids)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ DEEDS: dict[tuple[str, str], Deed] = {
     ("POST", "/servers/{server_id}/reindex"): Deed("server.reindex", None, "server_id"),
     ("POST", "/reindex"): Deed("server.reindex", None, "server_id"),
     ("PATCH", "/tools/{tool_id}"): Deed("tool.change", {"pinned": True}, "tool_id"),
+    ("POST", "/tools/{tool_id}/approve"): Deed("tool.approve", None, "tool_id"),
+    ("PUT", "/rules"): Deed("rules.replace", {"rules": [{"pattern": ["read"], "enabled": True}]}),
+    ("POST", "/projects"): Deed("project.create", {"name": "new", "server_ids": None}, "id"),
+    ("PATCH", "/projects/{project_id}"): Deed("project.change", {"name": "other"}, "project_id"),
+    ("DELETE", "/projects/{project_id}"): Deed("project.delete", None, "project_id"),
     ("PUT", "/core-tools"): Deed("core_tools.replace", {"tools": [tool("native")]}),
     ("POST", "/users"): Deed("user.create", {"id": "{stranger_id}-2"}, "id", by_admin=True),
     ("PATCH", "/users/{user_id}"): Deed("user.change", {"name": "other"}, "stranger_id", by_admin=True),
@@ -91,7 +99,7 @@ def test_every_route_that_changes_something_is_in_the_table(container: Container
     changing = {
         (route.method, route.path)
         for route in door_routes(create_app(container))
-        if route.method not in ("GET", "HEAD", "OPTIONS") and route.path != "/discover"
+        if route.method not in ("GET", "HEAD", "OPTIONS") and route.path not in QUESTIONS
     }
     assert DEEDS.keys() == changing
 
@@ -132,6 +140,10 @@ async def test_a_change_that_is_refused_leaves_no_row(world: World) -> None:
     assert_problem(await world.user.http.patch(f"/tools/{world.tool_id}", json={"pinned": 5}), 422)
     assert_problem(await world.user.http.post("/servers", json={"name": "files", "transport": "push"}), 409)
     assert_problem(await world.user.http.delete(f"/servers/{uuid.uuid4()}"), 404)
+    assert_problem(await world.user.http.put("/rules", json={"rules": [{"pattern": ["!read"]}]}), 422)
+    assert_problem(await world.user.http.post("/projects", json={"name": "support", "server_ids": None}), 409)
+    assert_problem(await world.user.http.post(f"/tools/{world.tool_id}/approve?definition_hash=other"), 409)
+    assert (await world.user.http.post("/rules/preview", json={"rules": []})).status_code == 200
     assert_problem(await world.admin.delete("/users/nobody-here"), 404)
     assert_problem(await world.user.http.post("/users", json={"id": "x"}), 403)
     assert await rows(world.admin, since=world.began) == []
@@ -198,6 +210,10 @@ async def test_nothing_of_what_was_said_is_in_the_audit(
     server_id = await user.connect(mcp, CANARY, description=CANARY, tags=[CANARY], headers={"X-Secret": CANARY})
     await user.http.patch(f"/servers/{server_id}", json={"headers": {"X-Secret": f"{CANARY} 2"}})
     await user.http.put("/core-tools", json={"tools": [tool(CANARY, CANARY)]})
+    rules = [{"pattern": [f"*{CANARY}*"], "server": CANARY, "tags": [CANARY]}]
+    assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
+    project = {"name": CANARY, "server_ids": [server_id], "rules": rules}
+    assert (await user.http.post("/projects", json=project)).status_code == 201
     await admin.patch(f"/users/{user.id}", json={"name": CANARY})
     answer = await user.execute(f"{CANARY} tool", {"said": CANARY})
     assert CANARY in answer.text
@@ -209,7 +225,7 @@ async def test_nothing_of_what_was_said_is_in_the_audit(
     await user.http.post("/execute", json={"tool_call": call}, headers={"Idempotency-Key": CANARY})
     async with container.database.transaction(user.id) as session:
         found = [text for (text,) in await session.rows("SELECT to_jsonb(t)::text FROM audit_events t")]
-    assert len(found) >= 9
+    assert len(found) >= 11
     for text in found:
         assert CANARY not in text
         assert user.key not in text

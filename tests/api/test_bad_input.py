@@ -87,6 +87,9 @@ WRONG = {
     "tags not a list": asking(tags=CANARY),
     "an empty tag": asking(tags=[""]),
     "a tag with a line break": asking(tags=[f"{CANARY}\n"]),
+    "an empty project id": asking(project_id=""),
+    "a very long project id": asking(project_id=CANARY * 100),
+    "project_id as a list": asking(project_id=[CANARY]),
     "max_tokens 0": asking(max_tokens=0),
     "max_tokens as a text": asking(max_tokens=CANARY),
     "unknown field": asking(unknown=CANARY),
@@ -144,9 +147,10 @@ FINE = {
 
 @pytest.fixture(scope="module")
 async def asker(container: Container) -> AsyncIterator[TestUser]:
-    """Has a tool, and asks questions that change nothing."""
+    """Has a tool and a project, and asks questions that change nothing."""
     async with new_user(container) as made:
         await made.add_tools(tool("list_files", "Lists files."))
+        assert (await made.http.post("/projects", json={"name": "all", "server_ids": None})).status_code == 201
         yield made
 
 
@@ -186,9 +190,11 @@ async def test_what_cannot_be_read_is_refused_wherever_a_body_is_taken(
 ) -> None:
     """With real ids, so that nothing but the body can be wrong."""
     [server] = (await asker.http.get("/servers")).json()["items"]
-    ids = {"server_id": server["id"], "tool_id": (await asker.tools())["list_files"]["id"], "user_id": asker.id}
+    [project] = (await asker.http.get("/projects")).json()["items"]
+    tool_id = (await asker.tools())["list_files"]["id"]
+    ids = {"server_id": server["id"], "tool_id": tool_id, "project_id": project["id"], "user_id": asker.id}
     routes = [route for route in door_routes(create_app(container)) if route.takes_body]
-    assert len(routes) > 5
+    assert len(routes) > 10
     for route in routes:
         headers = {**JSON_TYPE, "X-User-Id": asker.id}
         answer = await admin.request(route.method, route.path.format(**ids), content=content, headers=headers)
@@ -268,6 +274,25 @@ QUERIES: list[tuple[str, int]] = [
     ("/servers/canary-77aa31/runs?cursor=%00", 422),
     ("/runs/%00", 422),
     ("/runs/canary-77aa31", 404),
+    ("/tools?visible=true", 200),
+    ("/tools?visible=canary-77aa31", 422),
+    ("/tools?state=changed", 200),
+    ("/tools?state=canary-77aa31", 422),
+    ("/tools?flag=instructions", 200),
+    ("/tools?flag=canary-77aa31", 422),
+    ("/tools?project_id=", 422),
+    ("/tools?project_id=%00", 422),
+    ("/tools?project_id=canary-77aa31", 404),
+    ("/tools/canary-77aa31/history", 404),
+    ("/tools/canary-77aa31/history?limit=0", 422),
+    ("/tags", 200),
+    ("/tags?project_id=canary-77aa31", 404),
+    ("/rules", 200),
+    ("/projects", 200),
+    ("/projects?limit=0", 422),
+    ("/projects?cursor=canary-77aa31", 422),
+    ("/projects/canary-77aa31", 404),
+    ("/projects/%00", 422),
 ]
 
 
@@ -403,3 +428,79 @@ async def test_other_doors_do_not_repeat_what_they_refuse_either(user: TestUser,
     assert_problem(answer, 422, "url_not_allowed" if "url" in body else None)
     assert CANARY not in answer.text
     assert (await user.http.post(path, json={"name": CANARY, "transport": "push"})).status_code == 201
+
+
+RULE = {"pattern": ["list_*"], "server": "files", "enabled": True, "tags": ["safe"]}
+BAD_RULES: dict[str, Any] = {
+    "no list": CANARY,
+    "a text for a rule": [CANARY],
+    "no pattern": [{"enabled": True}],
+    "an empty list of patterns": [RULE | {"pattern": []}],
+    "a pattern not in a list": [RULE | {"pattern": CANARY}],
+    "an empty pattern": [RULE | {"pattern": [""]}],
+    "nothing but a negation sign": [RULE | {"pattern": ["!"]}],
+    "a pattern that is too long": [RULE | {"pattern": [CANARY * 20]}],
+    "too many patterns": [RULE | {"pattern": [CANARY] * 51}],
+    "too many patterns in all": [RULE | {"pattern": [CANARY] * 50}] * 21,
+    "too many rules": [RULE] * 201,
+    "only negated": [RULE | {"pattern": [f"!{CANARY}"]}],
+    "an expression that is not closed": [RULE | {"pattern": [f"/({CANARY}/"]}],
+    "a look-ahead": [RULE | {"pattern": [f"/(?={CANARY})/"]}],
+    "a switch as a text": [RULE | {"enabled": "true"}],
+    "a tag with a line break": [RULE | {"tags": [f"{CANARY}\n"]}],
+    "too many tags": [RULE | {"tags": [CANARY] * 65}],
+    "a server that is no name": [RULE | {"server": f"{CANARY}\n"}],
+    "an unknown field": [RULE | {"name": CANARY}],
+}
+
+
+@pytest.mark.parametrize("rules", BAD_RULES.values(), ids=BAD_RULES.keys())
+async def test_rules_are_refused_alike_wherever_they_are_given(user: TestUser, rules: Any) -> None:
+    doors: list[tuple[str, str, Json]] = [
+        ("PUT", "/rules", {}),
+        ("POST", "/rules/preview", {}),
+        ("POST", "/projects", {"name": "support", "server_ids": None}),
+    ]
+    for method, path, body in doors:
+        answer = await user.http.request(method, path, json={**body, "rules": rules})
+        assert_problem(answer, 422)
+        assert CANARY not in answer.text
+        assert (await user.http.request(method, path, json={**body, "rules": [RULE]})).is_success
+
+
+PROJECT: Json = {"name": "support", "server_ids": None}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": CANARY},
+        {"server_ids": None},
+        {**PROJECT, "name": ""},
+        {**PROJECT, "name": None},
+        {**PROJECT, "name": f"{CANARY}\n"},
+        {**PROJECT, "name": CANARY * 20},
+        {**PROJECT, "server_ids": CANARY},
+        {**PROJECT, "server_ids": [7]},
+        {**PROJECT, "server_ids": [""]},
+        {**PROJECT, "server_ids": [CANARY] * 1_001},
+        {**PROJECT, "optimization": CANARY},
+        {**PROJECT, "optimization": "HYBRID"},
+        {**PROJECT, "read_only": None},
+        {**PROJECT, "read_only": 1},
+        {**PROJECT, "limit": 0},
+        {**PROJECT, "limit": 51},
+        {**PROJECT, "limit": "8"},
+        {**PROJECT, "similarity_threshold": 1.1},
+        {**PROJECT, "similarity_threshold": True},
+        {**PROJECT, "rules": None},
+        {**PROJECT, "unknown": CANARY},
+    ],
+    ids=lambda body: str(body)[:80],
+)
+async def test_a_project_that_is_not_well_described_is_not_made(user: TestUser, body: Json) -> None:
+    answer = await user.http.post("/projects", json=body)
+    assert_problem(answer, 422)
+    assert CANARY not in answer.text
+    assert (await user.http.get("/projects")).json()["items"] == []
+    assert (await user.http.post("/projects", json=PROJECT)).status_code == 201

@@ -124,20 +124,29 @@ async def add_belongings(user: TestUser) -> Belongings:
     run = await user.push(server_id, [tool(f"{mark}_read", f"Reads the file {mark}.")])
     assert run["state"] == "succeeded", run
     tool_id = (await user.tools())[f"{mark}_read"]["id"]
-    return Belongings(mark, {"server_id": server_id, "tool_id": tool_id, "run_id": run["id"]})
+    rules = [{"pattern": [f"{mark}_*"], "tags": [f"{mark}-inside"]}]
+    project = await user.http.post("/projects", json={"name": mark, "server_ids": [server_id], "rules": rules})
+    assert project.status_code == 201, project.text
+    ids = {"server_id": server_id, "tool_id": tool_id, "run_id": run["id"], "project_id": project.json()["id"]}
+    return Belongings(mark, ids)
 
 
 async def furnish(container: Container, user: TestUser) -> Belongings:
-    """Once for each user, since there is one list of core tools."""
+    """Once for each user, since there is one list of core tools and one of rules."""
     await leave_a_call(container, user.id)
     belongings = await add_belongings(user)
-    answer = await user.http.put("/core-tools", json={"tools": [tool(f"{belongings.mark}_core", belongings.mark)]})
+    mark = belongings.mark
+    for said in ("quickly", "carefully"):
+        await user.push(belongings.ids["server_id"], [tool(f"{mark}_read", f"Reads the file {mark} {said}.")])
+    answer = await user.http.put("/core-tools", json={"tools": [tool(f"{mark}_core", mark)]})
     assert answer.status_code == 200
+    rules = [{"pattern": [f"{mark}_*"], "server": mark, "tags": [f"{mark}-ruled"]}]
+    assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
     return belongings
 
 
 def belongings_of_nobody() -> Belongings:
-    return Belongings("nobody", {name: str(uuid.uuid4()) for name in ("server_id", "tool_id", "run_id")})
+    return Belongings("nobody", {name: str(uuid.uuid4()) for name in ("server_id", "tool_id", "run_id", "project_id")})
 
 
 @dataclass(frozen=True)
@@ -222,6 +231,11 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("GET", "/runs/{run_id}/events", None),
     ("GET", "/tools/{tool_id}", None),
     ("PATCH", "/tools/{tool_id}", {"enabled": False, "tags": ["taken"]}),
+    ("GET", "/tools/{tool_id}/history", None),
+    ("POST", "/tools/{tool_id}/approve", None),
+    ("GET", "/projects/{project_id}", None),
+    ("PATCH", "/projects/{project_id}", {"optimization": None, "rules": [{"pattern": ["*"], "enabled": False}]}),
+    ("DELETE", "/projects/{project_id}", None),
 ]
 
 
@@ -286,6 +300,21 @@ IDS_ELSEWHERE: dict[str, Ask] = {
     ),
     "server_id of a list of tools": lambda b: ("GET", "/tools", {"params": {"server_id": b.ids["server_id"]}}),
     "name in a list of tools": lambda b: ("GET", "/tools", {"params": {"name": b.mark}}),
+    "a tool's key that one asks about": lambda b: (
+        "POST",
+        "/discover/why",
+        {"json": {"query": "read the file", "tool": b.ids["tool_id"]}},
+    ),
+    "a tool's name that one asks about": lambda b: (
+        "POST",
+        "/discover/why",
+        {"json": {"query": "read the file", "tool": f"{b.mark}_read"}},
+    ),
+    "a server's name in a rule": lambda b: (
+        "POST",
+        "/rules/preview",
+        {"json": {"rules": [{"pattern": ["*"], "server": b.mark, "enabled": False}]}},
+    ),
 }
 VOLATILE = {"discovery_id", "search_duration_ms", "embedding_generated", "request_id"}
 
@@ -308,10 +337,100 @@ async def test_anothers_id_in_a_body_or_query_finds_exactly_what_a_missing_one_d
     assert world.mine.ids["tool_id"] in own_text
 
 
+MISSING_ELSEWHERE: dict[str, Ask] = {
+    "project_id of a discovery": lambda b: (
+        "POST",
+        "/discover",
+        {"json": {"query": "read the file", "project_id": b.ids["project_id"]}},
+    ),
+    "project_id of a question why": lambda b: (
+        "POST",
+        "/discover/why",
+        {"json": {"query": "read the file", "tool": "read", "project_id": b.ids["project_id"]}},
+    ),
+    "project_id of a list of tools": lambda b: ("GET", "/tools", {"params": {"project_id": b.ids["project_id"]}}),
+    "project_id of a list of tags": lambda b: ("GET", "/tags", {"params": {"project_id": b.ids["project_id"]}}),
+    "project_id of a preview": lambda b: (
+        "POST",
+        "/rules/preview",
+        {"json": {"rules": [], "project_id": b.ids["project_id"]}},
+    ),
+    "server_ids of a new project": lambda b: (
+        "POST",
+        "/projects",
+        {"json": {"name": f"with {b.ids['server_id']}", "server_ids": [b.ids["server_id"]]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("ask", MISSING_ELSEWHERE.values(), ids=MISSING_ELSEWHERE.keys())
+async def test_anothers_project_or_server_that_a_request_is_about_answers_exactly_as_a_missing_one(
+    world: World, ask: Ask
+) -> None:
+    async def answered(belongings: Belongings) -> httpx.Response:
+        method, path, content = ask(belongings)
+        return await world.me.http.request(method, path, **content)
+
+    before = await world.rows_of_the_other()
+    foreign = await answered(world.theirs)
+    assert_problem(foreign, 404)
+    assert without_request_id(foreign) == without_request_id(await answered(belongings_of_nobody()))
+    assert not traces_in(foreign.text, world.theirs)
+    assert (await answered(world.mine)).is_success
+    assert await world.rows_of_the_other() == before
+
+
+async def test_a_project_of_mine_takes_no_server_of_theirs(world: World) -> None:
+    async def put(*server_ids: str) -> httpx.Response:
+        return await world.me.http.patch(path, json={"server_ids": list(server_ids)})
+
+    mine = await add_belongings(world.me)
+    path = f"/projects/{mine.ids['project_id']}"
+    foreign = await put(mine.ids["server_id"], world.theirs.ids["server_id"])
+    missing = await put(mine.ids["server_id"], belongings_of_nobody().ids["server_id"])
+    assert_problem(foreign, 404)
+    assert without_request_id(foreign) == without_request_id(missing)
+    assert (await world.me.http.get(path)).json()["server_ids"] == [mine.ids["server_id"]]
+    assert (await put(mine.ids["server_id"], world.mine.ids["server_id"])).status_code == 200
+
+
+async def test_nothing_is_run_in_a_project_of_theirs(world: World) -> None:
+    async def run(project_id: str) -> httpx.Response:
+        body = {"tool_key": world.mine.ids["tool_id"], "project_id": project_id}
+        return await world.me.http.post("/execute", json=body)
+
+    foreign = await run(world.theirs.ids["project_id"])
+    assert_problem(foreign, 404, "TOOL_NOT_FOUND")
+    missing = await run(belongings_of_nobody().ids["project_id"])
+    assert without_request_id(foreign) == without_request_id(missing)
+    # it is found, and then has no server to run on: its tools were pushed
+    assert (await run(world.mine.ids["project_id"])).json()["code"] == "SERVER_CONNECTION_ERROR"
+
+
+async def test_a_key_of_mine_is_bound_to_no_project_of_theirs(world: World) -> None:
+    async with client_of(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+
+        async def bind(project_id: str) -> httpx.Response:
+            return await admin.post("/keys", json={"kind": "user", "user_id": world.me.id, "project_id": project_id})
+
+        foreign = await bind(world.theirs.ids["project_id"])
+        assert_problem(foreign, 404)
+        assert without_request_id(foreign) == without_request_id(await bind(belongings_of_nobody().ids["project_id"]))
+        made = await bind(world.mine.ids["project_id"])
+    assert made.status_code == 201, made.text
+    async with client_of(world.container, **{"X-API-Key": made.json()["key"]}) as http:
+        assert [each["id"] for each in await everything(http, "/tools")] == [world.mine.ids["tool_id"]]
+
+
 LISTS: list[tuple[str, str, Json | None]] = [
     ("GET", "/servers", None),
     ("GET", "/tools", None),
     ("GET", "/core-tools", None),
+    ("GET", "/tools/{tool_id}/history", None),
+    ("GET", "/tags", None),
+    ("GET", "/rules", None),
+    ("POST", "/rules/preview", {"rules": []}),
+    ("GET", "/projects", None),
     ("GET", "/servers/{server_id}/runs", None),
     ("POST", "/discover", {"query": "read the file", "similarity_threshold": 0, "limit": 50}),
     ("GET", "/audit", None),
@@ -328,7 +447,9 @@ async def test_nothing_of_another_user_is_in_any_list(world: World, method: str,
     assert world.other.id not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/servers", "/tools", "/servers/{server_id}/runs", "/audit"])
+@pytest.mark.parametrize(
+    "path", ["/servers", "/tools", "/servers/{server_id}/runs", "/audit", "/projects", "/tools/{tool_id}/history"]
+)
 async def test_anothers_cursor_opens_no_page_of_theirs(world: World, path: str) -> None:
     await add_belongings(world.other)
     await world.other.http.post("/servers/{server_id}/reindex".format(**world.theirs.ids), params={"wait": True})
@@ -350,6 +471,9 @@ async def test_a_new_list_of_tools_for_a_server_of_mine_leaves_theirs_alone(worl
     await world.me.push(mine.ids["server_id"], [], force=True)
     core = (await world.me.http.get("/core-tools")).json()
     assert (await world.me.http.put("/core-tools", json=core)).status_code == 200
+    rules = (await world.me.http.get("/rules")).json()
+    for stored in ({"rules": [{"pattern": ["*"], "enabled": False}]}, rules):
+        assert (await world.me.http.put("/rules", json=stored)).status_code == 200
     assert (await world.me.http.delete(f"/servers/{mine.ids['server_id']}")).status_code == 204
     assert await world.rows_of_the_other() == before
 

@@ -4,11 +4,13 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter
 
 from app.accounts.callers import Permission
+from app.dependencies import Browsing, Tenant
 from app.main import create_app
 from app.wiring import Container
-from tests.api.checks import OPEN_PATHS, Json, door_routes
+from tests.api.checks import OPEN_PATHS, QUESTIONS, DoorRoute, Json, door_routes
 
 
 @pytest.fixture
@@ -27,18 +29,39 @@ def operations(openapi: Json) -> list[tuple[str, str, dict[str, Any]]]:
     return [(method, path, told) for path, methods in openapi["paths"].items() for method, told in methods.items()]
 
 
+def undeclared(routes: list[DoorRoute]) -> list[str]:
+    return [route.path for route in routes if route.path not in OPEN_PATHS and not route.permissions]
+
+
 def test_every_route_but_the_open_ones_declares_the_permission_that_it_needs(container: Container) -> None:
     routes = door_routes(create_app(container))
-    locked = [route for route in routes if route.path not in OPEN_PATHS]
-    assert len(locked) > 20
-    assert [route for route in locked if not route.permissions] == []
+    assert len(routes) > 40
+    assert undeclared(routes) == []
     assert [route for route in routes if route.path in OPEN_PATHS and route.permissions] == []
+
+
+def test_a_route_that_forgot_its_permission_would_be_noticed(container: Container) -> None:
+    """A key alone is no permission: what a key may do depends on what the route asks for."""
+    forgetful = APIRouter()
+
+    @forgetful.get("/nobody-asked")
+    async def nobody_asked() -> None: ...
+
+    @forgetful.get("/any-key")
+    async def any_key(_: Tenant) -> None: ...
+
+    @forgetful.get("/declared")
+    async def declared(_: Browsing) -> None: ...
+
+    app = create_app(container)
+    app.include_router(forgetful)
+    assert undeclared(door_routes(app)) == ["/any-key", "/nobody-asked"]
 
 
 def test_what_changes_something_needs_more_than_the_permission_to_read(container: Container) -> None:
     writing = {Permission.WRITE_CATALOG, Permission.EXECUTE, Permission.ADMINISTER}
     for route in door_routes(create_app(container)):
-        if route.path in OPEN_PATHS or route.path == "/discover":
+        if route.path in OPEN_PATHS | QUESTIONS:
             continue
         changes = route.method in {"POST", "PUT", "PATCH", "DELETE"}
         assert bool(route.permissions & writing) is (changes or route.path.startswith(("/users", "/keys"))), route

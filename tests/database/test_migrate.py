@@ -4,12 +4,16 @@ import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 
 import app.database.migrate
+from app.catalog.verdicts import Policy
+from app.catalog.visibility import decide_again
+from app.database.engine import Database
 from app.database.migrate import migrate, newest_revision, parsed_version
 from app.errors import ConfigurationError
 from app.wiring import open_container, owned_database
@@ -45,6 +49,136 @@ def test_a_schema_that_is_up_to_date_is_left_alone(fresh_database: str) -> None:
         connection.execute("INSERT INTO users (id) VALUES ('alice')")
         assert migrate(fresh_database) == newest_revision()
         assert connection.execute("SELECT id FROM users").fetchall() == [("alice",)]
+
+
+BEFORE_RULES = "2026_11_16_connections"
+
+# by server and tool: whether the server is on, the tool's own switch and who set it, and whether it can be found
+BEFORE: dict[tuple[str, str], tuple[bool, bool, str, bool]] = {
+    ("on", "left_alone"): (True, True, "default", True),
+    ("on", "switched_on"): (True, True, "user", True),
+    ("on", "switched_off"): (True, False, "user", False),
+    ("off", "left_alone"): (False, True, "default", False),
+    ("off", "switched_off"): (False, False, "user", False),
+}
+HIDDEN_BY = {
+    ("on", "left_alone"): None,
+    ("on", "switched_on"): None,
+    ("on", "switched_off"): "user",
+    ("off", "left_alone"): "server",
+    ("off", "switched_off"): "server",
+}
+
+
+def fill(url: str) -> None:
+    """As the service of that time would have left it, for two users alike."""
+    with psycopg.connect(url) as connection:
+        for user in ("alice", "bob"):
+            connection.execute("INSERT INTO users (id) VALUES (%s)", [user])
+            for server, enabled in (("on", True), ("off", False)):
+                columns = "user_id, id, name, transport, enabled, tags"
+                values = [user, f"{user}-{server}", server, enabled]
+                connection.execute(
+                    f"INSERT INTO mcp_servers ({columns}) VALUES (%s, %s, %s, 'push', %s, '{{s}}')", values
+                )
+            for (server, name), (_, enabled, enabled_by, visible) in BEFORE.items():
+                key = user, f"{user}-{server}-{name}", f"{user}-{server}", name
+                connection.execute(
+                    """
+                    INSERT INTO mcp_tools (user_id, id, server_id, name, description, input_schema, tags, pinned,
+                        enabled, enabled_by, definition_hash, index_hash, enriched_description, tokens)
+                    VALUES (%s, %s, %s, %s, '', '{}', '{t}', true, %s, %s, %s, '', '', 1)
+                    """,
+                    [*key, enabled, enabled_by, f"hash of {name}"],
+                )
+                connection.execute(
+                    """
+                    INSERT INTO mcp_tool_embeddings (user_id, tool_id, server_id, tool_name, server_name, model,
+                        lexical, tokens, enabled, tags)
+                    VALUES (%s, %s, %s, %s, %s, 'local:x', '{}/1000000000', 1, %s, '{t,s}')
+                    """,
+                    [*key, server, visible],
+                )
+
+
+def stored(url: str, *columns: str) -> dict[tuple[str, str], Any]:
+    """Of alice's tools, by server and tool; bob's are no different."""
+    statement = f"""
+        SELECT v.server_name, v.tool_name, {", ".join(columns)}
+        FROM mcp_tool_embeddings v
+        JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
+        JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
+        WHERE v.user_id = %s
+    """
+    with psycopg.connect(url) as connection:
+        alice, bob = (connection.execute(statement.encode(), [user]).fetchall() for user in ("alice", "bob"))
+    assert sorted(alice) == sorted(bob)
+    return {(server, tool): rest if len(columns) > 1 else rest[0] for server, tool, *rest in alice}
+
+
+async def decide_all_again(url: str) -> None:
+    database = Database(url, 1)
+    for user in ("alice", "bob"):
+        async with database.transaction(user) as session:
+            await decide_again(session, Policy(hold_changed=True), user)
+    await database.close()
+
+
+async def test_what_was_visible_before_there_were_rules_stays_visible_and_what_was_hidden_hidden(
+    fresh_database: str,
+) -> None:
+    url = fresh_database
+    assert await asyncio.to_thread(migrate, url, revision=BEFORE_RULES) == BEFORE_RULES
+    await asyncio.to_thread(fill, url)
+    before = stored(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled")
+    assert before == {tool: list(each) for tool, each in BEFORE.items()}
+
+    assert await asyncio.to_thread(migrate, url) == newest_revision()
+    assert stored(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled") == before
+    assert stored(url, "t.hidden_by") == HIDDEN_BY
+    switched = {tool: enabled if by == "user" else None for tool, (_, enabled, by, _) in BEFORE.items()}
+    assert stored(url, "t.switched") == switched
+    accepted = stored(url, "t.approved_hash = t.definition_hash AND t.state = 'approved' AND t.pinned")
+    assert accepted == dict.fromkeys(BEFORE, True)
+
+    rows = stored(url, "t.xmin::text", "v.xmin::text")
+    await decide_all_again(url)
+    assert stored(url, "t.xmin::text", "v.xmin::text") == rows, "what is stored is what would be decided"
+
+    while await asyncio.to_thread(migrate, url, revision="-1") != BEFORE_RULES:
+        pass
+    assert stored(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled") == before
+    assert await asyncio.to_thread(migrate, url) == newest_revision()
+    assert stored(url, "t.hidden_by") == HIDDEN_BY
+
+
+async def test_what_is_hidden_by_what_an_older_schema_does_not_know_stays_hidden_on_the_way_down(
+    fresh_database: str,
+) -> None:
+    """Nothing is found that was hidden a moment ago, and what has vanished does not return."""
+    url = fresh_database
+    await asyncio.to_thread(migrate, url, revision=BEFORE_RULES)
+    await asyncio.to_thread(fill, url)
+    await asyncio.to_thread(migrate, url)
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            """
+            INSERT INTO tool_rules (user_id, project_id, position, patterns, enabled)
+            SELECT id, '', 1, '{left_alone}', false FROM users
+            """
+        )
+        connection.execute("UPDATE mcp_tools SET state = 'changed' WHERE name = 'switched_on'")
+        connection.execute("DELETE FROM mcp_tool_embeddings WHERE server_name = 'off' AND tool_name = 'left_alone'")
+        connection.execute("UPDATE mcp_tools SET vanished_at = now() WHERE id LIKE '%off-left_alone'")
+    await decide_all_again(url)
+    hidden = dict.fromkeys(BEFORE, False)
+    del hidden["off", "left_alone"]
+    assert stored(url, "v.enabled") == hidden
+    while await asyncio.to_thread(migrate, url, revision="-1") != BEFORE_RULES:
+        pass
+    assert stored(url, "v.enabled") == hidden
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM mcp_tools").fetchall() == [(2 * len(hidden),)]
 
 
 async def test_a_database_that_has_served_can_be_taken_down(open_service: OpenService) -> None:

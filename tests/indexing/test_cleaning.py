@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.indexing.cleaning import MAX_FINDINGS, MAX_WHERE_CHARACTERS, Finding, cleaned, without_hidden
+from app.indexing.cleaning import MAX_FINDINGS, MAX_WHERE_CHARACTERS, Finding, cleaned
 from app.indexing.listing import MAX_DEPTH, MAX_TOOL_BYTES
+from app.unseen import without_hidden
 from tests.conftest import tool
 
 ESC = "\x1b"
