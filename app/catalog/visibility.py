@@ -71,6 +71,8 @@ _WRITE_ROWS = f"""
       AND (v.enabled, v.tags, v.projects) IS DISTINCT FROM (decided.visible, decided.tags, decided.projects)
 """
 
+_NESTED_LOOPS = "SELECT set_config('enable_nestloop', %(allowed)s, true)"
+
 _DECIDED_OTHERWISE = """
     SELECT DISTINCT user_id, server_id FROM mcp_tools
     WHERE vanished_at IS NULL AND (state = 'changed' OR hidden_by IN ('changed', 'status'))
@@ -173,8 +175,11 @@ async def write_verdicts(session: Session, user_id: str, decided: Mapping[str, V
     """Only where they differ from what is stored."""
     rows = [{"id": tool_id, **verdict.stored()} for tool_id, verdict in decided.items()]
     parameters = {"user_id": user_id, "decided": orjson.dumps(rows).decode()}
+    # the planner takes ten thousand rows of a user for one: by nested loops they would be a hundred million
+    await session.rows(_NESTED_LOOPS, {"allowed": "off"})
     await session.rows(_WRITE_TOOLS, parameters)
     await session.rows(_WRITE_ROWS, parameters)
+    await session.rows(_NESTED_LOOPS, {"allowed": "on"})
 
 
 async def decide_again(session: Session, policy: Policy, user_id: str, server_id: str | None = None) -> None:

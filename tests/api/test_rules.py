@@ -1,17 +1,21 @@
 """Rules through the API: what they hide can be neither found nor run, what they tag is found by it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from app.wiring import Container
 from tests.api.checks import Json, assert_problem
-from tests.conftest import TestUser, new_user, tool
+from tests.conftest import ADMIN_KEY, TestUser, client_of, new_user, tool
 from tests.discovery.test_ladder import broken_search
 from tests.execution.calls import failed, succeeded
 from tests.fakes.mcp_server import FakeMcpServer
+from tests.search.filling import add_user
+from tests.upstream.reaching import within
 
 GITHUB = {"github_create_repo", "github_delete_repo", "github_list_issues"}
 FILES = {"read_file", "Write_file", "delete_file"}
@@ -374,3 +378,16 @@ async def test_in_a_preview_for_a_project_a_switch_that_is_off_stays_a_persons(t
     [outcome] = [each for each in told["items"] if each["name"] == "read_file"]
     assert (outcome["enabled"], outcome["enabled_by"], outcome["rule"]) == (True, "rule", 1)
     assert (await team.http.delete(f"/projects/{project['id']}")).status_code == 204
+
+
+async def test_new_rules_over_thousands_of_tools_are_decided_in_seconds(container: Container) -> None:
+    """The planner takes a user's rows for one: by nested loops there would be twenty-five million of them."""
+    names = [f"tool_{number}" for number in range(5_000)]
+    filled = await asyncio.to_thread(add_user, container, names, np.ones((len(names), 384), np.float32))
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": filled.id}
+    async with client_of(container, **headers) as http:
+        for rules, visible in (([{"pattern": ["*7*"], "enabled": False}], 3_645), ([], 5_000)):
+            with within(5):
+                assert (await http.put("/rules", json={"rules": rules})).status_code == 200
+            preview = (await http.post("/rules/preview", json={"rules": rules}, params={"changed": True})).json()
+            assert (preview["visible"], preview["changes"]) == (visible, 0)

@@ -370,3 +370,13 @@ async def test_a_server_that_reports_more_than_anybody_listens_to_fills_no_memor
         await progress.report(step, None, "x" * 1_000)
     assert progress.reports.qsize() == 100
     assert progress.reports.get_nowait()["progress"] == 0
+
+
+async def test_what_nobody_can_see_in_a_servers_error_reaches_nobody(user: TestUser, mcp: FakeMcpServer) -> None:
+    def refuse(_: Json) -> Json:
+        raise MCPError(INTERNAL_ERROR, "\x1b[31mit is\u202e \U000e0041full\u200b")
+
+    mcp.tools, mcp.on_call = [tool("work")], {"work": refuse}
+    await user.connect(mcp)
+    answer = await user.execute("work")
+    assert answer.json()["detail"].endswith("it is full")
