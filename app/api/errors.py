@@ -71,6 +71,8 @@ async def _validation(_request: Request, error: Exception) -> Response:
 def _shown(item: Mapping[str, Any]) -> dict[str, Any]:
     if item["type"] == "json_invalid":
         return {"loc": ["body"], "msg": item["ctx"]["error"], "type": item["type"]}
+    if item["type"] == "model_attributes_type":
+        return {"loc": list(item["loc"]), "msg": "Input should be an object", "type": item["type"]}
     return {"loc": list(item["loc"]), "msg": item["msg"].removeprefix("Value error, "), "type": item["type"]}
 
 

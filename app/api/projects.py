@@ -26,7 +26,7 @@ _READ_ONLY = "only tools that say of themselves that they only read (`readOnlyHi
 
 class NewProjectBody(Input):
     name: Name = Field(examples=["support"])
-    server_ids: ServerIds | None = Field(description=_MEMBERS)
+    server_ids: ServerIds | None = Field(None, description=_MEMBERS)
     optimization: Optimization | None = Field("hybrid", description=_OPTIMIZATION)
     rules: Rules = []
     read_only: bool = Field(False, description=_READ_ONLY)

@@ -58,13 +58,17 @@ class RulesOut(Output):
     rules: list[RuleOut]
 
 
+class ReplacedRulesOut(RulesOut):
+    warnings: list[str] = Field(description="rules that do nothing, or match no tool so far")
+
+
 class OutcomeOut(Output):
     tool_key: str
     name: str
     server_name: str
     enabled: bool = Field(description="by the rules, or by a person's own switch, which stands above them")
     enabled_by: EnabledBy
-    rule: int | None = Field(description="the rule that decided, counted from 1")
+    rule: int | None = Field(description="which of the previewed rules decided, counted from 1")
     visible: bool = Field(description="it could be found and run")
     hidden_by: HiddenBy | None
     outside_by: OutsideBy | None = Field(description="why the project would not see it")
@@ -92,18 +96,18 @@ def as_rules(bodies: Sequence[RuleBody]) -> list[Rule]:
 
 @router.get("/rules")
 async def get_rules(session: Session, tenant: Tenant, _: Reading) -> RulesOut:
-    return _shown(await rules_of(session, tenant.id))
+    return RulesOut(rules=_shown(await rules_of(session, tenant.id)))
 
 
 @router.put("/rules")
 async def replace_rules(
     body: RulesBody, session: Session, tenant: Tenant, container: Wired, caller: Writing
-) -> RulesOut:
+) -> ReplacedRulesOut:
     """All of them, in order, in place of those before."""
     rules = as_rules(body.rules)
-    await governing.replace_rules(session, container.policy, tenant.id, rules)
+    warnings = await governing.replace_rules(session, container.policy, tenant.id, rules)
     await audit.record(session, tenant.id, caller.actor, "rules.replace", None)
-    return _shown(rules)
+    return ReplacedRulesOut(rules=_shown(rules), warnings=warnings)
 
 
 @router.post("/rules/preview")
@@ -140,7 +144,7 @@ def _outcome(outcome: Outcome) -> OutcomeOut:
         server_name=facts.server_name,
         enabled=verdict.enabled and (placement is None or placement.outside_by != "rule"),
         enabled_by="rule" if by_project else verdict.enabled_by,
-        rule=verdict.rule if ruled is None else ruled.rule,
+        rule=verdict.rule if placement is None else ruled.rule if ruled is not None else None,
         visible=outcome.visible,
         hidden_by=verdict.hidden_by,
         outside_by=None if placement is None else placement.outside_by,
@@ -149,5 +153,5 @@ def _outcome(outcome: Outcome) -> OutcomeOut:
     )
 
 
-def _shown(rules: Sequence[Rule]) -> RulesOut:
-    return RulesOut(rules=[RuleOut.model_validate(rule) for rule in rules])
+def _shown(rules: Sequence[Rule]) -> list[RuleOut]:
+    return [RuleOut.model_validate(rule) for rule in rules]

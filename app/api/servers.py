@@ -13,6 +13,7 @@ from app.api.intake import StrictRoute
 from app.api.shapes import Input, Items, Name, Output, Tags, given, items
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server, Status
+from app.catalog.verdicts import ANY_TOOL
 from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
 from app.errors import InvalidInput
 from app.indexing import jobs
@@ -38,6 +39,13 @@ _PERMISSIONS = "which tools may be found and run, by name; `*` is for those that
 
 
 class _ServerFields(Input):
+    @field_validator("tool_permissions", check_fields=False)
+    @classmethod
+    def _tool_permissions(cls, value: dict[str, bool]) -> dict[str, bool]:
+        if any("*" in name and name != ANY_TOOL for name in value):
+            raise ValueError("names are exact; `*` alone is for the tools that are not named (rules take patterns)")
+        return value
+
     @field_validator("headers", check_fields=False)
     @classmethod
     def _headers(cls, value: dict[str, str] | None) -> dict[str, str] | None:

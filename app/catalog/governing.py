@@ -1,7 +1,8 @@
 """Changes of what decides over all of a user's servers: the rules and the projects, and what they would do."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from app.catalog.projects import (
     get_project,
     insert_project,
 )
-from app.catalog.rules import Rule, Rulebook, store_rules
+from app.catalog.rules import Rule, Rulebook, Ruling, store_rules
 from app.catalog.verdicts import Facts, Judge, Placement, Policy, Verdict
 from app.catalog.visibility import decide_again, judge_of, lock_user, read_facts
 from app.database.engine import Session
@@ -36,6 +37,11 @@ class Outcome:
     placed_before: Placement | None
     placed_after: Placement | None
     """In the project that the rules are for."""
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether the rules are asked about it at all: a project's not about what lies outside of it."""
+        return self.placed_after is None or self.placed_after.outside_by in (None, "rule")
 
     @property
     def was_visible(self) -> bool:
@@ -59,10 +65,31 @@ class Preview:
     """How many it is the first to decide about."""
 
 
-async def replace_rules(session: Session, policy: Policy, user_id: str, rules: Sequence[Rule]) -> None:
+async def replace_rules(session: Session, policy: Policy, user_id: str, rules: Sequence[Rule]) -> list[str]:
+    """With what is odd about them, though it may be meant."""
     await lock_user(session, user_id)
     await store_rules(session, user_id, OF_THE_USER, rules)
     await decide_again(session, policy, user_id)
+    facts = await read_facts(session, user_id)
+    return await asyncio.to_thread(lambda: list(_oddities(rules, _matched(rules, _rulings(rules, facts)))))
+
+
+def _oddities(rules: Sequence[Rule], matched: Sequence[int]) -> Iterator[str]:
+    for position, (rule, count) in enumerate(zip(rules, matched, strict=True), start=1):
+        if rule.enabled is None and not rule.tags:
+            yield f"rule {position} does nothing: it sets neither `enabled` nor `tags`"
+        elif count == 0:
+            yield f"rule {position} matches no tool so far: patterns and servers are by name, and case matters"
+
+
+def _rulings(rules: Sequence[Rule], facts: Sequence[Facts]) -> list[Ruling]:
+    book = Rulebook(rules)
+    return [book.judge(each.server_name, each.name) for each in facts]
+
+
+def _matched(rules: Sequence[Rule], rulings: Sequence[Ruling]) -> list[int]:
+    counts = Counter(position for ruling in rulings for position in ruling.matched)
+    return [counts[position] for position in range(1, len(rules) + 1)]
 
 
 async def preview_rules(
@@ -83,14 +110,9 @@ def _compared(
     facts: Sequence[Facts], now: Judge, then: Judge, rules: Sequence[Rule], project_id: str | None
 ) -> Preview:
     outcomes = [_outcome(each, now.judge(each), then.judge(each), project_id) for each in facts]
-    book = Rulebook(rules)
-    rulings = [book.judge(each.server_name, each.name) for each in facts]
-    positions = range(1, len(rules) + 1)
-    return Preview(
-        outcomes,
-        [sum(position in ruling.matched for ruling in rulings) for position in positions],
-        [sum(position == ruling.rule for ruling in rulings) for position in positions],
-    )
+    rulings = _rulings(rules, [each.facts for each in outcomes if each.is_ruled])
+    decided = Counter(ruling.rule for ruling in rulings)
+    return Preview(outcomes, _matched(rules, rulings), [decided[position] for position in range(1, len(rules) + 1)])
 
 
 def _outcome(facts: Facts, before: Verdict, after: Verdict, project_id: str | None) -> Outcome:

@@ -43,6 +43,8 @@ def parse_pattern(text: str) -> Pattern:
     if not body:
         raise InvalidInput("a pattern needs at least one character")
     regex = _REGEX.fullmatch(body)
+    if regex is None and body.startswith("/"):
+        raise InvalidInput("a regular expression ends with a slash, as in `/^create_/i`; a glob may begin with `[/]`")
     expression = _from_glob(body) if regex is None else _from_regex(regex["source"], regex["flags"])
     try:
         _alone(expression)

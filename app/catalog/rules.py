@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 
 from app.catalog.patterns import Pattern, PatternSet, parse_pattern
 from app.database.engine import Session
@@ -114,6 +114,12 @@ async def store_rules(session: Session, user_id: str, project_id: str, rules: Se
         await session.execute(
             insert(tool_rules), [key | {"position": n} | _values(rule) for n, rule in enumerate(rules, start=1)]
         )
+
+
+async def follow_rename(session: Session, user_id: str, old: str, new: str) -> None:
+    """What was said of a server stays said of it under its new name."""
+    theirs = tool_rules.c.user_id == user_id, tool_rules.c.server == old
+    await session.execute(update(tool_rules).where(*theirs).values(server=new))
 
 
 def _values(rule: Rule) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sqlalchemy import Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from app.catalog.projects import leave_projects
+from app.catalog.rules import follow_rename
 from app.catalog.verdicts import Policy
 from app.catalog.visibility import decide_again, lock_server
 from app.database.engine import Session
@@ -202,7 +203,7 @@ async def update_server(
     session: Session, policy: Policy, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
 ) -> Server:
     values = dict(changes)
-    await lock_server(session, user_id, server_id)
+    before = await lock_server(session, user_id, server_id)
     if "url" in values and not await _same_origin(session, user_id, server_id, values["url"]):
         values.setdefault("headers", {})  # a credential is for the host that it was given for
     if "headers" in values:
@@ -217,6 +218,8 @@ async def update_server(
         raise Conflict(f"there is already a server named {changes.get('name')!r}") from error
     if row is None:
         raise _missing()
+    if before is not None and before.name != row.name:
+        await follow_rename(session, user_id, before.name, row.name)
     if _DECIDING & values.keys():
         await decide_again(session, policy, user_id, server_id)
     return _server(row)

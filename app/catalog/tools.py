@@ -136,7 +136,8 @@ async def approve_tool(
 
 async def history_of(session: Session, user_id: str, tool_id: str, page: PageRequest) -> Page[Change]:
     """The newest first."""
-    if await session.scalar(select(mcp_tools.c.id).where(*_this(user_id, tool_id))) is None:
+    known = mcp_tools.c.user_id == user_id, mcp_tools.c.id == tool_id  # also one that has vanished
+    if await session.scalar(select(mcp_tools.c.id).where(*known)) is None:
         raise _missing()
     changes = tool_changes.c
     statement = select(tool_changes).where(changes.user_id == user_id, changes.tool_id == tool_id)

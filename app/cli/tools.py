@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+from app.catalog.projects import get_project
 from app.catalog.tools import find_named
 from app.catalog.visibility import Scope
 from app.cli.opening import ACTOR, add_user_option, opened
@@ -22,6 +23,7 @@ def add_tool_commands(commands: Any) -> None:
     question.add_argument("message")
     question.add_argument("--limit", type=int, choices=range(1, 51), default=DEFAULT_LIMIT, metavar="1..50")
     question.add_argument("--strategy", choices=["hybrid", "semantic", "bm25"], default="hybrid")
+    question.add_argument("--project", metavar="ID", help="only what this project sees")
     add_user_option(question)
     question.set_defaults(deed=_discover)
 
@@ -37,9 +39,12 @@ async def _discover(settings: Settings, options: argparse.Namespace) -> int:
     if not options.message.strip():
         raise InvalidInput("there is no text to search for")
     async with opened(settings, options.user) as (container, user):
+        if options.project is not None:
+            async with container.database.transaction(user.id) as session:
+                await get_project(session, user.id, options.project)
         ask = Ask(
             text=search_text(options.message, None),
-            scope=Scope(user.id, container.model.id),
+            scope=Scope(user.id, container.model.id, project_id=options.project),
             strategy=options.strategy,
             limit=options.limit,
             threshold=None,

@@ -282,7 +282,7 @@ def _let_through(account: Account, folder: Path) -> None:
         state = step.stat()
         if state.st_uid != account.uid and not state.st_mode & stat.S_IXOTH:
             step.chmod(stat.S_IMODE(state.st_mode) | stat.S_IXOTH)
-            logger.warning("Let other users pass through %s (chmod o+x): Postgres does not run as root", step)
+            logger.warning("let other users pass through %s (o+x), since Postgres does not run as root", step)
 
 
 def _postgres_processes_in(cluster: Path) -> list[int]:

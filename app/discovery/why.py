@@ -5,7 +5,7 @@ does the search rank it high enough, is there room for it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.accounts.users import User
 from app.catalog.verdicts import Facts, HiddenBy, OutsideBy, Placement, Policy, Verdict
@@ -58,7 +58,7 @@ async def explain(
     judged = [(facts, judge.judge(facts)) for facts in meant]
     if confined:
         judged = [(facts, verdict) for facts, verdict in judged if _unseen(ask, facts, verdict) is None]
-    discovery = await discover(discoverer, user, ask)
+    discovery = await discover(discoverer, user, replace(ask, explain=True))
     if not judged:
         native = {each.offer.name for each in discovery.tools if each.source == "core"}
         return (
@@ -79,9 +79,10 @@ async def _reason(
     unseen = _unseen(ask, facts, verdict) or _filtered(ask, facts, verdict)
     if unseen is not None:
         return unseen
-    place = next((n for n, each in enumerate(discovery.tools, start=1) if each.offer.tool_id == facts.tool_id), None)
-    if place is not None:
-        return Reason("included", f"it is number {place} of the answer", facts, rank=place)
+    for place, tool in enumerate(discovery.tools, start=1):
+        if tool.offer.tool_id == facts.tool_id:
+            message = f"it is number {place} of the answer"
+            return Reason("included", message, facts, rank=place, evidence=tool.evidence)
     if ask.strategy is None:
         return Reason("discovery_off", "the project's `optimization` is null: it answers with core tools alone", facts)
     if discovery.degraded_reason in ("disabled", "search_failed"):

@@ -474,7 +474,6 @@ PROJECT: Json = {"name": "support", "server_ids": None}
 @pytest.mark.parametrize(
     "body",
     [
-        {"name": CANARY},
         {"server_ids": None},
         {**PROJECT, "name": ""},
         {**PROJECT, "name": None},

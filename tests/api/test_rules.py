@@ -80,8 +80,8 @@ async def test_rules_are_shown_as_they_were_given_and_in_their_order(team: TestU
     given = [whole, rule("/^read/i"), rule("*", enabled=False)]
     stored = await team.http.put("/rules", json={"rules": given})
     defaults: Json = {"server": None, "enabled": None, "tags": []}
-    assert stored.json() == {"rules": [defaults | each for each in given]}
-    assert (await team.http.get("/rules")).json() == stored.json()
+    assert stored.json()["rules"] == [defaults | each for each in given]
+    assert (await team.http.get("/rules")).json() == {"rules": stored.json()["rules"]}
     await put(team, given[2])
     assert (await team.http.get("/rules")).json() == {"rules": [defaults | given[2]]}
 
@@ -264,13 +264,10 @@ async def test_a_rule_for_a_server_goes_by_the_name_that_the_server_has_now(user
         assert answer.status_code == 200, answer.text
 
     await rename("gitlab")
-    assert await visible(user) == {"read", "write"}
-    await user.reindex(server_id)
-    assert await visible(user) == {"read", "write"}
-    await rename("github")
     assert await visible(user) == {"write"}
     await user.reindex(server_id)
     assert await visible(user) == {"write"}
+    assert [each["server"] for each in (await user.http.get("/rules")).json()["rules"]] == ["gitlab"]
 
 
 async def test_tags_come_from_the_tool_its_server_and_all_matching_rules_and_are_found_by(team: TestUser) -> None:
@@ -350,7 +347,7 @@ async def test_a_preview_for_a_project_says_what_it_would_see(team: TestUser) ->
     outcomes = {each["name"]: tuple(each[name] for name in shown) for each in told["items"]}
     outside = (True, "default", None, False, None, "member", False)
     assert outcomes == {
-        "github_create_repo": (False, "rule", 1, False, "rule", None, False),
+        "github_create_repo": (False, "rule", None, False, "rule", None, False),
         "github_delete_repo": (True, "rule", 1, True, None, None, True),
         "github_list_issues": (False, "rule", None, False, None, "rule", False),
         "read_file": outside,
@@ -358,6 +355,7 @@ async def test_a_preview_for_a_project_says_what_it_would_see(team: TestUser) ->
         "delete_file": outside,
     }
     assert (told["visible"], told["hidden"], told["changes"]) == (1, 5, 0)
+    assert told["rules"] == [{"rule": 1, "matched": 2, "decided": 2}]
     [chosen] = [each for each in told["items"] if each["name"] == "github_delete_repo"]
     assert set(chosen["tags"]) == {"code", "chosen"}
 
@@ -378,6 +376,22 @@ async def test_in_a_preview_for_a_project_a_switch_that_is_off_stays_a_persons(t
     [outcome] = [each for each in told["items"] if each["name"] == "read_file"]
     assert (outcome["enabled"], outcome["enabled_by"], outcome["rule"]) == (True, "rule", 1)
     assert (await team.http.delete(f"/projects/{project['id']}")).status_code == 204
+
+
+async def test_rules_that_do_nothing_are_stored_with_a_warning(team: TestUser) -> None:
+    given = [
+        rule("*"),
+        rule("READ_*", enabled=False),
+        rule("*", server="Files", tags=["x"]),
+        rule("read_*", tags=["x"]),
+    ]
+    answer = (await team.http.put("/rules", json={"rules": given})).json()
+    assert len(answer["rules"]) == 4
+    assert [warning.split(":")[0] for warning in answer["warnings"]] == [
+        "rule 1 does nothing",
+        "rule 2 matches no tool so far",
+        "rule 3 matches no tool so far",
+    ]
 
 
 async def test_new_rules_over_thousands_of_tools_are_decided_in_seconds(container: Container) -> None:

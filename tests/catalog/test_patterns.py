@@ -44,8 +44,7 @@ def matches(pattern: str, name: str) -> bool:
         ("/^b$/m", ["b", "a\nb"], ["ab"]),
         ("/^A.b$/ims", ["x\na\nB"], ["ab"]),
         (r"/^\w+_v\d$/", ["read_v2"], ["read_v22", "read"]),
-        ("/", ["/"], [""]),
-        ("/files", ["/files"], ["files"]),
+        ("[/]files", ["/files"], ["files"]),
     ],
     ids=str,
 )
@@ -69,6 +68,8 @@ def test_a_sign_before_a_pattern_negates_it_and_leaves_its_meaning(pattern: str)
         ("/(?!create)/", "no look-around"),
         ("/(?<=a)b/", "no look-around"),
         (r"/(a)\1/", "no back-references"),
+        ("/create", "ends with a slash"),
+        ("//", "ends with a slash"),
         ("/create/g", "no flag 'g'"),
         ("/create/I", "no flag 'I'"),
         ("/create/ix", "no flag 'x'"),
