@@ -177,8 +177,9 @@ mcp_tool_embeddings = Table(
     # the stored decision whether the tool can be found and run, see catalog/visibility.py
     _required("enabled", Boolean),
     _required("tags", ARRAY(Text)),
-    # where a project sees it: the project's id, with the tags that the project's rules add
-    _required("projects", JSONB, "'{}'"),
+    # which projects see it, by their numbers, and what tags their rules add, by their ids
+    _required("projects", ARRAY(BigInteger), "'{}'"),
+    _required("project_tags", JSONB, "'{}'"),
     _required("ann", Boolean, "false"),
     PrimaryKeyConstraint("user_id", "model", "tool_id"),
     ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
@@ -232,6 +233,15 @@ tool_changes = Table(
     PrimaryKeyConstraint("user_id", "id"),
     ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
     Index("tool_changes_at", "user_id", "tool_id", "at", "id"),
+)
+
+# one row: what the operator has decided for everyone, as the service that started last was told
+policy = Table(
+    "policy",
+    metadata,
+    Column("id", Boolean, primary_key=True, server_default=text("true")),
+    _required("hold_changed", Boolean, "false"),
+    _required("find_failing", Boolean, "true"),
 )
 
 embedding_models = Table(

@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 from app.accounts.callers import Keyring
 from app.catalog.offers import Shelf
 from app.catalog.verdicts import Policy
-from app.catalog.visibility import decide_by
+from app.catalog.visibility import adopt_policy
 from app.database.embedded import EmbeddedPostgres
 from app.database.engine import Database, driver_url
 from app.database.migrate import migrate
@@ -57,7 +57,6 @@ class Container:
     keyring: Keyring
     sealer: Sealer
     model: ActiveModel
-    policy: Policy
     count_tokens: Callable[[str], int]
     discoverer: Discoverer
     executor: Executor
@@ -71,21 +70,23 @@ class Container:
 
 @asynccontextmanager
 async def open_container(
-    settings: Settings, url: str, resolve: Resolve | None = None, *, working: bool = True
+    settings: Settings, url: str, resolve: Resolve | None = None, *, working: bool = True, serving: bool = True
 ) -> AsyncIterator[Container]:
     """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`.
 
     `resolve` finds the addresses of users' servers; the system's way, unless a test has another. What is not `working`
-    leaves queued runs to others, unless its worker is started.
+    leaves queued runs to others, unless its worker is started. What is not `serving` goes by the policy that is there,
+    whatever its own settings say.
     """
     async with AsyncExitStack() as closing:
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
         sealer = sealer_of(settings)
         database = Database(url, settings.database_pool_size)
         closing.push_async_callback(database.close)
+        if serving:
+            await adopt_policy(database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
         embedder, model, warnings = await _embedder(settings, url, closing)
         metrics = Metrics()
-        policy = Policy(hold_changed=settings.hold_changed_tools, find_failing=settings.find_failing_servers)
         count_tokens = await asyncio.to_thread(token_counter)
         upstream = _upstream(settings, resolve)
         upstream.start()
@@ -96,7 +97,6 @@ async def open_container(
             dimension=model.dimension,
             count_tokens=count_tokens,
             metrics=metrics,
-            policy=policy,
             max_tools=settings.max_tools_per_server,
             ann_above=settings.search_ann_above,
             upstream=upstream,
@@ -107,7 +107,6 @@ async def open_container(
         upstream.on_tools_changed = worker.tools_changed
         closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database)))
         if working:
-            await decide_by(database, policy)
             worker.start()
         closing.push_async_callback(worker.stop)
         yield Container(
@@ -116,7 +115,6 @@ async def open_container(
             keyring=Keyring(database, _revealed(settings.admin_api_key)),
             sealer=sealer,
             model=model,
-            policy=policy,
             count_tokens=count_tokens,
             discoverer=Discoverer(
                 database=database,
@@ -132,7 +130,6 @@ async def open_container(
                 upstream=upstream,
                 sealer=sealer,
                 metrics=metrics,
-                policy=policy,
                 timeout_s=settings.call_timeout_s,
                 max_result_bytes=settings.max_result_bytes,
             ),

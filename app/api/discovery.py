@@ -141,7 +141,7 @@ async def post_why(body: WhyBody, caller: Discovering, container: Wired) -> WhyO
     user = caller.acting_for()
     ask = await _ask(container, caller, user, body)
     confined = caller.project_id is not None
-    reasons = await explain(container.discoverer, container.policy, user, ask, body.tool, confined=confined)
+    reasons = await explain(container.discoverer, user, ask, body.tool, confined=confined)
     return WhyOut(items=[_reason(reason) for reason in reasons])
 
 

@@ -14,7 +14,7 @@ from app.api.shapes import Identifier, Input, Items, Name, Output, given
 from app.catalog import governing, projects
 from app.catalog.projects import Optimization, Project
 from app.catalog.rules import Rule, all_rules, rules_of
-from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
+from app.dependencies import Paged, Reading, Session, Tenant, Writing
 
 router = APIRouter(tags=["projects"], route_class=StrictRoute)
 
@@ -58,13 +58,11 @@ class ProjectOut(Output):
 
 
 @router.post("/projects", status_code=201)
-async def create_project(
-    body: NewProjectBody, session: Session, tenant: Tenant, container: Wired, caller: Writing
-) -> ProjectOut:
+async def create_project(body: NewProjectBody, session: Session, tenant: Tenant, caller: Writing) -> ProjectOut:
     """A part of what the user has, with rules and limits of its own: it narrows and never widens."""
     rules = as_rules(body.rules)
     values = body.model_dump(exclude={"rules"})
-    project = await governing.create_project(session, container.policy, tenant.id, values, rules)
+    project = await governing.create_project(session, tenant.id, values, rules)
     await audit.record(session, tenant.id, caller.actor, "project.create", project.id)
     return _shown(project, rules)
 
@@ -85,21 +83,19 @@ async def get_project(project_id: str, session: Session, tenant: Tenant, _: Read
 
 @router.patch("/projects/{project_id}")
 async def change_project(
-    project_id: str, body: ProjectChanges, session: Session, tenant: Tenant, container: Wired, caller: Writing
+    project_id: str, body: ProjectChanges, session: Session, tenant: Tenant, caller: Writing
 ) -> ProjectOut:
     changes = given(body)
     rules = as_rules(changes.pop("rules")) if "rules" in changes else None
-    project = await governing.update_project(session, container.policy, tenant.id, project_id, changes, rules)
+    project = await governing.update_project(session, tenant.id, project_id, changes, rules)
     await audit.record(session, tenant.id, caller.actor, "project.change", project_id)
     return _shown(project, await rules_of(session, tenant.id, project_id))
 
 
 @router.delete("/projects/{project_id}", status_code=204)
-async def delete_project(
-    project_id: str, session: Session, tenant: Tenant, container: Wired, caller: Writing
-) -> Response:
+async def delete_project(project_id: str, session: Session, tenant: Tenant, caller: Writing) -> Response:
     """Its keys go with it."""
-    await governing.delete_project(session, container.policy, tenant.id, project_id)
+    await governing.delete_project(session, tenant.id, project_id)
     await audit.record(session, tenant.id, caller.actor, "project.delete", project_id)
     return Response(status_code=204)
 

@@ -14,7 +14,7 @@ from app.catalog.governing import Outcome
 from app.catalog.patterns import MAX_PATTERN
 from app.catalog.rules import Rule, rules_of
 from app.catalog.verdicts import EnabledBy, HiddenBy, OutsideBy
-from app.dependencies import Reading, Session, Tenant, Wired, Writing
+from app.dependencies import Reading, Session, Tenant, Writing
 
 router = APIRouter(tags=["rules"], route_class=StrictRoute)
 
@@ -100,12 +100,10 @@ async def get_rules(session: Session, tenant: Tenant, _: Reading) -> RulesOut:
 
 
 @router.put("/rules")
-async def replace_rules(
-    body: RulesBody, session: Session, tenant: Tenant, container: Wired, caller: Writing
-) -> ReplacedRulesOut:
+async def replace_rules(body: RulesBody, session: Session, tenant: Tenant, caller: Writing) -> ReplacedRulesOut:
     """All of them, in order, in place of those before."""
     rules = as_rules(body.rules)
-    warnings = await governing.replace_rules(session, container.policy, tenant.id, rules)
+    warnings = await governing.replace_rules(session, tenant.id, rules)
     await audit.record(session, tenant.id, caller.actor, "rules.replace", None)
     return ReplacedRulesOut(rules=_shown(rules), warnings=warnings)
 
@@ -115,12 +113,11 @@ async def preview_rules(
     body: PreviewBody,
     session: Session,
     tenant: Tenant,
-    container: Wired,
     _: Reading,
     changed: Annotated[bool, Query(description="only tools that would appear or disappear")] = False,
 ) -> PreviewOut:
     """What these rules would do in place of the stored ones; nothing is stored."""
-    preview = await governing.preview_rules(session, container.policy, tenant.id, as_rules(body.rules), body.project_id)
+    preview = await governing.preview_rules(session, tenant.id, as_rules(body.rules), body.project_id)
     changing = [each for each in preview.outcomes if each.visible != each.was_visible]
     visible = sum(each.visible for each in preview.outcomes)
     counts = zip(preview.matched, preview.decided, strict=True)

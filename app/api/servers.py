@@ -141,7 +141,7 @@ async def change_server(
         before = await servers.get_server(session, tenant.id, server_id)
     await _check_changes(container, before, changes)
     async with container.database.transaction(tenant.id) as session:
-        after = await servers.update_server(session, container.policy, container.sealer, tenant.id, server_id, changes)
+        after = await servers.update_server(session, container.sealer, tenant.id, server_id, changes)
         await audit.record(session, tenant.id, caller.actor, "server.change", server_id)
         if _is_to_be_asked(before, after):
             await jobs.enqueue(session, tenant.id, server_id, asked_by=caller.actor)

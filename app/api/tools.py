@@ -124,7 +124,7 @@ async def get_tool(tool_id: str, session: Session, tenant: Tenant, container: Wi
 async def change_tool(
     tool_id: str, body: ToolChanges, session: Session, tenant: Tenant, container: Wired, caller: Writing
 ) -> ToolOut:
-    await tools.update_tool(session, container.policy, tenant.id, tool_id, given(body))
+    await tools.update_tool(session, tenant.id, tool_id, given(body))
     await audit.record(session, tenant.id, caller.actor, "tool.change", tool_id)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
 
@@ -147,7 +147,7 @@ async def approve_tool(
     ] = None,
 ) -> ToolOut:
     """Accepts the definition as it stands: a tool that was held can be found and run again."""
-    await tools.approve_tool(session, container.policy, tenant.id, tool_id, definition_hash)
+    await tools.approve_tool(session, tenant.id, tool_id, definition_hash)
     await audit.record(session, tenant.id, caller.actor, "tool.approve", tool_id)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
 

@@ -16,8 +16,8 @@ from app.catalog.projects import (
     get_project,
     insert_project,
 )
-from app.catalog.rules import Rule, Rulebook, Ruling, store_rules
-from app.catalog.verdicts import Facts, Judge, Placement, Policy, Verdict
+from app.catalog.rules import Rule, Rulebook, Ruling, check_rules, store_rules
+from app.catalog.verdicts import GONE, Facts, Judge, Placement, Verdict
 from app.catalog.visibility import decide_again, judge_of, lock_user, read_facts
 from app.database.engine import Session
 from app.errors import InvalidInput, NotFound
@@ -65,11 +65,12 @@ class Preview:
     """How many it is the first to decide about."""
 
 
-async def replace_rules(session: Session, policy: Policy, user_id: str, rules: Sequence[Rule]) -> list[str]:
+async def replace_rules(session: Session, user_id: str, rules: Sequence[Rule]) -> list[str]:
     """With what is odd about them, though it may be meant."""
+    await check_rules(rules)
     await lock_user(session, user_id)
     await store_rules(session, user_id, OF_THE_USER, rules)
-    await decide_again(session, policy, user_id)
+    await decide_again(session, user_id)
     facts = await read_facts(session, user_id)
     return await asyncio.to_thread(lambda: list(_oddities(rules, _matched(rules, _rulings(rules, facts)))))
 
@@ -92,16 +93,14 @@ def _matched(rules: Sequence[Rule], rulings: Sequence[Ruling]) -> list[int]:
     return [counts[position] for position in range(1, len(rules) + 1)]
 
 
-async def preview_rules(
-    session: Session, policy: Policy, user_id: str, rules: Sequence[Rule], project_id: str | None
-) -> Preview:
+async def preview_rules(session: Session, user_id: str, rules: Sequence[Rule], project_id: str | None) -> Preview:
     """What they would do in place of those that are stored."""
     if project_id is not None:
         await get_project(session, user_id, project_id)
     place = OF_THE_USER if project_id is None else project_id
     facts = sorted(await read_facts(session, user_id), key=lambda each: (each.server_name, each.name))
-    now = await judge_of(session, policy, user_id)
-    then = await judge_of(session, policy, user_id, {place: rules})
+    now = await judge_of(session, user_id)
+    then = await judge_of(session, user_id, {place: rules})
     # ten thousand tools and a hundred rules take a while: not on the event loop
     return await asyncio.to_thread(_compared, facts, now, then, rules, project_id)
 
@@ -118,45 +117,45 @@ def _compared(
 def _outcome(facts: Facts, before: Verdict, after: Verdict, project_id: str | None) -> Outcome:
     if project_id is None:
         return Outcome(facts, before, after, None, None)
-    return Outcome(facts, before, after, before.placements[project_id], after.placements[project_id])
+    placed = (verdict.placements.get(project_id, GONE) for verdict in (before, after))
+    return Outcome(facts, before, after, *placed)
 
 
-async def create_project(
-    session: Session, policy: Policy, user_id: str, values: Mapping[str, Any], rules: Sequence[Rule]
-) -> Project:
+async def create_project(session: Session, user_id: str, values: Mapping[str, Any], rules: Sequence[Rule]) -> Project:
+    await check_rules(rules)
     await lock_user(session, user_id)
     if await count_projects(session, user_id) >= MAX_PROJECTS:
         raise InvalidInput(f"a user has at most {MAX_PROJECTS} projects")
     await _check_members(session, user_id, values.get("server_ids"))
     project = await insert_project(session, user_id, values)
     await store_rules(session, user_id, project.id, rules)
-    await decide_again(session, policy, user_id)
+    await decide_again(session, user_id)
     return project
 
 
 async def update_project(
     session: Session,
-    policy: Policy,
     user_id: str,
     project_id: str,
     values: Mapping[str, Any],
     rules: Sequence[Rule] | None,
 ) -> Project:
     """`rules` in place of those that were there; None leaves them."""
+    await check_rules(rules or ())
     await lock_user(session, user_id)
     await _check_members(session, user_id, values.get("server_ids"))
     project = await change_project(session, user_id, project_id, values)
     if rules is not None:
         await store_rules(session, user_id, project_id, rules)
-    await decide_again(session, policy, user_id)
+    await decide_again(session, user_id)
     return project
 
 
-async def delete_project(session: Session, policy: Policy, user_id: str, project_id: str) -> None:
+async def delete_project(session: Session, user_id: str, project_id: str) -> None:
     await lock_user(session, user_id)
     await erase_project(session, user_id, project_id)
     await store_rules(session, user_id, project_id, ())
-    await decide_again(session, policy, user_id)
+    await decide_again(session, user_id)
 
 
 async def _check_members(session: Session, user_id: str, server_ids: Sequence[str] | None) -> None:

@@ -49,8 +49,10 @@ class Everything:
 _TOOL = """
     SELECT t.id, t.server_id, v.server_name, t.name, t.title, t.description,
            t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
-           EXISTS (SELECT FROM mcp_tools o WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
-                   AND o.vanished_at IS NULL)
+           EXISTS (SELECT FROM mcp_tools o JOIN mcp_tool_embeddings w
+                   ON w.user_id = o.user_id AND w.tool_id = o.id AND w.model = v.model
+                   WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
+                   AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(w.projects)))
            OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name),
            ARRAY(SELECT DISTINCT finding ->> 'flag' FROM jsonb_array_elements(t.findings) finding ORDER BY 1),
            s.status

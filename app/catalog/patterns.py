@@ -32,6 +32,8 @@ class Pattern:
     negated: bool
     expression: str
     """In RE2's syntax; it matches where it is found in a name."""
+    size: int
+    """Of the program that RE2 makes of it: what it costs to compile and to run."""
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -47,10 +49,10 @@ def parse_pattern(text: str) -> Pattern:
         raise InvalidInput("a regular expression ends with a slash, as in `/^create_/i`; a glob may begin with `[/]`")
     expression = _from_glob(body) if regex is None else _from_regex(regex["source"], regex["flags"])
     try:
-        _alone(expression)
+        program = _alone(expression)
     except re2.error as error:
         raise InvalidInput(f"it cannot be read: {_told(error)}") from error
-    return Pattern(negated, expression)
+    return Pattern(negated, expression, program.programsize)
 
 
 def _from_regex(source: str, flags: str) -> str:

@@ -33,6 +33,15 @@ class Project:
     updated_at: datetime
 
 
+def number_of(project_id: str) -> int:
+    """By which the search rows know it: eight bytes of its id, which are as good as all of them among a user's few, and
+    keep a row small that names a hundred. What is no id of ours is nobody's."""
+    try:
+        return int.from_bytes(uuid.UUID(project_id).bytes[:8], signed=True)
+    except ValueError:
+        return 0
+
+
 async def get_project(session: Session, user_id: str, project_id: str) -> Project:
     row = (await session.execute(select(projects).where(*_this(user_id, project_id)))).one_or_none()
     if row is None:

@@ -5,6 +5,7 @@ matching rule that sets `enabled` decides; tags add up from all that match. Wher
 list names what is allowed: whatever no rule decides is off.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,9 @@ from app.errors import InvalidInput
 from app.models import OF_THE_USER, tool_rules
 
 MAX_PATTERNS = 1_000
-"""In one list of rules: the worst that can be written still judges a name in some thirty milliseconds."""
+MAX_SIZE = 50_000
+"""Of all patterns of one list, in instructions of RE2: a thousand globs, or fifty of the worst expressions. The worst
+that can be written is compiled, and judges a name, in some tens of milliseconds."""
 
 MAX_TAGS = 200
 """Different ones, in one list of rules: a tool may get them all, and its search row must stay small."""
@@ -54,7 +57,7 @@ class Rulebook:
         if len({tag for rule in rules for tag in rule.tags}) > MAX_TAGS:
             raise InvalidInput(f"a list of rules has at most {MAX_TAGS} different tags")
         self._allows = any(rule.enabled for rule in rules)
-        self._patterns = [each for position, rule in enumerate(rules, start=1) for each in _parsed(position, rule)]
+        self._patterns = list(_read(rules))
         self._set = PatternSet([pattern.expression for _, pattern in self._patterns])
 
     def judge(self, server_name: str, tool_name: str) -> Ruling:
@@ -75,11 +78,25 @@ class Rulebook:
         return self._rules[position - 1]
 
 
-def _parsed(position: int, rule: Rule) -> Iterator[tuple[int, Pattern]]:
-    patterns = [_pattern(position, place, text) for place, text in enumerate(rule.pattern, start=1)]
-    if all(pattern.negated for pattern in patterns):
-        raise InvalidInput(f"rule {position}: only negated patterns match nothing; begin with one such as `*`")
-    return ((position, pattern) for pattern in patterns)
+async def check_rules(rules: Sequence[Rule]) -> None:
+    """Raises `InvalidInput`. Off the event loop, and before anything is locked: compiling takes a while."""
+    await asyncio.to_thread(Rulebook, rules)
+
+
+def _read(rules: Sequence[Rule]) -> Iterator[tuple[int, Pattern]]:
+    """Each pattern with its rule's position."""
+    size = 0
+    for position, rule in enumerate(rules, start=1):
+        negated = True
+        for place, text in enumerate(rule.pattern, start=1):
+            pattern = _pattern(position, place, text)
+            negated &= pattern.negated
+            size += pattern.size
+            if size > MAX_SIZE:
+                raise InvalidInput(f"rule {position}, pattern {place}: the patterns are too large, all in all")
+            yield position, pattern
+        if negated:
+            raise InvalidInput(f"rule {position}: only negated patterns match nothing; begin with one such as `*`")
 
 
 def _pattern(position: int, place: int, text: str) -> Pattern:
@@ -105,8 +122,7 @@ async def all_rules(session: Session, user_id: str) -> dict[str, list[Rule]]:
 
 
 async def store_rules(session: Session, user_id: str, project_id: str, rules: Sequence[Rule]) -> None:
-    """In place of those that were there. Whoever calls decides again what is visible."""
-    Rulebook(rules)
+    """In place of those that were there. Whoever calls has checked them, and decides again what is visible."""
     these = tool_rules.c.user_id == user_id, tool_rules.c.project_id == project_id
     await session.execute(delete(tool_rules).where(*these))
     if rules:

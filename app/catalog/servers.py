@@ -13,8 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from app.catalog.projects import leave_projects
 from app.catalog.rules import follow_rename
-from app.catalog.verdicts import Policy
-from app.catalog.visibility import decide_again, lock_server
+from app.catalog.visibility import bump_catalog, decide_again, lock_server, read_policy
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import constraint_of, record
@@ -115,16 +114,13 @@ async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id
     )
 
 
-async def note_contact(
-    session: Session, policy: Policy, user_id: str, server_id: str, config_version: int | None = None
-) -> None:
+async def note_contact(session: Session, user_id: str, server_id: str, config_version: int | None = None) -> None:
     """It answered as it should."""
-    await _note_status(session, policy, user_id, server_id, config_version, "connected", None, None)
+    await _note_status(session, user_id, server_id, config_version, "connected", None, None)
 
 
 async def note_trouble(
     session: Session,
-    policy: Policy,
     user_id: str,
     server_id: str,
     cause: str,
@@ -132,12 +128,11 @@ async def note_trouble(
     config_version: int | None = None,
 ) -> None:
     status: Status = "disconnected" if cause in DISCONNECTIONS else "error"
-    await _note_status(session, policy, user_id, server_id, config_version, status, cause, message)
+    await _note_status(session, user_id, server_id, config_version, status, cause, message)
 
 
 async def _note_status(
     session: Session,
-    policy: Policy,
     user_id: str,
     server_id: str,
     config_version: int | None,
@@ -148,14 +143,23 @@ async def _note_status(
     """Writes only where it is news, and true of the server as it is configured now: nearly every call ends here."""
     known = mcp_servers.c.status, mcp_servers.c.last_cause, mcp_servers.c.last_error
     this = *_this(user_id, server_id), *_still(config_version)
-    before = (await session.execute(select(*known).where(*this))).one_or_none()
-    if before is None or tuple(before) == (status, cause, message):
+    if await _is_old_news(session, known, this, (status, cause, message)):
         return
     await lock_server(session, user_id, server_id)
+    # once more, since somebody else may have held the lock
+    if await _is_old_news(session, known, this, (status, cause, message)):
+        return
     values = {"status": status, "last_cause": cause, "last_error": message}
     await session.execute(update(mcp_servers).where(*this).values(**values))
-    if before.status != status or (before.last_error is None) != (message is None):
-        await decide_again(session, policy, user_id, server_id)
+    if (await read_policy(session)).find_failing:
+        await bump_catalog(session, user_id)  # answers show it
+    else:
+        await decide_again(session, user_id, server_id)
+
+
+async def _is_old_news(session: Session, columns: Sequence[Any], this: Sequence[Any], news: tuple[Any, ...]) -> bool:
+    known = (await session.execute(select(*columns).where(*this))).one_or_none()
+    return known is None or tuple(known) == news
 
 
 async def reseal_headers(session: Session, sealer: Sealer) -> tuple[int, int]:
@@ -200,7 +204,7 @@ async def server_ids_of(session: Session, user_id: str) -> list[str]:
 
 
 async def update_server(
-    session: Session, policy: Policy, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
+    session: Session, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
 ) -> Server:
     values = dict(changes)
     before = await lock_server(session, user_id, server_id)
@@ -221,7 +225,7 @@ async def update_server(
     if before is not None and before.name != row.name:
         await follow_rename(session, user_id, before.name, row.name)
     if _DECIDING & values.keys():
-        await decide_again(session, policy, user_id, server_id)
+        await decide_again(session, user_id, server_id)
     return _server(row)
 
 

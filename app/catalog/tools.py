@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Row, Select, any_, false, func, literal, select, update
 
-from app.catalog.verdicts import EnabledBy, HiddenBy, Policy
+from app.catalog.projects import number_of
+from app.catalog.verdicts import EnabledBy, HiddenBy
 from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, decide_again, lock_server
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
@@ -110,19 +111,17 @@ async def find_named(session: Session, user_id: str, name: str) -> str | None:
     return tool_id
 
 
-async def update_tool(session: Session, policy: Policy, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> None:
+async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> None:
     """A person's own switch stands above what a rule decides; None gives it back to the rules."""
     values = dict(changes)
     if "enabled" in values:
         values["switched"] = values.pop("enabled")
     server_id = await _locked_server(session, user_id, tool_id)
     await session.execute(update(mcp_tools).where(*_this(user_id, tool_id)).values(**values, updated_at=func.now()))
-    await decide_again(session, policy, user_id, server_id)
+    await decide_again(session, user_id, server_id)
 
 
-async def approve_tool(
-    session: Session, policy: Policy, user_id: str, tool_id: str, seen_hash: str | None = None
-) -> None:
+async def approve_tool(session: Session, user_id: str, tool_id: str, seen_hash: str | None = None) -> None:
     """The definition as it stands becomes the accepted one. `seen_hash` is of the one that was looked at: where
     another has come since, nobody has accepted that."""
     server_id = await _locked_server(session, user_id, tool_id)
@@ -131,7 +130,7 @@ async def approve_tool(
         raise Conflict("the definition has changed again since you looked at it")
     accepted = {"state": "approved", "approved_hash": stored_hash}
     await session.execute(update(mcp_tools).where(*_this(user_id, tool_id)).values(**accepted))
-    await decide_again(session, policy, user_id, server_id)
+    await decide_again(session, user_id, server_id)
 
 
 async def history_of(session: Session, user_id: str, tool_id: str, page: PageRequest) -> Page[Change]:
@@ -196,7 +195,7 @@ def _managed(user_id: str, model: str, project_id: str | None) -> Select[Any]:
 
 
 def _seen_in(project_id: str | None) -> tuple[Any, ...]:
-    return () if project_id is None else (_visible(), _ROW.projects.has_key(project_id))
+    return () if project_id is None else (_visible(), literal(number_of(project_id)) == any_(_ROW.projects))
 
 
 def _visible() -> ColumnElement[bool]:
@@ -207,7 +206,7 @@ def _tags(project_id: str | None) -> ColumnElement[Any]:
     tags = func.coalesce(_ROW.tags, mcp_tools.c.tags)
     if project_id is None:
         return tags
-    tags_added = select(func.jsonb_array_elements_text(_ROW.projects[project_id]))
+    tags_added = select(func.jsonb_array_elements_text(_ROW.project_tags[project_id]))
     added = tags_added.correlate(mcp_tool_embeddings).scalar_subquery()
     return tags.op("||")(func.array(added))
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from app.catalog.projects import Project
+from app.catalog.projects import Project, number_of
 from app.catalog.rules import Rulebook, Ruling
 
 EnabledBy = Literal["default", "rule", "user"]
@@ -60,6 +60,10 @@ class Placement:
     """Beyond those that it has for the user."""
 
 
+GONE = Placement("member")
+"""In a project that has been deleted meanwhile."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     enabled: bool
@@ -75,15 +79,18 @@ class Verdict:
         return self.hidden_by is None
 
     def stored(self) -> dict[str, Any]:
-        """As it is written: `projects` are those that see the tool, with the tags that they add."""
-        inside = {key: list(place.tags) for key, place in self.placements.items() if place.outside_by is None}
+        """As it is written: `projects` are those that see the tool, `project_tags` what tags they add."""
+        inside = {
+            key: place.tags for key, place in self.placements.items() if place.outside_by is None and self.visible
+        }
         return {
             "enabled": self.enabled,
             "enabled_by": self.enabled_by,
             "hidden_by": self.hidden_by,
             "visible": self.visible,
             "tags": list(self.tags),
-            "projects": inside if self.visible else {},
+            "projects": sorted(number_of(key) for key in inside),
+            "project_tags": {key: list(tags) for key, tags in inside.items() if tags},
         }
 
 

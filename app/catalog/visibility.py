@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from sqlalchemy import select, update
 
-from app.catalog.projects import all_projects
+from app.catalog.projects import all_projects, number_of
 from app.catalog.rules import Rule, Rulebook, all_rules
 from app.catalog.verdicts import Facts, Judge, Policy, Verdict
 from app.database.engine import Database, Session
@@ -26,24 +26,28 @@ VISIBLE = """
     v.user_id = %(user_id)s
     AND v.model = %(model)s
     AND v.enabled
-    AND (%(project_id)s::text IS NULL OR v.projects ? %(project_id)s::text)
+    AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(v.projects))
     AND (%(server_ids)s::text[] IS NULL OR v.server_id = ANY(%(server_ids)s::text[]))
     AND (%(tags)s::text[] IS NULL OR v.tags && %(tags)s::text[]
-         OR (%(project_id)s::text IS NOT NULL AND v.projects -> %(project_id)s::text ?| %(tags)s::text[]))
+         OR (%(project_id)s::text IS NOT NULL AND v.project_tags -> %(project_id)s::text ?| %(tags)s::text[]))
 """
 """Follows WHERE; `v` is `mcp_tool_embeddings`."""
 
 TAGS = """
-    CASE WHEN %(project_id)s::text IS NULL THEN v.tags
-         ELSE v.tags || ARRAY(SELECT jsonb_array_elements_text(v.projects -> %(project_id)s::text)) END
+    CASE WHEN %(project_id)s::text IS NULL OR NOT v.project_tags ? %(project_id)s::text THEN v.tags
+         ELSE v.tags || ARRAY(SELECT jsonb_array_elements_text(v.project_tags -> %(project_id)s::text)) END
 """
 """Of `v`, as the scope sees it."""
 
 _NEXT_VERSION = catalog_versions.next_value()
 
-_FACTS = """
-    SELECT t.id, t.name, s.id, s.name, s.enabled, s.last_error IS NOT NULL, s.tool_permissions, s.tags, t.tags,
-           t.switched, t.state = 'changed', coalesce((t.annotations -> 'readOnlyHint')::text = 'true', false)
+# a list that we refused says nothing against the server: the old one stays
+_FAILING = "s.last_error IS NOT NULL AND s.last_cause IS DISTINCT FROM 'empty_listing'"
+
+_FACTS = f"""
+    SELECT t.id, t.name, s.id, s.name, s.enabled, {_FAILING},
+           s.tool_permissions, s.tags, t.tags, t.switched, t.state = 'changed',
+           coalesce((t.annotations -> 'readOnlyHint')::text = 'true', false)
     FROM mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
     WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL
       AND (%(server_id)s::text IS NULL OR t.server_id = %(server_id)s::text)
@@ -51,7 +55,8 @@ _FACTS = """
 
 _DECIDED = """
     jsonb_to_recordset(%(decided)s::jsonb) AS decided (
-        id text, enabled boolean, enabled_by text, hidden_by text, visible boolean, tags text[], projects jsonb)
+        id text, enabled boolean, enabled_by text, hidden_by text,
+        visible boolean, tags text[], projects bigint[], project_tags jsonb)
 """
 
 _WRITE_TOOLS = f"""
@@ -65,23 +70,27 @@ _WRITE_TOOLS = f"""
 
 _WRITE_ROWS = f"""
     UPDATE mcp_tool_embeddings v
-    SET enabled = decided.visible, tags = decided.tags, projects = decided.projects
+    SET enabled = decided.visible, tags = decided.tags,
+        projects = decided.projects, project_tags = decided.project_tags
     FROM {_DECIDED}
     WHERE v.user_id = %(user_id)s AND v.tool_id = decided.id
-      AND (v.enabled, v.tags, v.projects) IS DISTINCT FROM (decided.visible, decided.tags, decided.projects)
+      AND (v.enabled, v.tags, v.projects, v.project_tags)
+          IS DISTINCT FROM (decided.visible, decided.tags, decided.projects, decided.project_tags)
 """
 
 _NESTED_LOOPS = "SELECT set_config('enable_nestloop', %(allowed)s, true)"
 
-_DECIDED_OTHERWISE = """
-    SELECT DISTINCT user_id, server_id FROM mcp_tools
-    WHERE vanished_at IS NULL AND (state = 'changed' OR hidden_by IN ('changed', 'status'))
-      AND (hidden_by = 'changed' AND NOT %(hold_changed)s
-           OR hidden_by = 'status' AND %(find_failing)s
-           OR state = 'changed' AND hidden_by IS NULL AND %(hold_changed)s)
+_ADOPT = "UPDATE policy SET hold_changed = %(hold_changed)s, find_failing = %(find_failing)s"
+
+_DECIDED_OTHERWISE = f"""
+    SELECT DISTINCT t.user_id, t.server_id FROM mcp_tools t, policy
+    WHERE t.vanished_at IS NULL AND (t.state = 'changed' OR t.hidden_by IN ('changed', 'status'))
+      AND (t.hidden_by = 'changed' AND NOT policy.hold_changed
+           OR t.hidden_by = 'status' AND policy.find_failing
+           OR t.state = 'changed' AND t.hidden_by IS NULL AND policy.hold_changed)
     UNION
-    SELECT s.user_id, s.id FROM mcp_servers s
-    WHERE s.last_error IS NOT NULL AND NOT %(find_failing)s AND EXISTS (
+    SELECT s.user_id, s.id FROM mcp_servers s, policy
+    WHERE {_FAILING} AND NOT policy.find_failing AND EXISTS (
         SELECT FROM mcp_tools t
         WHERE t.user_id = s.user_id AND t.server_id = s.id AND t.hidden_by IS NULL AND t.vanished_at IS NULL)
 """
@@ -112,6 +121,7 @@ class Scope:
             "user_id": self.user_id,
             "model": self.model,
             "project_id": self.project_id,
+            "project": None if self.project_id is None else number_of(self.project_id),
             "server_ids": None if self.server_ids is None else list(self.server_ids),
             "tags": None if self.tags is None else list(self.tags),
         }
@@ -149,10 +159,32 @@ async def read_facts(session: Session, user_id: str, server_id: str | None = Non
     return [Facts(*row) for row in await session.rows(_FACTS, {"user_id": user_id, "server_id": server_id})]
 
 
-async def judge_of(
-    session: Session, policy: Policy, user_id: str, instead: Mapping[str, Sequence[Rule]] | None = None
-) -> Judge:
+async def read_policy(session: Session) -> Policy:
+    [row] = await session.rows("SELECT hold_changed, find_failing FROM policy")
+    return Policy(*row)
+
+
+async def adopt_policy(database: Database, policy: Policy) -> None:
+    """When a service starts: from now on all who decide go by it, here and elsewhere."""
+    async with database.system_transaction() as session:
+        await session.rows(_ADOPT, {"hold_changed": policy.hold_changed, "find_failing": policy.find_failing})
+    await decide_where_needed(database)
+
+
+async def decide_where_needed(database: Database) -> None:
+    """What was decided under another policy is decided again. Now and then, too: whoever was deciding while the policy
+    changed may have written later than whoever changed it looked."""
+    async with database.system_transaction() as session:
+        otherwise = await session.rows(_DECIDED_OTHERWISE)
+    for user_id, server_id in otherwise:
+        async with database.transaction(user_id) as session:
+            if await lock_server(session, user_id, server_id) is not None:
+                await decide_again(session, user_id, server_id)
+
+
+async def judge_of(session: Session, user_id: str, instead: Mapping[str, Sequence[Rule]] | None = None) -> Judge:
     """`instead`: rules to be judged by in place of stored ones, by project."""
+    policy = await read_policy(session)
     rules = {**await all_rules(session, user_id), **(instead or {})}
     projects = await all_projects(session, user_id)
 
@@ -164,10 +196,10 @@ async def judge_of(
     return await asyncio.to_thread(made)
 
 
-async def verdicts(session: Session, policy: Policy, user_id: str, server_id: str | None = None) -> dict[str, Verdict]:
+async def verdicts(session: Session, user_id: str, server_id: str | None = None) -> dict[str, Verdict]:
     """By tool. Whoever asks in order to write holds the server's lock, or the user's where no server is named."""
     facts = await read_facts(session, user_id, server_id)
-    judge = await judge_of(session, policy, user_id)
+    judge = await judge_of(session, user_id)
     return await asyncio.to_thread(lambda: {each.tool_id: judge.judge(each) for each in facts})
 
 
@@ -182,21 +214,10 @@ async def write_verdicts(session: Session, user_id: str, decided: Mapping[str, V
     await session.rows(_NESTED_LOOPS, {"allowed": "on"})
 
 
-async def decide_again(session: Session, policy: Policy, user_id: str, server_id: str | None = None) -> None:
+async def decide_again(session: Session, user_id: str, server_id: str | None = None) -> None:
     """After a change of whatever decides; of all servers unless one is named."""
-    await write_verdicts(session, user_id, await verdicts(session, policy, user_id, server_id))
+    await write_verdicts(session, user_id, await verdicts(session, user_id, server_id))
     await bump_catalog(session, user_id)
-
-
-async def decide_by(database: Database, policy: Policy) -> None:
-    """When the service starts: what was decided under other settings is decided again."""
-    parameters = {"hold_changed": policy.hold_changed, "find_failing": policy.find_failing}
-    async with database.system_transaction() as session:
-        otherwise = await session.rows(_DECIDED_OTHERWISE, parameters)
-    for user_id, server_id in otherwise:
-        async with database.transaction(user_id) as session:
-            if await lock_server(session, user_id, server_id) is not None:
-                await decide_again(session, policy, user_id, server_id)
 
 
 async def bump_catalog(session: Session, user_id: str) -> None:

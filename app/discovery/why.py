@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.accounts.users import User
-from app.catalog.verdicts import Facts, HiddenBy, OutsideBy, Placement, Policy, Verdict
+from app.catalog.verdicts import GONE, Facts, HiddenBy, OutsideBy, Placement, Verdict
 from app.catalog.visibility import judge_of, read_facts
 from app.discovery.discover import Ask, Discoverer, Discovery, discover, embedded, question_of
 from app.search.hybrid import POOL, Evidence, Found
@@ -43,24 +43,22 @@ _OUTSIDE: Mapping[OutsideBy, tuple[str, str]] = {
     "rule": ("disabled_by_project_rule", "it is off by rule {rule} of the project"),
     "read_only": ("not_read_only", "the project is read-only, and the tool does not say that it only reads"),
 }
-_GONE = Placement("member")
 _NO_RULE = "no rule allows it, and some rule says what is allowed"
 
 
-async def explain(
-    discoverer: Discoverer, policy: Policy, user: User, ask: Ask, wanted: str, *, confined: bool
-) -> list[Reason]:
+async def explain(discoverer: Discoverer, user: User, ask: Ask, wanted: str, *, confined: bool) -> list[Reason]:
     """One for each tool that is meant by a key, a name or `SERVER.TOOL`. To a caller who is `confined` to a project,
     what lies outside it is not there."""
     async with discoverer.database.snapshot(user.id) as session:
         meant = [facts for facts in await read_facts(session, user.id) if _is_meant(facts, wanted)]
-        judge = await judge_of(session, policy, user.id)
+        judge = await judge_of(session, user.id)
     judged = [(facts, judge.judge(facts)) for facts in meant]
     if confined:
         judged = [(facts, verdict) for facts, verdict in judged if _unseen(ask, facts, verdict) is None]
     discovery = await discover(discoverer, user, replace(ask, explain=True))
     if not judged:
-        native = {each.offer.name for each in discovery.tools if each.source == "core"}
+        core = [each.offer for each in discovery.tools if each.source == "core"]
+        native = {name for offer in core for name in (offer.tool_id, offer.name)}
         return (
             [Reason("included", "it is a core tool, which every answer includes")]
             if wanted in native
@@ -96,7 +94,7 @@ def _unseen(ask: Ask, facts: Facts, verdict: Verdict) -> Reason | None:
         code, message = _HIDDEN[verdict.hidden_by]
         return Reason(code, _by(message, verdict.rule), facts, verdict.rule)
     project_id = ask.scope.project_id
-    placement = Placement(None) if project_id is None else verdict.placements.get(project_id, _GONE)
+    placement = Placement(None) if project_id is None else verdict.placements.get(project_id, GONE)
     if placement.outside_by is None:
         return None
     code, message = _OUTSIDE[placement.outside_by]

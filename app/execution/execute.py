@@ -20,7 +20,6 @@ from app.cache import TtlCache
 from app.catalog import servers
 from app.catalog.aliases import DIGEST, digest_in, is_alias_of
 from app.catalog.offers import Offer, offers_called, read_offers
-from app.catalog.verdicts import Policy
 from app.catalog.visibility import Scope
 from app.database.engine import Database, Session
 from app.errors import (
@@ -62,7 +61,6 @@ class Executor:
     upstream: Upstream
     sealer: Sealer
     metrics: Metrics
-    policy: Policy
     timeout_s: float
     max_result_bytes: int
     valid_schemas: TtlCache[bytes, bool] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
@@ -273,7 +271,7 @@ class _Record:
         if self.tool is None:
             return
         endpoint = self.tool.endpoint
-        this = session, self._executor.policy, endpoint.user_id, endpoint.server_id
+        this = session, endpoint.user_id, endpoint.server_id
         if self._executed is not None:
             await servers.note_contact(*this, endpoint.config_version)
         elif isinstance(failure, ServerUnreachable) and failure.cause != "push":

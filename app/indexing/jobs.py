@@ -17,13 +17,12 @@ from sqlalchemy.exc import IntegrityError
 
 from app import audit
 from app.catalog.servers import note_trouble
-from app.catalog.verdicts import Policy
 from app.catalog.visibility import lock_server
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
 from app.errors import NotFound, ToolscoutError
-from app.models import index_runs
+from app.models import index_runs, mcp_servers
 
 MAX_ATTEMPTS = 3
 KEPT_RUNS = 50
@@ -113,6 +112,9 @@ async def enqueue(
 ) -> Run:
     """A pushed list is indexed as it is; without one the server is asked, unless what is stored of it is enough.
     `force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with."""
+    # before the run, as whoever renames the server does: two who wait for each other would both wait in vain
+    server = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
+    await session.execute(select(mcp_servers.c.id).where(*server).with_for_update(read=True, key_share=True))
     statement = insert(index_runs).values(
         user_id=user_id,
         id=str(uuid.uuid4()),
@@ -237,14 +239,12 @@ async def release(session: Session, claimed: Claim, pause_s: float = 0, *, attem
     await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
 
 
-async def retry_later(
-    session: Session, policy: Policy, claimed: Claim, cause: str, message: str, delay_s: float
-) -> None:
+async def retry_later(session: Session, claimed: Claim, cause: str, message: str, delay_s: float) -> None:
     """The run stays what it is, a run under way, and is taken up again when its lease has passed."""
     await lock_server(session, claimed.user_id, claimed.server_id)
     values = {"lease_until": func.now() + seconds(delay_s), "error": {"cause": cause, "message": message}}
     if (await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))).rowcount:
-        await note_trouble(session, policy, claimed.user_id, claimed.server_id, cause, message)
+        await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
 
 
 async def fence(session: Session, claimed: Claim) -> None:
@@ -268,7 +268,7 @@ async def succeed(session: Session, claimed: Claim, outcome: Outcome, total: int
     await _end(session, claimed, values, audit.SUCCEEDED)
 
 
-async def fail(session: Session, policy: Policy, claimed: Claim, cause: str, message: str, outcome: Outcome) -> None:
+async def fail(session: Session, claimed: Claim, cause: str, message: str, outcome: Outcome) -> None:
     values = {
         "state": "failed",
         "counts": outcome.counts(),
@@ -278,7 +278,7 @@ async def fail(session: Session, policy: Policy, claimed: Claim, cause: str, mes
     }
     await lock_server(session, claimed.user_id, claimed.server_id)
     if await _end(session, claimed, values, cause):
-        await note_trouble(session, policy, claimed.user_id, claimed.server_id, cause, message)
+        await note_trouble(session, claimed.user_id, claimed.server_id, cause, message)
 
 
 async def _end(session: Session, claimed: Claim, values: Mapping[str, Any], outcome: str) -> bool:

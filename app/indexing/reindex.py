@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from app.catalog.servers import Server, get_endpoint, get_server, note_contact
 from app.catalog.verdicts import Policy
-from app.catalog.visibility import Locked, lock_server
+from app.catalog.visibility import Locked, lock_server, read_policy
 from app.database.engine import Database
 from app.embeddings.base import Embedder, Vector
 from app.errors import EmbeddingFailed
@@ -39,7 +39,6 @@ class Indexer:
     dimension: int
     count_tokens: CountTokens
     metrics: Metrics
-    policy: Policy
     max_tools: int
     ann_above: int
     upstream: Upstream
@@ -70,6 +69,7 @@ async def _reindex_once(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
 async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing) -> jobs.RunState:
     async with indexer.database.transaction(run.user_id) as session:
         stored = await store.stored_tools(session, run.user_id, run.server_id, indexer.embedder.model)
+        policy = await read_policy(session)
     offered_before = any(not tool.vanished for tool in stored.values())
     if offered_before and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
@@ -86,14 +86,14 @@ async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Lis
         embedded=embedding.computed,
         refused_count=listing.refused_count,
         refused=[asdict(refusal) for refusal in listing.refused],
-        warnings=[*_told(indexer, run, server, listing, plan), *embedding.warnings],
+        warnings=[*_told(policy, run, server, listing, plan), *embedding.warnings],
     )
     seen = Locked(server.name, server.config_version)
     await _apply(indexer, run, place, seen, plan, embedding.vectors, outcome, total=len(listing.tools))
     return "succeeded"
 
 
-def _told(indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing, plan: Plan) -> Iterator[str]:
+def _told(policy: Policy, run: jobs.Claim, server: Server, listing: Listing, plan: Plan) -> Iterator[str]:
     """What a person should know of."""
     if run.payload is not None and server.transport != "push":
         yield "this server is asked for its own list, which will take this one's place"
@@ -101,7 +101,7 @@ def _told(indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing, p
     flagged = [tool.definition.name for tool in listing.tools if tool.findings]
     if flagged:
         yield f"flagged, see `findings` of the tool: {_some(flagged)}"
-    if plan.unapproved and indexer.policy.hold_changed:
+    if plan.unapproved and policy.hold_changed:
         yield f"changed, and held until approved: {_some(plan.unapproved)}"
 
 
@@ -137,7 +137,7 @@ async def _refuse_empty(indexer: Indexer, run: jobs.Claim, listing: Listing) -> 
     refused = [asdict(refusal) for refusal in listing.refused]
     outcome = jobs.Outcome(refused_count=listing.refused_count, refused=refused, warnings=listing.warnings)
     async with indexer.database.transaction(run.user_id) as session:
-        await jobs.fail(session, indexer.policy, run, "empty_listing", message, outcome)
+        await jobs.fail(session, run, "empty_listing", message, outcome)
     return "failed"
 
 
@@ -159,7 +159,6 @@ async def _apply(
         if not plan.empty:
             await store.apply(
                 session,
-                indexer.policy,
                 run.user_id,
                 place,
                 plan,
@@ -168,7 +167,7 @@ async def _apply(
                 ann_above=indexer.ann_above,
             )
         if run.asks or run.payload is not None:
-            await note_contact(session, indexer.policy, run.user_id, run.server_id)
+            await note_contact(session, run.user_id, run.server_id)
         await jobs.succeed(session, run, outcome, total)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, case, delete, func, insert, null, select, upda
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from app.catalog.tools import recount
-from app.catalog.verdicts import Policy, Verdict
+from app.catalog.verdicts import Verdict
 from app.catalog.visibility import verdicts, write_verdicts
 from app.database.engine import Session
 from app.embeddings.base import Vector
@@ -96,7 +96,6 @@ async def remember_vectors(session: Session, model: str, vectors: Mapping[bytes,
 
 async def apply(
     session: Session,
-    policy: Policy,
     user_id: str,
     place: Place,
     plan: Plan,
@@ -109,7 +108,7 @@ async def apply(
     await _let_vanish(session, user_id, place.server_id, plan.removed_ids)
     await _write_history(session, user_id, place.server_id, run_id, plan.rows)
     await _write_tools(session, user_id, place.server_id, plan.rows)
-    decided = await verdicts(session, policy, user_id, place.server_id)
+    decided = await verdicts(session, user_id, place.server_id)
     await _write_index(session, user_id, place, plan, vectors, decided)
     await write_verdicts(session, user_id, decided)
     await _write_vectors(session, user_id, place, plan, vectors)
@@ -128,7 +127,8 @@ async def _let_vanish(session: Session, user_id: str, server_id: str, tool_ids: 
     t = mcp_tools.c
     gone = t.user_id == user_id, t.id.in_(tool_ids)
     await session.execute(update(mcp_tools).where(*gone).values(vanished_at=func.now()))
-    vanished = select(t.id).where(*_of(user_id, server_id), t.vanished_at.is_not(None))
+    # what a person has switched off must not come back by being forgotten
+    vanished = select(t.id).where(*_of(user_id, server_id), t.vanished_at.is_not(None), t.switched.is_(None))
     oldest = vanished.order_by(t.vanished_at.desc(), t.id).offset(VANISHED_KEPT)
     await session.execute(delete(mcp_tools).where(t.user_id == user_id, t.id.in_(oldest)))
 
@@ -276,7 +276,7 @@ def _vector(hashes: Mapping[str, str], vectors: Mapping[str, Vector], tool_id: s
 
 def _stored(verdict: Verdict) -> dict[str, Any]:
     stored = verdict.stored()
-    return {"enabled": stored["visible"], "tags": stored["tags"], "projects": stored["projects"]}
+    return {"enabled": stored["visible"], **{name: stored[name] for name in ("tags", "projects", "project_tags")}}
 
 
 async def _write_vectors(

@@ -15,6 +15,7 @@ from functools import partial
 from sqlalchemy import Row, case, func, select
 
 from app.cache import TtlCache
+from app.catalog.visibility import decide_where_needed
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import jobs
 from app.indexing.reindex import Indexer, reindex_server
@@ -184,7 +185,7 @@ class Worker:
         # jitter, so that servers behind one gateway that stumbled are not all asked again at once
         pause_s = self._pace.retry_s * 4 ** (run.attempts - 1) * random.uniform(0.75, 1.25)  # noqa: S311
         async with self._indexer.database.transaction(run.user_id) as session:
-            await jobs.retry_later(session, self._indexer.policy, run, error.cause, error.message, pause_s)
+            await jobs.retry_later(session, run, error.cause, error.message, pause_s)
         return "retried"
 
     @asynccontextmanager
@@ -208,7 +209,7 @@ class Worker:
         extra = {"run_id": run.id, "server_id": run.server_id, "cause": cause}
         logger.warning("index run failed", extra=extra)
         async with self._indexer.database.transaction(run.user_id) as session:
-            await jobs.fail(session, self._indexer.policy, run, cause, message, jobs.Outcome())
+            await jobs.fail(session, run, cause, message, jobs.Outcome())
 
     async def _release(self, run: jobs.Claim, *, attempted: bool) -> None:
         with suppress(Unavailable, QueryInterrupted):
@@ -263,6 +264,7 @@ class Worker:
         """Servers that have not been asked for long; those that were away, sooner."""
         every_s = self._pace.reindex_every_s
         await asyncio.sleep(min(_LOOK_ROUND_S, every_s / 2) if every_s else _LOOK_ROUND_S)
+        await decide_where_needed(self._indexer.database)
         if every_s:
             await self.queue_unasked()
 

@@ -8,6 +8,14 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
+CREATE TABLE policy (
+    id boolean PRIMARY KEY DEFAULT true CHECK (id),
+    hold_changed boolean NOT NULL DEFAULT false,
+    find_failing boolean NOT NULL DEFAULT true
+);
+INSERT INTO policy DEFAULT VALUES;
+GRANT SELECT, UPDATE ON policy TO toolscout_app;
+
 CREATE TABLE projects (
     user_id text NOT NULL REFERENCES users (id) ON DELETE CASCADE,
     id text NOT NULL,
@@ -52,7 +60,8 @@ ALTER TABLE mcp_tools ALTER COLUMN approved_hash SET NOT NULL;
 CREATE INDEX mcp_tools_in_question ON mcp_tools (user_id, server_id)
     WHERE state = 'changed' OR hidden_by IN ('changed', 'status');
 
-ALTER TABLE mcp_tool_embeddings ADD COLUMN projects jsonb NOT NULL DEFAULT '{}';
+ALTER TABLE mcp_tool_embeddings ADD COLUMN projects bigint[] NOT NULL DEFAULT '{}';
+ALTER TABLE mcp_tool_embeddings ADD COLUMN project_tags jsonb NOT NULL DEFAULT '{}';
 
 CREATE TABLE tool_changes (
     user_id text NOT NULL,
@@ -70,10 +79,15 @@ CREATE TABLE tool_changes (
 CREATE INDEX tool_changes_at ON tool_changes (user_id, tool_id, at, id);
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON projects, tool_rules, tool_changes TO toolscout_app;
+
+-- what is stored of each server is looked through once, as every listing is from now on
+INSERT INTO index_runs (user_id, id, server_id, asks)
+SELECT user_id, gen_random_uuid()::text, id, false FROM mcp_servers WHERE tool_count > 0 ON CONFLICT DO NOTHING;
 """
 
 DOWNGRADE = """
 DROP TABLE tool_changes;
+ALTER TABLE mcp_tool_embeddings DROP COLUMN project_tags;
 ALTER TABLE mcp_tool_embeddings DROP COLUMN projects;
 DELETE FROM mcp_tools WHERE vanished_at IS NOT NULL;
 -- what was hidden stays hidden, for whatever reason, though the older service knows but one
@@ -90,6 +104,7 @@ DELETE FROM api_keys WHERE project_id IS NOT NULL;
 ALTER TABLE api_keys DROP COLUMN project_id;
 DROP TABLE tool_rules;
 DROP TABLE projects;
+DROP TABLE policy;
 """
 
 OWN = "user_id = (SELECT current_setting('app.user_id', true))"

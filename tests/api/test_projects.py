@@ -556,3 +556,17 @@ async def test_a_deleted_project_ends_its_keys_within_a_second_and_no_others(
         assert project_id not in {each["project_id"] for each in await everything(admin, "/keys")}
     assert len(await team.tools()) == len(ALL)
     assert (await team.http.delete(f"/projects/{other}")).status_code == 204
+
+
+async def test_the_names_of_a_projects_tools_tell_nothing_of_what_lies_outside(user: TestUser) -> None:
+    docs = await user.add_tools(tool("search", "Searches the docs."), server="docs")
+    inside = await make(user, server_ids=[docs])
+    everything = await make(user)
+    await user.add_tools(tool("search", "Searches the mail."), server="mail")
+
+    async def aliases(project_id: str) -> list[str]:
+        answer = await user.discover("search the docs", project_id=project_id, similarity_threshold=0)
+        return [each["alias"] for each in answer["tools"]]
+
+    assert await aliases(inside) == ["search"]
+    assert [alias.split("_")[0] for alias in sorted(await aliases(everything))] == ["docs", "mail"]

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from app.catalog.servers import note_trouble
 from app.catalog.verdicts import Policy
-from app.catalog.visibility import decide_by
+from app.catalog.visibility import adopt_policy
 from app.database.embedded import EmbeddedPostgres
 from app.indexing import store
 from app.wiring import Container, open_container
@@ -495,7 +496,8 @@ async def test_a_service_that_starts_with_another_setting_decides_again(
         server_id = await user.add_tools(FORECAST, REFUND)
         await user.push(server_id, [OTHER, REFUND])
         failing = await user.add_tools(tool("send_mail"), server="mail")
-        assert (await user.push(failing, []))["state"] == "failed"
+        async with lenient.database.transaction(user.id) as session:
+            await note_trouble(session, user.id, failing, "closed", "It broke.")
         assert await hidden(user) == {"get_forecast": None, "send_mail": None, "refund_payment": None}
         assert await is_found(user)
         key = user.key
@@ -516,16 +518,17 @@ async def test_a_service_that_starts_with_the_same_settings_decides_nothing_agai
     server_id = await wary.add_tools(FORECAST, REFUND)
     await wary.push(server_id, [OTHER, REFUND])
     before = await catalog_version(strict, wary)
-    for policy, again in ((Policy(hold_changed=False), True), (strict.policy, True), (strict.policy, False)):
-        await decide_by(strict.database, policy)
+    held = Policy(hold_changed=True)
+    for policy, again in ((Policy(hold_changed=False), True), (held, True), (held, False)):
+        await adopt_policy(strict.database, policy)
         assert (await catalog_version(strict, wary) != before) is again
         before = await catalog_version(strict, wary)
     await wary.push(server_id, [REFUND])
     before = await catalog_version(strict, wary)
-    for policy in (Policy(hold_changed=False), strict.policy, Policy(hold_changed=True, find_failing=False)):
-        await decide_by(strict.database, policy)
+    for policy in (Policy(hold_changed=False), held, Policy(hold_changed=True, find_failing=False)):
+        await adopt_policy(strict.database, policy)
         assert await catalog_version(strict, wary) == before
-    await decide_by(strict.database, strict.policy)
+    await adopt_policy(strict.database, held)
 
 
 async def catalog_version(container: Container, user: TestUser) -> int:

@@ -1,5 +1,6 @@
 """What a server permits, servers that fail, and users for whom discovery is off: found is what can be run."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.catalog.servers import note_contact, note_trouble
 from app.database.embedded import EmbeddedPostgres
 from app.wiring import Container, open_container
 from tests.api.checks import assert_problem
@@ -214,13 +216,12 @@ async def test_a_call_that_finds_nobody_hides_the_servers_tools_until_it_answers
         assert (await found(user)).keys() == await run(user, {"search", "write"}) == {"search", "write"}
 
 
-async def test_a_pushed_server_fails_only_by_a_list_that_is_refused(choosy: Container) -> None:
+async def test_a_list_that_is_refused_hides_nothing(choosy: Container) -> None:
+    """The old one stays, and the server has done nothing but send another."""
     async with new_user(choosy) as user:
         server_id = await user.add_tools(SEARCH)
         assert (await found(user)).keys() == {"search"}
         assert (await user.push(server_id, []))["state"] == "failed"
-        assert (await found(user)).keys() == set()
-        await user.push(server_id, [SEARCH])
         assert (await found(user)).keys() == {"search"}
 
 
@@ -263,3 +264,26 @@ async def test_a_pattern_is_no_name_to_permit(user: TestUser, name: str) -> None
     body = {"name": "notes", "transport": "push", "tool_permissions": {name: False}}
     assert_problem(await user.http.post("/servers", json=body), 422)
     assert (await user.http.post("/servers", json={**body, "tool_permissions": {"*": False}})).status_code == 201
+
+
+async def test_of_two_who_tell_a_servers_status_at_once_the_later_one_decides(choosy: Container) -> None:
+    async with new_user(choosy) as user:
+        server_id = await user.add_tools(SEARCH)
+        this = user.id, server_id
+        async with choosy.database.transaction(user.id) as session:
+            await note_trouble(session, *this, "closed", "It broke.")
+        assert await found(user) == {}
+        async with choosy.database.transaction(user.id) as session:
+            await note_contact(session, *this)
+            later = asyncio.create_task(_in_trouble_again(choosy, *this))
+            await asyncio.sleep(0.1)  # it has read that the server is in trouble, which is about to be untrue
+        await later
+        assert await found(user) == {}
+        async with choosy.database.transaction(user.id) as session:
+            await note_contact(session, *this)
+        assert (await found(user)).keys() == {"search"}
+
+
+async def _in_trouble_again(container: Container, user_id: str, server_id: str) -> None:
+    async with container.database.transaction(user_id) as session:
+        await note_trouble(session, user_id, server_id, "closed", "It broke again.")

@@ -148,3 +148,11 @@ def test_ten_thousand_tools_and_a_hundred_rules_take_no_time() -> None:
     assert took < 5, took
     assert sum(verdict.visible for verdict in verdicts) > 100
     assert sum(verdict.hidden_by == "rule" for verdict in verdicts) > 100
+
+
+def test_rules_that_would_cost_too_much_together_are_refused() -> None:
+    costly = Rule([r"/a[a-z0-9_]{5}[^b]{0,90}x/i"], enabled=False)
+    Rulebook([costly] * 20)
+    with pytest.raises(InvalidInput, match="rule 53, pattern 1: the patterns are too large, all in all"):
+        Rulebook([costly] * 100)
+    Rulebook([Rule([f"*tool_{number}*"]) for number in range(1_000)])

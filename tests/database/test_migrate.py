@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 import app.database.migrate
 from app.catalog.verdicts import Policy
-from app.catalog.visibility import decide_again
+from app.catalog.visibility import adopt_policy, decide_again
 from app.database.engine import Database
 from app.database.migrate import migrate, newest_revision, parsed_version
 from app.errors import ConfigurationError
@@ -118,9 +118,10 @@ def stored(url: str, *columns: str) -> dict[tuple[str, str], Any]:
 
 async def decide_all_again(url: str) -> None:
     database = Database(url, 1)
+    await adopt_policy(database, Policy(hold_changed=True))
     for user in ("alice", "bob"):
         async with database.transaction(user) as session:
-            await decide_again(session, Policy(hold_changed=True), user)
+            await decide_again(session, user)
     await database.close()
 
 

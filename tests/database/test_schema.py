@@ -84,7 +84,7 @@ def test_tables_without_row_level_security_hold_nothing_of_a_user(owner: Connect
         "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
         " AND NOT relrowsecurity",
     )
-    assert set(unguarded) == {"alembic_version", "embedding_cache", "embedding_models"}
+    assert set(unguarded) == {"alembic_version", "embedding_cache", "embedding_models", "policy"}
 
 
 def test_the_role_that_serves_is_bound_by_row_level_security(owner: Connection) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.catalog.servers import note_trouble
 from app.database.embedded import EmbeddedPostgres
 from app.wiring import Container, open_container
 from tests.conftest import ADMIN_KEY, TestUser, client_of, make_database, make_settings, new_user, tool
@@ -198,8 +199,9 @@ async def test_a_changed_definition_that_is_held(asker: TestUser, weather: str) 
     assert await code(asker) == "included"
 
 
-async def test_a_server_that_fails(asker: TestUser, weather: str) -> None:
-    assert (await asker.push(weather, []))["state"] == "failed"
+async def test_a_server_that_fails(service: Container, asker: TestUser, weather: str) -> None:
+    async with service.database.transaction(asker.id) as session:
+        await note_trouble(session, asker.id, weather, "closed", "It broke.")
     assert await code(asker) == "server_failing"
     await asker.push(weather, [FORECAST])
     assert await code(asker) == "included"

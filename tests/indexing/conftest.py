@@ -10,7 +10,6 @@ import openai._base_client
 import pytest
 from openai import AsyncOpenAI
 
-from app.catalog.verdicts import Policy
 from app.database.embedded import EmbeddedPostgres
 from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
@@ -97,7 +96,6 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
         dimension=DIMENSION,
         count_tokens=idle_service.count_tokens,
         metrics=idle_service.metrics,
-        policy=Policy(),
         max_tools=1_000,
         ann_above=20_000,
         upstream=idle_service.upstream,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from app.catalog.verdicts import Policy
 from app.indexing import jobs
 from app.indexing.listing import MAX_TOOL_BYTES
 from app.indexing.reindex import reindex_server
@@ -814,13 +813,13 @@ async def test_a_worker_whose_try_failed_after_its_lease_passed_on_says_nothing_
     await hand.expire_leases()
     owner = await hand.take()
     async with hand.container.database.transaction(alice.id) as session:
-        await jobs.retry_later(session, Policy(), stalled, "closed", "It broke.", 1.0)
-        await jobs.fail(session, Policy(), stalled, "closed", "It broke.", jobs.Outcome())
+        await jobs.retry_later(session, stalled, "closed", "It broke.", 1.0)
+        await jobs.fail(session, stalled, "closed", "It broke.", jobs.Outcome())
     server = await server_of(alice, owner.server_id)
     assert (server["last_error"], server["last_cause"]) == (None, None)
     assert await hand.run_row(owner.id, "state", "error") == ("running", None)
     async with hand.container.database.transaction(alice.id) as session:
-        await jobs.retry_later(session, Policy(), owner, "closed", "It broke.", 0.0)
+        await jobs.retry_later(session, owner, "closed", "It broke.", 0.0)
     assert (await server_of(alice, owner.server_id))["last_cause"] == "closed"
     await hand.perform()
     assert indexed(await alice.tools()) == offered(mcp.tools)

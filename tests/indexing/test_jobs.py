@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from app.catalog.verdicts import Policy
 from app.database.paging import PageRequest
 from app.errors import NotFound
 from app.indexing import jobs
@@ -141,7 +140,7 @@ async def test_whoever_has_lost_the_lease_writes_nothing_and_the_new_owner_does(
             await jobs.fence(session, old)
         await jobs.keep_lease(session, old)
         await jobs.succeed(session, old, jobs.Outcome(added=1), 1)
-        await jobs.fail(session, Policy(), old, "cause", "message", jobs.Outcome())
+        await jobs.fail(session, old, "cause", "message", jobs.Outcome())
         await jobs.release(session, old, attempted=False)
     assert await hand.run_row(new.id, "state", "done", "total", "lease_until", "lease_token", "error") == before
     assert await names(alice) == set()
