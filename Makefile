@@ -15,7 +15,7 @@ run: $(RUN) ## start Toolscout on an embedded Postgres, with a demo catalogue
 	@$(BIN)/toolscout serve
 
 test: check $(THIRD_PARTY) ## everything that `check` does, then the whole test suite with coverage
-	$(BIN)/pytest --numprocesses auto --dist loadfile --cov=app --cov-report=term
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --cov=app --cov-report=term
 
 check: $(DEV) ## the quick part: style, types, import directions
 	$(BIN)/ruff format --check .

@@ -26,6 +26,12 @@ ADMIN_KEY = "an-admin-key-for-tests"
 SECRET_KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Journeys first, since they are long: at the end one core would wait for the other. Else the order is random."""
+    items.sort(key=lambda item: "journeys" not in item.path.parts)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_network() -> Iterator[None]:
     """Whatever a test opens, it stays on this machine."""

@@ -8,6 +8,7 @@ Each alone suffices.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,10 @@ from app.catalog.projects import all_projects, number_of
 from app.catalog.rules import Rule, Rulebook, all_rules
 from app.catalog.verdicts import Facts, Judge, Policy, Verdict
 from app.database.engine import Database, Session
-from app.errors import NotFound
+from app.errors import NotFound, ToolscoutError
 from app.models import OF_THE_USER, catalog_versions, mcp_servers, users
+
+logger = logging.getLogger("toolscout.catalog")
 
 VISIBLE = """
     v.user_id = %(user_id)s
@@ -177,9 +180,12 @@ async def decide_where_needed(database: Database) -> None:
     async with database.system_transaction() as session:
         otherwise = await session.rows(_DECIDED_OTHERWISE)
     for user_id, server_id in otherwise:
-        async with database.transaction(user_id) as session:
-            if await lock_server(session, user_id, server_id) is not None:
-                await decide_again(session, user_id, server_id)
+        try:
+            async with database.transaction(user_id) as session:
+                if await lock_server(session, user_id, server_id) is not None:
+                    await decide_again(session, user_id, server_id)
+        except ToolscoutError:  # one user's trouble must not keep the others', or the service, waiting
+            logger.exception("tools could not be decided about again", extra={"server_id": server_id})
 
 
 async def judge_of(session: Session, user_id: str, instead: Mapping[str, Sequence[Rule]] | None = None) -> Judge:

@@ -191,7 +191,11 @@ def _driver(connection: AsyncConnection) -> psycopg.AsyncConnection[tuple[Any, .
 
 def _prepare(connection: Any, _record: object) -> None:
     connection.autocommit = True
-    connection.run_async(register_vector_async)
-    cursor = connection.cursor()
-    cursor.execute(_ON_CONNECT)
-    cursor.close()
+    try:
+        connection.run_async(register_vector_async)
+        cursor = connection.cursor()
+        cursor.execute(_ON_CONNECT)
+        cursor.close()
+    except BaseException:  # also where whoever wanted it has gone: nobody else would close it
+        connection.driver_connection.pgconn.finish()
+        raise

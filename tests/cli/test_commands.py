@@ -101,6 +101,9 @@ def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) ->
         (["execute", "files.nothing"], "no such tool"),
         (["discover", " "], "no text"),
         (["rotate-secrets"], "nothing to rotate from"),
+        (["key", "create", "--kind", "service"], "service and admin keys take none"),
+        (["key", "create", "--project", "unknown"], "no such project"),
+        (["discover", "read a file", "--project", "unknown"], "no such project"),
     ],
 )
 def test_a_command_that_cannot_be_done_says_why(command: Command, arguments: list[str], reason: str) -> None:

@@ -106,18 +106,10 @@ def test_a_second_service_on_the_same_folder_is_refused_with_the_reason(demo: Se
     assert "in use by another Toolscout" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("discover", "x", "--user", "nobody-of-that-name"), "there is no such user"),
-        (("key", "create", "--kind", "user"), "a user key needs --user"),
-        (("key", "create", "--user", "not a valid id"), "a user id is"),
-    ],
-)
-def test_a_command_that_cannot_be_done_says_why(demo: Service, arguments: tuple[str, ...], reason: str) -> None:
-    refused = toolscout(demo, *arguments)
+def test_a_command_that_cannot_be_done_says_why(demo: Service) -> None:
+    refused = toolscout(demo, "discover", "x", "--user", "nobody-of-that-name")
     assert refused.returncode == 1
-    assert reason in refused.stderr
+    assert "there is no such user" in refused.stderr
 
 
 def test_a_second_start_is_quick_and_finds_everything_as_it_was(tmp_path: Path) -> None:
