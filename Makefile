@@ -6,7 +6,7 @@ DEV := .venv/.dev-installed
 THIRD_PARTY := .venv/.third-party-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check migrate doctor bench-load lock clean
+.PHONY: help run test proof check migrate doctor bench-load lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ run: $(RUN) ## start Toolscout on an embedded Postgres, with a demo catalogue
 
 test: check $(THIRD_PARTY) ## everything that `check` does, then the whole test suite with coverage
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --cov=app --cov-report=term
+
+proof: $(DEV) ## a thousand random histories of rules, projects, switches and reindexing: found is what can be run
+	PROOF_SEQUENCES=1000 $(BIN)/pytest tests/journeys/test_visibility_proof.py
 
 check: $(DEV) ## the quick part: style, types, import directions
 	$(BIN)/ruff format --check .

@@ -75,6 +75,7 @@ def make_settings(tmp_path: Path, **changes: Any) -> Settings:
         "admin_api_key": SecretStr(ADMIN_KEY),
         "demo": False,
         "database_pool_size": 5,
+        "reindex_every_s": 0,  # servers of tests that are long over would be asked again
         **changes,
     }
     return Settings(_env_file=None, **values)

@@ -9,6 +9,7 @@ the tags, and the look-up of a tool that is to be run.
 import asyncio
 import copy
 import gc
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,7 +56,7 @@ from app.wiring import Container, open_container
 from tests.conftest import make_database, make_settings, no_names
 from tests.fakes.embedding_server import embed, running_embedding_server
 
-SEQUENCES = 1_000
+SEQUENCES = int(os.environ.get("PROOF_SEQUENCES", "250"))
 STEPS = 5
 """The first of them chooses where to look first; four deeds, after a beginning in the midst of things."""
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,9 @@ async def reaching(
     **limits: Any,
 ) -> AsyncIterator[Upstream]:
     """Closed at the end, with no task left behind; others that live on this loop come and go."""
-    before = asyncio.all_tasks()
+    loop, begun = asyncio.get_running_loop(), set[asyncio.Task[Any]]()
+    factory, token = loop.get_task_factory(), _begun.set(begun)
+    loop.set_task_factory(_noting)
     allowed = [f"127.0.0.1:{port if isinstance(port, int) else port.port}" for port in ports]
     bounds = Limits(**{"connect_s": 5, "list_s": 5, "max_bytes": 1_000_000, "max_tools": 1_000, **limits})
     upstream = Upstream(
@@ -40,9 +43,22 @@ async def reaching(
         yield upstream
     finally:
         await upstream.aclose()
-    if left := asyncio.all_tasks() - before:
+        loop.set_task_factory(factory)
+        _begun.reset(token)
+    if left := {task for task in begun if not task.done()}:
         _, staying = await asyncio.wait(left, timeout=15)
-        assert not staying
+        assert not staying, staying
+
+
+_begun: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("_begun", default=None)
+
+
+def _noting(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    """What is begun on behalf of a test, however far from it, is begun in a copy of its context."""
+    task = asyncio.Task(coroutine, loop=loop, **options)
+    if (begun := _begun.get()) is not None:
+        begun.add(task)
+    return task
 
 
 @cache

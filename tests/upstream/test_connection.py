@@ -770,6 +770,7 @@ async def test_a_stream_that_ends_at_once_is_not_opened_as_often_as_the_server_l
 async def test_who_listened_listens_again_and_takes_the_gap_for_a_change(mcp: FakeMcpServer) -> None:
     mcp.tools = [tool("echo")]
     heard: list[object] = []
+    await until(lambda: mcp.streams == 0)  # those of the test before
     async with reaching(mcp) as upstream:
         upstream.on_tools_changed = heard.append
         await upstream.list_tools(endpoint(mcp))
