@@ -49,17 +49,17 @@ LOCK := --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-e
 $(RUN): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing, once …"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 $(DEV): $(RUN) requirements-dev.lock
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.lock
 	@touch $@
 
 $(THIRD_PARTY): tests/third_party/package-lock.json
 	@command -v npm >/dev/null || { echo "the tests need npm: they speak with an MCP server from there"; exit 1; }
-	@cd tests/third_party && npm ci --ignore-scripts --silent
+	@cd tests/third_party && npm ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 # npm writes the addresses of sponsors into a lock file, which is to hold none

@@ -1,12 +1,23 @@
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from tests.conftest import tool
-from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.mcp_server import FakeMcpServer, running_mcp_server
+
+
+@pytest.fixture(scope="session")
+def mcp_servers() -> Iterator[dict[str, FakeMcpServer]]:
+    """Of our own: services that other tests have opened stay connected to theirs, and here every connection counts."""
+    with (
+        running_mcp_server("streamable_http", "modern") as modern,
+        running_mcp_server("streamable_http", "legacy") as legacy,
+        running_mcp_server("sse", "legacy") as sse,
+    ):
+        yield {"modern": modern, "legacy": legacy, "sse": sse}
 
 
 @pytest.fixture(params=["mcp", "legacy_mcp", "sse_mcp"])

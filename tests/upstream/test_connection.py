@@ -358,10 +358,10 @@ async def test_a_server_that_does_not_shake_hands_in_time_is_given_up(server: Fa
 async def test_a_listing_has_a_deadline_for_all_its_pages(server: FakeMcpServer) -> None:
     server.tools = [tool(f"tool_{number}") for number in range(10)]
     server.page_size = 1
-    async with reaching(server, list_s=0.3) as upstream:
+    async with reaching(server, list_s=1.5) as upstream:
         await upstream.call_tool(endpoint(server), "tool_1", {}, 5)
-        server.latency_s = 0.1
-        with within(1.5), pytest.raises(ServerUnreachable) as failure:
+        server.latency_s = 0.3
+        with within(2.5), pytest.raises(ServerUnreachable) as failure:
             await upstream.list_tools(endpoint(server))
         assert failure.value.cause == "timeout"
         server.page_size, server.latency_s = None, 0.0
