@@ -20,7 +20,7 @@ from app.settings import Settings
 from app.upstream.guard import Resolve
 from app.wiring import Container, open_container
 from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
-from tests.fakes.mcp_server import FakeMcpServer, running_mcp_server
+from tests.fakes.mcp_server import FakeMcpServer, one_of_each
 
 ADMIN_KEY = "an-admin-key-for-tests"
 SECRET_KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
@@ -84,12 +84,8 @@ def make_settings(tmp_path: Path, **changes: Any) -> Settings:
 @pytest.fixture(scope="session")
 def mcp_servers() -> Iterator[dict[str, FakeMcpServer]]:
     """One of each kind for all tests, which take them through `mcp`, `legacy_mcp` and `sse_mcp`."""
-    with (
-        running_mcp_server("streamable_http", "modern") as modern,
-        running_mcp_server("streamable_http", "legacy") as legacy,
-        running_mcp_server("sse", "legacy") as sse,
-    ):
-        yield {"modern": modern, "legacy": legacy, "sse": sse}
+    with one_of_each() as servers:
+        yield servers
 
 
 def allowing(*servers: FakeMcpServer) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.cache import TtlCache
-from app.catalog.visibility import VISIBLE, Scope
+from app.catalog.visibility import VISIBLE, Place, Scope
 from app.database.engine import Session
 from app.models import EVERYONE
 
@@ -84,14 +84,11 @@ _FALLBACK = f"{_TOOL} WHERE {VISIBLE} ORDER BY t.pinned DESC, v.server_name, t.n
 _TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 
 
-_Place = tuple[str, str | None]
-
-
 class Shelf:
     """Offers that were read before, each good for the catalogue version that it was read at."""
 
     def __init__(self) -> None:
-        self._tools: TtlCache[tuple[_Place, int, str], Offer] = TtlCache(_TOOLS_ON_THE_SHELF, _ON_THE_SHELF_S)
+        self._tools: TtlCache[tuple[Place, int, str], Offer] = TtlCache(_TOOLS_ON_THE_SHELF, _ON_THE_SHELF_S)
         self._core: TtlCache[tuple[str, int], Sequence[Offer]] = TtlCache(_USERS_ON_THE_SHELF, _ON_THE_SHELF_S)
 
     async def take(

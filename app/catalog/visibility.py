@@ -99,6 +99,10 @@ _DECIDED_OTHERWISE = f"""
 """
 
 
+Place = tuple[str, str | None]
+"""A user, and one of the user's projects or none."""
+
+
 @dataclass(frozen=True)
 class Scope:
     """A user's visible tools, narrowed further by a project or a request. Narrowing never widens."""
@@ -115,7 +119,7 @@ class Scope:
         return self.server_ids is not None or self.tags is not None
 
     @property
-    def place(self) -> tuple[str, str | None]:
+    def place(self) -> Place:
         """What of it stays the same from request to request."""
         return self.user_id, self.project_id
 

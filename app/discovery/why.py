@@ -28,7 +28,8 @@ class Reason:
     evidence: Evidence | None = None
 
 
-NOT_INDEXED = Reason("not_indexed", "no tool of this key or name is indexed, or it may not be seen")
+_CORE = Reason("included", "it is a core tool, which every answer includes")
+_NOT_INDEXED = Reason("not_indexed", "no tool of this key or name is indexed, or it may not be seen")
 
 _HIDDEN: Mapping[HiddenBy, tuple[str, str]] = {
     "server": ("server_disabled", "its server is switched off"),
@@ -57,14 +58,13 @@ async def explain(discoverer: Discoverer, user: User, ask: Ask, wanted: str, *, 
         judged = [(facts, verdict) for facts, verdict in judged if _unseen(ask, facts, verdict) is None]
     discovery = await discover(discoverer, user, replace(ask, explain=True))
     if not judged:
-        core = [each.offer for each in discovery.tools if each.source == "core"]
-        native = {name for offer in core for name in (offer.tool_id, offer.name)}
-        return (
-            [Reason("included", "it is a core tool, which every answer includes")]
-            if wanted in native
-            else [NOT_INDEXED]
-        )
+        return [_CORE if _is_core(discovery, wanted) else _NOT_INDEXED]
     return [await _reason(discoverer, user, ask, discovery, facts, verdict) for facts, verdict in judged]
+
+
+def _is_core(discovery: Discovery, wanted: str) -> bool:
+    core = (each.offer for each in discovery.tools if each.source == "core")
+    return any(wanted in (offer.tool_id, offer.name) for offer in core)
 
 
 def _is_meant(facts: Facts, wanted: str) -> bool:

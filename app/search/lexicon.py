@@ -11,7 +11,7 @@ from functools import cached_property
 from pgvector import SparseVector
 
 from app.cache import TtlCache
-from app.catalog.visibility import VISIBLE, Scope
+from app.catalog.visibility import VISIBLE, Place, Scope
 from app.database.engine import Session
 from app.models import TERM_SPACE
 from app.search.lexical import MOST_PER_TERM, inverse_document_frequency
@@ -61,12 +61,9 @@ class Counts:
         return bm25 / self._most if self._most else 0.0
 
 
-_Place = tuple[str, str | None]
-
-
 class Lexicon:
     def __init__(self) -> None:
-        self._known: TtlCache[tuple[_Place, str], Counts] = TtlCache(_USERS, _REMEMBERED_S)
+        self._known: TtlCache[tuple[Place, str], Counts] = TtlCache(_USERS, _REMEMBERED_S)
 
     async def counts(self, session: Session, scope: Scope, places: Sequence[int]) -> Counts:
         known = None if scope.narrowed else self._known.get((scope.place, scope.model))

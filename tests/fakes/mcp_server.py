@@ -416,6 +416,16 @@ def running_mcp_server(transport: Transport = "streamable_http", era: Era = "mod
         fake.stop()
 
 
+@contextmanager
+def one_of_each() -> Iterator[dict[str, FakeMcpServer]]:
+    with (
+        running_mcp_server("streamable_http", "modern") as modern,
+        running_mcp_server("streamable_http", "legacy") as legacy,
+        running_mcp_server("sse", "legacy") as sse,
+    ):
+        yield {"modern": modern, "legacy": legacy, "sse": sse}
+
+
 class Listener:
     """Accepts when it is asked and never answers: until then the kernel keeps the connections that were made."""
 

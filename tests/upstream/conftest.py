@@ -6,18 +6,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import tool
-from tests.fakes.mcp_server import FakeMcpServer, running_mcp_server
+from tests.fakes.mcp_server import FakeMcpServer, one_of_each
 
 
 @pytest.fixture(scope="session")
 def mcp_servers() -> Iterator[dict[str, FakeMcpServer]]:
     """Of our own: services that other tests have opened stay connected to theirs, and here every connection counts."""
-    with (
-        running_mcp_server("streamable_http", "modern") as modern,
-        running_mcp_server("streamable_http", "legacy") as legacy,
-        running_mcp_server("sse", "legacy") as sse,
-    ):
-        yield {"modern": modern, "legacy": legacy, "sse": sse}
+    with one_of_each() as servers:
+        yield servers
 
 
 @pytest.fixture(params=["mcp", "legacy_mcp", "sse_mcp"])
