@@ -14,8 +14,9 @@ from app.accounts.users import User, get_user
 from app.catalog import servers
 from app.database.engine import Session as DatabaseSession
 from app.database.paging import MAX_PAGE, PageRequest
-from app.errors import BadRequest, Forbidden, InvalidInput, Unauthenticated
+from app.errors import BadRequest, Forbidden, InvalidInput, Misdirected, Unauthenticated
 from app.indexing import jobs
+from app.origins import is_own_host, is_own_origin
 from app.wiring import Container
 
 _bearer = HTTPBearer(auto_error=False, description="A Toolscout key: `Authorization: Bearer ts_…`")
@@ -28,6 +29,17 @@ async def get_container(request: Request) -> Container:
 
 
 Wired = Annotated[Container, Depends(get_container)]
+
+
+async def check_visit(request: Request, container: Wired) -> None:
+    """For doors that other programs on a user's machine knock at: a web page may make the user's browser do so, from
+    its own origin, or with its own name led to our address."""
+    settings, headers = container.settings, request.headers
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if not is_own_host(host, settings.own_hosts):
+        raise Misdirected("this name is not one of ours: the operator can add it to TOOLSCOUT_SERVED_HOSTS")
+    if origin is not None and not is_own_origin(origin, host, settings.own_origins):
+        raise Forbidden("pages of this origin may not call us: the operator can add it to TOOLSCOUT_WEB_ORIGINS")
 
 
 async def get_caller(

@@ -12,6 +12,7 @@ ToolscoutError
 ├── NotFound                404  not_found
 │   └── ToolNotFound        404  TOOL_NOT_FOUND
 ├── Conflict                409  conflict
+├── Misdirected             421  misdirected
 ├── Unavailable             503  unavailable          says when to try again
 │   └── DatabaseDown        503  unavailable
 ├── ServerUnreachable       502  SERVER_CONNECTION_ERROR  no call has reached the server
@@ -116,6 +117,12 @@ class Conflict(ToolscoutError):
     code = "conflict"
     status = 409
     title = "This conflicts with what is already there"
+
+
+class Misdirected(ToolscoutError):
+    code = "misdirected"
+    status = 421
+    title = "The request was meant for another service"
 
 
 class Unavailable(ToolscoutError):

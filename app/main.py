@@ -1,11 +1,15 @@
 """The ASGI application: `create_app` puts the doors in front of an open container."""
 
+from typing import Any
+
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from app import __version__
 from app.api import accounts, audit, discovery, execution, operations, projects, rules, runs, servers, tools
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
+from app.mcp_server.endpoint import mcp_router
 from app.telemetry import RequestTelemetry
 from app.wiring import Container
 
@@ -13,6 +17,12 @@ _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
 
 Register a user's servers with `POST /servers`, or push their tools with `PUT /servers/{id}/tools`; call
 `POST /discover` for each message, and `POST /execute` for what the model then calls."""
+
+_FOR_WEB_PAGES: dict[str, Any] = {
+    "allow_methods": ["*"],
+    "allow_headers": ["*"],
+    "expose_headers": ["Mcp-Session-Id", "X-Request-Id"],
+}
 
 
 def create_app(container: Container) -> FastAPI:
@@ -25,9 +35,12 @@ def create_app(container: Container) -> FastAPI:
     app.state.container = container
     for door in (discovery, execution, servers, runs, tools, rules, projects, accounts, audit, operations):
         app.include_router(door.router)
+    app.include_router(mcp_router())
     add_error_handlers(app)
     # each one stands outside of those before it
     app.add_middleware(BoundedBody)
     app.add_middleware(LastResort)
+    if container.settings.own_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=container.settings.own_origins, **_FOR_WEB_PAGES)
     app.add_middleware(RequestTelemetry, metrics=container.metrics)
     return app

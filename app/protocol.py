@@ -62,6 +62,17 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
+class Dialogue:
+    """How whoever calls a tool can be asked for more before it ends, and what they have answered so far."""
+
+    capabilities: Json
+    """That the caller declares: `elicitation` and the like."""
+    responses: Json | None = field(default=None, repr=False)
+    state: str | None = field(default=None, repr=False)
+    """What the server wants to be told again, as it gave it."""
+
+
+@dataclass(frozen=True)
 class ToolDefinition:
     """An MCP tool as its server offers it."""
 

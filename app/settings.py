@@ -34,6 +34,14 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     data_dir: Path = Field(Path(".toolscout"), description="folder of the embedded Postgres and of generated secrets")
+    served_hosts: str = Field(
+        "",
+        description="names under which MCP clients reach us, comma-separated; addresses and names without a dot always "
+        "pass",
+    )
+    web_origins: str = Field(
+        "", description="origins of web pages that may call us, comma-separated, such as `https://chat.example.com`"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level that is logged")
 
     database_url: SecretStr | None = Field(
@@ -136,6 +144,14 @@ class Settings(BaseSettings):
     @property
     def allowed_hosts(self) -> list[str]:
         return _entries(self.outbound_allow)
+
+    @property
+    def own_hosts(self) -> list[str]:
+        return _entries(self.served_hosts.lower())
+
+    @property
+    def own_origins(self) -> list[str]:
+        return _entries(self.web_origins.lower())
 
     @property
     def former_secret_keys(self) -> list[str]:

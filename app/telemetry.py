@@ -54,6 +54,9 @@ class Metrics:
         self.tokens_saved = Counter(
             "toolscout_tokens_saved", "Tokens of definitions that were not sent", registry=registry
         )
+        self.mcp_calls = Counter(
+            "toolscout_mcp_calls", "Calls of the MCP door's own tools", ["tool", "outcome"], registry=registry
+        )
         self.index_runs = Counter("toolscout_index_runs", "Index runs that ended", ["state"], registry=registry)
         self.upstream_seconds = Histogram(
             "toolscout_upstream_seconds",

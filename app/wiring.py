@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from openai import AsyncOpenAI
 from pydantic import SecretStr
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
@@ -27,7 +26,6 @@ from app.discovery.discover import Discoverer
 from app.embeddings.base import Embedder
 from app.embeddings.breaker import Breaker
 from app.embeddings.local import LocalEmbedder
-from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder
 from app.embeddings.queries import QueryEmbedder
 from app.embeddings.registry import ActiveModel, activate_first, active_model
 from app.embeddings.tokens import token_counter
@@ -226,18 +224,20 @@ async def _embedder(
     closing.push_async_callback(wanted.aclose)
     model = await asyncio.to_thread(read_active_model, url) or await _first_model(wanted, url)
     if wanted.model == model.id:
-        return _bound(wanted, model), model, ()
+        wanted.expect_dimension(model.dimension)
+        return wanted, model, ()
     active = await asyncio.to_thread(_active_embedder, settings, model)
     closing.push_async_callback(active.aclose)
     warning = f"settings name the model {wanted.model}; still serving the active one, {model.id}"
     logger.warning(warning)
-    return _bound(active, model), model, (warning,)
+    active.expect_dimension(model.dimension)
+    return active, model, (warning,)
 
 
 def wanted_embedder(settings: Settings) -> Embedder:
     if settings.embedding_provider == "local":
         return LocalEmbedder(settings.local_model)
-    return _openai_embedder(settings, settings.embedding_model or DEFAULT_MODEL)
+    return _openai_embedder(settings, settings.embedding_model)
 
 
 def _active_embedder(settings: Settings, model: ActiveModel) -> Embedder:
@@ -250,20 +250,20 @@ def _active_embedder(settings: Settings, model: ActiveModel) -> Embedder:
     return embedder
 
 
-def _openai_embedder(settings: Settings, name: str) -> OpenAIEmbedder:
+def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
+    # here, since they take a second to import, which every command would pay
+    from openai import AsyncOpenAI  # noqa: PLC0415
+
+    from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder  # noqa: PLC0415
+
     if settings.openai_api_key is None and settings.openai_base_url is None:
         raise ConfigurationError("TOOLSCOUT_EMBEDDING_PROVIDER=openai needs OPENAI_API_KEY or OPENAI_BASE_URL")
     # an endpoint on one's own machine often asks for no key, but the client wants one
     key = "none" if settings.openai_api_key is None else settings.openai_api_key.get_secret_value()
     client = AsyncOpenAI(api_key=key, base_url=settings.openai_base_url)
     budget_s = settings.query_embed_budget_ms / 1000
+    name = name or DEFAULT_MODEL
     return OpenAIEmbedder(client, name, query_timeout_s=budget_s, index_timeout_s=settings.index_embed_timeout_s)
-
-
-def _bound(embedder: Embedder, model: ActiveModel) -> Embedder:
-    if isinstance(embedder, OpenAIEmbedder):
-        embedder.expect_dimension(model.dimension)
-    return embedder
 
 
 def read_active_model(url: str) -> ActiveModel | None:

@@ -18,8 +18,11 @@ from pathlib import Path
 import orjson
 import psutil
 import psycopg
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from app.database.embedded import EmbeddedPostgres
+from app.protocol import Json
 from bench import upstream
 from bench.service import ADMIN_KEY, Service, running_service
 
@@ -29,22 +32,13 @@ THINGS = ["invoice", "ticket", "branch", "calendar event", "contact"]
 PRODUCTS = ["acorn", "birch", "cedar", "dahlia", "elder", "fern", "gorse", "hazel", "iris", "juniper"]
 MESSAGE = "please search the tickets about the broken login in cedar and share the newest one"
 
-COPY_USER = """
-INSERT INTO users (id, tool_count) SELECT 'user-' || n, 500 FROM generate_series(1, %(last)s) n;
-INSERT INTO mcp_servers (user_id, id, name, transport, tool_count)
-    SELECT 'user-' || n, md5(id || n), name, transport, tool_count
-    FROM mcp_servers, generate_series(1, %(last)s) n WHERE user_id = 'user-0';
-INSERT INTO mcp_tools (user_id, id, server_id, name, description, input_schema, definition_hash, index_hash,
-                       enriched_description, tokens)
-    SELECT 'user-' || n, md5(id || n), md5(server_id || n), name, description, input_schema, definition_hash,
-           index_hash, enriched_description, tokens
-    FROM mcp_tools, generate_series(1, %(last)s) n WHERE user_id = 'user-0';
-INSERT INTO mcp_tool_embeddings (user_id, model, tool_id, server_id, server_name, tool_name, embedding, content_hash,
-                                 lexical, tokens, enabled, tags)
-    SELECT 'user-' || n, model, md5(tool_id || n), md5(server_id || n), server_name, tool_name, embedding, content_hash,
-           lexical, tokens, enabled, tags
-    FROM mcp_tool_embeddings, generate_series(1, %(last)s) n WHERE user_id = 'user-0';
+COPY_USER = "INSERT INTO users (id, tool_count) SELECT 'user-' || n, 500 FROM generate_series(1, %(last)s) n"
+COPY_ROWS = """
+INSERT INTO {table} SELECT (jsonb_populate_record(original, jsonb_build_object('user_id', 'user-' || n, {ids}))).*
+FROM {table} original, generate_series(1, %(last)s) n WHERE user_id = 'user-0'
 """
+COPIED = {"mcp_servers": ["id"], "mcp_tools": ["id", "server_id"], "mcp_tool_embeddings": ["tool_id", "server_id"]}
+"""The tables of a user that a search reads, with the ids that are another for each user."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +85,35 @@ def fill(service: Service, users: int) -> None:
     url = EmbeddedPostgres(service.folder / "data").url
     with psycopg.connect(url, cursor_factory=psycopg.ClientCursor) as connection:
         connection.execute(COPY_USER, {"last": users - 1})
+        for table, names in COPIED.items():
+            ids = ", ".join(f"'{name}', md5(original.{name} || n)" for name in names)
+            connection.execute(COPY_ROWS.format(table=table, ids=ids).encode(), {"last": users - 1})
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
 
 
-def discover_request(query: str) -> bytes:
-    body = orjson.dumps({"query": query})
+def post(path: str, body: Json, **headers: str) -> bytes:
+    written = orjson.dumps(body)
     head = (
-        f"POST /discover HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_KEY}\r\nX-User-Id: {USER}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_KEY}\r\nX-User-Id: {USER}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(written)}\r\n"
     )
-    return head.encode() + body
+    return "".join([head, *(f"{name}: {value}\r\n" for name, value in headers.items()), "\r\n"]).encode() + written
+
+
+def discover_request(query: str) -> bytes:
+    return post("/discover", {"query": query})
+
+
+def mcp_request(version: str, meta: Json) -> bytes:
+    params = {"name": "tool_discovery", "arguments": {"query": [MESSAGE]}, "_meta": meta}
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": version,
+        "Mcp-Method": "tools/call",
+        "Mcp-Name": "tool_discovery",
+    }
+    return post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}, **headers)
 
 
 def empty_requests() -> Iterator[bytes]:
@@ -117,13 +129,28 @@ def uncached_requests() -> Iterator[bytes]:
     return (discover_request(f"{MESSAGE} number {start + n}") for n in itertools.count())
 
 
+def mcp_requests() -> Iterator[bytes]:
+    version = LATEST_MODERN_VERSION
+    return itertools.repeat(
+        mcp_request(version, {PROTOCOL_VERSION_META_KEY: version, CLIENT_CAPABILITIES_META_KEY: {}})
+    )
+
+
+def older_mcp_requests() -> Iterator[bytes]:
+    return itertools.repeat(mcp_request(LATEST_HANDSHAKE_VERSION, {}))
+
+
 CACHED = "discover, question cached"
+OVER_MCP = "the same, by tool_discovery"
+OVER_OLDER_MCP = "the same, older protocol"
 HANGING = 50
 CALLS = 300
 
 KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
     "empty": empty_requests,
     CACHED: cached_requests,
+    OVER_MCP: mcp_requests,
+    OVER_OLDER_MCP: older_mcp_requests,
     "discover, question new": uncached_requests,
 }
 
@@ -135,10 +162,16 @@ async def _client(port: int, requests: Iterator[bytes], until: float, latencies_
         writer.write(next(requests))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        await reader.readexactly(length)
+        await _read_body(reader, head.lower())
         latencies_ms.append((time.perf_counter() - started) * 1000)
     writer.close()
+
+
+async def _read_body(reader: asyncio.StreamReader, head: bytes) -> None:
+    if b"content-length: " in head:
+        await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+    else:
+        await reader.readuntil(b"\r\n0\r\n\r\n")
 
 
 async def _clients(port: int, kind: str, clients: int, seconds: float) -> list[float]:
@@ -171,6 +204,14 @@ def print_table(results: list[Result]) -> None:
         quantiles = "".join(f"{result.quantile(share):9.2f}" for share in (0.5, 0.95, 0.99))
         share = result.rate / empty[result.clients]
         print(f"{result.label:28}{result.clients:8}{result.rate:9.0f}{share:10.2f}{quantiles}")
+
+
+def print_doors(results: list[Result]) -> None:
+    """What the MCP door costs beside the REST one, which does the same."""
+    rates = {(result.label, result.clients): result.rate for result in results}
+    for label in (OVER_MCP, OVER_OLDER_MCP):
+        shares = [f"{rates[label, clients] / rates[CACHED, clients]:.2f} at {clients}" for clients in (1, 16)]
+        print(f"{label}: {', '.join(shares)} clients, of the rate of POST /discover")
 
 
 def print_execution(direct: list[float], through: list[float]) -> None:
@@ -212,6 +253,7 @@ def main() -> None:
         fill(service, options.users)
         results = [measure(service, kind, clients, options.seconds) for clients in (1, 16) for kind in KINDS]
         print_table(results)
+        print_doors(results)
         measure_upstream(service, echo_port, silent, options.seconds)
         memory = psutil.Process(service.process.pid).memory_info().rss / 2**20
         print(f"\nmemory of the app: {memory:.0f} MB")

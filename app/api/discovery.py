@@ -1,23 +1,19 @@
 """REST: `POST /discover`, the main job."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Response
 from pydantic import Field, model_validator
 
-from app.accounts.callers import Caller
-from app.accounts.users import User
 from app.api.intake import StrictRoute
 from app.api.shapes import Identifier, Input, Output, Tags
 from app.catalog.aliases import aliases
-from app.catalog.projects import Project, get_project
 from app.catalog.servers import Status
-from app.catalog.visibility import Scope
 from app.dependencies import Discovering, Wired
 from app.discovery import wire
-from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
+from app.discovery.asking import Wishes, resolved
+from app.discovery.discover import Discovery, discover
 from app.discovery.selection import Selected, Source
 from app.discovery.why import Reason, explain
 from app.discovery.wire import Format
@@ -25,7 +21,6 @@ from app.indexing.cleaning import Flag
 from app.search.hybrid import Evidence
 from app.search.query import search_text
 from app.search.ranking import Strategy
-from app.wiring import Container
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
@@ -130,56 +125,34 @@ class WhyOut(Output):
 @router.post("/discover", response_model=DiscoverOut)
 async def post_discover(body: DiscoverBody, caller: Discovering, container: Wired) -> Response:
     """The few tools that this message needs, ready to be given to the model."""
-    user = caller.acting_for()
-    discovery = await discover(container.discoverer, user, await _ask(container, caller, user, body))
+    ask = await resolved(container.discoverer, caller, _wishes(body))
+    discovery = await discover(container.discoverer, caller.acting_for(), ask)
     return Response(rendered(discovery, body.format), media_type="application/json")
 
 
 @router.post("/discover/why")
 async def post_why(body: WhyBody, caller: Discovering, container: Wired) -> WhyOut:
     """Why a tool is, or is not, in the answer to this message."""
-    user = caller.acting_for()
-    ask = await _ask(container, caller, user, body)
+    ask = await resolved(container.discoverer, caller, _wishes(body))
     confined = caller.project_id is not None
-    reasons = await explain(container.discoverer, user, ask, body.tool, confined=confined)
+    reasons = await explain(container.discoverer, caller.acting_for(), ask, body.tool, confined=confined)
     return WhyOut(items=[_reason(reason) for reason in reasons])
 
 
-async def _ask(container: Container, caller: Caller, user: User, body: DiscoverBody) -> Ask:
-    """What the request leaves open the project decides, then the user's settings, then we."""
-    project_id = caller.within(body.project_id)
-    project = await _project(container, user, project_id)
-    own: Mapping[str, Any] = {} if project is None else vars(project)
-    return Ask(
+def _wishes(body: DiscoverBody) -> Wishes:
+    return Wishes(
         text=search_text(body.query, body.messages),
-        scope=Scope(user.id, container.model.id, body.server_ids, body.tags, project_id),
-        strategy=_strategy(body, user, project),
-        limit=body.limit or own.get("limit") or user.settings.get("limit") or DEFAULT_LIMIT,
-        threshold=_threshold(body, own, user.settings),
+        project_id=body.project_id,
+        server_ids=body.server_ids,
+        tags=body.tags,
+        strategy=body.strategy,
+        limit=body.limit,
+        threshold=body.similarity_threshold,
         include_core_tools=body.include_core_tools,
         max_tokens=body.max_tokens,
-        keep=body.keep or (),
+        keep=body.keep,
         explain=body.explain,
     )
-
-
-async def _project(container: Container, user: User, project_id: str | None) -> Project | None:
-    if project_id is None:
-        return None
-    async with container.database.transaction(user.id) as session:
-        return await get_project(session, user.id, project_id)
-
-
-def _strategy(body: DiscoverBody, user: User, project: Project | None) -> Strategy | None:
-    if project is None:
-        return body.strategy or user.settings.get("strategy") or "hybrid"
-    return None if project.optimization is None else body.strategy or project.optimization
-
-
-def _threshold(body: DiscoverBody, *defaults: Mapping[str, Any]) -> float | None:
-    """Zero is a threshold like any other, so `or` would not do."""
-    wishes = body.similarity_threshold, *(each.get("similarity_threshold") for each in defaults)
-    return next((wish for wish in wishes if wish is not None), None)
 
 
 def _reason(reason: Reason) -> ReasonOut:

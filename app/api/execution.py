@@ -16,7 +16,7 @@ from app.catalog.visibility import Scope
 from app.dependencies import Executing, Tenant, Wired
 from app.errors import ArgumentsInvalid, InvalidInput, ToolscoutError
 from app.execution.execute import Call, Executed, Executor, Progress, execute
-from app.protocol import Json, parse_json
+from app.protocol import parse_json
 
 router = APIRouter(tags=["execution"], route_class=StrictRoute)
 
@@ -156,24 +156,13 @@ async def _streamed(executor: Executor, call: Call) -> Response:
 
 
 async def _events(running: asyncio.Task[Executed], progress: Progress) -> AsyncIterator[bytes]:
-    report: asyncio.Task[Json] | None = None
     try:
-        while True:
-            report = report or asyncio.create_task(progress.reports.get())
-            await asyncio.wait({running, report}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-            if report.done():
-                yield event("progress", report.result())
-                report = None
-            elif running.done():
-                break
-            else:
-                yield HEARTBEAT
+        async for report in progress.reports(running, HEARTBEAT_S):
+            yield HEARTBEAT if report is None else event("progress", report)
         yield _last_event(running)
     finally:
         # whoever stops listening stops the call
         running.cancel()
-        if report is not None:
-            report.cancel()
 
 
 def _last_event(running: asyncio.Task[Executed]) -> bytes:

@@ -46,6 +46,16 @@ class Everything:
     tokens: int
 
 
+@dataclass(frozen=True)
+class OfferingServer:
+    """A server, as far as one sees its tools."""
+
+    name: str
+    description: str | None
+    status: str
+    tools: int
+
+
 _TOOL = """
     SELECT t.id, t.server_id, v.server_name, t.name, t.title, t.description,
            t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
@@ -81,6 +91,15 @@ _CALLED = f"""
 """
 
 _FALLBACK = f"{_TOOL} WHERE {VISIBLE} ORDER BY t.pinned DESC, v.server_name, t.name LIMIT %(limit)s"
+_OF_SERVER = f"""
+    {_TOOL} WHERE {VISIBLE} AND (v.server_name = %(server)s OR v.server_id = %(server)s) AND t.name > %(after)s
+    ORDER BY t.name LIMIT %(limit)s
+"""
+_SERVERS = f"""
+    SELECT s.name, s.description, s.status, count(*)
+    FROM mcp_tool_embeddings v JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
+    WHERE {VISIBLE} GROUP BY s.id, s.name, s.description, s.status ORDER BY s.name
+"""
 _TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 
 
@@ -125,6 +144,17 @@ async def offers_called(session: Session, scope: Scope, alias: str, digest: str)
     key with these digits; and the core tool of that name."""
     parameters = scope.parameters() | {"alias": alias, "digest": digest, "everyone": EVERYONE}
     return [Offer(*row) for row in await session.rows(_CALLED, parameters)]
+
+
+async def offers_of_server(session: Session, scope: Scope, server: str, after: str, limit: int) -> Sequence[Offer]:
+    """Of the server of this name, or id: those that are visible, by name, beyond the name `after`."""
+    parameters = scope.parameters() | {"server": server, "after": after, "limit": limit}
+    return [Offer(*row) for row in await session.rows(_OF_SERVER, parameters)]
+
+
+async def offering_servers(session: Session, scope: Scope) -> Sequence[OfferingServer]:
+    """Those with a visible tool: of all others nothing is told."""
+    return [OfferingServer(*row) for row in await session.rows(_SERVERS, scope.parameters())]
 
 
 async def visible_offers(session: Session, scope: Scope, limit: int) -> Everything:

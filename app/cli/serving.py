@@ -87,7 +87,9 @@ async def _announce_keys(container: Container) -> None:
     if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:
         _say("A demo user with tools on eight servers is being made. Its key, shown this once:", f"  {demo_key}")
         await finish_demo(container)
-        _say("Ask for the tools that a message needs:", _curl(f"http://{settings.host}:{settings.port}", demo_key))
+        address = f"http://{settings.host}:{settings.port}"
+        _say("Ask for the tools that a message needs:", _curl(address, demo_key))
+        _say("Or from an MCP client, such as Claude Code:", _claude(address, demo_key))
     _say(f"More keys: {sys.argv[0]} key create --help")
 
 
@@ -104,6 +106,10 @@ async def _first_admin_key(container: Container) -> str | None:
         key, secret = await create_key(session, NewKey("admin", name="first"))
         await audit.record(session, None, ACTOR, "key.create", key.id)
         return secret
+
+
+def _claude(address: str, key: str) -> str:
+    return f'  claude mcp add --transport http toolscout {address}/mcp --header "Authorization: Bearer {key}"'
 
 
 def _curl(address: str, key: str) -> str:

@@ -1,7 +1,6 @@
 """`toolscout discover` and `toolscout execute`: find a tool, and run it."""
 
 import argparse
-import asyncio
 import json
 import sys
 from typing import Any
@@ -12,8 +11,8 @@ from app.catalog.visibility import Scope
 from app.cli.opening import ACTOR, add_user_option, opened
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
 from app.errors import InvalidInput
-from app.execution.execute import Call, Executed, Progress, execute
-from app.protocol import parse_json
+from app.execution.execute import Call, Executed, execute_telling
+from app.protocol import Json, parse_json
 from app.search.query import search_text
 from app.settings import Settings
 
@@ -79,20 +78,12 @@ async def _execute(settings: Settings, options: argparse.Namespace) -> int:
             tool_key = await find_named(session, user.id, options.tool) or options.tool
         scope = Scope(user.id, container.model.id)
         call = Call(scope, ACTOR, arguments, tool_key=tool_key, timeout_s=options.timeout)
-        progress = Progress()
-        telling = asyncio.create_task(_tell(progress))
-        try:
-            executed = await execute(container.executor, call, progress)
-        finally:
-            telling.cancel()
-    return _show(executed)
+        return _show(await execute_telling(container.executor, call, _tell))
 
 
-async def _tell(progress: Progress) -> None:
-    while True:
-        report = await progress.reports.get()
-        total = "" if report["total"] is None else f"/{report['total']:g}"
-        print(f"{report['progress']:g}{total}  {_printable(report['message'] or '')}", file=sys.stderr, flush=True)
+async def _tell(report: Json) -> None:
+    total = "" if report["total"] is None else f"/{report['total']:g}"
+    print(f"{report['progress']:g}{total}  {_printable(report['message'] or '')}", file=sys.stderr, flush=True)
 
 
 def _show(executed: Executed) -> int:

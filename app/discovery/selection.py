@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Literal
 
 from app.catalog.offers import Offer
@@ -38,6 +39,12 @@ def select_tools(
     before = list(_each_once(kept))
     unique = list(_each_once([*before, *core, *found]))
     return list(_within_budget(unique[: max(most, len(before) + _ROOM_FOR_NEW)], max_tokens))
+
+
+def take_turns(rankings: Sequence[Sequence[Selected]], most: int) -> list[Selected]:
+    """The best of each ranking, then the second of each, until there are enough, each tool once; then by score."""
+    turns = (tool for turn in zip_longest(*rankings) for tool in turn if tool is not None)
+    return sorted(islice(_each_once(turns), most), key=lambda tool: -(tool.score or 0.0))
 
 
 def _each_once(tools: Iterable[Selected]) -> Iterator[Selected]:

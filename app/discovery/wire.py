@@ -36,7 +36,8 @@ def _as_openai(offer: Offer, name: str) -> dict[str, Any]:
 
 
 def _as_openai_responses(offer: Offer, name: str) -> dict[str, Any]:
-    return {"type": "function", **_as_openai_function(offer, name)}
+    # left out, this API takes it for true and makes optional arguments required
+    return {"type": "function", **_as_openai_function(offer, name), "strict": False}
 
 
 def _as_anthropic(offer: Offer, name: str) -> dict[str, Any]:

@@ -26,6 +26,9 @@ class Embedder(Protocol):
     def batch_size(self) -> int:
         """How many documents are best given at once: small enough to show progress between batches."""
 
+    def expect_dimension(self, dimension: int) -> None:
+        """From now on an answer of another size is a failure: vectors of two models are never compared."""
+
     async def embed_documents(self, texts: Sequence[str]) -> Vectors: ...
 
     async def embed_query(self, text: str) -> Vector: ...

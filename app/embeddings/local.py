@@ -36,6 +36,9 @@ class LocalEmbedder:
     def dimension(self) -> int:
         return self._granite.dimension
 
+    def expect_dimension(self, dimension: int) -> None:
+        """Its pack has but one, which is part of its identity."""
+
     async def embed_documents(self, texts: Sequence[str]) -> Vectors:
         vectors = np.empty((len(texts), self.dimension), np.float32)
         # Batch by batch, so that cancelling or closing takes hold after one of them and not after the last.

@@ -32,7 +32,6 @@ class OpenAIEmbedder:
         return 128
 
     def expect_dimension(self, dimension: int) -> None:
-        """From now on an answer of another size is a failure: vectors of two models are never compared."""
         self._dimension = dimension
 
     async def embed_documents(self, texts: Sequence[str]) -> Vectors:

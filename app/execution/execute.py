@@ -35,10 +35,10 @@ from app.errors import (
 from app.execution import repeats
 from app.execution.arguments import check_arguments, check_depth, is_valid_schema
 from app.execution.results import capped, writable
-from app.protocol import Endpoint, Json, canonical
+from app.protocol import Dialogue, Endpoint, Json, canonical
 from app.sealing import Sealer
 from app.telemetry import Metrics, timed
-from app.upstream.connection import OnProgress
+from app.upstream.connection import INPUT_REQUIRED, OnProgress
 from app.upstream.pool import Upstream
 
 logger = logging.getLogger("toolscout.execution")
@@ -78,6 +78,8 @@ class Call:
     alias: str | None = None
     timeout_s: float | None = None
     idempotency_key: str | None = None
+    dialogue: Dialogue | None = None
+    """Where the caller can be asked for more."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,31 @@ class Progress:
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        self.reports: asyncio.Queue[Json] = asyncio.Queue(_REPORTS_WAITING)
+        self._reports: asyncio.Queue[Json] = asyncio.Queue(_REPORTS_WAITING)
 
     async def report(self, progress: float, total: float | None, message: str | None) -> None:
         """A server that reports faster than anybody listens is not heard in full."""
         with suppress(asyncio.QueueFull):
             shown = None if message is None else message[:_MAX_REPORT]
-            self.reports.put_nowait({"progress": progress, "total": total, "message": shown})
+            self._reports.put_nowait({"progress": progress, "total": total, "message": shown})
+
+    async def reports(self, running: asyncio.Task[Any], pause_s: float | None = None) -> AsyncIterator[Json | None]:
+        """Each as it comes, until the call has ended; None after each pause in which none came."""
+        report: asyncio.Task[Json] | None = None
+        try:
+            while True:
+                report = report or asyncio.create_task(self._reports.get())
+                await asyncio.wait({running, report}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+                if report.done():
+                    yield report.result()
+                    report = None
+                elif running.done():
+                    return
+                else:
+                    yield None
+        finally:
+            if report is not None:
+                report.cancel()
 
 
 async def execute(executor: Executor, call: Call, progress: Progress | None = None) -> Executed:
@@ -127,6 +147,19 @@ async def execute(executor: Executor, call: Call, progress: Progress | None = No
         if progress is not None:
             progress.begun.set()
         return await record.run(progress)
+
+
+async def execute_telling(executor: Executor, call: Call, tell: Callable[[Json], Awaitable[None]]) -> Executed:
+    """The same, with a word about each report of progress. Whoever gives up waiting ends the call."""
+    progress = Progress()
+    running = asyncio.create_task(execute(executor, call, progress))
+    try:
+        async for report in progress.reports(running):
+            if report is not None:
+                await tell(report)
+        return running.result()
+    finally:
+        running.cancel()
 
 
 async def _find(executor: Executor, call: Call) -> _Tool:
@@ -205,9 +238,11 @@ class _Record:
 
     @property
     def _told_outcome(self) -> str:
-        """That it ran well, or that it ran and said itself that it failed."""
-        told_error = self._executed is not None and self._executed.result.get("isError") is True
-        return TOOL_ERROR if told_error else audit.SUCCEEDED
+        """That it ran well, that it ran and said itself that it failed, or that it wants to know more first."""
+        result = {} if self._executed is None else self._executed.result
+        if result.get("resultType") == INPUT_REQUIRED:
+            return INPUT_REQUIRED
+        return TOOL_ERROR if result.get("isError") is True else audit.SUCCEEDED
 
     async def claim(self) -> Executed | None:
         """The answer of an earlier call with the same key, or nothing and the right to run it."""
@@ -235,7 +270,7 @@ class _Record:
         started = time.perf_counter()
         with timed(executor.metrics.upstream_seconds, "call"):
             result = await executor.upstream.call_tool(
-                tool.endpoint, tool.offer.name, self._call.arguments, self._timeout_s, on_progress
+                tool.endpoint, tool.offer.name, self._call.arguments, self._timeout_s, on_progress, self._call.dialogue
             )
         duration_ms = round((time.perf_counter() - started) * 1000, 2)
         result, truncated = capped(writable(result), executor.max_result_bytes)

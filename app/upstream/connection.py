@@ -20,6 +20,7 @@ from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
     METHOD_NOT_FOUND,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
@@ -32,7 +33,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from app import __version__
 from app.errors import ServerUnreachable, ToolFailed, ToolTimedOut, UrlNotAllowed
-from app.protocol import Endpoint, Json
+from app.protocol import Dialogue, Endpoint, Json
 from app.upstream.endings import (
     UNREADABLE,
     Interrupted,
@@ -61,6 +62,8 @@ _CLOSING_S = 1.5
 _STOPPING_S = 8.0
 _FAREWELL_S = 0.5
 _CALL_RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
+_ASKS_FOR_MORE = "the tool asks its user for more input, which cannot be passed on here"
+INPUT_REQUIRED = "input_required"
 _IDENTITY = Implementation(name="toolscout", version=__version__)
 
 # The SSE transport is older than the newer protocol and knows only the handshake. A program may end when it is asked
@@ -175,53 +178,67 @@ class Connection:
         raise ServerUnreachable("endless_listing", f"the server's list has not ended after {_MAX_PAGES} pages")
 
     async def call_tool(
-        self, name: str, arguments: Json, timeout_s: float, on_progress: OnProgress | None = None
+        self,
+        name: str,
+        arguments: Json,
+        timeout_s: float,
+        on_progress: OnProgress | None = None,
+        dialogue: Dialogue | None = None,
     ) -> Json:
-        """Sent once. Raises `ServerUnreachable`, or `ToolFailed` with what is known of the outcome."""
+        """Sent once. Raises `ServerUnreachable`, or `ToolFailed` with what is known of the outcome. In a dialogue the
+        answer may be a question."""
         try:
             async with asyncio.timeout(timeout_s):
-                result = await self._call(name, arguments, on_progress)
+                result = await self._call(name, arguments, on_progress, dialogue)
         except TimeoutError as error:
             raise ToolTimedOut("no answer came in time; it may have run", outcome="unknown") from error
         except Interrupted as error:
             raise ToolFailed(f"{error.words}; it may have run", outcome="unknown") from error
         except MCPError as error:
+            if error.code == MISSING_REQUIRED_CLIENT_CAPABILITY:
+                raise ToolFailed(_ASKS_FOR_MORE, outcome="failed") from error
             raise ToolFailed(
                 f"the server answered with error {error.code}: {words_of(error)}", outcome="failed"
             ) from error
         except ValidationError:
             raise ToolFailed("it ran, but the server's answer is not valid MCP", outcome="unknown") from None
         if isinstance(result, InputRequiredResult):
-            raise ToolFailed("the tool asks its user for more input, which cannot be passed on here", outcome="failed")
+            if dialogue is None:
+                raise ToolFailed(_ASKS_FOR_MORE, outcome="failed")
+            return result.model_dump(by_alias=True, mode="json", exclude_unset=True) | {"resultType": INPUT_REQUIRED}
         return result.model_dump(by_alias=True, mode="json", exclude_unset=True, exclude={"result_type"})
 
     async def _call(
-        self, name: str, arguments: Json, on_progress: OnProgress | None
+        self, name: str, arguments: Json, on_progress: OnProgress | None, dialogue: Dialogue | None
     ) -> CallToolResult | InputRequiredResult:
         # Not the client's own `call_tool`: it lists all tools first, to judge a result that is not ours to judge.
-        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+        answers = {} if dialogue is None else {"inputResponses": dialogue.responses, "requestState": dialogue.state}
+        request = CallToolRequest(
+            params=CallToolRequestParams.model_validate({"name": name, "arguments": arguments} | answers)
+        )
+        declared = None if dialogue is None else dialogue.capabilities
 
         async def send() -> CallToolResult | InputRequiredResult:
             return await self._client.session.send_request(request, _CALL_RESULT, progress_callback=on_progress)
 
         try:
-            return await self._ask(send)
+            return await self._ask(send, declared)
         except MCPError as error:
             if error.code != HEADER_MISMATCH or not self._modern:
                 raise
         # The server turned the call away unread: some of its arguments belong into headers, which the listing tells.
         with suppress(MCPError, ValidationError, Interrupted, ServerUnreachable):
             await self._pages()
-        return await self._ask(send)
+        return await self._ask(send, declared)
 
     @property
     def _client(self) -> Client:
         return self._opened.result()
 
-    async def _ask(self, request: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, request: Callable[[], Awaitable[T]], declared: Json | None = None) -> T:
         """Ends with the answer, with what the wire knows to have gone wrong, or with the session."""
         assert self._holder is not None  # noqa: S101 it was opened
-        exchange = Request()
+        exchange = Request(declared)
         token = current_exchange.set(exchange)
         asking = asyncio.create_task(_awaited(request))
         asking.add_done_callback(seen)

@@ -14,10 +14,11 @@ from typing import Any, Self
 import anyio
 import httpx2
 from mcp import MCPError
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR, JSONRPCRequest
 from pydantic import ValidationError
 
 from app.errors import ServerUnreachable
+from app.protocol import Json
 from app.unseen import without_hidden
 from app.upstream.transport import Exchange, current_exchange
 
@@ -55,8 +56,10 @@ class Request(Exchange):
     """The exchange of one request alone, not of what else is sent on its behalf: that it is cancelled, answers to what
     the server asks meanwhile, attempts to take up a broken stream again."""
 
-    def __init__(self) -> None:
+    def __init__(self, declared: Json | None = None) -> None:
         super().__init__()
+        self.declared = declared
+        """What the one on whose behalf it is sent can do; the SDK says the same of everybody in a session."""
         self.handed_over = False
         """The SDK's transport has it: whatever happens to the session, it may still be sent."""
         self.departed = False
@@ -111,6 +114,8 @@ class _Outbox:
         if not isinstance(request, Request):
             await self._stream.send(item)
             return
+        if request.declared is not None:
+            _declare(item.message, request.declared)
         before, request.handed_over = request.handed_over, True
         try:
             await self._stream.send(item)
@@ -126,6 +131,13 @@ class _Outbox:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _declare(message: Any, capabilities: Json) -> None:
+    if isinstance(message, JSONRPCRequest) and message.params is not None:
+        meta = message.params.get("_meta", {})
+        if CLIENT_CAPABILITIES_META_KEY in meta:
+            meta[CLIENT_CAPABILITIES_META_KEY] = {**meta[CLIENT_CAPABILITIES_META_KEY], **capabilities}
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from app.errors import ServerUnreachable, ToolFailed, Unavailable
-from app.protocol import Endpoint, Json, Transport
+from app.protocol import Dialogue, Endpoint, Json, Transport
 from app.upstream.connection import Connection, Limits, OnProgress, OnToolsChanged
 from app.upstream.guard import Guard
 from app.upstream.operators import OperatorsServers
@@ -77,14 +77,20 @@ class Upstream:
         )
 
     async def call_tool(
-        self, endpoint: Endpoint, name: str, arguments: Json, timeout_s: float, on_progress: OnProgress | None = None
+        self,
+        endpoint: Endpoint,
+        name: str,
+        arguments: Json,
+        timeout_s: float,
+        on_progress: OnProgress | None = None,
+        dialogue: Dialogue | None = None,
     ) -> Json:
         """`timeout_s` is for all of it: whoever waits does not care whether for the handshake or for the tool."""
         deadline = asyncio.get_running_loop().time() + timeout_s
 
         def call(connection: Connection) -> Awaitable[Json]:
             left_s = deadline - asyncio.get_running_loop().time()
-            return connection.call_tool(name, arguments, left_s, on_progress)
+            return connection.call_tool(name, arguments, left_s, on_progress, dialogue)
 
         return await self._with_one_reconnect(endpoint, call, stale=_STALE, deadline=deadline)
 

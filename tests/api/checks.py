@@ -39,6 +39,8 @@ OPEN_PATHS = {"/healthz", "/readyz", "/metrics"}
 """They ask for no permission."""
 QUESTIONS = {"/discover", "/discover/why", "/rules/preview"}
 """They are posted, and change nothing."""
+MCP_PATHS = {"/mcp", "/mcp/full", "/projects/{project_id}/mcp", "/projects/{project_id}/mcp/full"}
+"""What is done there the meta-tools do, each with a permission of its own."""
 
 _CHECK = require(Permission.DISCOVER).__code__
 

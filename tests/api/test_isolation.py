@@ -220,6 +220,7 @@ async def test_each_barrier_is_really_gone_where_it_is_said_to_be(world: World) 
     assert (role == APP_ROLE) is (world.removed != "row-level security")
 
 
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("GET", "/servers/{server_id}", None),
     ("PATCH", "/servers/{server_id}", {"description": "taken over"}),
@@ -236,6 +237,8 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("GET", "/projects/{project_id}", None),
     ("PATCH", "/projects/{project_id}", {"optimization": None, "rules": [{"pattern": ["*"], "enabled": False}]}),
     ("DELETE", "/projects/{project_id}", None),
+    ("POST", "/projects/{project_id}/mcp", PING),
+    ("POST", "/projects/{project_id}/mcp/full", PING),
 ]
 
 

@@ -85,7 +85,7 @@ SCHEMA = {"type": "object", "z": 1, "a": 2}
         ),
         (
             "openai_responses",
-            {"type": "function", "name": "n", "description": "Finds issues.", "parameters": SCHEMA},
+            {"type": "function", "name": "n", "description": "Finds issues.", "parameters": SCHEMA, "strict": False},
         ),
         ("anthropic", {"name": "n", "description": "Finds issues.", "input_schema": SCHEMA}),
     ],

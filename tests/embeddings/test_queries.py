@@ -30,6 +30,8 @@ class FakeEmbedder:
             raise self.failure
         return np.array([len(self.asked), 0], np.float32)
 
+    def expect_dimension(self, dimension: int) -> None: ...
+
     async def embed_documents(self, texts: Sequence[str]) -> Vectors:
         raise NotImplementedError
 

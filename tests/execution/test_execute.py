@@ -368,8 +368,10 @@ async def test_a_server_that_reports_more_than_anybody_listens_to_fills_no_memor
     progress = Progress()
     for step in range(10_000):
         await progress.report(step, None, "x" * 1_000)
-    assert progress.reports.qsize() == 100
-    assert progress.reports.get_nowait()["progress"] == 0
+    ended = asyncio.create_task(asyncio.sleep(0))
+    await ended
+    told = [report async for report in progress.reports(ended)]
+    assert [report and report["progress"] for report in told] == list(range(100))
 
 
 async def test_what_nobody_can_see_in_a_servers_error_reaches_nobody(user: TestUser, mcp: FakeMcpServer) -> None:

@@ -262,6 +262,8 @@ class InstantEmbedder:
         self.model = model
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
 
+    def expect_dimension(self, dimension: int) -> None: ...
+
     async def embed_documents(self, texts: Sequence[str]) -> Vectors:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:

@@ -1,0 +1,173 @@
+"""What the meta-tools answer: for a program as structured content, for a model as few words as will do. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+from mcp_types import SERVER_INFO_META_KEY
+
+from app.catalog.offers import Offer, OfferingServer
+from app.discovery.selection import Selected
+from app.errors import ToolFailed, ToolscoutError
+from app.protocol import Json
+
+ERROR_META = "toolscout/error"
+TRUNCATED_META = "toolscout/truncated"
+_BRIEF = 160
+
+_ADVICE = {
+    "TOOL_NOT_FOUND": "Call tool_discovery and copy a toolKey from its results.",
+    "TOOL_VALIDATION_ERROR": "Nothing was run. Correct the arguments as the input schema says, then call again.",
+    "SERVER_CONNECTION_ERROR": "Nothing was run. Try again later, or use another tool.",
+    "unavailable": "Nothing was run. Try again in a few seconds.",
+}
+_MAY_HAVE_RUN = "It may have run all the same: find out before you call it again."
+
+
+def answer(structured: Json, text: str) -> Json:
+    return {"content": [{"type": "text", "text": text}], "structuredContent": structured}
+
+
+def failure(error: ToolscoutError) -> Json:
+    """Readable by a model: what is wrong with which argument, and what to do instead."""
+    lines = [f"{error.code}: {error.message}"]
+    lines += [f"- {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in (error.errors or ())[5:]]
+    if isinstance(error, ToolFailed) and error.outcome == "unknown":
+        lines.append(_MAY_HAVE_RUN)
+    elif error.code in _ADVICE:
+        lines.append(_ADVICE[error.code])
+    told = {"code": error.code, "message": error.message, **error.members}
+    if error.errors is not None:
+        told["errors"] = list(error.errors)
+    return {
+        "content": [{"type": "text", "text": "\n".join(lines)}],
+        "isError": True,
+        "_meta": {ERROR_META: told},
+    }
+
+
+def truncated(result: Json, limit: int) -> Json:
+    """A result that was cut, with a word about it for the model and a mark for the program."""
+    cut = {"type": "text", "text": f"[cut here: the whole result is larger than {limit} bytes]"}
+    return result | {"content": [*result["content"], cut], "_meta": {TRUNCATED_META: True}}
+
+
+def passed_on(result: Json) -> Json:
+    """As the server gave it, but in our name: whom a client takes it from is us."""
+    meta = {name: value for name, value in result.get("_meta", {}).items() if name != SERVER_INFO_META_KEY}
+    return {name: value for name, value in result.items() if name != "_meta"} | ({"_meta": meta} if meta else {})
+
+
+def fit_for_older_clients(result: Json) -> Json:
+    """Which know only objects as structured content; whatever else it is stands in the content as text."""
+    if isinstance(result.get("structuredContent", {}), dict):
+        return result
+    return {name: value for name, value in result.items() if name != "structuredContent"}
+
+
+def discovered(tools: Sequence[Selected], hint: str | None, *, brief: bool) -> Json:
+    results = [_result(tool, brief=brief) for tool in tools]
+    structured: Json = {"results": results}
+    if hint is not None:
+        structured["hint"] = hint
+    words = [_told(tool, result) for tool, result in zip(tools, results, strict=True)]
+    return answer(structured, "\n\n".join(words if hint is None else [*words, hint]))
+
+
+def _result(tool: Selected, *, brief: bool) -> Json:
+    offer = tool.offer
+    result: Json = {
+        "toolKey": offer.tool_id,
+        "toolName": offer.name,
+        "serverName": offer.server_name,
+        "description": shortened(offer.description) if brief else offer.description,
+        "relevance": round(min(max(tool.score or 0.0, 0.0), 1.0), 3),
+    }
+    if not brief:
+        result |= _parsed(offer)
+    if offer.flags:
+        result["flags"] = list(offer.flags)
+    return result
+
+
+def _told(tool: Selected, result: Json) -> str:
+    lines = [f"{_called(tool.offer)} ({result['relevance']:.2f})", f"toolKey: {tool.offer.tool_id}"]
+    if result["description"]:
+        lines.append(result["description"])
+    if "inputSchema" in result:
+        lines.append(f"arguments: {orjson.dumps(result['inputSchema']).decode()}")
+    if "flags" in result:
+        lines.append(f"Beware, flagged: {', '.join(result['flags'])}")
+    return "\n".join(lines)
+
+
+def schemas(tools: Sequence[Selected], hint: str | None) -> Json:
+    found = [
+        {
+            "toolKey": tool.offer.tool_id,
+            "name": tool.offer.name,
+            "serverName": tool.offer.server_name,
+            "description": tool.offer.description,
+            "inputSchema": orjson.loads(tool.offer.input_schema),
+            "similarity": None if tool.similarity is None else round(tool.similarity, 4),
+        }
+        for tool in tools
+    ]
+    structured: Json = {"tools": found} | ({} if hint is None else {"hint": hint})
+    return answer(structured, orjson.dumps(structured).decode())
+
+
+def servers(offering: Sequence[OfferingServer]) -> Json:
+    shown = [{"name": s.name, "description": s.description, "tools": s.tools, "status": s.status} for s in offering]
+    lines = [f"{s.name} ({s.tools} tools) {shortened(s.description or '')}".rstrip() for s in offering]
+    return answer({"servers": shown}, _lines(lines, "no server offers a tool that you may use"))
+
+
+def tool_list(offers: Sequence[Offer], cursor: str | None) -> Json:
+    shown = [
+        {"toolKey": offer.tool_id, "name": offer.name, "description": shortened(offer.description)} for offer in offers
+    ]
+    lines = [f"{item['toolKey']} {item['name']}: {item['description']}" for item in shown]
+    structured: Json = {"tools": shown}
+    if cursor is not None:
+        structured["nextCursor"] = cursor
+        lines.append(f"There are more: call again with cursor {cursor!r}.")
+    return answer(structured, "\n".join(lines))
+
+
+def details(offer: Offer) -> Json:
+    shown: Json = {
+        "toolKey": offer.tool_id,
+        "name": offer.name,
+        "title": offer.title,
+        "serverName": offer.server_name,
+        "serverStatus": offer.server_status,
+        "description": offer.description,
+        "flags": list(offer.flags),
+        **_parsed(offer),
+    }
+    known = {name: value for name, value in shown.items() if value not in (None, [])}
+    return answer(known, orjson.dumps(known).decode())
+
+
+def _parsed(offer: Offer) -> Json:
+    parts = {
+        "inputSchema": offer.input_schema,
+        "outputSchema": offer.output_schema,
+        "annotations": offer.annotations,
+    }
+    return {name: orjson.loads(text) for name, text in parts.items() if text is not None}
+
+
+def shortened(description: str) -> str:
+    """Its first line, as far as one reads when skimming."""
+    first: Any = next(iter(description.strip().splitlines()), "")
+    return first if len(first) <= _BRIEF else f"{first[:_BRIEF].rstrip()}…"
+
+
+def _called(offer: Offer) -> str:
+    return f"{offer.name} of {offer.server_name}"
+
+
+def _lines(lines: Iterable[str], otherwise: str) -> str:
+    return "\n".join(lines) or otherwise

@@ -1,0 +1,134 @@
+"""MCP over streamable HTTP: who asks, whether it is a message at all, and on to the SDK."""
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+from mcp_types import INVALID_REQUEST, PARSE_ERROR
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
+
+from app.accounts.callers import Caller
+from app.catalog.projects import get_project
+from app.dependencies import Discovering, Wired, check_visit
+from app.errors import InvalidInput
+from app.mcp_server.running import RunningCalls
+from app.mcp_server.sdk import FULL, TWO, VISIT, MetaServer, Visit
+from app.protocol import Json, parse_json
+from app.wiring import Container
+
+_SESSION_HEADER = "mcp-session-id"
+_CANCELLED = "notifications/cancelled"
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A JSON-RPC response, or events that end with one"},
+    202: {"description": "A notification was taken"},
+    421: {"description": "The `Host` is not one of ours"},
+}
+
+
+def mcp_router() -> APIRouter:
+    """Each tool declares what it needs; whoever comes in may at least discover."""
+    router = APIRouter(tags=["mcp"], dependencies=[Depends(check_visit)])
+    running = RunningCalls()
+
+    @router.post("/mcp", responses=_RESPONSES)
+    async def mcp(request: Request, caller: Discovering, container: Wired) -> Response:
+        """Two tools: `tool_discovery` and `tool_execute`."""
+        return await _answer(TWO, request, Visit(container, caller, _session(request), running))
+
+    @router.post("/mcp/full", responses=_RESPONSES)
+    async def full_mcp(request: Request, caller: Discovering, container: Wired) -> Response:
+        """Besides them `list_servers`, `list_tools`, `get_tool_details` and `search_tools`."""
+        return await _answer(FULL, request, Visit(container, caller, _session(request), running))
+
+    @router.post("/projects/{project_id}/mcp", responses=_RESPONSES)
+    async def project_mcp(project_id: str, request: Request, caller: Discovering, container: Wired) -> Response:
+        """The same two, within a project."""
+        confined = await _confined(container, caller, project_id)
+        return await _answer(TWO, request, Visit(container, confined, _session(request), running))
+
+    @router.post("/projects/{project_id}/mcp/full", responses=_RESPONSES)
+    async def full_project_mcp(project_id: str, request: Request, caller: Discovering, container: Wired) -> Response:
+        """All six, within a project."""
+        confined = await _confined(container, caller, project_id)
+        return await _answer(FULL, request, Visit(container, confined, _session(request), running))
+
+    return router
+
+
+async def _confined(container: Container, caller: Caller, project_id: str) -> Caller:
+    """As if the key were bound to the project."""
+    user, confined_to = caller.acting_for(), caller.within(project_id)
+    async with container.database.transaction(user.id) as session:
+        await get_project(session, user.id, project_id)
+    return replace(caller, project_id=confined_to)
+
+
+def _session(request: Request) -> str:
+    return request.headers.get(_SESSION_HEADER) or str(uuid.uuid4())
+
+
+async def _answer(server: MetaServer, request: Request, visit: Visit) -> Response:
+    visit.caller.acting_for()
+    body = await request.body()
+    try:
+        message = parse_json(body)
+    except InvalidInput as error:
+        return _refused(PARSE_ERROR, error.message)
+    if (wrong := _what_is_wrong(message)) is not None:
+        return _refused(INVALID_REQUEST, wrong)
+    if message.get("method") == _CANCELLED:
+        _cancel(visit, message.get("params") or {})
+    named = visit.session if message.get("method") == "initialize" else None
+    return _Answer(server, visit, body, named)
+
+
+def _what_is_wrong(message: Any) -> str | None:
+    """That the SDK would answer with more about itself than about the message."""
+    if not isinstance(message, dict):
+        return "send one JSON-RPC message, not a list of them"
+    if message.get("jsonrpc") != "2.0":
+        return 'a JSON-RPC message says "jsonrpc": "2.0"'
+    if not isinstance(message.get("params", {}), dict):
+        return "`params` must be an object"
+    if type(message.get("id", "")) not in (str, int):
+        return "`id` must be a string or an integer"
+    if not isinstance(message.get("method", ""), str) or not message.keys() & {"method", "result", "error"}:
+        return "`method` must be a string"
+    return None
+
+
+def _refused(code: int, message: str) -> Response:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+    return Response(orjson.dumps(body), 400, media_type="application/json")
+
+
+def _cancel(visit: Visit, params: Json) -> None:
+    """The newer protocol ends a call by closing its stream. In the older one the word for it comes as a request of its
+    own, and only the session that it names tells whose call is meant."""
+    number = params.get("requestId")
+    if isinstance(number, str | int):
+        visit.running.cancel((visit.caller.acting_for().id, visit.session, number))
+
+
+class _Answer(Response):
+    """What the SDK sends. `named` is the session's name, told to a client that begins one."""
+
+    def __init__(self, server: MetaServer, visit: Visit, body: bytes, named: str | None) -> None:
+        super().__init__()
+        self._server, self._visit, self._received, self._named = server, visit, body, named
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        waiting: list[Message] = [{"type": "http.request", "body": self._received, "more_body": False}]
+
+        async def receive_again() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        async def send_named(message: Message) -> None:
+            if self._named is not None and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_SESSION_HEADER] = self._named
+            await send(message)
+
+        await self._server.handle({**scope, VISIT: self._visit}, receive_again, send_named)

@@ -1,0 +1,277 @@
+"""The few fixed tools that open all others. What stands here is what a model reads: every word is paid for by every
+conversation, and the same bytes for everybody let a provider's prompt cache hold."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import orjson
+
+from app.accounts.callers import Caller, Permission
+from app.catalog.offers import offering_servers, offers_of_server, read_offers
+from app.catalog.visibility import Scope
+from app.discovery.asking import Wishes, resolved
+from app.discovery.discover import Discovery, discover
+from app.discovery.selection import take_turns
+from app.errors import ArgumentsInvalid, Forbidden, NotFound, ToolNotFound
+from app.execution.arguments import check_arguments
+from app.execution.execute import Call, execute, execute_telling
+from app.mcp_server import answers
+from app.protocol import Dialogue, Json
+from app.search.query import shortened
+from app.wiring import Container
+
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call of a meta-tool, and what is known of whoever makes it."""
+
+    container: Container
+    caller: Caller
+    project_id: str | None
+    arguments: Json
+    tell: Callable[[Json], Awaitable[None]] | None = None
+    """Takes reports of progress, where the client wants them."""
+    dialogue: Dialogue | None = None
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.caller.acting_for().id, self.container.model.id, project_id=self.project_id)
+
+
+@dataclass(frozen=True)
+class MetaTool:
+    name: str
+    permission: Permission
+    definition: Json
+    deed: Callable[[Asked], Awaitable[Json]]
+
+    async def answer(self, asked: Asked) -> Json:
+        if not asked.caller.may(self.permission):
+            raise Forbidden(f"this key may not do that: it needs the permission {self.permission.value!r}")
+        check_arguments(self.input_schema, asked.arguments)
+        return await self.deed(asked)
+
+    @cached_property
+    def input_schema(self) -> str:
+        return orjson.dumps(self.definition["inputSchema"]).decode()
+
+
+async def _discover(asked: Asked) -> Json:
+    """Core tools are left out: the application has them anyway, and runs them itself."""
+    discoverer, given = asked.container.discoverer, asked.arguments
+    texts = [_searched(query, given.get("context", ""), place) for place, query in enumerate(given["query"])]
+    wishes = Wishes(texts[0], asked.project_id, limit=given.get("maxResults"), include_core_tools=False)
+    ask = await resolved(discoverer, asked.caller, wishes)
+    user = asked.caller.acting_for()
+    # one after the other: a single call is not to take up several connections
+    discoveries = [await discover(discoverer, user, replace(ask, text=text)) for text in texts]
+    found = take_turns([discovery.tools for discovery in discoveries], ask.limit)
+    return answers.discovered(found, _hint(discoveries), brief=given.get("detail") == "brief")
+
+
+def _searched(query: str, context: str, place: int) -> str:
+    if not query.strip():
+        wrong = {"loc": ["arguments", "query", place], "msg": "say what is to be done", "type": "minLength"}
+        raise ArgumentsInvalid(f"arguments.query.{place}: say what is to be done", errors=[wrong])
+    return shortened(f"{query}\n{context}".strip())
+
+
+def _hint(discoveries: Sequence[Discovery]) -> str | None:
+    """What to try next, where there is something to try."""
+    first = discoveries[0]
+    if first.strategy is None:
+        return "This project does not search: its tools are named by whoever set it up."
+    if all(discovery.searched == 0 for discovery in discoveries):
+        return "There are no tools to search: none is connected yet, or none may be used here."
+    if not any(discovery.tools for discovery in discoveries):
+        return (
+            f"None of {first.searched} tools fits. Ask again in other words, an action and what it is done to in each "
+            "query, or go on without a tool."
+        )
+    if first.degraded_reason is not None:
+        return f"The search is impaired just now ({first.degraded_reason}): the best tool may be missing."
+    return None
+
+
+async def _execute(asked: Asked) -> Json:
+    container, given = asked.container, asked.arguments
+    call = Call(
+        scope=asked.scope,
+        actor=asked.caller.actor,
+        arguments=given.get("arguments", {}),
+        tool_key=given["toolKey"],
+        dialogue=asked.dialogue,
+    )
+    if asked.tell is None:
+        executed = await execute(container.executor, call)
+    else:
+        executed = await execute_telling(container.executor, call, asked.tell)
+    if executed.truncated:
+        return answers.truncated(executed.result, container.executor.max_result_bytes)
+    return answers.passed_on(executed.result)
+
+
+async def _list_servers(asked: Asked) -> Json:
+    async with asked.container.database.transaction(asked.scope.user_id) as session:
+        return answers.servers(await offering_servers(session, asked.scope))
+
+
+async def _list_tools(asked: Asked) -> Json:
+    server, after = asked.arguments["server"], asked.arguments.get("cursor", "")
+    async with asked.container.database.transaction(asked.scope.user_id) as session:
+        offers = await offers_of_server(session, asked.scope, server, after, _PAGE + 1)
+    if not offers and not after:
+        raise NotFound(f"no server named {server!r} offers a tool that you may use: call list_servers")
+    page = offers[:_PAGE]
+    return answers.tool_list(page, page[-1].name if len(offers) > _PAGE else None)
+
+
+async def _get_tool_details(asked: Asked) -> Json:
+    tool_key = asked.arguments["toolKey"]
+    async with asked.container.database.transaction(asked.scope.user_id) as session:
+        offers = await read_offers(session, asked.scope, [tool_key], core=False)
+    if tool_key not in offers.tools:
+        raise ToolNotFound("there is no such tool, or it may not be used")
+    return answers.details(offers.tools[tool_key])
+
+
+async def _search_tools(asked: Asked) -> Json:
+    discoverer, given = asked.container.discoverer, asked.arguments
+    wishes = Wishes(
+        _searched(given["query"], "", 0),
+        asked.project_id,
+        strategy="semantic",
+        limit=given.get("top_k"),
+        include_core_tools=False,
+    )
+    ask = await resolved(discoverer, asked.caller, wishes)
+    discovery = await discover(discoverer, asked.caller.acting_for(), ask)
+    return answers.schemas(discovery.tools, _hint([discovery]))
+
+
+def _text(description: str | None = None) -> Json:
+    return {"type": "string"} if description is None else {"type": "string", "description": description}
+
+
+def _object(properties: Json, *required: str) -> Json:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def _meta_tool(
+    name: str,
+    permission: Permission,
+    deed: Callable[[Asked], Awaitable[Json]],
+    description: str,
+    input_schema: Json,
+    output_schema: Json | None = None,
+    **annotations: Any,
+) -> MetaTool:
+    definition = {"name": name, "description": description, "inputSchema": input_schema}
+    if output_schema is not None:
+        definition["outputSchema"] = output_schema
+    if annotations:
+        definition["annotations"] = annotations
+    return MetaTool(name, permission, definition, deed)
+
+
+_COUNT = {"type": "integer", "minimum": 1, "maximum": 50}
+_FOUND = {
+    "type": "object",
+    "properties": {
+        "results": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    **{name: {"type": "string"} for name in ("toolKey", "toolName", "serverName", "description")},
+                    "relevance": {"type": "number"},
+                    **{name: {"type": "object"} for name in ("inputSchema", "outputSchema", "annotations")},
+                },
+                "required": ["toolKey", "toolName"],
+            },
+        },
+        "hint": {"type": "string"},
+    },
+    "required": ["results"],
+}
+
+TWO_TOOLS: Sequence[MetaTool] = (
+    _meta_tool(
+        "tool_discovery",
+        Permission.DISCOVER,
+        _discover,
+        "Find tools. Call this first when a task needs more than your other tools can do: hundreds stand behind it. "
+        "Returns the best matches, each with its toolKey and input schema; run one with tool_execute. "
+        "If none fits, ask again in other words.",
+        _object(
+            {
+                "query": {
+                    "type": "array",
+                    "items": _text(),
+                    "minItems": 1,
+                    "maxItems": 10,
+                    "description": 'a phrase for each thing to do: "create a calendar event"',
+                },
+                "context": _text("what it is about"),
+                "maxResults": _COUNT,
+                "detail": {"enum": ["full", "brief"], "description": "brief: without schemas"},
+            },
+            "query",
+        ),
+        _FOUND,
+        readOnlyHint=True,
+    ),
+    _meta_tool(
+        "tool_execute",
+        Permission.EXECUTE,
+        _execute,
+        "Run a tool that tool_discovery found. Returns what that tool returns; an error says what to correct.",
+        _object(
+            {
+                "toolKey": _text("as tool_discovery gave it"),
+                "arguments": {"type": "object", "description": "fit for the tool's input schema"},
+            },
+            "toolKey",
+        ),
+    ),
+)
+
+ALL_TOOLS: Sequence[MetaTool] = (
+    *TWO_TOOLS,
+    _meta_tool(
+        "list_servers",
+        Permission.READ_TOOLS,
+        _list_servers,
+        "List the servers behind the tools.",
+        _object({}),
+        readOnlyHint=True,
+    ),
+    _meta_tool(
+        "list_tools",
+        Permission.READ_TOOLS,
+        _list_tools,
+        "List all tools of one server, in brief.",
+        _object({"server": _text("name, from list_servers"), "cursor": _text()}, "server"),
+        readOnlyHint=True,
+    ),
+    _meta_tool(
+        "get_tool_details",
+        Permission.READ_TOOLS,
+        _get_tool_details,
+        "Get a tool's full definition: read it before tool_execute.",
+        _object({"toolKey": _text()}, "toolKey"),
+        readOnlyHint=True,
+    ),
+    _meta_tool(
+        "search_tools",
+        Permission.DISCOVER,
+        _search_tools,
+        "Get the schemas of the tools most similar to one query.",
+        _object({"query": _text(), "top_k": _COUNT}, "query"),
+        readOnlyHint=True,
+    ),
+)
