@@ -1,5 +1,6 @@
 """A real Postgres, a real embedder and the real application, opened once; each test works for users of its own."""
 
+import asyncio
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from pydantic import SecretStr
 
@@ -158,6 +160,20 @@ def _app_of(container: Container) -> FastAPI:
         app = create_app(container)
         _apps[id(container)] = container, app
     return app
+
+
+@pytest.fixture(scope="session")
+async def address(container: Container) -> AsyncIterator[str]:
+    """Of the application behind a socket, for clients that bring their own way to connect."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(_app_of(container), log_config=None, lifespan="off", ws="none"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    async with asyncio.timeout(5):
+        while not server.started:  # noqa: ASYNC110 uvicorn offers nothing to wait for
+            await asyncio.sleep(0.01)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    await serving
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,12 @@
 """The examples do what they say: with the fake model, the real application behind a socket, and a real MCP server."""
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
-from app.main import create_app
-from app.wiring import Container
 from examples import anthropic_tool_search, openai_tool_search
 from examples.fake_model import running_fake_model
 from tests.conftest import TestUser, tool
@@ -29,19 +25,6 @@ TOOLS = [
 both = pytest.mark.parametrize(
     "example", [anthropic_tool_search.main, openai_tool_search.main], ids=["anthropic", "openai"]
 )
-
-
-@pytest.fixture(scope="module")
-async def address(container: Container) -> AsyncIterator[str]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(container), log_config=None, lifespan="off", ws="none"))
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    async with asyncio.timeout(5):
-        while not server.started:  # noqa: ASYNC110 uvicorn offers nothing to wait for
-            await asyncio.sleep(0.01)
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server.should_exit = True
-    await serving
 
 
 @pytest.fixture
