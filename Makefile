@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := .venv/.run-installed
 DEV := .venv/.dev-installed
-THIRD_PARTY := .venv/.third-party-installed
+THIRD_PARTY := tests/third_party/node_modules/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help run test proof check migrate doctor bench-load lock clean
@@ -14,11 +14,12 @@ help: ## list the targets
 run: $(RUN) ## start Toolscout on an embedded Postgres, with a demo catalogue
 	@$(BIN)/toolscout serve
 
-test: check $(THIRD_PARTY) ## everything that `check` does, then the whole test suite with coverage
+test: ## everything that `check` does, then the whole test suite with coverage
+	@$(MAKE) --no-print-directory --jobs=2 check $(THIRD_PARTY)
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --cov=app --cov-report=term
 
-proof: $(DEV) ## a thousand random histories of rules, projects, switches and reindexing: found is what can be run
-	PROOF_SEQUENCES=1000 $(BIN)/pytest tests/journeys/test_visibility_proof.py
+proof: $(DEV) ## what `test` does in part: a thousand random histories of who sees what, kills at twenty moments
+	PROOF_SEQUENCES=1000 PROOF_KILLS=10 $(BIN)/pytest tests/journeys/test_visibility_proof.py tests/journeys/test_killed.py
 
 check: $(DEV) ## the quick part: style, types, import directions
 	$(BIN)/ruff format --check .
@@ -46,16 +47,21 @@ clean: ## remove the virtual environment and all caches; the data folder stays
 
 LOCK := --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-options --no-header
 
+define INSTALL
+@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+@echo "installing, once …"
+@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $(1)
+@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+endef
+
 $(RUN): requirements.lock pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing, once …"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(call INSTALL,requirements.lock)
 	@touch $@
 
-$(DEV): $(RUN) requirements-dev.lock
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements-dev.lock
-	@touch $@
+# all of the former, too
+$(DEV): requirements-dev.lock pyproject.toml
+	$(call INSTALL,requirements-dev.lock)
+	@touch $(RUN) $@
 
 $(THIRD_PARTY): tests/third_party/package-lock.json
 	@command -v npm >/dev/null || { echo "the tests need npm: they speak with an MCP server from there"; exit 1; }

@@ -36,8 +36,8 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path(".toolscout"), description="folder of the embedded Postgres and of generated secrets")
     served_hosts: str = Field(
         "",
-        description="names under which MCP clients reach us, comma-separated; addresses and names without a dot always "
-        "pass",
+        description="public names under which MCP clients reach us, comma-separated; addresses, names without a dot, "
+        "`.local` and `.internal` always pass",
     )
     web_origins: str = Field(
         "", description="origins of web pages that may call us, comma-separated, such as `https://chat.example.com`"
@@ -151,7 +151,7 @@ class Settings(BaseSettings):
 
     @property
     def own_origins(self) -> list[str]:
-        return _entries(self.web_origins.lower())
+        return [origin.rstrip("/") for origin in _entries(self.web_origins.lower())]
 
     @property
     def former_secret_keys(self) -> list[str]:

@@ -53,6 +53,9 @@ def _no_network() -> Iterator[None]:
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
     server.start()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")  # what it holds need not outlive the machine
+        connection.execute("SELECT pg_reload_conf()")
     yield server
     server.stop()
 
@@ -143,7 +146,7 @@ async def client(container: Container) -> AsyncIterator[httpx.AsyncClient]:
 
 @asynccontextmanager
 async def client_of(container: Container, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(_app_of(container), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(app_of(container), raise_app_exceptions=False)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://toolscout", headers=headers, timeout=60
     ) as opened:
@@ -153,7 +156,7 @@ async def client_of(container: Container, **headers: str) -> AsyncIterator[httpx
 _apps: dict[int, tuple[Container, FastAPI]] = {}
 
 
-def _app_of(container: Container) -> FastAPI:
+def app_of(container: Container) -> FastAPI:
     """One for each container: a new one reads all its routes anew, which takes longer than most tests."""
     known, app = _apps.get(id(container), (None, None))
     if app is None or known is not container:
@@ -166,7 +169,7 @@ def _app_of(container: Container) -> FastAPI:
 async def address(container: Container) -> AsyncIterator[str]:
     """Of the application behind a socket, for clients that bring their own way to connect."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(_app_of(container), log_config=None, lifespan="off", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(app_of(container), log_config=None, lifespan="off", ws="none"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     async with asyncio.timeout(5):
         while not server.started:  # noqa: ASYNC110 uvicorn offers nothing to wait for

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from pydantic import AliasChoices
 
-from app.main import create_app
 from app.settings import Settings
 from app.wiring import Container
+from tests.conftest import app_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -43,7 +43,7 @@ def test_every_route_is_in_the_readme(container: Container) -> None:
         for methods, path in re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE)(?:/[A-Z]+)*) (/[\w/{}-]*)`", README)
         for method in methods.split("/")
     }
-    paths = create_app(container).openapi()["paths"]
+    paths = app_of(container).openapi()["paths"]
     routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     assert routes
     assert routes - documented == set()

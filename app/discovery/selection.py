@@ -42,9 +42,16 @@ def select_tools(
 
 
 def take_turns(rankings: Sequence[Sequence[Selected]], most: int) -> list[Selected]:
-    """The best of each ranking, then the second of each, until there are enough, each tool once; then by score."""
-    turns = (tool for turn in zip_longest(*rankings) for tool in turn if tool is not None)
-    return sorted(islice(_each_once(turns), most), key=lambda tool: -(tool.score or 0.0))
+    """The best of each ranking, then the second of each, until there are enough; then by score. Each tool once, as the
+    ranking shows it that likes it best."""
+    turns = [tool for turn in zip_longest(*rankings) for tool in turn if tool is not None]
+    best = {tool.offer.tool_id: tool for tool in sorted(turns, key=_score)}
+    taken = [best[tool.offer.tool_id] for tool in islice(_each_once(turns), most)]
+    return sorted(taken, key=_score, reverse=True)
+
+
+def _score(tool: Selected) -> float:
+    return tool.score or 0.0
 
 
 def _each_once(tools: Iterable[Selected]) -> Iterator[Selected]:

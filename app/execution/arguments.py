@@ -83,9 +83,17 @@ def _dialect(schema: Json) -> Any:
 def _shown(error: ValidationError) -> dict[str, Any]:
     return {
         "loc": ["arguments", *error.absolute_path],
-        "msg": error.message[:_MAX_MESSAGE],
+        "msg": _both_ends(error.message),
         "type": str(error.validator),
     }
+
+
+def _both_ends(message: str) -> str:
+    """The library puts the value first, and what is wrong with it last."""
+    if len(message) <= _MAX_MESSAGE:
+        return message
+    half = _MAX_MESSAGE // 2
+    return f"{message[: half - 1]}…{message[-half:]}"
 
 
 def _begin(seconds: float) -> None:

@@ -89,6 +89,8 @@ def read_tool(raw: Any) -> ListedTool:
         raise _too_large()
     if "inputSchema" not in raw and (other := raw.keys() & {"input_schema", "parameters"}):
         raise _Refused(f"MCP calls the schema `inputSchema`, not `{min(other)}`")
+    if _runs_only_as_a_task(raw):
+        raise _Refused("it can be run only as a task, which is not done here")
     try:
         return looked_through(_definition(raw, name))
     except ValueError as error:
@@ -131,6 +133,12 @@ def _check_shape(raw: Json) -> None:
         raise _too_large()
     if any("\0" in text for text in strings_in(raw)):
         raise _Refused("the definition holds a NUL character, which cannot be stored")
+
+
+def _runs_only_as_a_task(raw: Json) -> bool:
+    """What cannot be run is not to be found."""
+    execution = raw.get("execution")
+    return isinstance(execution, dict) and execution.get("taskSupport") == "required"
 
 
 def _too_large() -> _Refused:

@@ -1,7 +1,6 @@
 """What the meta-tools answer: for a program as structured content, for a model as few words as will do. Pure."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import orjson
 from mcp_types import SERVER_INFO_META_KEY
@@ -132,7 +131,7 @@ def tool_list(offers: Sequence[Offer], cursor: str | None) -> Json:
     if cursor is not None:
         structured["nextCursor"] = cursor
         lines.append(f"There are more: call again with cursor {cursor!r}.")
-    return answer(structured, "\n".join(lines))
+    return answer(structured, _lines(lines, "there are no more"))
 
 
 def details(offer: Offer) -> Json:
@@ -161,7 +160,7 @@ def _parsed(offer: Offer) -> Json:
 
 def shortened(description: str) -> str:
     """Its first line, as far as one reads when skimming."""
-    first: Any = next(iter(description.strip().splitlines()), "")
+    first = next(iter(description.strip().splitlines()), "").rstrip()
     return first if len(first) <= _BRIEF else f"{first[:_BRIEF].rstrip()}…"
 
 

@@ -88,15 +88,15 @@ async def _answer(server: MetaServer, request: Request, visit: Visit) -> Respons
 def _what_is_wrong(message: Any) -> str | None:
     """That the SDK would answer with more about itself than about the message."""
     if not isinstance(message, dict):
-        return "send one JSON-RPC message, not a list of them"
+        return "send one JSON-RPC message: an object, not a list of them"
     if message.get("jsonrpc") != "2.0":
         return 'a JSON-RPC message says "jsonrpc": "2.0"'
-    if not isinstance(message.get("params", {}), dict):
+    if not isinstance(message.get("params"), dict | None):
         return "`params` must be an object"
     if type(message.get("id", "")) not in (str, int):
         return "`id` must be a string or an integer"
-    if not isinstance(message.get("method", ""), str) or not message.keys() & {"method", "result", "error"}:
-        return "`method` must be a string"
+    if not isinstance(message.get("method"), str):
+        return "`method` must be a string; nothing was asked of you, so that there is nothing to respond to"
     return None
 
 

@@ -1,6 +1,7 @@
 """The few fixed tools that open all others. What stands here is what a model reads: every word is paid for by every
 conversation, and the same bytes for everybody let a provider's prompt cache hold."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -52,19 +53,21 @@ class MetaTool:
     async def answer(self, asked: Asked) -> Json:
         if not asked.caller.may(self.permission):
             raise Forbidden(f"this key may not do that: it needs the permission {self.permission.value!r}")
-        check_arguments(self.input_schema, asked.arguments)
+        # in a thread, since a megabyte of them takes a while
+        await asyncio.to_thread(check_arguments, self.input_schema, asked.arguments)
         return await self.deed(asked)
 
     @cached_property
     def input_schema(self) -> str:
-        return orjson.dumps(self.definition["inputSchema"]).decode()
+        """Stricter than the list says, where each word costs: an argument that nobody knows is an error."""
+        return orjson.dumps(self.definition["inputSchema"] | {"additionalProperties": False}).decode()
 
 
 async def _discover(asked: Asked) -> Json:
     """Core tools are left out: the application has them anyway, and runs them itself."""
     discoverer, given = asked.container.discoverer, asked.arguments
     texts = [_searched(query, given.get("context", ""), place) for place, query in enumerate(given["query"])]
-    wishes = Wishes(texts[0], asked.project_id, limit=given.get("maxResults"), include_core_tools=False)
+    wishes = Wishes(texts[0], asked.project_id, limit=_whole(given.get("maxResults")), include_core_tools=False)
     ask = await resolved(discoverer, asked.caller, wishes)
     user = asked.caller.acting_for()
     # one after the other: a single call is not to take up several connections
@@ -80,6 +83,11 @@ def _searched(query: str, context: str, place: int) -> str:
     return shortened(f"{query}\n{context}".strip())
 
 
+def _whole(number: float | None) -> int | None:
+    """To JSON 8.0 is an integer too."""
+    return None if number is None else int(number)
+
+
 def _hint(discoveries: Sequence[Discovery]) -> str | None:
     """What to try next, where there is something to try."""
     first = discoveries[0]
@@ -87,14 +95,23 @@ def _hint(discoveries: Sequence[Discovery]) -> str | None:
         return "This project does not search: its tools are named by whoever set it up."
     if all(discovery.searched == 0 for discovery in discoveries):
         return "There are no tools to search: none is connected yet, or none may be used here."
-    if not any(discovery.tools for discovery in discoveries):
-        return (
-            f"None of {first.searched} tools fits. Ask again in other words, an action and what it is done to in each "
-            "query, or go on without a tool."
-        )
-    if first.degraded_reason is not None:
-        return f"The search is impaired just now ({first.degraded_reason}): the best tool may be missing."
-    return None
+    impaired = _impairment(discoveries)
+    if any(discovery.tools for discovery in discoveries):
+        return impaired
+    none = (
+        f"None of {first.searched} tools fits. Ask again in other words, an action and what it is done to in each "
+        "query, or go on without a tool."
+    )
+    return none if impaired is None else f"{none} {impaired}"
+
+
+def _impairment(discoveries: Sequence[Discovery]) -> str | None:
+    reasons = [discovery.degraded_reason for discovery in discoveries if discovery.degraded_reason]
+    if not reasons:
+        return None
+    if reasons[0] == "disabled":
+        return "Search is switched off for this user: these are simply the first of all tools."
+    return f"The search is impaired ({reasons[0]}): the best tool may be missing."
 
 
 async def _execute(asked: Asked) -> Json:
@@ -145,7 +162,7 @@ async def _search_tools(asked: Asked) -> Json:
         _searched(given["query"], "", 0),
         asked.project_id,
         strategy="semantic",
-        limit=given.get("top_k"),
+        limit=_whole(given.get("top_k")),
         include_core_tools=False,
     )
     ask = await resolved(discoverer, asked.caller, wishes)
@@ -158,7 +175,7 @@ def _text(description: str | None = None) -> Json:
 
 
 def _object(properties: Json, *required: str) -> Json:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return {"type": "object", "properties": properties} | ({"required": list(required)} if required else {})
 
 
 def _meta_tool(
@@ -204,21 +221,22 @@ TWO_TOOLS: Sequence[MetaTool] = (
         "tool_discovery",
         Permission.DISCOVER,
         _discover,
-        "Find tools. Call this first when a task needs more than your other tools can do: hundreds stand behind it. "
+        "Find tools: hundreds stand behind this. Call it first when your other tools cannot do a task. "
         "Returns the best matches, each with its toolKey and input schema; run one with tool_execute. "
-        "If none fits, ask again in other words.",
+        "If none fits, ask in other words.",
         _object(
             {
                 "query": {
                     "type": "array",
-                    "items": _text(),
+                    # before the items: a list so long that checking each takes too long is still too long
                     "minItems": 1,
                     "maxItems": 10,
-                    "description": 'a phrase for each thing to do: "create a calendar event"',
+                    "items": _text(),
+                    "description": "a phrase for each thing to do: create a calendar event",
                 },
                 "context": _text("what it is about"),
                 "maxResults": _COUNT,
-                "detail": {"enum": ["full", "brief"], "description": "brief: without schemas"},
+                "detail": {"enum": ["full", "brief"], "description": "brief: no schemas"},
             },
             "query",
         ),
@@ -229,11 +247,11 @@ TWO_TOOLS: Sequence[MetaTool] = (
         "tool_execute",
         Permission.EXECUTE,
         _execute,
-        "Run a tool that tool_discovery found. Returns what that tool returns; an error says what to correct.",
+        "Run a tool by the toolKey that tool_discovery gave. Returns its result; an error says what to correct.",
         _object(
             {
-                "toolKey": _text("as tool_discovery gave it"),
-                "arguments": {"type": "object", "description": "fit for the tool's input schema"},
+                "toolKey": _text(),
+                "arguments": {"type": "object", "description": "as its input schema says"},
             },
             "toolKey",
         ),
@@ -254,15 +272,15 @@ ALL_TOOLS: Sequence[MetaTool] = (
         "list_tools",
         Permission.READ_TOOLS,
         _list_tools,
-        "List all tools of one server, in brief.",
-        _object({"server": _text("name, from list_servers"), "cursor": _text()}, "server"),
+        "List, in brief, all tools of a server that list_servers named.",
+        _object({"server": _text(), "cursor": _text()}, "server"),
         readOnlyHint=True,
     ),
     _meta_tool(
         "get_tool_details",
         Permission.READ_TOOLS,
         _get_tool_details,
-        "Get a tool's full definition: read it before tool_execute.",
+        "Get a tool's full definition, to read before tool_execute.",
         _object({"toolKey": _text()}, "toolKey"),
         readOnlyHint=True,
     ),

@@ -1,5 +1,6 @@
 """The SDK's server in front of the meta-tools. It keeps nothing between requests: any replica can answer any."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,6 +92,9 @@ class MetaServer:
             outcome = "succeeded"
         except ToolscoutError as error:
             result = answers.failure(error)
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
         except Exception as error:  # the door's boundary: whatever it is, the caller gets no trace of it
             logger.exception("unexpected error")
             told = f"an unexpected error; the log has it under {request_id.get()}"

@@ -203,7 +203,7 @@ class Connection:
         except ValidationError:
             raise ToolFailed("it ran, but the server's answer is not valid MCP", outcome="unknown") from None
         if isinstance(result, InputRequiredResult):
-            if dialogue is None:
+            if dialogue is None or not _answerable(result, dialogue):
                 raise ToolFailed(_ASKS_FOR_MORE, outcome="failed")
             return result.model_dump(by_alias=True, mode="json", exclude_unset=True) | {"resultType": INPUT_REQUIRED}
         return result.model_dump(by_alias=True, mode="json", exclude_unset=True, exclude={"result_type"})
@@ -371,6 +371,12 @@ class Connection:
                         pass
             await asyncio.sleep(pause_s)
             pause_s, missed = min(2 * pause_s, _LISTEN_AGAIN_AT_LAST_S), True
+
+
+def _answerable(asked: InputRequiredResult, dialogue: Dialogue) -> bool:
+    """Whether the caller has declared every capability that it would need, as a method's first word names it."""
+    methods = [request.method for request in (asked.input_requests or {}).values()]
+    return all(method.partition("/")[0] in dialogue.capabilities for method in methods)
 
 
 async def _awaited(request: Callable[[], Awaitable[T]]) -> T:

@@ -8,10 +8,9 @@ import httpx
 import pytest
 
 from app.accounts.callers import Permission
-from app.main import create_app
 from app.wiring import Container
 from tests.api.checks import OPEN_PATHS, assert_problem, door_routes, rows_of
-from tests.conftest import ADMIN_KEY, TestUser, client_of, new_user
+from tests.conftest import ADMIN_KEY, TestUser, app_of, client_of, new_user
 
 FOR_ADMINISTRATORS = [
     ("POST", "/users", {"id": "somebody"}),
@@ -112,7 +111,7 @@ async def test_without_a_living_key_nothing_opens(client: httpx.AsyncClient, hea
 async def test_every_route_but_the_open_ones_refuses_to_answer_without_a_key(
     client: httpx.AsyncClient, container: Container
 ) -> None:
-    protected = [route for route in door_routes(create_app(container)) if route.path not in OPEN_PATHS]
+    protected = [route for route in door_routes(app_of(container)) if route.path not in OPEN_PATHS]
     assert len(protected) > 20
     for route in protected:
         body = {"query": "x", "tools": []} if route.takes_body else None
@@ -198,7 +197,7 @@ async def test_an_administrator_can_do_all_that_others_are_refused(admin: httpx.
 def test_the_table_of_administrators_routes_is_complete(container: Container) -> None:
     administered = {
         (route.method, route.path)
-        for route in door_routes(create_app(container))
+        for route in door_routes(app_of(container))
         if Permission.ADMINISTER in route.permissions
     }
     templates = {"somebody": "{user_id}", "some-id": "{key_id}"}

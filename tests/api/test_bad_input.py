@@ -7,10 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.main import create_app
 from app.wiring import Container
 from tests.api.checks import JSON_TYPE, Json, assert_problem, door_routes
-from tests.conftest import TestUser, new_user, tool
+from tests.conftest import TestUser, app_of, new_user, tool
 
 CANARY = "canary-77aa31"
 KIB = 1024
@@ -193,7 +192,7 @@ async def test_what_cannot_be_read_is_refused_wherever_a_body_is_taken(
     [project] = (await asker.http.get("/projects")).json()["items"]
     tool_id = (await asker.tools())["list_files"]["id"]
     ids = {"server_id": server["id"], "tool_id": tool_id, "project_id": project["id"], "user_id": asker.id}
-    routes = [route for route in door_routes(create_app(container)) if route.takes_body]
+    routes = [route for route in door_routes(app_of(container)) if route.takes_body]
     assert len(routes) > 10
     for route in routes:
         headers = {**JSON_TYPE, "X-User-Id": asker.id}

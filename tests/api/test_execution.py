@@ -11,9 +11,8 @@ import httpx
 import pytest
 import uvicorn
 
-from app.main import create_app
 from app.wiring import Container
-from tests.conftest import TestUser, tool
+from tests.conftest import TestUser, app_of, tool
 from tests.execution.calls import Json, executions, failed, succeeded, text
 from tests.execution.test_execute import offer, refuse, stopped
 from tests.fakes.events import events_of
@@ -257,7 +256,7 @@ class _Server(uvicorn.Server):
 async def address(container: Container) -> AsyncIterator[str]:
     """The application behind real sockets: only those can be left."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(create_app(container), log_config=None, lifespan="off"))
+    server = _Server(uvicorn.Config(app_of(container), log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
 
     async def started() -> bool:

@@ -16,7 +16,6 @@ from sqlalchemy import event
 from app.database.embedded import EmbeddedPostgres
 from app.database.engine import APP_ROLE, Session
 from app.errors import QueryFailed
-from app.main import create_app
 from app.wiring import Container, open_container
 from tests.api.checks import (
     TENANT_COLUMN,
@@ -31,6 +30,7 @@ from tests.conftest import (
     ADMIN_KEY,
     OpenService,
     TestUser,
+    app_of,
     client_of,
     make_database,
     make_settings,
@@ -243,7 +243,7 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
 
 
 def test_the_table_of_routes_with_an_id_is_complete(container: Container) -> None:
-    routes = {(route.method, route.path) for route in door_routes(create_app(container)) if "{" in route.path}
+    routes = {(route.method, route.path) for route in door_routes(app_of(container)) if "{" in route.path}
     of_administrators = {(method, path) for method, path in routes if path.startswith(("/users/", "/keys/"))}
     assert {(method, path) for method, path, _ in ROUTES_WITH_AN_ID} == routes - of_administrators
 

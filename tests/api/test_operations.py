@@ -13,11 +13,10 @@ from psycopg import sql
 from pydantic import SecretStr
 
 from app.database.embedded import EmbeddedPostgres
-from app.main import create_app
 from app.telemetry import JsonFormatter
 from app.wiring import Container
 from tests.api.checks import Json, assert_problem, door_routes
-from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, new_user, tool
+from tests.conftest import ADMIN_KEY, OpenService, TestUser, app_of, client_of, new_user, tool
 
 CANARY = "canary4410be"
 METRICS_KEY = "a-key-for-metrics"
@@ -109,7 +108,7 @@ async def test_no_label_is_made_by_a_user(open_service: OpenService) -> None:
         ]:
             await user.http.request(method, path, headers={"X-Request-Id": CANARY})
         found = await samples(user.http)
-        templates = {route.path for route in door_routes(create_app(service))}
+        templates = {route.path for route in door_routes(app_of(service))}
     text = str(found)
     assert not [secret for secret in (CANARY, CANARY.upper(), server_id, user.id, user.key) if secret in text]
     assert {labels["route"] for _, labels in found if "route" in labels} <= templates | {"unmatched"}

@@ -11,11 +11,10 @@ import pytest
 
 from app.accounts.callers import Keyring, Permission
 from app.catalog.governing import MAX_PROJECTS
-from app.main import create_app
 from app.wiring import Container
 from tests.accounts.test_keys import ENDS_WITHIN_S, seconds_until_refused
-from tests.api.checks import Json, assert_problem, door_routes, everything, pages, without_request_id
-from tests.conftest import TestUser, client_of, new_user, tool
+from tests.api.checks import MCP_PATHS, Json, assert_problem, door_routes, everything, pages, without_request_id
+from tests.conftest import TestUser, app_of, client_of, new_user, tool
 from tests.discovery.test_ladder import broken_search
 from tests.execution.calls import failed, succeeded
 from tests.fakes.mcp_server import FakeMcpServer
@@ -477,7 +476,7 @@ async def test_a_bound_key_may_do_nothing_but_use_its_project(
 ) -> None:
     project_id = await make(team)
     within = {Permission.DISCOVER, Permission.READ_TOOLS, Permission.EXECUTE}
-    routes = [route for route in door_routes(create_app(container)) if route.permissions]
+    routes = [route for route in door_routes(app_of(container)) if route.permissions]
     refused = {(route.method, route.path) for route in routes if not route.permissions <= within}
     assert {(route.method, route.path) for route in routes} - refused == {
         ("POST", "/discover"),
@@ -486,6 +485,7 @@ async def test_a_bound_key_may_do_nothing_but_use_its_project(
         ("GET", "/tools"),
         ("GET", "/tools/{tool_id}"),
         ("GET", "/tags"),
+        *(("POST", path) for path in MCP_PATHS),
     }
     before = await everything(team.http, "/projects")
     tool_id = (await team.tools())["read_page"]["id"]

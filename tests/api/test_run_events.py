@@ -12,11 +12,10 @@ import httpx
 import pytest
 import uvicorn
 
-from app.main import create_app
 from app.wiring import Container
 from bench.service import free_port
 from tests.api.checks import assert_problem, finished_run
-from tests.conftest import TestUser, tool
+from tests.conftest import TestUser, app_of, tool
 from tests.fakes.mcp_server import FakeMcpServer, Fault, status
 
 Json = dict[str, Any]
@@ -26,7 +25,7 @@ Json = dict[str, Any]
 async def address(container: Container) -> AsyncIterator[str]:
     """Where the application answers: a client in the same process would get a stream only when it has ended."""
     port = free_port()
-    config = uvicorn.Config(create_app(container), port=port, log_config=None, lifespan="off", ws="none")
+    config = uvicorn.Config(app_of(container), port=port, log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     async with asyncio.timeout(5):

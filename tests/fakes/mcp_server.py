@@ -158,12 +158,15 @@ class FakeMcpServer:
     fail_page: int | None = None
     on_call: dict[str, Callable[[Json], Json]] = field(default_factory=dict)  # may raise MCPError
     progress: dict[str, int] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)  # for the caller's user, as the older protocol asks them
     delays: dict[str, float] = field(default_factory=dict)
+    stalled: set[str] = field(default_factory=set)  # tools that answer when they are taken out of here
 
     latency_s: float = 0.0
     fault: Fault | None = None
 
     requests: list[Received] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)  # tools whose callers did not wait for their end
     streams: int = 0  # open now, and able to carry an announcement
 
     @property
@@ -267,9 +270,23 @@ class _Mcp(Server[Any]):
         steps = self.fake.progress.get(params.name, 0)
         for step in range(1, steps + 1):
             await ctx.session.report_progress(step, steps, f"step {step}")
-        with suppress(TimeoutError):  # a handshake session that ends with a call in hand takes the SDK a second
-            await asyncio.wait_for(self.stopping.wait(), self.fake.delays.get(params.name, 0))
+        if params.name in self.fake.questions:
+            try:
+                await ctx.session.elicit_form(self.fake.questions[params.name], {"type": "object", "properties": {}})
+            except MCPError as error:  # servers that are made with the SDK's decorators do the same
+                return {"content": [{"type": "text", "text": error.message}], "isError": True}
+        try:
+            await self.take_time(params.name)
+        except asyncio.CancelledError:
+            self.fake.given_up.append(params.name)
+            raise
         return self.fake.result(params.name, params.arguments or {})
+
+    async def take_time(self, name: str) -> None:
+        with suppress(TimeoutError):  # a handshake session that ends with a call in hand takes the SDK a second
+            await asyncio.wait_for(self.stopping.wait(), self.fake.delays.get(name, 0))
+        while name in self.fake.stalled and not self.stopping.is_set():  # noqa: ASYNC110 told by another thread
+            await asyncio.sleep(0.005)
 
     async def announce_change(self) -> None:
         await self.bus.publish(ToolsListChanged())

@@ -17,7 +17,7 @@ from mcp import Client
 from mcp.client.sse import sse_client
 from mcp.client.subscriptions import SubscriptionLost, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp.types import ImageContent, TextContent, ToolListChangedNotification
+from mcp.types import ElicitRequestParams, ElicitResult, ImageContent, TextContent, ToolListChangedNotification
 from starlette.types import ASGIApp
 
 from tests.conftest import tool
@@ -189,6 +189,34 @@ async def test_a_tool_reports_progress_and_takes_its_time(server: FakeMcpServer)
         await client.call_tool("read", {}, progress_callback=note)
         assert time.monotonic() - began >= 0.2
         assert steps == [1, 2, 3]
+
+
+async def test_a_tool_stalls_until_it_is_let_go_or_given_up(server: FakeMcpServer) -> None:
+    server.stalled = {"read", "write"}
+    async with connected(server) as client:
+        let_go, given_up = [asyncio.create_task(call(client, name)) for name in ("read", "write")]
+        await until(lambda: len(server.calls) == 2)
+        given_up.cancel()
+        await until(lambda: server.given_up)
+        assert not let_go.done()
+        server.stalled = set()
+        assert await let_go == "{}"
+    assert server.given_up == ["write"]
+
+
+async def test_an_older_server_asks_its_callers_user() -> None:
+    async def answer(_context: Any, params: ElicitRequestParams) -> ElicitResult:
+        return ElicitResult(action="accept" if params.message == "Sure?" else "decline")
+
+    with running_mcp_server(era="legacy") as server:
+        server.tools, server.questions = [tool("read")], {"read": "Sure?"}
+        async with connected(server, elicitation_callback=answer) as client:
+            assert not (await client.call_tool("read", {})).is_error
+        async with connected(server) as client:
+            refused = await client.call_tool("read", {})
+    assert refused.is_error
+    assert isinstance(refused.content[0], TextContent)
+    assert "not supported" in refused.content[0].text
 
 
 async def test_a_change_is_announced_to_those_who_listen(server: FakeMcpServer) -> None:

@@ -13,9 +13,8 @@ from openai import AsyncOpenAI
 from app.database.embedded import EmbeddedPostgres
 from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
-from app.main import create_app
 from app.wiring import Container, open_container
-from tests.conftest import ADMIN_KEY, TestUser, allowing, make_database, make_settings, no_names
+from tests.conftest import ADMIN_KEY, TestUser, allowing, app_of, make_database, make_settings, no_names
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, running_embedding_server
 from tests.fakes.mcp_server import FakeMcpServer
 from tests.indexing.by_hand import Hand, rows
@@ -108,12 +107,12 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
 @pytest.fixture(scope="session")
 def idle_door(idle_service: Container) -> httpx.ASGITransport:
     """One application for all tests: a new one reads its routes anew, which takes longer than most of them."""
-    return httpx.ASGITransport(create_app(idle_service), raise_app_exceptions=False)
+    return httpx.ASGITransport(app_of(idle_service), raise_app_exceptions=False)
 
 
 @pytest.fixture(scope="session")
 def door(service: Container) -> httpx.ASGITransport:
-    return httpx.ASGITransport(create_app(service), raise_app_exceptions=False)
+    return httpx.ASGITransport(app_of(service), raise_app_exceptions=False)
 
 
 @asynccontextmanager

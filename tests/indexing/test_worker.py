@@ -199,9 +199,11 @@ async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pen
         await until(followed, seconds=5)
 
 
-async def announce(hand: Hand, worker: Worker, user: TestUser, server_id: str) -> None:
+async def announce(hand: Hand, worker: Worker, user: TestUser, server_id: str, times: int = 1) -> None:
     async with hand.container.database.transaction(user.id) as session:
-        worker.tools_changed(await get_endpoint(session, hand.container.sealer, user.id, server_id))
+        endpoint = await get_endpoint(session, hand.container.sealer, user.id, server_id)
+    for _ in range(times):
+        worker.tools_changed(endpoint)
 
 
 async def runs_of(hand: Hand, server_id: str) -> list[tuple[str, str]]:
@@ -214,8 +216,7 @@ async def test_announcements_soon_after_each_other_are_followed_once(hand: Hand,
     followed = (f"server:{server_id}", "succeeded")
     async with working(hand, announcement_s=0.1, announcements_apart_s=0.1) as worker:
         for times in (1, 2):
-            for _ in range(10):
-                await announce(hand, worker, alice, server_id)
+            await announce(hand, worker, alice, server_id, times=10)
 
             async def performed(expected: list[tuple[str, str]] = [followed] * times) -> bool:
                 return await runs_of(hand, server_id) == expected

@@ -1,6 +1,7 @@
 """The real service, killed at random moments of its work: what is indexed is always one whole list of the server."""
 
 import json
+import os
 import random
 import signal
 import threading
@@ -22,8 +23,8 @@ from tests.fakes.mcp_server import FakeMcpServer, Fault, running_mcp_server
 from tests.indexing.by_hand import late, listing_of
 
 SERVICES = 2
-KILLS = 10
-"""Of each service."""
+KILLS = int(os.environ.get("PROOF_KILLS", "5"))
+"""Of each service; `make proof` asks for more."""
 TOOLS = 30
 
 Json = dict[str, Any]
@@ -125,7 +126,7 @@ def test_killed_at_any_moment_of_a_reindex_it_ends_with_what_the_server_offers(t
     """Several services side by side, since most of the time goes into starting them."""
     with ThreadPoolExecutor(SERVICES) as pool:
         interrupted = list(pool.map(kill_and_check, [folder(tmp_path, str(each)) for each in range(SERVICES)]))
-    assert sum(interrupted) >= 3, "the kills missed what they were meant to hit"
+    assert sum(interrupted) >= KILLS * SERVICES // 7, "the kills missed what they were meant to hit"
 
 
 def kill_and_check(place: Path) -> int:

@@ -1,5 +1,7 @@
-"""MCP servers that nobody here wrote: registered, indexed, found and run, over real sockets and real pipes."""
+"""MCP servers that nobody here wrote: registered, indexed, found and run, over real sockets and real pipes.
+Over MCP also by clients that nobody here wrote."""
 
+import base64
 import functools
 import http.server
 import json
@@ -15,14 +17,17 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from mcp import Client
+from mcp_types import CallToolResult, ElicitResult, ImageContent
 
 from bench.service import Service, free_port, running_service
 from tests.fakes.events import events_of
+from tests.mcp_server.speaking import MODES, Mode, client_at, text_of
 
 USER = "traveller"
-EVERYTHING = (
-    Path(__file__).parents[1] / "third_party/node_modules/@modelcontextprotocol/server-everything/dist/index.js"
-)
+FROM_NPM = Path(__file__).parents[1] / "third_party/node_modules/@modelcontextprotocol"
+EVERYTHING = FROM_NPM / "server-everything/dist/index.js"
+INSPECTOR = FROM_NPM / "inspector-cli/build/cli.js"
 Json = dict[str, Any]
 
 
@@ -194,6 +199,117 @@ def test_progress_of_a_long_operation_comes_as_events(service: Service) -> None:
             events = list(events_of(answer.iter_lines()))
     assert [kind for kind, _ in events] == ["progress"] * 4 + ["result"]
     assert [data["progress"] for kind, data in events if kind == "progress"] == [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def key(service: Service) -> str:
+    with service.admin() as http:
+        made: str = http.post("/keys", json={"kind": "user", "user_id": USER}).json()["key"]
+    return made
+
+
+def test_the_inspector_lists_discovers_and_executes(service: Service, key: str) -> None:
+    listed = inspected(service, key, "--method", "tools/list")
+    assert [tool["name"] for tool in listed["tools"]] == ["tool_discovery", "tool_execute"]
+    found = inspected(service, key, *calling("tool_discovery", query=["add two numbers"]))["structuredContent"]
+    best = found["results"][0]
+    assert (best["serverName"], best["toolName"]) == ("everything", "get-sum")
+    executed = inspected(service, key, *calling("tool_execute", toolKey=best["toolKey"], arguments={"a": 2, "b": 3}))
+    assert executed["content"] == [{"type": "text", "text": "The sum of 2 and 3 is 5."}]
+
+
+def calling(tool: str, **arguments: Any) -> list[str]:
+    pairs = [f"{name}={json.dumps(value)}" for name, value in arguments.items()]
+    return ["--method", "tools/call", "--tool-name", tool, "--tool-arg", *pairs]
+
+
+def inspected(service: Service, key: str, *arguments: str) -> Json:
+    """What the MCP Inspector's command line prints."""
+    whole = ["node", str(INSPECTOR), "--cli", f"{service.url}/mcp", "--transport", "http", *arguments]
+    whole += ["--header", f"Authorization: Bearer {key}"]
+    ended = subprocess.run(
+        whole,
+        cwd=INSPECTOR.parent,  # it finds its own package.json only from there
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    printed: Json = json.loads(ended.stdout)
+    return printed
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_finds_a_long_operation_and_sees_its_progress(service: Service, key: str, mode: Mode) -> None:
+    reports: list[tuple[float, float | None]] = []
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        reports.append((progress, total))
+
+    async with client_at(f"{service.url}/mcp", key, mode) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["tool_discovery", "tool_execute"]
+        call = {
+            "toolKey": await found_over_mcp(client, "a long running operation", "trigger-long-running-operation"),
+            "arguments": {"duration": 0.4, "steps": 4},
+        }
+        result = await client.call_tool("tool_execute", call, progress_callback=report)
+        assert reports == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert "operation completed" in text_of(result)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_a_tool_answers_reaches_a_client_whole(service: Service, key: str, mode: Mode) -> None:
+    async with client_at(f"{service.url}/mcp", key, mode) as client:
+        echoed = await run_over_mcp(client, "echo back the input", "echo", {"message": "Good morning, Ada"})
+        assert text_of(echoed) == "Echo: Good morning, Ada"
+        [picture] = [
+            block
+            for block in (await run_over_mcp(client, "get a tiny image", "get-tiny-image", {})).content
+            if isinstance(block, ImageContent)
+        ]
+        assert picture.mime_type == "image/png"
+        assert base64.b64decode(picture.data).startswith(b"\x89PNG")
+        weather = await run_over_mcp(client, "structured content", "get-structured-content", {"location": "Chicago"})
+        assert weather.structured_content is not None
+        assert weather.structured_content.keys() == {"temperature", "conditions", "humidity"}
+        failed = await run_over_mcp(client, "compress a file", "gzip-file-as-resource", {"data": "ftp://here/file"})
+        assert failed.is_error
+        assert "Unsupported URL protocol" in text_of(failed)
+
+
+async def test_tools_that_only_those_get_who_can_be_asked_back_are_not_offered(
+    service: Service, key: str, everything: str
+) -> None:
+    """The server speaks the older protocol, whose questions to the user do not pass through us."""
+    asking = {"trigger-elicitation-request", "trigger-url-elicitation"}
+    async with client_at(f"http://{everything}/mcp", "none", elicitation_callback=decline) as client:
+        assert asking <= {tool.name for tool in (await client.list_tools()).tools}
+    async with client_at(f"{service.url}/mcp/full", key, elicitation_callback=decline) as client:
+        listed = await client.call_tool("list_tools", {"server": "everything"})
+    assert listed.structured_content is not None
+    names = {tool["name"] for tool in listed.structured_content["tools"]}
+    assert "echo" in names
+    assert not asking & names
+
+
+async def decline(*_: object) -> ElicitResult:
+    return ElicitResult(action="decline")
+
+
+async def run_over_mcp(client: Client, message: str, name: str, arguments: Json) -> CallToolResult:
+    tool_key = await found_over_mcp(client, message, name)
+    return await client.call_tool("tool_execute", {"toolKey": tool_key, "arguments": arguments})
+
+
+async def found_over_mcp(client: Client, message: str, name: str) -> str:
+    """The tool's key; it must be among the first three that are found."""
+    found = await client.call_tool("tool_discovery", {"query": [message]})
+    assert found.structured_content is not None
+    named = {tool["toolName"]: tool["toolKey"] for tool in found.structured_content["results"][:3]}
+    assert name in named
+    return str(named[name])
 
 
 def test_asking_unchanged_servers_again_embeds_nothing(service: Service) -> None:
