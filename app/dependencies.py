@@ -61,8 +61,7 @@ def require(permission: Permission) -> Callable[[Caller], Awaitable[Caller]]:
     """The route's declared permission; used as `Depends(require(…))` on every route but the open ones."""
 
     async def check(caller: Annotated[Caller, Depends(get_caller)]) -> Caller:
-        if not caller.may(permission):
-            raise Forbidden(f"this key may not do that: it needs the permission {permission.value!r}")
+        caller.demand(permission)
         return caller
 
     return check

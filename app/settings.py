@@ -15,6 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.errors import ConfigurationError
 
 SECRET_KEY_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+_ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
@@ -40,7 +42,8 @@ class Settings(BaseSettings):
         "`.local` and `.internal` always pass",
     )
     web_origins: str = Field(
-        "", description="origins of web pages that may call us, comma-separated, such as `https://chat.example.com`"
+        "",
+        description="origins of web pages that may call us (all routes), comma-separated: `https://chat.example.com`",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level that is logged")
 
@@ -139,6 +142,20 @@ class Settings(BaseSettings):
         """An entry that never matches would be found out by the user whose server cannot be reached."""
         if wrong := [entry for entry in _entries(value) if not _PLACE.fullmatch(entry)]:
             raise ValueError(f"{wrong[0]!r} is not host:port, such as mcp.internal:8080 or [::1]:3001")
+        return value
+
+    @field_validator("web_origins")
+    @classmethod
+    def _exact_origins(cls, value: str) -> str:
+        if wrong := [entry for entry in _entries(value) if not _ORIGIN.fullmatch(entry)]:
+            raise ValueError(f"{wrong[0]!r} is not an origin, such as https://chat.example.com")
+        return value
+
+    @field_validator("served_hosts")
+    @classmethod
+    def _exact_names(cls, value: str) -> str:
+        if wrong := [entry for entry in _entries(value) if not _NAME.fullmatch(entry)]:
+            raise ValueError(f"{wrong[0]!r} is not a name, such as tools.example.com")
         return value
 
     @property

@@ -162,16 +162,15 @@ async def _client(port: int, requests: Iterator[bytes], until: float, latencies_
         writer.write(next(requests))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
-        await _read_body(reader, head.lower())
+        assert b'"isError":true' not in await _read_body(reader, head.lower())
         latencies_ms.append((time.perf_counter() - started) * 1000)
     writer.close()
 
 
-async def _read_body(reader: asyncio.StreamReader, head: bytes) -> None:
+async def _read_body(reader: asyncio.StreamReader, head: bytes) -> bytes:
     if b"content-length: " in head:
-        await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
-    else:
-        await reader.readuntil(b"\r\n0\r\n\r\n")
+        return await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+    return await reader.readuntil(b"\r\n0\r\n\r\n")
 
 
 async def _clients(port: int, kind: str, clients: int, seconds: float) -> list[float]:

@@ -156,6 +156,28 @@ def test_an_entry_that_would_never_match_is_refused(text: str) -> None:
         Settings(outbound_allow=text)
 
 
+def test_the_names_and_origins_of_visitors_are_read_as_a_browser_writes_them() -> None:
+    settings = Settings(
+        _env_file=None, served_hosts="Tools.Example.com, b:8000", web_origins="https://Chat.example.com/"
+    )
+    assert settings.own_hosts == ["tools.example.com", "b:8000"]
+    assert settings.own_origins == ["https://chat.example.com"]
+
+
+@pytest.mark.parametrize(
+    "text", ["*", "chat.example.com", "https://*.example.com", "https://a.example.com/path", "null"]
+)
+def test_what_is_no_origin_is_named(text: str) -> None:
+    with pytest.raises(ValidationError, match="is not an origin"):
+        Settings(_env_file=None, web_origins=text)
+
+
+@pytest.mark.parametrize("text", ["*", "https://tools.example.com", "*.example.com", "a b"])
+def test_what_is_no_name_is_named(text: str) -> None:
+    with pytest.raises(ValidationError, match="is not a name"):
+        Settings(_env_file=None, served_hosts=text)
+
+
 def test_former_secret_keys_are_taken_one_by_one() -> None:
     assert Settings(old_secret_keys=SecretStr("one, two,")).former_secret_keys == ["one", "two"]
     assert Settings().former_secret_keys == []

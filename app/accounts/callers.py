@@ -55,6 +55,10 @@ class Caller:
     def may(self, permission: Permission) -> bool:
         return permission in (_GRANTED[self.kind] if self.project_id is None else _WITHIN_A_PROJECT)
 
+    def demand(self, permission: Permission) -> None:
+        if not self.may(permission):
+            raise Forbidden(f"this key may not do that: it needs the permission {permission.value!r}")
+
     def acting_for(self) -> User:
         if self.user is None:
             raise BadRequest("this key acts for many users: name one in the header X-User-Id")

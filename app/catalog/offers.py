@@ -92,7 +92,7 @@ _CALLED = f"""
 
 _FALLBACK = f"{_TOOL} WHERE {VISIBLE} ORDER BY t.pinned DESC, v.server_name, t.name LIMIT %(limit)s"
 _OF_SERVER = f"""
-    {_TOOL} WHERE {VISIBLE} AND (v.server_name = %(server)s OR v.server_id = %(server)s) AND t.name > %(after)s
+    {_TOOL} WHERE {VISIBLE} AND v.server_name = %(server)s AND t.name > %(after)s
     ORDER BY t.name LIMIT %(limit)s
 """
 _SERVERS = f"""
@@ -147,7 +147,7 @@ async def offers_called(session: Session, scope: Scope, alias: str, digest: str)
 
 
 async def offers_of_server(session: Session, scope: Scope, server: str, after: str, limit: int) -> Sequence[Offer]:
-    """Of the server of this name, or id: those that are visible, by name, beyond the name `after`."""
+    """Of the server of this name those that are visible, by name, beyond the name `after`."""
     parameters = scope.parameters() | {"server": server, "after": after, "limit": limit}
     return [Offer(*row) for row in await session.rows(_OF_SERVER, parameters)]
 

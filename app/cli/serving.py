@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import uvicorn
+from sse_starlette.sse import AppStatus
 
 from app import audit
 from app.accounts.keys import NewKey, admin_key_exists, create_key
@@ -53,6 +54,8 @@ async def _serve_until_stopped(container: Container, listener: socket.socket) ->
         server_header=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
+    # the MCP SDK answers older clients through a library that, left to itself, cuts all streams off at the first signal
+    AppStatus.enable_automatic_graceful_drain = False
     # uvicorn raises the signal that stopped it once more when it is done, which must not end us half-closed
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_IGN)

@@ -45,12 +45,13 @@ class _TooMuch(Exception):
 _deadline: ContextVar[float] = ContextVar("_deadline")
 
 
-def check_depth(arguments: Json) -> None:
-    """What our own writer does not take, whoever writes them on the wire does not either."""
+def check_writable(arguments: Json) -> None:
+    """What our own writer does not take, whoever writes them on the wire may not either."""
     try:
         canonical([arguments])
     except TypeError as error:
-        raise ArgumentsInvalid("the arguments are nested too deeply") from error
+        wrong = "hold an integer of more than 64 bits" if "64-bit" in str(error) else "are nested too deeply"
+        raise ArgumentsInvalid(f"the arguments {wrong}") from error
 
 
 def is_valid_schema(text: str) -> bool:

@@ -33,7 +33,7 @@ from app.errors import (
     Unavailable,
 )
 from app.execution import repeats
-from app.execution.arguments import check_arguments, check_depth, is_valid_schema
+from app.execution.arguments import check_arguments, check_writable, is_valid_schema
 from app.execution.results import capped, writable
 from app.protocol import Dialogue, Endpoint, Json, canonical
 from app.sealing import Sealer
@@ -133,7 +133,9 @@ async def execute(executor: Executor, call: Call, progress: Progress | None = No
     """Raises `ToolNotFound`, `ArgumentsInvalid`, `ServerUnreachable` or `ToolFailed`."""
     record = _Record(executor, call)
     async with record.kept():
-        check_depth(call.arguments)
+        check_writable(call.arguments)
+        if call.dialogue is not None:
+            check_writable(call.dialogue.responses or {})
         # before anything else: what has run has run, whatever became of the tool since
         if (earlier := await record.replay()) is not None:
             return earlier
@@ -273,7 +275,10 @@ class _Record:
                 tool.endpoint, tool.offer.name, self._call.arguments, self._timeout_s, on_progress, self._call.dialogue
             )
         duration_ms = round((time.perf_counter() - started) * 1000, 2)
+        asks = result.get("resultType") == INPUT_REQUIRED
         result, truncated = capped(writable(result), executor.max_result_bytes)
+        if asks and truncated:
+            raise ToolFailed("the tool asks its user for more, in a question larger than we take", outcome="failed")
         self._executed = Executed(result, tool.offer.tool_id, tool.endpoint.server_id, duration_ms, truncated)
         return self._executed
 

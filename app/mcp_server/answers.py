@@ -12,7 +12,11 @@ from app.protocol import Json
 
 ERROR_META = "toolscout/error"
 TRUNCATED_META = "toolscout/truncated"
+_OURS = ("toolscout/", SERVER_INFO_META_KEY)
 _BRIEF = 160
+_ROOM = 100_000
+"""Characters of definitions in one answer, about 25,000 tokens; the first is always shown in full."""
+_WITHOUT_SCHEMAS = "Some are shown without their schemas, which are long: ask for less at once to see them."
 
 _ADVICE = {
     "TOOL_NOT_FOUND": "Call tool_discovery and copy a toolKey from its results.",
@@ -52,8 +56,8 @@ def truncated(result: Json, limit: int) -> Json:
 
 
 def passed_on(result: Json) -> Json:
-    """As the server gave it, but in our name: whom a client takes it from is us."""
-    meta = {name: value for name, value in result.get("_meta", {}).items() if name != SERVER_INFO_META_KEY}
+    """As the server gave it, but in our name, and without marks that only we may set."""
+    meta = {name: value for name, value in result.get("_meta", {}).items() if not name.startswith(_OURS)}
     return {name: value for name, value in result.items() if name != "_meta"} | ({"_meta": meta} if meta else {})
 
 
@@ -65,12 +69,26 @@ def fit_for_older_clients(result: Json) -> Json:
 
 
 def discovered(tools: Sequence[Selected], hint: str | None, *, brief: bool) -> Json:
-    results = [_result(tool, brief=brief) for tool in tools]
+    whole = 0 if brief else _fitting(tools)
+    results = [_result(tool, brief=place >= whole) for place, tool in enumerate(tools)]
     structured: Json = {"results": results}
+    if not brief and whole < len(tools):
+        hint = _WITHOUT_SCHEMAS if hint is None else f"{hint} {_WITHOUT_SCHEMAS}"
     if hint is not None:
         structured["hint"] = hint
     words = [_told(tool, result) for tool, result in zip(tools, results, strict=True)]
     return answer(structured, "\n\n".join(words if hint is None else [*words, hint]))
+
+
+def _fitting(tools: Sequence[Selected]) -> int:
+    """How many of them, from the first on, there is room for."""
+    left = _ROOM
+    for place, tool in enumerate(tools):
+        offer = tool.offer
+        left -= len(offer.description) + len(offer.input_schema) + len(offer.output_schema or "")
+        if left < 0 and place > 0:
+            return place
+    return len(tools)
 
 
 def _result(tool: Selected, *, brief: bool) -> Json:
@@ -110,7 +128,7 @@ def schemas(tools: Sequence[Selected], hint: str | None) -> Json:
             "inputSchema": orjson.loads(tool.offer.input_schema),
             "similarity": None if tool.similarity is None else round(tool.similarity, 4),
         }
-        for tool in tools
+        for tool in tools[: _fitting(tools)]
     ]
     structured: Json = {"tools": found} | ({} if hint is None else {"hint": hint})
     return answer(structured, orjson.dumps(structured).decode())

@@ -14,8 +14,9 @@ from app.accounts.callers import Caller
 from app.catalog.projects import get_project
 from app.dependencies import Discovering, Wired, check_visit
 from app.errors import InvalidInput
+from app.mcp_server.meta_tools import ALL_TOOLS, TWO_TOOLS
 from app.mcp_server.running import RunningCalls
-from app.mcp_server.sdk import FULL, TWO, VISIT, MetaServer, Visit
+from app.mcp_server.sdk import VISIT, MetaServer, Visit
 from app.protocol import Json, parse_json
 from app.wiring import Container
 
@@ -32,28 +33,27 @@ def mcp_router() -> APIRouter:
     """Each tool declares what it needs; whoever comes in may at least discover."""
     router = APIRouter(tags=["mcp"], dependencies=[Depends(check_visit)])
     running = RunningCalls()
+    two, full = MetaServer(TWO_TOOLS), MetaServer(ALL_TOOLS)
 
     @router.post("/mcp", responses=_RESPONSES)
     async def mcp(request: Request, caller: Discovering, container: Wired) -> Response:
         """Two tools: `tool_discovery` and `tool_execute`."""
-        return await _answer(TWO, request, Visit(container, caller, _session(request), running))
+        return await _answer(two, request, Visit(container, caller, _session(request), running))
 
     @router.post("/mcp/full", responses=_RESPONSES)
     async def full_mcp(request: Request, caller: Discovering, container: Wired) -> Response:
         """Besides them `list_servers`, `list_tools`, `get_tool_details` and `search_tools`."""
-        return await _answer(FULL, request, Visit(container, caller, _session(request), running))
+        return await _answer(full, request, Visit(container, caller, _session(request), running))
 
     @router.post("/projects/{project_id}/mcp", responses=_RESPONSES)
     async def project_mcp(project_id: str, request: Request, caller: Discovering, container: Wired) -> Response:
         """The same two, within a project."""
-        confined = await _confined(container, caller, project_id)
-        return await _answer(TWO, request, Visit(container, confined, _session(request), running))
+        return await mcp(request, await _confined(container, caller, project_id), container)
 
     @router.post("/projects/{project_id}/mcp/full", responses=_RESPONSES)
     async def full_project_mcp(project_id: str, request: Request, caller: Discovering, container: Wired) -> Response:
         """All six, within a project."""
-        confined = await _confined(container, caller, project_id)
-        return await _answer(FULL, request, Visit(container, confined, _session(request), running))
+        return await full_mcp(request, await _confined(container, caller, project_id), container)
 
     return router
 
@@ -86,7 +86,7 @@ async def _answer(server: MetaServer, request: Request, visit: Visit) -> Respons
 
 
 def _what_is_wrong(message: Any) -> str | None:
-    """That the SDK would answer with more about itself than about the message."""
+    """What the SDK would find wrong too, and tell with more words about itself than about the message."""
     if not isinstance(message, dict):
         return "send one JSON-RPC message: an object, not a list of them"
     if message.get("jsonrpc") != "2.0":
@@ -96,7 +96,7 @@ def _what_is_wrong(message: Any) -> str | None:
     if type(message.get("id", "")) not in (str, int):
         return "`id` must be a string or an integer"
     if not isinstance(message.get("method"), str):
-        return "`method` must be a string; nothing was asked of you, so that there is nothing to respond to"
+        return "`method` must be a string (nobody was asked anything, so a response is out of place)"
     return None
 
 
@@ -109,8 +109,8 @@ def _cancel(visit: Visit, params: Json) -> None:
     """The newer protocol ends a call by closing its stream. In the older one the word for it comes as a request of its
     own, and only the session that it names tells whose call is meant."""
     number = params.get("requestId")
-    if isinstance(number, str | int):
-        visit.running.cancel((visit.caller.acting_for().id, visit.session, number))
+    if type(number) in (str, int):  # to Python true is an integer
+        visit.running.cancel(visit.name(number))
 
 
 class _Answer(Response):

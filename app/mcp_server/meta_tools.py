@@ -15,7 +15,7 @@ from app.catalog.visibility import Scope
 from app.discovery.asking import Wishes, resolved
 from app.discovery.discover import Discovery, discover
 from app.discovery.selection import take_turns
-from app.errors import ArgumentsInvalid, Forbidden, NotFound, ToolNotFound
+from app.errors import ArgumentsInvalid, NotFound, ToolNotFound
 from app.execution.arguments import check_arguments
 from app.execution.execute import Call, execute, execute_telling
 from app.mcp_server import answers
@@ -51,8 +51,7 @@ class MetaTool:
     deed: Callable[[Asked], Awaitable[Json]]
 
     async def answer(self, asked: Asked) -> Json:
-        if not asked.caller.may(self.permission):
-            raise Forbidden(f"this key may not do that: it needs the permission {self.permission.value!r}")
+        asked.caller.demand(self.permission)
         # in a thread, since a megabyte of them takes a while
         await asyncio.to_thread(check_arguments, self.input_schema, asked.arguments)
         return await self.deed(asked)

@@ -6,8 +6,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-Name = tuple[str, str, str | int]
-"""A user, the session that the call came in, and the client's number for it."""
+Name = tuple[str, str, str, str | int | None]
+"""Whose key it was, for which user, the session that the call came in, and the client's number for it."""
+
+
+class EndedByName(Exception):
+    """Somebody has taken the call back."""
 
 
 class RunningCalls:
@@ -18,13 +22,16 @@ class RunningCalls:
         self._tasks: dict[Name, asyncio.Task[Any]] = {}
 
     async def run(self, name: Name, call: Coroutine[Any, Any, T]) -> T:
-        """Whoever waits no longer ends the call."""
+        """Whoever waits no longer ends the call. Raises `EndedByName` where somebody else did."""
         task = asyncio.create_task(call)
         self._tasks[name] = task
         task.add_done_callback(lambda done: self._forget(name, done))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if task.cancelled() and waiting is not None and not waiting.cancelling():
+                raise EndedByName from None
             task.cancel()
             raise
 

@@ -10,8 +10,9 @@ from typing import Any
 import mcp_types as types
 from mcp import MCPError
 from mcp.server.caching import CacheHint
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Scope, Send
@@ -21,8 +22,8 @@ from app.accounts.callers import Caller
 from app.catalog.projects import get_project
 from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server import answers
-from app.mcp_server.meta_tools import ALL_TOOLS, TWO_TOOLS, Asked, MetaTool
-from app.mcp_server.running import Name, RunningCalls
+from app.mcp_server.meta_tools import Asked, MetaTool
+from app.mcp_server.running import EndedByName, Name, RunningCalls
 from app.protocol import Dialogue, Json
 from app.telemetry import request_id
 from app.wiring import Container
@@ -46,6 +47,9 @@ class Visit:
     session: str
     running: RunningCalls
 
+    def name(self, number: str | int | None) -> Name:
+        return self.caller.actor, self.caller.acting_for().id, self.session, number
+
 
 class MetaServer:
     """A fixed set of meta-tools, for everybody the same bytes."""
@@ -62,6 +66,7 @@ class MetaServer:
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
         )
+        self._server.middleware[:] = [_noting_refusals]
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A manager for each request: what one starts ends with it."""
@@ -78,8 +83,10 @@ class MetaServer:
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
         assert context.request is not None  # noqa: S101 the only way in is HTTP
         visit: Visit = context.request.scope[VISIT]
-        name: Name = visit.caller.acting_for().id, visit.session, context.request_id or 0
-        return await visit.running.run(name, self._answered(context, params, visit))
+        try:
+            return await visit.running.run(visit.name(context.request_id), self._answered(context, params, visit))
+        except EndedByName as error:
+            raise MCPError(REQUEST_CANCELLED, "the call was taken back") from error
 
     async def _answered(self, context: Context, params: types.CallToolRequestParams, visit: Visit) -> Json:
         tool, outcome = self._tools.get(params.name), "failed"
@@ -104,8 +111,15 @@ class MetaServer:
         return {"resultType": "complete", **(result if _is_modern(context) else answers.fit_for_older_clients(result))}
 
 
-TWO = MetaServer(TWO_TOOLS)
-FULL = MetaServer(ALL_TOOLS)
+async def _noting_refusals(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """Of an answer that the SDK itself takes for wrong nobody else would know: it may quote what it logs, so that its
+    own logs are switched off."""
+    try:
+        return await call_next(ctx)
+    except MCPError as error:
+        if error.code == types.INTERNAL_ERROR and error.__cause__ is None:
+            logger.error("the SDK refused an answer of ours", extra={"method": ctx.method})
+        raise
 
 
 async def _asked(context: Context, params: types.CallToolRequestParams, visit: Visit) -> Asked:

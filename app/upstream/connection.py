@@ -70,7 +70,7 @@ _IDENTITY = Implementation(name="toolscout", version=__version__)
 # anything before that, so it gets a second chance.
 _GREETINGS = {"sse": ["legacy"], "stdio": ["auto", "legacy"]}
 
-# What the SDK logs of messages that it cannot read holds the messages themselves.
+# What the SDK logs of messages that it cannot read, or write, holds the messages themselves.
 for _name in ("mcp", "client", "httpx2", "httpcore2"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 

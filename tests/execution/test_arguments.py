@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.errors import ArgumentsInvalid
-from app.execution.arguments import check_arguments, check_depth, is_valid_schema
+from app.execution.arguments import check_arguments, check_writable, is_valid_schema
 from tests.conftest import TestUser, tool
 from tests.execution.calls import Json, check, failed, succeeded
 from tests.fakes.mcp_server import FakeMcpServer, listener
@@ -334,10 +334,12 @@ def nested(depth: int) -> Json:
 
 
 def test_arguments_that_nobody_could_write_down_are_refused() -> None:
-    check_depth(nested(253))
+    check_writable(nested(253) | {"n": 2**63})
     for depth in (254, 1_000, 5_000):
         with pytest.raises(ArgumentsInvalid, match="too deeply"):
-            check_depth(nested(depth))
+            check_writable(nested(depth))
+    with pytest.raises(ArgumentsInvalid, match="64 bits"):
+        check_writable({"n": 2**64})
 
 
 def test_deep_arguments_are_checked_as_deep_as_we_can() -> None:

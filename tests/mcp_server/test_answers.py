@@ -169,6 +169,18 @@ def test_relevance_lies_between_none_and_all(score: float | None, relevance: flo
     assert result["relevance"] == relevance
 
 
+def test_only_as_many_schemas_are_shown_as_there_is_room_for_and_always_the_first() -> None:
+    small, large = selected(), selected(output_schema=orjson.dumps({"title": "x" * 200_000}).decode())
+    shown = answers.discovered([large, small], None, brief=False)
+    assert ["inputSchema" in result for result in shown["structuredContent"]["results"]] == [True, False]
+    assert "ask for less at once" in shown["structuredContent"]["hint"]
+    assert len(answers.schemas([large, small], None)["structuredContent"]["tools"]) == 1
+    whole = answers.discovered([small] * 50, None, brief=False)["structuredContent"]
+    assert all("inputSchema" in result for result in whole["results"])
+    assert "hint" not in whole
+    assert "hint" not in answers.discovered([large, small], None, brief=True)["structuredContent"]
+
+
 def test_a_hint_stands_in_both_forms_and_nowhere_without_one() -> None:
     hinted = answers.discovered([], "Ask again.", brief=False)
     assert hinted == answers.answer({"results": [], "hint": "Ask again."}, "Ask again.")

@@ -26,8 +26,6 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from app.accounts.callers import Keyring
 from app.database.engine import Database
-from app.mcp_server.meta_tools import Asked
-from app.mcp_server.sdk import FULL, TWO
 from app.wiring import Container
 from tests.api.checks import assert_problem
 from tests.conftest import ADMIN_KEY, TestUser, client_of, new_user, tool
@@ -519,7 +517,7 @@ async def test_a_call_whose_database_is_away_says_to_try_again(
         assert "isError" not in await called(user.http, name, arguments, "/mcp/full")
 
 
-async def boom(_asked: Asked) -> Json:
+async def boom(*_: object) -> Json:
     raise RuntimeError("canary-5c1f")
 
 
@@ -530,7 +528,7 @@ async def test_what_nobody_foresaw_is_told_without_its_cause_and_logged_once(
     body = message("tools/call", DISCOVERY)
     headers = headers_for(body) if era == "modern" else OLDER_HEADERS
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
-        patch.setitem(TWO._tools, "tool_discovery", replace(TWO._tools["tool_discovery"], deed=boom))
+        patch.setattr("app.mcp_server.meta_tools.discover", boom)
         answer = await posted(visitor.http, body, headers)
     told = rpc(answer)["error"]
     assert told["code"] == INTERNAL_ERROR
@@ -561,7 +559,7 @@ async def test_calls_are_counted_by_tool_and_outcome(
     await called(visitor.http, "search_tools", {"query": ""}, "/mcp/full")
     await called(visitor.http, "list_tools", {"server": "none"}, "/mcp/full")
     with monkeypatch.context() as patch:
-        patch.setitem(FULL._tools, "list_tools", replace(FULL._tools["list_tools"], deed=boom))
+        patch.setattr("app.mcp_server.meta_tools.offers_of_server", boom)
         await sent(
             visitor.http, message("tools/call", {"name": "list_tools", "arguments": {"server": "x"}}), "/mcp/full"
         )

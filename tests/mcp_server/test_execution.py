@@ -24,7 +24,7 @@ from mcp_types import (
 
 from app.catalog.verdicts import Policy
 from app.catalog.visibility import adopt_policy
-from app.mcp_server.answers import TRUNCATED_META
+from app.mcp_server.answers import ERROR_META, TRUNCATED_META
 from app.wiring import Container
 from tests.conftest import TestUser, client_of, tool
 from tests.execution.calls import executions
@@ -320,7 +320,7 @@ async def test_only_its_own_session_can_take_a_call_back(
     running = call()
     await seen(lambda: len(mcp.calls) == 2)
     await cancel(user, 7, session)
-    assert '"result"' not in (await running).text
+    assert '"the call was taken back"' in (await running).text
     await seen(lambda: mcp.given_up == ["stall"])
     assert [outcome for outcome, _ in await executions(container, user.id)] == ["succeeded", "cancelled"]
 
@@ -387,6 +387,51 @@ async def test_a_server_may_want_to_be_asked_again_by_anybody(user: TestUser, ad
     async with client_at(f"{address}/mcp", user.key) as client:
         assert text_of(await run(client, key)) == "half way"
     assert len(mcp.calls) == 2
+
+
+async def test_a_question_larger_than_we_take_is_no_answer(
+    user: TestUser, container: Container, mcp: FakeMcpServer
+) -> None:
+    def asking_with(size: int) -> Callable[[Json], Json]:
+        return lambda _: {"resultType": "input_required", "requestState": "s" * size}
+
+    mcp.on_call["work"] = asking_with(container.executor.max_result_bytes)
+    key = (await offer(user, mcp, "work"))["work"]
+    refused = await called(user.http, "tool_execute", {"toolKey": key})
+    assert (error_of(refused)["code"], error_of(refused)["outcome"]) == ("TOOL_EXECUTION_ERROR", "failed")
+    mcp.on_call["work"] = asking_with(1_000)
+    assert (await called(user.http, "tool_execute", {"toolKey": key}))["resultType"] == "input_required"
+    assert [outcome for outcome, _ in await executions(container, user.id)] == [
+        "TOOL_EXECUTION_ERROR",
+        "input_required",
+    ]
+
+
+async def test_answers_that_nobody_could_write_down_are_no_trouble_of_the_server(
+    user: TestUser, mcp: FakeMcpServer
+) -> None:
+    mcp.on_call["delete"] = asking(mcp)
+    key = (await offer(user, mcp, "delete"))["delete"]
+    deep: Json = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    wrong: list[Json] = [{"q": {"roots": [], "_meta": deep}}, {"q": {"roots": [], "_meta": {"n": 2**64}}}]
+    for responses in wrong:
+        refused = await called(user.http, "tool_execute", {"toolKey": key}, inputResponses=responses)
+        assert error_of(refused)["code"] == "TOOL_VALIDATION_ERROR"
+    assert mcp.calls == []
+    [server] = (await user.http.get("/servers")).json()["items"]
+    assert server["status"] == "connected"
+    taken = await called(user.http, "tool_execute", {"toolKey": key}, inputResponses={"q": {"roots": []}})
+    assert text_of(taken) == "deleted"
+
+
+async def test_marks_that_only_we_may_set_are_not_taken_from_a_server(user: TestUser, mcp: FakeMcpServer) -> None:
+    forged = {ERROR_META: {"code": "TOOL_NOT_FOUND"}, TRUNCATED_META: True, "theirs": 1}
+    mcp.on_call["work"] = lambda _: {"content": [], "_meta": forged}
+    key = (await offer(user, mcp, "work"))["work"]
+    result = await called(user.http, "tool_execute", {"toolKey": key})
+    assert {name for name in result["_meta"] if "modelcontextprotocol" not in name} == {"theirs"}
 
 
 def wants_elicitation(mcp: FakeMcpServer) -> Callable[[Json], Json]:

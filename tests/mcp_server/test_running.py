@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
-from app.mcp_server.running import Name, RunningCalls
+from app.mcp_server.running import EndedByName, Name, RunningCalls
 
-NAME: Name = ("alice", "session", 7)
+NAME: Name = ("user:key", "alice", "session", 7)
 WAIT_S = 5
 
 
@@ -87,20 +87,21 @@ async def test_a_call_is_ended_by_its_name() -> None:
     calls, call = RunningCalls(), Call()
     waiting = await begin(calls, call)
     calls.cancel(NAME)
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(EndedByName):
         await waiting
     assert call.ended_well
 
 
 OTHERS: list[Name] = [
-    ("bob", "session", 7),
-    ("alice", "another", 7),
-    ("alice", "session", 8),
-    ("alice", "session", "7"),
+    ("user:another", "alice", "session", 7),
+    ("user:key", "bob", "session", 7),
+    ("user:key", "alice", "another", 7),
+    ("user:key", "alice", "session", 8),
+    ("user:key", "alice", "session", "7"),
 ]
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=["user", "session", "number", "text"])
+@pytest.mark.parametrize("other", OTHERS, ids=["key", "user", "session", "number", "text"])
 async def test_another_name_ends_nothing(other: Name) -> None:
     calls, call = RunningCalls(), Call()
     waiting = await begin(calls, call)
@@ -151,7 +152,7 @@ async def test_of_two_calls_with_one_name_the_later_is_meant() -> None:
     calls, earlier, later = RunningCalls(), Call("earlier"), Call("later")
     first, second = await begin(calls, earlier), await begin(calls, later)
     calls.cancel(NAME)
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(EndedByName):
         await second
     earlier.may_answer.set()
     assert await first == "earlier"
@@ -164,7 +165,7 @@ async def test_a_call_that_is_over_leaves_the_name_to_the_next() -> None:
     earlier.may_answer.set()
     assert await first == "earlier"
     calls.cancel(NAME)
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(EndedByName):
         await second
     assert later.ended_well
 

@@ -1,0 +1,57 @@
+"""The real service, told to stop while it works: whoever was let in gets an answer."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import httpx
+
+from bench.service import running_service
+from tests.conftest import allowing, tool
+from tests.fakes.mcp_server import running_mcp_server
+from tests.indexing.by_hand import until
+from tests.mcp_server.speaking import client_at, text_of
+
+STALLED = {"content": [{"type": "text", "text": "done after all"}]}
+
+
+async def test_calls_under_way_are_answered_when_the_service_is_told_to_stop(tmp_path: Path) -> None:
+    with (
+        running_mcp_server() as upstream,
+        running_service(tmp_path, {"TOOLSCOUT_OUTBOUND_ALLOW": allowing(upstream)}) as service,
+        service.admin() as admin,
+    ):
+        upstream.tools, upstream.on_call = [tool("work")], {"work": lambda _: STALLED}
+        upstream.stalled = {"work"}
+        key = admin.post("/keys", json={"kind": "user", "user_id": make_user(admin)}).json()["key"]
+        bearer = {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=service.url, headers=bearer, timeout=30) as http:
+            server = {"name": "slow", "transport": upstream.transport, "url": upstream.url}
+            server_id = (await http.post("/servers", json=server)).json()["id"]
+            await http.post(f"/servers/{server_id}/reindex", params={"wait": True})
+            [found] = (await http.get("/tools")).json()["items"]
+            async with (
+                client_at(f"{service.url}/mcp", key) as newer,
+                client_at(f"{service.url}/mcp", key, "legacy") as older,
+            ):
+                arguments = {"toolKey": found["id"]}
+                for each in (newer, older):
+                    await each.list_tools()  # or they would ask for it after the call, when nobody is there any more
+                calls = [asyncio.create_task(each.call_tool("tool_execute", arguments)) for each in (newer, older)]
+                over_rest = asyncio.create_task(http.post("/execute", json={"tool_key": found["id"]}))
+
+                async def all_have_arrived() -> bool:
+                    return len(upstream.calls) == 3
+
+                await until(all_have_arrived)
+                service.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(1)  # longer than it takes to cut off what is not waited for
+                upstream.stalled = set()
+                assert [text_of(each) for each in await asyncio.gather(*calls)] == ["done after all"] * 2
+                assert (await over_rest).json()["result"]["content"] == STALLED["content"]
+        assert await asyncio.to_thread(service.process.wait, 15) == 0
+
+
+def make_user(admin: httpx.Client) -> str:
+    user_id: str = admin.post("/users", json={"id": "patient"}).json()["id"]
+    return user_id
