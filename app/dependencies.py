@@ -14,7 +14,7 @@ from app.accounts.users import User, get_user
 from app.catalog import servers
 from app.database.engine import Session as DatabaseSession
 from app.database.paging import MAX_PAGE, PageRequest
-from app.errors import BadRequest, Forbidden, InvalidInput, Misdirected, Unauthenticated
+from app.errors import BadRequest, ForeignOrigin, InvalidInput, Misdirected, Unauthenticated
 from app.indexing import jobs
 from app.origins import is_own_host, is_own_origin
 from app.wiring import Container
@@ -39,7 +39,7 @@ async def check_visit(request: Request, container: Wired) -> None:
     if not is_own_host(host, settings.own_hosts):
         raise Misdirected("this name is not one of ours: the operator can add it to TOOLSCOUT_SERVED_HOSTS")
     if origin is not None and not is_own_origin(origin, host, settings.own_origins):
-        raise Forbidden("pages of this origin may not call us: the operator can add it to TOOLSCOUT_WEB_ORIGINS")
+        raise ForeignOrigin("the operator can add it to TOOLSCOUT_WEB_ORIGINS")
 
 
 async def get_caller(

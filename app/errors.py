@@ -9,6 +9,7 @@ ToolscoutError
 │   └── UnsupportedMediaType  415  unsupported_media_type
 ├── Unauthenticated         401  unauthenticated
 ├── Forbidden               403  forbidden
+│   └── ForeignOrigin       403  forbidden
 ├── NotFound                404  not_found
 │   └── ToolNotFound        404  TOOL_NOT_FOUND
 ├── Conflict                409  conflict
@@ -73,6 +74,13 @@ class ArgumentsInvalid(InvalidInput):
     code = "TOOL_VALIDATION_ERROR"
     title = "The arguments do not fit the tool's input schema"
 
+    def __init__(
+        self, message: str, *, errors: Sequence[Mapping[str, Any]] | None = None, schema: str | None = None
+    ) -> None:
+        super().__init__(message, errors=errors)
+        self.schema = schema
+        """That they should have fitted, for whoever can no longer look it up."""
+
 
 class BadRequest(ToolscoutError):
     code = "bad_request"
@@ -100,6 +108,10 @@ class Forbidden(ToolscoutError):
     code = "forbidden"
     status = 403
     title = "This key may not do that"
+
+
+class ForeignOrigin(Forbidden):
+    title = "Pages of this origin may not call us"
 
 
 class NotFound(ToolscoutError):

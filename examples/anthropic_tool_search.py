@@ -92,6 +92,8 @@ def main(message: str) -> None:
     key = os.environ.get("ANTHROPIC_API_KEY")
     headers = {"x-api-key": key or "none", "anthropic-version": "2023-06-01"}
     toolscout_url = os.environ.get("TOOLSCOUT_URL", "http://127.0.0.1:8000")
+    if "TOOLSCOUT_KEY" not in os.environ:
+        sys.exit("set TOOLSCOUT_KEY to a user's key: `.venv/bin/toolscout key create --user demo` makes one")
     bearer = {"Authorization": f"Bearer {os.environ['TOOLSCOUT_KEY']}"}
     with (
         nullcontext("https://api.anthropic.com/v1") if key else running_fake_model() as model_url,
@@ -103,4 +105,7 @@ def main(message: str) -> None:
 
 
 if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]) or "what's the weather in Oslo tomorrow?")
+    try:
+        main(" ".join(sys.argv[1:]) or "what's the weather in Oslo tomorrow?")
+    except httpx2.HTTPError as error:
+        sys.exit(f"{error}\nIs Toolscout at TOOLSCOUT_URL, and is TOOLSCOUT_KEY one of its keys?")

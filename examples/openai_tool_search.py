@@ -89,6 +89,8 @@ def converse(model: OpenAI, toolscout: httpx2.Client, message: str) -> str:
 def main(message: str) -> None:
     key = os.environ.get("OPENAI_API_KEY")
     toolscout_url = os.environ.get("TOOLSCOUT_URL", "http://127.0.0.1:8000")
+    if "TOOLSCOUT_KEY" not in os.environ:
+        sys.exit("set TOOLSCOUT_KEY to a user's key: `.venv/bin/toolscout key create --user demo` makes one")
     bearer = {"Authorization": f"Bearer {os.environ['TOOLSCOUT_KEY']}"}
     with (
         nullcontext(os.environ.get("OPENAI_BASE_URL", "https://api.openai.com/v1"))
@@ -102,4 +104,7 @@ def main(message: str) -> None:
 
 
 if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]) or "what's the weather in Oslo tomorrow?")
+    try:
+        main(" ".join(sys.argv[1:]) or "what's the weather in Oslo tomorrow?")
+    except httpx2.HTTPError as error:
+        sys.exit(f"{error}\nIs Toolscout at TOOLSCOUT_URL, and is TOOLSCOUT_KEY one of its keys?")

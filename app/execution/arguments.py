@@ -74,7 +74,7 @@ def check_arguments(schema_text: str, arguments: Json) -> None:
         errors.extend(map(_shown, islice(found, _MAX_ERRORS)))
     if errors:
         message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in errors[:5])
-        raise ArgumentsInvalid(message, errors=errors)
+        raise ArgumentsInvalid(message, errors=errors, schema=schema_text)
 
 
 def _dialect(schema: Json) -> Any:
@@ -152,7 +152,8 @@ def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: 
         for name in extras:
             yield from validator.descend(instance[name], allowed, path=name)
     elif not allowed and extras:
-        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, extras))}")
+        allowed_names = f"; there are {', '.join(known)}" if known else ""
+        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, extras))}{allowed_names}")
 
 
 def _unique_items(validator: Any, wanted: bool, instance: Any, _schema: Any) -> Iterator[ValidationError]:

@@ -1,13 +1,13 @@
 """What the meta-tools answer: for a program as structured content, for a model as few words as will do. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import orjson
 from mcp_types import SERVER_INFO_META_KEY
 
 from app.catalog.offers import Offer, OfferingServer
 from app.discovery.selection import Selected
-from app.errors import ToolFailed, ToolscoutError
+from app.errors import ArgumentsInvalid, ServerUnreachable, ToolFailed, ToolscoutError
 from app.protocol import Json
 
 ERROR_META = "toolscout/error"
@@ -17,13 +17,16 @@ _BRIEF = 160
 _ROOM = 100_000
 """Characters of definitions in one answer, about 25,000 tokens; the first is always shown in full."""
 _WITHOUT_SCHEMAS = "Some are shown without their schemas, which are long: ask for less at once to see them."
+_IN_BRIEF = 'Shown in brief: ask again with detail "full" for the input schemas.'
 
 _ADVICE = {
     "TOOL_NOT_FOUND": "Call tool_discovery and copy a toolKey from its results.",
-    "TOOL_VALIDATION_ERROR": "Nothing was run. Correct the arguments as the input schema says, then call again.",
+    "TOOL_VALIDATION_ERROR": "Nothing was run. Correct the arguments, then call again.",
     "SERVER_CONNECTION_ERROR": "Nothing was run. Try again later, or use another tool.",
     "unavailable": "Nothing was run. Try again in a few seconds.",
 }
+_NEVER_HERE = "Nothing was run, and it cannot be run from here later either: tell the user, or use another tool."
+_LONGEST_SCHEMA = 10_000
 _MAY_HAVE_RUN = "It may have run all the same: find out before you call it again."
 
 
@@ -35,10 +38,7 @@ def failure(error: ToolscoutError) -> Json:
     """Readable by a model: what is wrong with which argument, and what to do instead."""
     lines = [f"{error.code}: {error.message}"]
     lines += [f"- {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in (error.errors or ())[5:]]
-    if isinstance(error, ToolFailed) and error.outcome == "unknown":
-        lines.append(_MAY_HAVE_RUN)
-    elif error.code in _ADVICE:
-        lines.append(_ADVICE[error.code])
+    lines += _advice(error)
     told = {"code": error.code, "message": error.message, **error.members}
     if error.errors is not None:
         told["errors"] = list(error.errors)
@@ -47,6 +47,17 @@ def failure(error: ToolscoutError) -> Json:
         "isError": True,
         "_meta": {ERROR_META: told},
     }
+
+
+def _advice(error: ToolscoutError) -> Iterator[str]:
+    if isinstance(error, ToolFailed) and error.outcome == "unknown":
+        yield _MAY_HAVE_RUN
+    elif isinstance(error, ServerUnreachable) and error.cause == "push":
+        yield _NEVER_HERE
+    elif error.code in _ADVICE:
+        yield _ADVICE[error.code]
+    if isinstance(error, ArgumentsInvalid) and error.schema is not None and len(error.schema) <= _LONGEST_SCHEMA:
+        yield f"The input schema: {error.schema}"
 
 
 def truncated(result: Json, limit: int) -> Json:
@@ -72,8 +83,9 @@ def discovered(tools: Sequence[Selected], hint: str | None, *, brief: bool) -> J
     whole = 0 if brief else _fitting(tools)
     results = [_result(tool, brief=place >= whole) for place, tool in enumerate(tools)]
     structured: Json = {"results": results}
-    if not brief and whole < len(tools):
-        hint = _WITHOUT_SCHEMAS if hint is None else f"{hint} {_WITHOUT_SCHEMAS}"
+    if whole < len(tools):
+        hints = [hint, _IN_BRIEF if brief else _WITHOUT_SCHEMAS]
+        hint = " ".join(each for each in hints if each is not None)
     if hint is not None:
         structured["hint"] = hint
     words = [_told(tool, result) for tool, result in zip(tools, results, strict=True)]

@@ -1,23 +1,26 @@
 """MCP over streamable HTTP: who asks, whether it is a message at all, and on to the SDK."""
 
 import uuid
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
-from mcp_types import INVALID_REQUEST, PARSE_ERROR
+from fastapi.routing import APIRoute
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from app.accounts.callers import Caller
 from app.catalog.projects import get_project
 from app.dependencies import Discovering, Wired, check_visit
-from app.errors import InvalidInput
+from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server.meta_tools import ALL_TOOLS, TWO_TOOLS
 from app.mcp_server.running import RunningCalls
 from app.mcp_server.sdk import VISIT, MetaServer, Visit
 from app.protocol import Json, parse_json
+from app.telemetry import request_id
 from app.wiring import Container
 
 _SESSION_HEADER = "mcp-session-id"
@@ -31,7 +34,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def mcp_router() -> APIRouter:
     """Each tool declares what it needs; whoever comes in may at least discover."""
-    router = APIRouter(tags=["mcp"], dependencies=[Depends(check_visit)])
+    router = APIRouter(tags=["mcp"], dependencies=[Depends(check_visit)], route_class=_McpRoute)
     running = RunningCalls()
     two, full = MetaServer(TWO_TOOLS), MetaServer(ALL_TOOLS)
 
@@ -100,9 +103,29 @@ def _what_is_wrong(message: Any) -> str | None:
     return None
 
 
-def _refused(code: int, message: str) -> Response:
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
-    return Response(orjson.dumps(body), 400, media_type="application/json")
+class _McpRoute(APIRoute):
+    """Tells errors as JSON-RPC does: of any other body a client shows its user nothing."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def told(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except ToolscoutError as error:
+                code = INVALID_REQUEST if error.status < 500 else INTERNAL_ERROR
+                return _refused(code, error.message, error)
+
+        return told
+
+
+def _refused(code: int, message: str, error: ToolscoutError | None = None) -> Response:
+    told: Json = {"code": code, "message": message}
+    status, headers = (400, {}) if error is None else (error.status, error.headers)
+    if error is not None:
+        told["data"] = {"code": error.code, "request_id": request_id.get()}
+    body = {"jsonrpc": "2.0", "id": None, "error": told}
+    return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
 def _cancel(visit: Visit, params: Json) -> None:

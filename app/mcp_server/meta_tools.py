@@ -3,6 +3,7 @@ conversation, and the same bytes for everybody let a provider's prompt cache hol
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,11 +16,11 @@ from app.catalog.visibility import Scope
 from app.discovery.asking import Wishes, resolved
 from app.discovery.discover import Discovery, discover
 from app.discovery.selection import take_turns
-from app.errors import ArgumentsInvalid, NotFound, ToolNotFound
+from app.errors import ArgumentsInvalid, InvalidInput, NotFound, ToolNotFound
 from app.execution.arguments import check_arguments
 from app.execution.execute import Call, execute, execute_telling
 from app.mcp_server import answers
-from app.protocol import Dialogue, Json
+from app.protocol import Dialogue, Json, parse_json
 from app.search.query import shortened
 from app.wiring import Container
 
@@ -52,14 +53,29 @@ class MetaTool:
 
     async def answer(self, asked: Asked) -> Json:
         asked.caller.demand(self.permission)
+        arguments = self._understood(asked.arguments)
         # in a thread, since a megabyte of them takes a while
-        await asyncio.to_thread(check_arguments, self.input_schema, asked.arguments)
-        return await self.deed(asked)
+        await asyncio.to_thread(check_arguments, self.input_schema, arguments)
+        return await self.deed(replace(asked, arguments=arguments))
+
+    def _understood(self, arguments: Json) -> Json:
+        """Models often send one text where a list of texts is meant, or an object as its JSON."""
+        kinds = {name: shape.get("type") for name, shape in self.definition["inputSchema"]["properties"].items()}
+        return {name: _as_meant(value, kinds.get(name)) for name, value in arguments.items()}
 
     @cached_property
     def input_schema(self) -> str:
         """Stricter than the list says, where each word costs: an argument that nobody knows is an error."""
         return orjson.dumps(self.definition["inputSchema"] | {"additionalProperties": False}).decode()
+
+
+def _as_meant(value: Any, kind: str | None) -> Any:
+    if isinstance(value, str) and kind == "array":
+        return [value]
+    if isinstance(value, str) and kind == "object":
+        with suppress(InvalidInput):
+            return parse_json(value.encode())
+    return value
 
 
 async def _discover(asked: Asked) -> Json:
@@ -72,7 +88,8 @@ async def _discover(asked: Asked) -> Json:
     # one after the other: a single call is not to take up several connections
     discoveries = [await discover(discoverer, user, replace(ask, text=text)) for text in texts]
     found = take_turns([discovery.tools for discovery in discoveries], ask.limit)
-    return answers.discovered(found, _hint(discoveries), brief=given.get("detail") == "brief")
+    hint = _hint(discoveries, given["query"])
+    return answers.discovered(found, hint, brief=given.get("detail") == "brief")
 
 
 def _searched(query: str, context: str, place: int) -> str:
@@ -87,7 +104,7 @@ def _whole(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-def _hint(discoveries: Sequence[Discovery]) -> str | None:
+def _hint(discoveries: Sequence[Discovery], queries: Sequence[str]) -> str | None:
     """What to try next, where there is something to try."""
     first = discoveries[0]
     if first.strategy is None:
@@ -95,8 +112,10 @@ def _hint(discoveries: Sequence[Discovery]) -> str | None:
     if all(discovery.searched == 0 for discovery in discoveries):
         return "There are no tools to search: none is connected yet, or none may be used here."
     impaired = _impairment(discoveries)
-    if any(discovery.tools for discovery in discoveries):
-        return impaired
+    empty = [query for query, discovery in zip(queries, discoveries, strict=True) if not discovery.tools]
+    if len(empty) < len(queries):
+        nothing = f"Nothing was found for {', '.join(map(repr, empty))}." if empty else None
+        return " ".join(each for each in (nothing, impaired) if each is not None) or None
     none = (
         f"None of {first.searched} tools fits. Ask again in other words, an action and what it is done to in each "
         "query, or go on without a tool."
@@ -166,7 +185,7 @@ async def _search_tools(asked: Asked) -> Json:
     )
     ask = await resolved(discoverer, asked.caller, wishes)
     discovery = await discover(discoverer, asked.caller.acting_for(), ask)
-    return answers.schemas(discovery.tools, _hint([discovery]))
+    return answers.schemas(discovery.tools, _hint([discovery], [given["query"]]))
 
 
 def _text(description: str | None = None) -> Json:

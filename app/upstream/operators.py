@@ -45,7 +45,9 @@ class OperatorsServers:
 
     def program(self, name: str) -> Program:
         if name not in self.programs:
-            raise ServerUnreachable("not_listed", f"the operator's file has no stdio server named {name!r}")
+            raise ServerUnreachable(
+                "not_listed", f"the operator's file, as it was read at the start, has no stdio server named {name!r}"
+            )
         return self.programs[name]
 
 

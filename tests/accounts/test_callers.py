@@ -9,7 +9,7 @@ import pytest
 
 from app.accounts.callers import Permission
 from app.wiring import Container
-from tests.api.checks import OPEN_PATHS, assert_problem, door_routes, rows_of
+from tests.api.checks import OPEN_PATHS, assert_problem, assert_refused, door_routes, rows_of
 from tests.conftest import ADMIN_KEY, TestUser, app_of, client_of, new_user
 
 FOR_ADMINISTRATORS = [
@@ -115,7 +115,7 @@ async def test_every_route_but_the_open_ones_refuses_to_answer_without_a_key(
     assert len(protected) > 20
     for route in protected:
         body = {"query": "x", "tools": []} if route.takes_body else None
-        assert_problem(await client.request(route.method, route.path, json=body), 401)
+        assert_refused(await client.request(route.method, route.path, json=body), 401)
 
 
 async def test_a_user_key_may_name_its_own_user_and_no_other(user: TestUser, other_user: TestUser) -> None:

@@ -27,6 +27,7 @@ CODES = {
     405: "method_not_allowed",
     409: "conflict",
     413: "payload_too_large",
+    421: "misdirected",
     415: "unsupported_media_type",
     422: "invalid_input",
     500: "internal_error",
@@ -56,8 +57,21 @@ def assert_problem(answer: httpx.Response, status: int, code: str | None = None)
     return body
 
 
+def assert_refused(answer: httpx.Response, status: int) -> str:
+    """As the door tells it: REST by a problem, MCP by JSON-RPC. Its words."""
+    if not answer.request.url.path.endswith(("/mcp", "/mcp/full")):
+        return str(assert_problem(answer, status)["detail"])
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json"), answer.text
+    error = answer.json()["error"]
+    assert error["data"] == {"code": CODES[status], "request_id": answer.headers["x-request-id"]}
+    assert error["message"]
+    return str(error["message"])
+
+
 def without_request_id(answer: httpx.Response) -> tuple[int, Json]:
-    return answer.status_code, {key: value for key, value in answer.json().items() if key != "request_id"}
+    body = answer.json()
+    body.get("error", {}).get("data", {}).pop("request_id", None)
+    return answer.status_code, {key: value for key, value in body.items() if key != "request_id"}
 
 
 async def pages(http: httpx.AsyncClient, path: str, limit: int, **query: Any) -> list[list[Json]]:

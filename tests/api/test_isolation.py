@@ -21,6 +21,7 @@ from tests.api.checks import (
     TENANT_COLUMN,
     Json,
     assert_problem,
+    assert_refused,
     door_routes,
     everything,
     leave_a_call,
@@ -257,7 +258,7 @@ async def test_anothers_id_answers_exactly_as_a_missing_one(
 
     before = await world.rows_of_the_other()
     foreign = await ask(world.theirs)
-    assert_problem(foreign, 404)
+    assert_refused(foreign, 404)
     assert without_request_id(foreign) == without_request_id(await ask(belongings_of_nobody()))
     assert not traces_in(foreign.text, world.theirs)
     assert (await ask(world.mine if method == "GET" else await add_belongings(world.me))).is_success
@@ -274,7 +275,7 @@ async def test_a_key_that_acts_for_me_reaches_no_further_than_mine(opened_world:
             with world.without_predicates():
                 foreign = await http.request(method, path.format(**world.theirs.ids), json=body)
                 missing = await http.request(method, path.format(**belongings_of_nobody().ids), json=body)
-            assert_problem(foreign, 404)
+            assert_refused(foreign, 404)
             assert without_request_id(foreign) == without_request_id(missing)
         assert (await http.get("/servers/{server_id}".format(**world.mine.ids))).status_code == 200
 

@@ -79,6 +79,12 @@ def test_what_may_have_run_is_not_to_be_called_again_blindly(kind: type[ToolFail
     assert error_of(failed)["outcome"] == "failed"
 
 
+def test_what_is_wrong_with_arguments_is_told_with_the_schema_that_they_should_fit() -> None:
+    told = text_of(answers.failure(ArgumentsInvalid("arguments: no", errors=[], schema='{"type": "object"}')))
+    assert told.endswith('call again.\nThe input schema: {"type": "object"}')
+    assert "schema" not in text_of(answers.failure(ArgumentsInvalid("no", errors=[], schema="x" * 10_001)))
+
+
 def test_every_wrong_argument_is_named_once() -> None:
     errors = [{"loc": ["arguments", "list", n], "msg": f"wrong {n}", "type": "type"} for n in range(8)]
     message = "; ".join(f"arguments.list.{n}: wrong {n}" for n in range(5))
@@ -160,6 +166,7 @@ def test_a_brief_answer_has_first_lines_and_no_schemas_but_still_warns() -> None
     assert found.keys() == {"toolKey", "toolName", "serverName", "description", "relevance", "flags"}
     assert len(found["description"]) <= 161
     assert "arguments" not in text_of(result)
+    assert 'ask again with detail "full"' in text_of(result)
     assert "Beware, flagged: hidden_characters" in text_of(result)
 
 
@@ -178,7 +185,6 @@ def test_only_as_many_schemas_are_shown_as_there_is_room_for_and_always_the_firs
     whole = answers.discovered([small] * 50, None, brief=False)["structuredContent"]
     assert all("inputSchema" in result for result in whole["results"])
     assert "hint" not in whole
-    assert "hint" not in answers.discovered([large, small], None, brief=True)["structuredContent"]
 
 
 def test_a_hint_stands_in_both_forms_and_nowhere_without_one() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from mcp import MCPError
 from mcp_types import (
     HEADER_MISMATCH,
     INTERNAL_ERROR,
@@ -27,10 +28,22 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from app.accounts.callers import Keyring
 from app.database.engine import Database
 from app.wiring import Container
-from tests.api.checks import assert_problem
+from tests.api.checks import assert_problem, assert_refused
 from tests.conftest import ADMIN_KEY, TestUser, client_of, new_user, tool
 from tests.fakes.mcp_server import FakeMcpServer
-from tests.mcp_server.speaking import OLDER_HEADERS, Json, called, error_of, headers_for, message, sent, text_of
+from tests.mcp_server.speaking import (
+    MODES,
+    OLDER_HEADERS,
+    Json,
+    Mode,
+    called,
+    client_at,
+    error_of,
+    headers_for,
+    message,
+    sent,
+    text_of,
+)
 
 MIB = 1024 * 1024
 LISTING = message("tools/list")
@@ -81,7 +94,7 @@ async def test_a_key_opens_the_door_in_either_header(client: httpx.AsyncClient, 
     for header in ({"Authorization": f"Bearer {visitor.key}"}, {"X-API-Key": visitor.key}):
         assert lists(await sent(client, LISTING, **header))
     both = await sent(client, LISTING, **{"Authorization": f"Bearer {visitor.key}", "X-API-Key": visitor.key})
-    assert_problem(both, 400)
+    assert_refused(both, 400)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +104,7 @@ async def test_a_key_opens_the_door_in_either_header(client: httpx.AsyncClient, 
 )
 async def test_whoever_has_no_key_is_told_to_bring_one(client: httpx.AsyncClient, header: dict[str, str]) -> None:
     answer = await sent(client, LISTING, **header)
-    assert_problem(answer, 401)
+    assert_refused(answer, 401)
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
@@ -102,7 +115,7 @@ async def test_a_revoked_key_opens_nothing_any_more(
     bearer = {"Authorization": f"Bearer {made['key']}"}
     assert lists(await sent(client, LISTING, **bearer))
     assert (await admin.delete(f"/keys/{made['id']}")).status_code == 204
-    assert_problem(await sent(client, LISTING, **bearer), 401)
+    assert_refused(await sent(client, LISTING, **bearer), 401)
 
 
 async def test_a_key_for_many_users_says_for_whom(
@@ -112,12 +125,12 @@ async def test_a_key_for_many_users_says_for_whom(
     for key in (service, ADMIN_KEY):
         bearer = {"Authorization": f"Bearer {key}"}
         assert lists(await sent(client, LISTING, **bearer, **{"X-User-Id": visitor.id}))
-        assert "X-User-Id" in assert_problem(await sent(client, LISTING, **bearer), 400)["detail"]
+        assert "X-User-Id" in assert_refused(await sent(client, LISTING, **bearer), 400)
 
 
 async def test_a_users_key_is_for_that_user_alone(visitor: TestUser, other_user: TestUser) -> None:
     assert lists(await sent(visitor.http, LISTING, **{"X-User-Id": visitor.id}))
-    assert_problem(await sent(visitor.http, LISTING, **{"X-User-Id": other_user.id}), 403)
+    assert_refused(await sent(visitor.http, LISTING, **{"X-User-Id": other_user.id}), 403)
 
 
 async def test_a_projects_key_stays_within_its_project(
@@ -135,8 +148,8 @@ async def test_a_projects_key_stays_within_its_project(
     for path in ("/mcp", f"/projects/{mine}/mcp"):
         found = rpc(await sent(client, asking, path, **bearer))["result"]["structuredContent"]["results"]
         assert [hit["toolName"] for hit in found] == ["read_file"]
-    assert_problem(await sent(client, asking, f"/projects/{other}/mcp", **bearer), 404)
-    assert_problem(await sent(client, asking, f"/projects/{uuid.uuid4()}/mcp", **bearer), 404)
+    assert_refused(await sent(client, asking, f"/projects/{other}/mcp", **bearer), 404)
+    assert_refused(await sent(client, asking, f"/projects/{uuid.uuid4()}/mcp", **bearer), 404)
     everything = (await called(user.http, **DISCOVERY))["structuredContent"]["results"]
     assert {hit["toolName"] for hit in everything} == {"read_file", "read_file_too"}
 
@@ -165,8 +178,8 @@ async def test_another_users_tool_answers_as_one_that_never_was(
 )
 async def test_a_name_that_is_not_ours_is_misdirected(visitor: TestUser, client: httpx.AsyncClient, host: str) -> None:
     for http in (visitor.http, client):
-        told = assert_problem(await sent(http, LISTING, Host=host), 421, "misdirected")
-        assert "TOOLSCOUT_SERVED_HOSTS" in told["detail"]
+        told = assert_refused(await sent(http, LISTING, Host=host), 421)
+        assert "TOOLSCOUT_SERVED_HOSTS" in told
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "LOCALHOST", "127.0.0.1:9", "[::1]:9", "toolscout", "a.localhost"])
@@ -176,7 +189,7 @@ async def test_an_address_and_a_name_that_nobody_can_look_up_are_ours(visitor: T
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://toolscout:81", "http://toolscout.evil"])
 async def test_a_page_of_a_strange_origin_may_not_ask(visitor: TestUser, origin: str) -> None:
-    assert "TOOLSCOUT_WEB_ORIGINS" in assert_problem(await sent(visitor.http, LISTING, Origin=origin), 403)["detail"]
+    assert "TOOLSCOUT_WEB_ORIGINS" in assert_refused(await sent(visitor.http, LISTING, Origin=origin), 403)
     assert lists(await sent(visitor.http, LISTING, Origin="http://toolscout"))
 
 
@@ -202,11 +215,11 @@ async def test_a_named_host_and_a_named_origin_come_in(container: Container, vis
         assert all(name in allowed for name in PREFLIGHT["Access-Control-Request-Headers"].split(", "))
 
         strange = {**page, "Origin": "https://evil.example"}
-        assert_problem(await sent(http, LISTING, **strange), 403)
+        assert_refused(await sent(http, LISTING, **strange), 403)
         refused = await http.options("/mcp", headers={**strange, **PREFLIGHT})
         assert refused.status_code == 400
         assert "access-control-allow-origin" not in refused.headers
-        assert_problem(await sent(http, LISTING, Host="evil.example"), 421, "misdirected")
+        assert_refused(await sent(http, LISTING, Host="evil.example"), 421)
 
 
 # What is no proper message
@@ -486,7 +499,7 @@ async def test_without_its_database_the_door_is_shut_for_a_while(container: Cont
     async with without_database(container, visitor.key, known=False) as http:
         for path in ("/mcp", "/mcp/full", f"/projects/{uuid.uuid4()}/mcp"):
             answer = await sent(http, LISTING, path)
-            assert_problem(answer, 503)
+            assert_refused(answer, 503)
             assert int(answer.headers["retry-after"]) >= 1
             assert INSIDES.search(answer.text) is None
     assert lists(await sent(visitor.http, LISTING))
@@ -578,3 +591,18 @@ async def test_every_answer_says_which_request_it_belongs_to(visitor: TestUser, 
     ]
     assert [answer.status_code for answer in answers] == [200, 200, 400, 401]
     assert len({answer.headers["x-request-id"] for answer in answers}) == len(answers)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_learns_why_it_was_turned_away(address: str, mode: Mode) -> None:
+    async def come_in() -> None:
+        async with client_at(f"{address}/mcp", "ts_wrong", mode) as client:
+            await client.list_tools()
+
+    with pytest.raises((MCPError, ExceptionGroup)) as refused:
+        await come_in()
+    error: BaseException = refused.value
+    while isinstance(error, ExceptionGroup):
+        [error] = error.exceptions
+    assert isinstance(error, MCPError)
+    assert "key" in error.message

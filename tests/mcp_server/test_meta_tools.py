@@ -16,6 +16,7 @@ from app.database.embedded import EmbeddedPostgres
 from app.errors import ArgumentsInvalid, Forbidden
 from app.mcp_server.meta_tools import ALL_TOOLS, TWO_TOOLS, Asked, MetaTool
 from app.wiring import Container, open_container
+from tests.api.checks import assert_refused
 from tests.conftest import TestUser, client_of, make_database, make_settings, new_user, tool
 from tests.discovery.test_ladder import broken_search
 from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
@@ -380,7 +381,8 @@ async def test_an_empty_answer_says_what_to_try_next(stocked: TestUser, other_us
 async def test_one_query_that_fits_is_enough_for_an_answer(stocked: TestUser) -> None:
     answer = await discovery(stocked, "zxqv", RAIN)
     assert answer["results"][0]["toolName"] == "get_forecast"
-    assert "hint" not in answer
+    assert answer["hint"] == "Nothing was found for 'zxqv'."
+    assert "hint" not in await discovery(stocked, RAIN)
 
 
 async def test_in_a_project_that_does_not_search_the_answer_says_so(user: TestUser) -> None:
@@ -617,7 +619,7 @@ async def test_a_key_that_is_not_there_leads_back_to_discovery(stocked: TestUser
 
 WRONG: list[tuple[str, Json, str]] = [
     ("tool_discovery", {}, "'query' is a required property"),
-    ("tool_discovery", {"query": "weather"}, "arguments.query: 'weather' is not of type 'array'"),
+    ("tool_discovery", {"query": {"text": "weather"}}, "arguments.query: {'text': 'weather'} is not of type 'array'"),
     ("tool_discovery", {"query": None}, "arguments.query"),
     ("tool_discovery", {"query": []}, "arguments.query"),
     ("tool_discovery", {"query": [1]}, "arguments.query.0"),
@@ -631,11 +633,12 @@ WRONG: list[tuple[str, Json, str]] = [
     ("tool_discovery", {"query": ["a"], "maxResults": 1.5}, "arguments.maxResults"),
     ("tool_discovery", {"query": ["a"], "maxResults": True}, "arguments.maxResults"),
     ("tool_discovery", {"query": ["a"], "detail": "some"}, "'some' is not one of ['full', 'brief']"),
-    ("tool_discovery", {"query": ["a"], "limit": 5}, "'limit'"),
+    ("tool_discovery", {"query": ["a"], "limit": 5}, "'limit'; there are query, context, maxResults, detail"),
     ("tool_execute", {"arguments": {}}, "'toolKey' is a required property"),
     ("tool_execute", {"toolKey": 1}, "arguments.toolKey"),
-    ("tool_execute", {"toolKey": "x", "arguments": "{}"}, "arguments.arguments"),
-    ("tool_execute", {"toolKey": "x", "city": "Vienna"}, "'city'"),
+    ("tool_execute", {"toolKey": "x", "arguments": "city=Vienna"}, "arguments.arguments"),
+    ("tool_execute", {"toolKey": "x", "arguments": "[]"}, "arguments.arguments"),
+    ("tool_execute", {"toolKey": "x", "city": "Vienna"}, "'city'; there are toolKey, arguments"),
     ("list_servers", {"server": "a"}, "'server'"),
     ("list_tools", {}, "'server' is a required property"),
     ("list_tools", {"server": 1}, "arguments.server"),
@@ -656,7 +659,13 @@ async def test_a_wrong_argument_is_named_with_what_to_do(
     code, text = await refused(stocked, name, arguments)
     assert code == "TOOL_VALIDATION_ERROR"
     assert told in text
-    assert text.endswith("Correct the arguments as the input schema says, then call again.")
+    assert "Correct the arguments, then call again." in text
+
+
+async def test_what_a_model_sends_in_place_of_a_list_or_an_object_is_understood(stocked: TestUser) -> None:
+    assert (await structured(stocked, "tool_discovery", {"query": RAIN}))["results"][0]["toolName"] == "get_forecast"
+    code, _ = await refused(stocked, "tool_execute", {"toolKey": "x", "arguments": '{"city": "Vienna"}'})
+    assert code == "TOOL_NOT_FOUND"
 
 
 async def test_right_arguments_are_taken(stocked: TestUser) -> None:
@@ -770,8 +779,7 @@ async def test_a_foreign_project_looks_like_one_that_is_not_there(
         await sent(other_user.http, message("tools/list"), f"/projects/{project_id}/mcp")
         for project_id in (first, "unheard")
     ]
-    assert [(answer.status_code, answer.json()["code"]) for answer in doors] == [(404, "not_found")] * 2
-    assert doors[0].json()["detail"] == doors[1].json()["detail"]
+    assert assert_refused(doors[0], 404) == assert_refused(doors[1], 404)
     for name in ("tool_discovery", "list_servers", "list_tools", "search_tools"):
         assert any((await structured(user, name, arguments[name], _meta={"projectId": first})).values())
 
