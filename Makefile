@@ -5,8 +5,11 @@ RUN := .venv/.run-installed
 DEV := .venv/.dev-installed
 THIRD_PARTY := tests/third_party/node_modules/.installed
 
+# a shell that forbids it would have every command compile all packages anew
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help run test proof check migrate doctor bench-load lock clean
+.PHONY: help run test suite proof check migrate doctor bench-load lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,8 +17,11 @@ help: ## list the targets
 run: $(RUN) ## start Toolscout on an embedded Postgres, with a demo catalogue
 	@$(BIN)/toolscout serve
 
-test: ## everything that `check` does, then the whole test suite with coverage
-	@$(MAKE) --no-print-directory --jobs=2 check $(THIRD_PARTY)
+test: ## everything that `check` does, and the whole test suite with coverage
+	@$(MAKE) --no-print-directory --jobs=2 $(DEV) $(THIRD_PARTY)
+	@$(MAKE) --no-print-directory --jobs=2 check suite
+
+suite: $(DEV) $(THIRD_PARTY)
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --cov=app --cov-report=term
 
 proof: $(DEV) ## what `test` does in part: a thousand random histories of who sees what, kills at twenty moments

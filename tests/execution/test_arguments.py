@@ -432,7 +432,7 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(st.booleans() | st.just({}), keyw
 ANYTHING = st.dictionaries(st.sampled_from(["type", "$ref", "properties", "items", "$id", "$schema"]), VALUES)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS | ANYTHING, st.dictionaries(NAMES, VALUES, max_size=3))
 @example({"$dynamicRef": "#"}, {})
 @example({"$id": "http://[", "$ref": "#/$defs/a"}, {})

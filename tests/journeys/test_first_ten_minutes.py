@@ -167,15 +167,14 @@ def test_settings_that_make_no_sense_are_named(tmp_path: Path) -> None:
     assert "PORT" in refused.stderr
 
 
-def test_a_busy_port_is_named(tmp_path: Path) -> None:
-    with running_service(tmp_path) as service:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "TOOLSCOUT_PORT": str(service.port),
-            "TOOLSCOUT_DATA_DIR": str(tmp_path / "another"),
-            "TOOLSCOUT_DEMO": "0",
-        }
-        command = [sys.executable, "-m", "app", "serve"]
-        refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+def test_a_busy_port_is_named(demo: Service, tmp_path: Path) -> None:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "TOOLSCOUT_PORT": str(demo.port),
+        "TOOLSCOUT_DATA_DIR": str(tmp_path / "another"),
+        "TOOLSCOUT_DEMO": "0",
+    }
+    command = [sys.executable, "-m", "app", "serve"]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode != 0
     assert "set TOOLSCOUT_PORT to another" in refused.stderr

@@ -23,7 +23,7 @@ from tests.fakes.mcp_server import FakeMcpServer, Fault, running_mcp_server
 from tests.indexing.by_hand import late, listing_of
 
 SERVICES = 2
-KILLS = int(os.environ.get("PROOF_KILLS", "5"))
+KILLS = int(os.environ.get("PROOF_KILLS", "3"))
 """Of each service; `make proof` asks for more."""
 TOOLS = 30
 
@@ -126,7 +126,7 @@ def test_killed_at_any_moment_of_a_reindex_it_ends_with_what_the_server_offers(t
     """Several services side by side, since most of the time goes into starting them."""
     with ThreadPoolExecutor(SERVICES) as pool:
         interrupted = list(pool.map(kill_and_check, [folder(tmp_path, str(each)) for each in range(SERVICES)]))
-    assert sum(interrupted) >= KILLS * SERVICES // 7, "the kills missed what they were meant to hit"
+    assert sum(interrupted) >= KILLS * SERVICES // 6, "the kills missed what they were meant to hit"
 
 
 def kill_and_check(place: Path) -> int:

@@ -56,7 +56,7 @@ from app.wiring import Container, open_container
 from tests.conftest import make_database, make_settings, no_names
 from tests.fakes.embedding_server import embed, running_embedding_server
 
-SEQUENCES = int(os.environ.get("PROOF_SEQUENCES", "100"))
+SEQUENCES = int(os.environ.get("PROOF_SEQUENCES", "60"))
 STEPS = 5
 """The first of them chooses where to look first; four deeds, after a beginning in the midst of things."""
 
