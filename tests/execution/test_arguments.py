@@ -316,6 +316,7 @@ def test_a_nasty_schema_takes_bounded_time(monkeypatch: pytest.MonkeyPatch, sche
 def test_the_largest_schema_is_still_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more time than elsewhere: measured for coverage, on a busy machine, all takes several times as long."""
     monkeypatch.setattr("app.execution.arguments._SCHEMA_S", 60.0)
+    monkeypatch.setattr("app.execution.arguments._ARGUMENTS_S", 60.0)
     schema = {"properties": {f"p{i}": {} for i in range(1_900)}, "required": ["a"]}
     assert places(schema, {"b": 1}) == ["arguments"]
 
