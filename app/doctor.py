@@ -94,7 +94,7 @@ def _database(settings: Settings, url: str) -> Finding:
 async def _embedder(settings: Settings, url: str) -> Finding:
     embedder = await asyncio.to_thread(wanted_embedder, settings)
     try:
-        dimension = len(await embedder.embed_query("is anyone there?"))
+        dimension = (await embedder.embed_queries(["is anyone there?"])).shape[1]
     finally:
         await embedder.aclose()
     active = await asyncio.to_thread(read_active_model, url)

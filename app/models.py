@@ -254,7 +254,8 @@ embedding_models = Table(
     _required("provider", Text),
     _required("name", Text),
     _required("dimension", Integer),
-    _required("threshold", Float),
+    # what its cosines mean; none: what ships with us
+    Column("calibration", JSONB(none_as_null=True)),
     _required("active", Boolean, "false"),
     _created_at(),
     Index("embedding_models_active", "active", unique=True, postgresql_where=text("active")),

@@ -286,7 +286,7 @@ def read_active_model(url: str) -> ActiveModel | None:
 async def _first_model(embedder: Embedder, url: str) -> ActiveModel:
     """On an empty database: what the model answers once tells its dimension."""
     try:
-        dimension = len(await embedder.embed_query("how many dimensions?"))
+        dimension = (await embedder.embed_queries(["how many dimensions?"])).shape[1]
     except EmbeddingFailed as error:
         raise ConfigurationError(
             f"the first start needs the embedder, to learn its dimension: {error.message}"

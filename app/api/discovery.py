@@ -19,7 +19,7 @@ from app.discovery.why import Reason, explain
 from app.discovery.wire import Format
 from app.indexing.cleaning import Flag
 from app.search.hybrid import Evidence
-from app.search.query import search_text
+from app.search.query import read_query
 from app.search.ranking import Strategy
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
@@ -52,7 +52,7 @@ class DiscoverBody(Input):
     def _something_to_search_for(self) -> "DiscoverBody":
         if (self.query is None) == (self.messages is None):
             raise ValueError("give either `query` or `messages`")
-        if not search_text(self.query, self.messages):
+        if not read_query(self.query, self.messages).said:
             raise ValueError("there is no text to search for")
         return self
 
@@ -111,7 +111,7 @@ class ReasonOut(Output):
     reason: str = Field(
         description="`included`, `not_indexed`, `server_disabled`, `not_permitted`, `switched_off`, "
         "`disabled_by_rule`, `held`, `server_failing`, `outside_project`, `disabled_by_project_rule`, "
-        "`not_read_only`, `outside_filter`, `discovery_off`, `below_threshold`, `outranked` or `no_room`"
+        "`not_read_only`, `outside_filter`, `discovery_off`, `no_match`, `below_threshold`, `outranked` or `no_room`"
     )
     message: str
     rule: int | None = Field(description="counted from 1")
@@ -142,7 +142,7 @@ async def post_why(body: WhyBody, caller: Discovering, container: Wired) -> WhyO
 
 def _wishes(body: DiscoverBody) -> Wishes:
     return Wishes(
-        text=search_text(body.query, body.messages),
+        query=read_query(body.query, body.messages),
         project_id=body.project_id,
         server_ids=body.server_ids,
         tags=body.tags,

@@ -13,7 +13,7 @@ from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
 from app.errors import InvalidInput
 from app.execution.execute import Call, Executed, execute_telling
 from app.protocol import Json, parse_json
-from app.search.query import search_text
+from app.search.query import read_query
 from app.settings import Settings
 
 
@@ -42,7 +42,7 @@ async def _discover(settings: Settings, options: argparse.Namespace) -> int:
             async with container.database.transaction(user.id) as session:
                 await get_project(session, user.id, options.project)
         ask = Ask(
-            text=search_text(options.message, None),
+            query=read_query(options.message),
             scope=Scope(user.id, container.model.id, project_id=options.project),
             strategy=options.strategy,
             limit=options.limit,

@@ -12,6 +12,7 @@ from app.accounts.users import User
 from app.catalog.projects import Project, get_project
 from app.catalog.visibility import Scope
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discoverer
+from app.search.query import Query
 from app.search.ranking import Strategy
 
 
@@ -19,7 +20,7 @@ from app.search.ranking import Strategy
 class Wishes:
     """What a request says; None where it leaves the choice to others."""
 
-    text: str
+    query: Query
     project_id: str | None = None
     server_ids: Sequence[str] | None = None
     tags: Sequence[str] | None = None
@@ -39,7 +40,7 @@ async def resolved(discoverer: Discoverer, caller: Caller, wishes: Wishes) -> As
     project = await _project(discoverer, user, project_id)
     own: Mapping[str, Any] = {} if project is None else vars(project)
     return Ask(
-        text=wishes.text,
+        query=wishes.query,
         scope=Scope(user.id, discoverer.model.id, wishes.server_ids, wishes.tags, project_id),
         strategy=_strategy(wishes, user, project),
         limit=wishes.limit or own.get("limit") or user.settings.get("limit") or DEFAULT_LIMIT,

@@ -20,11 +20,13 @@ from app.catalog.visibility import Scope
 from app.database.engine import Database
 from app.discovery.ids import new_id
 from app.discovery.selection import Selected, select_tools
-from app.embeddings.queries import QueryEmbedder, QueryVector
+from app.embeddings.base import Vector
+from app.embeddings.queries import QueryEmbedder, QueryVectors
 from app.embeddings.registry import ActiveModel
 from app.errors import EmbeddingFailed, QueryFailed
 from app.sealing import Sealer
 from app.search.hybrid import Found, HybridSearch
+from app.search.query import Query
 from app.search.ranking import Question, Strategy
 from app.telemetry import Metrics
 from app.usage.tally import Figures, Tally
@@ -38,7 +40,7 @@ DEFAULT_LIMIT = 8
 class Ask:
     """A request as the deed understands it: every default already resolved, save those that belong to the model."""
 
-    text: str
+    query: Query
     scope: Scope
     strategy: Strategy | None
     """None where the project does not search at all."""
@@ -84,15 +86,19 @@ class Rung:
     """How far down the ladder the answer stands."""
 
     strategy: Strategy
-    vector: QueryVector | None
+    embedded: QueryVectors | None
     reason: str | None
+
+    @property
+    def vectors(self) -> Sequence[Vector] | None:
+        return None if self.embedded is None else self.embedded.vectors
 
 
 async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     asked = time.perf_counter()
     if ask.strategy is None:
         return replace(await _core_alone(discoverer, user, ask), id=new_id(discoverer.sealer, user.id))
-    rung = await embedded(discoverer, user, ask.text, ask.strategy)
+    rung = await embedded(discoverer, user, ask.query, ask.strategy)
     started = time.perf_counter()
     if not user.discovery_enabled:
         discovery = await _everything(discoverer, user, ask, "disabled")
@@ -108,20 +114,20 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     return _counted(discoverer, user, discovery, time.perf_counter() - asked)
 
 
-async def embedded(discoverer: Discoverer, user: User, text: str, strategy: Strategy) -> Rung:
+async def embedded(discoverer: Discoverer, user: User, query: Query, strategy: Strategy) -> Rung:
     """Before any connection is taken: none is held while waiting for an embedder."""
     if strategy == "bm25" or not user.discovery_enabled:
         return Rung(strategy, None, None)
     try:
-        return Rung(strategy, await discoverer.queries.embed(user.id, text), None)
+        return Rung(strategy, await discoverer.queries.embed(user.id, query.texts), None)
     except EmbeddingFailed as error:
         logger.warning("searching by words alone", extra={"reason": error.reason})
         return Rung("bm25", None, f"embedder_{error.reason}")
 
 
 def question_of(discoverer: Discoverer, ask: Ask, rung: Rung) -> Question:
-    threshold = discoverer.model.threshold if ask.threshold is None else ask.threshold
-    return Question(ask.text, rung.strategy, threshold, ask.scope.tags or ())
+    calibration = discoverer.model.calibration
+    return Question(ask.query, rung.strategy, ask.threshold, ask.scope.tags or (), calibration)
 
 
 async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
@@ -134,20 +140,20 @@ async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery
 
 async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: Rung) -> Discovery:
     question = question_of(discoverer, ask, rung)
-    vector = None if rung.vector is None else rung.vector.vector
+    vectors = rung.vectors
     search, evidence = discoverer.search, {}
     async with discoverer.database.snapshot(user.id) as session:
-        found = await search.find(session, ask.scope, question, vector, limit=ask.limit, ann=user.ann)
+        found = await search.find(session, ask.scope, question, vectors, limit=ask.limit, ann=user.ann)
         wanted = [*ask.keep, *(hit.tool_id for hit in found.hits)]
         take = discoverer.shelf.take
         offers = await take(session, ask.scope, found.version, wanted, core=ask.include_core_tools)
         if ask.explain:
-            evidence = await search.evidence(session, ask.scope, question, vector, wanted)
+            evidence = await search.evidence(session, ask.scope, question, vectors, wanted)
     core = [Selected(offer, "core") for offer in offers.core]
     hits = _found(found, offers.tools)
     chosen = select_tools(_kept(ask, offers), core, hits, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
     chosen = [replace(tool, evidence=evidence.get(tool.offer.tool_id)) for tool in chosen] if ask.explain else chosen
-    generated = rung.vector is not None and rung.vector.generated
+    generated = rung.embedded is not None and rung.embedded.generated
     return _discovery(chosen, core, found.searched, found.tokens, rung, generated=generated, no_match=not found.hits)
 
 

@@ -11,7 +11,7 @@ from app.accounts.users import User
 from app.catalog.verdicts import GONE, Facts, HiddenBy, OutsideBy, Placement, Verdict
 from app.catalog.visibility import judge_of, read_facts
 from app.discovery.discover import Ask, Discoverer, Discovery, discover, embedded, question_of
-from app.search.hybrid import POOL, Evidence, Found
+from app.search.hybrid import Evidence, Found
 from app.search.ranking import Question
 
 
@@ -116,20 +116,16 @@ def _filtered(ask: Ask, facts: Facts, verdict: Verdict) -> Reason | None:
 
 
 async def _ranked(discoverer: Discoverer, user: User, ask: Ask, facts: Facts) -> Reason:
-    rung = await embedded(discoverer, user, ask.text, ask.strategy or "hybrid")
+    rung = await embedded(discoverer, user, ask.query, ask.strategy or "hybrid")
     question = question_of(discoverer, ask, rung)
-    vector = None if rung.vector is None else rung.vector.vector
-    limit, search = ask.limit, discoverer.search
+    search = discoverer.search
     async with discoverer.database.snapshot(user.id) as session:
-        evidence = await search.evidence(session, ask.scope, question, vector, [facts.tool_id])
-        while True:
-            found = await search.find(session, ask.scope, question, vector, limit=limit, ann=user.ann, whole=True)
-            rank = _rank(found, facts)
-            # only so many are ranked against each other: what stands further down is ranked among more of them
-            if rank is None or rank <= max(POOL, limit):
-                break
-            limit = rank
-    return _judged(ask, question, rank, facts, evidence.get(facts.tool_id))
+        evidence = await search.evidence(session, ask.scope, question, rung.vectors, [facts.tool_id])
+        found = await search.find(session, ask.scope, question, rung.vectors, limit=None)
+    if found.abstained:
+        message = "the message looks like one that needs no tool, and no tool fits well enough to think otherwise"
+        return Reason("no_match", message, facts, evidence=evidence.get(facts.tool_id))
+    return _judged(ask, question, _rank(found, facts), facts, evidence.get(facts.tool_id))
 
 
 def _rank(found: Found, facts: Facts) -> int | None:
@@ -145,20 +141,11 @@ def _judged(ask: Ask, question: Question, rank: int | None, facts: Facts, eviden
         return Reason("outranked", message, facts, rank=rank, evidence=evidence)
     if evidence is not None and question.strategy == "bm25" and not evidence.bm25:
         return Reason("below_threshold", "none of the message's words is its own", facts, evidence=evidence)
-    if evidence is None or not _is_below(question, evidence):
-        message = "it is neither among the best by meaning nor among the best by words"
-        return Reason("outranked", message, facts, evidence=evidence)
-    message = f"its similarity is {_shown(evidence.cosine)}, below the threshold of {question.threshold:g}"
+    cosine = None if evidence is None else evidence.cosine
+    message = f"its similarity is {_shown(cosine)}, below the threshold of {question.least_similarity:g}"
     if question.strategy == "hybrid":
         message += ", and too few of the message's words are its own"
     return Reason("below_threshold", message, facts, evidence=evidence)
-
-
-def _is_below(question: Question, evidence: Evidence) -> bool:
-    if question.strategy == "bm25":
-        return False
-    # a threshold of zero lets everything pass, even what is the contrary
-    return evidence.cosine is None or evidence.cosine < question.threshold > 0
 
 
 def _shown(cosine: float | None) -> str:

@@ -31,7 +31,8 @@ class Embedder(Protocol):
 
     async def embed_documents(self, texts: Sequence[str]) -> Vectors: ...
 
-    async def embed_query(self, text: str) -> Vector: ...
+    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        """The texts of one question: quick or not at all."""
 
     async def aclose(self) -> None: ...
 

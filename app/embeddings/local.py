@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from app.embeddings.base import Vector, Vectors, checked
+from app.embeddings.base import Vectors, checked
 from app.embeddings.granite import PACK_SHA256, Granite, packaged_pack
 from app.errors import EmbeddingFailed
 
@@ -47,9 +47,8 @@ class LocalEmbedder:
             vectors[batch] = await self._embed(self._documents, texts[batch])
         return vectors
 
-    async def embed_query(self, text: str) -> Vector:
-        vector: Vector = (await self._embed(self._queries, [text]))[0]
-        return vector
+    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        return await self._embed(self._queries, texts)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -6,7 +6,7 @@ import numpy as np
 from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
 from openai.types import CreateEmbeddingResponse
 
-from app.embeddings.base import Vector, Vectors, checked
+from app.embeddings.base import Vectors, checked
 from app.errors import EmbeddingFailed
 
 DEFAULT_MODEL = "text-embedding-3-small"
@@ -37,10 +37,8 @@ class OpenAIEmbedder:
     async def embed_documents(self, texts: Sequence[str]) -> Vectors:
         return await self._embed(self._for_documents, texts)
 
-    async def embed_query(self, text: str) -> Vector:
-        vectors = await self._embed(self._for_queries, [text])
-        vector: Vector = vectors[0]
-        return vector
+    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        return await self._embed(self._for_queries, texts)
 
     async def aclose(self) -> None:
         await self._client.close()

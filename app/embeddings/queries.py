@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.cache import TtlCache
@@ -13,12 +14,13 @@ from app.telemetry import Metrics
 QUERY_CACHE_S = 300.0
 
 # The user is part of the key: a shared entry would tell one user, by its speed, what another has asked.
-_Key = tuple[str, str, str]
+_Key = tuple[str, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class QueryVector:
-    vector: Vector
+class QueryVectors:
+    vectors: Sequence[Vector]
+    """Of the question's texts, one each."""
     generated: bool
 
 
@@ -30,45 +32,45 @@ class QueryEmbedder:
         self._breaker = breaker
         self._metrics = metrics
         self._budget_s = budget_s
-        self._cache: TtlCache[_Key, Vector] = TtlCache(cache_size, QUERY_CACHE_S)
-        self._in_flight: dict[_Key, asyncio.Task[Vector]] = {}
+        self._cache: TtlCache[_Key, Sequence[Vector]] = TtlCache(cache_size, QUERY_CACHE_S)
+        self._in_flight: dict[_Key, asyncio.Task[Sequence[Vector]]] = {}
 
-    async def embed(self, user_id: str, text: str) -> QueryVector:
-        key = (user_id, self._embedder.model, text)
+    async def embed(self, user_id: str, texts: tuple[str, ...]) -> QueryVectors:
+        key = (user_id, self._embedder.model, texts)
         cached = self._cache.get(key)
         self._metrics.query_cache.labels("miss" if cached is None else "hit").inc()
         if cached is not None:
-            return QueryVector(cached, generated=False)
+            return QueryVectors(cached, generated=False)
         # shielded: one caller who hangs up must not take the answer from the others
-        return QueryVector(await asyncio.shield(self._flight(key, text)), generated=True)
+        return QueryVectors(await asyncio.shield(self._flight(key)), generated=True)
 
-    def _flight(self, key: _Key, text: str) -> asyncio.Task[Vector]:
+    def _flight(self, key: _Key) -> asyncio.Task[Sequence[Vector]]:
         flight = self._in_flight.get(key)
         if flight is None:
             if not self._breaker.allows_a_try():
                 raise EmbeddingFailed("breaker_open", "the embedder failed repeatedly and is given time to recover")
-            flight = self._in_flight[key] = asyncio.create_task(self._attempt(key, text))
+            flight = self._in_flight[key] = asyncio.create_task(self._attempt(key))
             flight.add_done_callback(lambda ended: self._landed(key, ended))
         return flight
 
-    def _landed(self, key: _Key, flight: asyncio.Task[Vector]) -> None:
+    def _landed(self, key: _Key, flight: asyncio.Task[Sequence[Vector]]) -> None:
         self._in_flight.pop(key, None)
         if not flight.cancelled():
             flight.exception()  # whoever still waits sees it; when nobody does, asyncio must not complain
 
-    async def _attempt(self, key: _Key, text: str) -> Vector:
+    async def _attempt(self, key: _Key) -> Sequence[Vector]:
         started = time.perf_counter()
         outcome = "failed"
         try:
             async with asyncio.timeout(self._budget_s):
-                vector = await self._embedder.embed_query(text)
+                vectors = list(await self._embedder.embed_queries(key[2]))
             outcome = "succeeded"
         except TimeoutError as error:
             raise EmbeddingFailed("timeout", "the embedder took longer than its budget") from error
         finally:
             self._note(outcome, time.perf_counter() - started)
-        self._cache.put(key, vector)
-        return vector
+        self._cache.put(key, vectors)
+        return vectors
 
     def _note(self, outcome: str, seconds: float) -> None:
         if outcome == "succeeded":

@@ -1,17 +1,12 @@
 """The models that have been used here, and the one that is active. Vectors of two models are never compared."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, select, text, update
 
-from app.database.rows import record
 from app.embeddings.base import Embedder
+from app.embeddings.calibration import Calibration, shipped_calibration
 from app.models import embedding_models
-
-UNCALIBRATED_THRESHOLD = 0.3
-
-# A threshold belongs to a model: cosines of granite lie high, irrelevant pairs around .50.
-_CALIBRATED = {"local:granite-embedding-30m-english": 0.54, "openai:text-embedding-3-small": 0.3}
 
 
 @dataclass(frozen=True)
@@ -20,12 +15,15 @@ class ActiveModel:
     provider: str
     name: str
     dimension: int
-    threshold: float
+    calibration: Calibration = field(repr=False)
 
 
 def active_model(connection: Connection) -> ActiveModel | None:
     row = connection.execute(select(embedding_models).where(embedding_models.c.active)).one_or_none()
-    return None if row is None else record(ActiveModel, row)
+    if row is None:
+        return None
+    calibration = shipped_calibration(row.id) if row.calibration is None else Calibration.read(row.calibration)
+    return ActiveModel(row.id, row.provider, row.name, row.dimension, calibration)
 
 
 def activate_first(connection: Connection, embedder: Embedder, dimension: int) -> ActiveModel:
@@ -34,10 +32,12 @@ def activate_first(connection: Connection, embedder: Embedder, dimension: int) -
     connection.execute(text("LOCK TABLE embedding_models IN SHARE ROW EXCLUSIVE MODE"))
     if (known := active_model(connection)) is not None:
         return known
-    model = ActiveModel(embedder.model, provider, name, dimension, calibrated_threshold(embedder.model))
-    connection.execute(insert(embedding_models).values(**vars(model), active=True))
-    return model
+    values = {"id": embedder.model, "provider": provider, "name": name, "dimension": dimension}
+    connection.execute(insert(embedding_models).values(**values, active=True))
+    return ActiveModel(**values, calibration=shipped_calibration(embedder.model))
 
 
-def calibrated_threshold(model: str) -> float:
-    return next((value for prefix, value in _CALIBRATED.items() if model.startswith(prefix)), UNCALIBRATED_THRESHOLD)
+def store_calibration(connection: Connection, model: str, calibration: Calibration | None) -> None:
+    """None: back to what ships with us."""
+    stored = None if calibration is None else calibration.stored()
+    connection.execute(update(embedding_models).where(embedding_models.c.id == model).values(calibration=stored))

@@ -10,10 +10,13 @@ from app.protocol import ToolDefinition, canonical
 from app.search.lexical import Field, document_vector, most_terms, terms
 
 # Part of every hash: raise it when the enriched text or its terms change, and every tool is indexed anew.
-ENRICHMENT_VERSION = 1
+ENRICHMENT_VERSION = 2
 
 MAX_EMBEDDED_BYTES = 8_192
 _MAX_PARAMETERS = 64
+_MAX_PARAMETER_TEXT = 4_000
+_MAX_VALUES = 100
+_MAX_DEPTH = 5
 
 _CAPABILITIES: Mapping[str, frozenset[str]] = {
     "search": frozenset({"search", "find", "query", "lookup", "filter"}),
@@ -50,15 +53,46 @@ def _described(tool: ToolDefinition, server_name: str) -> str:
 
 
 def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int) -> SparseVector:
-    parameters = " ".join(list(_properties(tool.input_schema))[:_MAX_PARAMETERS])
+    """Parameters count by half: what a message asks for often stands in their descriptions and values alone."""
+    parts = list(_schema_parts(tool.input_schema))
     fields = [
         Field(tool.name, 2.0),
         Field(tool.title or "", 1.0),
         Field(server_name, 1.0),
         Field(tool.description[:MAX_EMBEDDED_BYTES], 1.0),
-        Field(parameters, 0.5),
+        Field(" ".join(name for name, _ in parts), 0.5),
+        Field(" ".join(map(_description, (part for _, part in parts)))[:_MAX_PARAMETER_TEXT], 0.5),
+        Field(" ".join(value for _, part in parts for value in _values(part)), 0.5),
     ]
     return document_vector(fields, most_terms(dimension))
+
+
+def _schema_parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The parameters and what they are made of, each with its name, those of the outer levels first."""
+    level: list[Mapping[str, Any]] = [schema]
+    found = 0
+    for _ in range(_MAX_DEPTH):
+        named = [(name, part) for each in level for name, part in _properties(each).items() if isinstance(part, dict)]
+        yield from named[: _MAX_PARAMETERS - found]
+        found = min(found + len(named), _MAX_PARAMETERS)
+        items = (part.get("items") for _, part in named)
+        level = [part for _, part in named] + [item for item in items if isinstance(item, dict)]
+
+
+def _description(part: Mapping[str, Any]) -> str:
+    description = part.get("description")
+    return description.strip() if isinstance(description, str) else ""
+
+
+def _values(part: Mapping[str, Any]) -> list[str]:
+    items = part.get("items")
+    listed = [*_listed(part), *(_listed(items) if isinstance(items, dict) else ())]
+    return [value for value in listed if isinstance(value, str)]
+
+
+def _listed(part: Mapping[str, Any]) -> list[Any]:
+    values = part.get("enum")
+    return values[:_MAX_VALUES] if isinstance(values, list) else []
 
 
 def index_hash(tool: ToolDefinition, server_name: str) -> str:
@@ -91,6 +125,6 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _parameters(schema: Mapping[str, Any]) -> Iterator[str]:
-    for name, definition in list(_properties(schema).items())[:_MAX_PARAMETERS]:
-        description = definition.get("description") if isinstance(definition, dict) else None
-        yield f"{name}: {description.strip()}" if isinstance(description, str) and description.strip() else name
+    for name, part in list(_properties(schema).items())[:_MAX_PARAMETERS]:
+        description = _description(part) if isinstance(part, dict) else ""
+        yield f"{name}: {description}" if description else name

@@ -239,7 +239,7 @@ class Worker:
     async def _embedder_answers(self) -> bool:
         """Asked before anything is queued, so that a long outage leaves no trail of vain runs."""
         try:
-            await self._indexer.embedder.embed_query("ping")
+            await self._indexer.embedder.embed_queries(["ping"])
         except EmbeddingFailed:
             return False
         return True

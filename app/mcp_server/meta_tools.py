@@ -21,7 +21,7 @@ from app.execution.arguments import check_arguments
 from app.execution.execute import Call, execute, execute_telling
 from app.mcp_server import answers
 from app.protocol import Dialogue, Json, parse_json
-from app.search.query import shortened
+from app.search.query import Query, query_in_context
 from app.wiring import Container
 
 _PAGE = 100
@@ -81,22 +81,22 @@ def _as_meant(value: Any, kind: str | None) -> Any:
 async def _discover(asked: Asked) -> Json:
     """Core tools are left out: the application has them anyway, and runs them itself."""
     discoverer, given = asked.container.discoverer, asked.arguments
-    texts = [_searched(query, given.get("context", ""), place) for place, query in enumerate(given["query"])]
-    wishes = Wishes(texts[0], asked.project_id, limit=_whole(given.get("maxResults")), include_core_tools=False)
+    queries = [_searched(query, given.get("context", ""), place) for place, query in enumerate(given["query"])]
+    wishes = Wishes(queries[0], asked.project_id, limit=_whole(given.get("maxResults")), include_core_tools=False)
     ask = await resolved(discoverer, asked.caller, wishes)
     user = asked.caller.acting_for()
     # one after the other: a single call is not to take up several connections
-    discoveries = [await discover(discoverer, user, replace(ask, text=text)) for text in texts]
+    discoveries = [await discover(discoverer, user, replace(ask, query=query)) for query in queries]
     found = take_turns([discovery.tools for discovery in discoveries], ask.limit)
     hint = _hint(discoveries, given["query"])
     return answers.discovered(found, hint, brief=given.get("detail") == "brief")
 
 
-def _searched(query: str, context: str, place: int) -> str:
+def _searched(query: str, context: str, place: int) -> Query:
     if not query.strip():
         wrong = {"loc": ["arguments", "query", place], "msg": "say what is to be done", "type": "minLength"}
         raise ArgumentsInvalid(f"arguments.query.{place}: say what is to be done", errors=[wrong])
-    return shortened(f"{query}\n{context}".strip())
+    return query_in_context(query, context)
 
 
 def _whole(number: float | None) -> int | None:

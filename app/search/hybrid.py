@@ -1,8 +1,9 @@
 """Ranked hits inside what the caller may see. The only public name of this room is `HybridSearch`.
 
-A search is one statement: it looks at each of the user's visible tools once, computes the cosine of its vector and its
-BM25, and answers with the best of either, so that fusing them needs no second look. What BM25 has to know beforehand,
-in how many of the visible tools each term stands, is remembered for as long as the catalogue's version stands.
+A search is one statement: it looks at each of the user's visible tools once, weighs both kinds of evidence as
+`ranking.py` says, and answers with the best, so that the first k are the true first k. What BM25 has to know
+beforehand, in how many of the visible tools each term stands, is remembered for as long as the catalogue's version
+stands.
 """
 
 from collections.abc import Sequence
@@ -17,30 +18,40 @@ from app.database.engine import Session
 from app.embeddings.base import Vector
 from app.embeddings.registry import ActiveModel
 from app.search import vector
-from app.search.lexical import matching_terms, possible_names, query_places
+from app.search.lexical import matching_words, possible_names, query_places
 from app.search.lexicon import Counts, Lexicon
-from app.search.ranking import TAG_BOOST, Candidate, Hit, Question, is_named, matched_tags, rank
+from app.search.ranking import (
+    CALLED_BOOST,
+    TAG_BOOST,
+    Candidate,
+    Hit,
+    Question,
+    Scale,
+    is_named,
+    matched_tags,
+    nothing_fits,
+    rank,
+    scale_of,
+)
+from app.usage.prior import PRIOR_MOST
 
 POOL = 32
-"""How many of the best by meaning, and of the best by words, are ranked against each other."""
+"""How many of the best are looked at again, by what only `ranking.py` can tell."""
 
 _SCORED = """
-    SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, {similarity} AS similarity,
-           -(v.lexical <#> %(terms)s::sparsevec) AS bm25, v.prior
+    SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.prior, {evidence}
     FROM mcp_tool_embeddings v {joined}
     WHERE {visible}
 """
 
 _STATEMENT = """
 WITH scored AS MATERIALIZED ({scored})
-SELECT u.catalog_version, best.*
+SELECT u.catalog_version, (SELECT count(*) FROM scored), best.*
 FROM users u LEFT JOIN (
-    (SELECT * FROM scored WHERE similarity IS NOT NULL ORDER BY similarity DESC, server_name, tool_name LIMIT %(pool)s)
-    UNION
-    (SELECT * FROM scored WHERE bm25 > 0 ORDER BY bm25 DESC, server_name, tool_name LIMIT %(pool)s)
-    UNION
-    (SELECT * FROM scored WHERE cardinality(%(names)s::text[]) > 0 AND lower(tool_name) = ANY(%(names)s::text[])
-     ORDER BY server_name, tool_name LIMIT %(pool)s)
+    SELECT tool_id, server_name, tool_name, tags, prior, {columns} FROM scored
+    WHERE bm25_0 >= %(strong)s OR {similarity} >= %(least)s OR lower(tool_name) = ANY(%(names)s::text[])
+    ORDER BY lower(tool_name) = ANY(%(names)s::text[]) DESC, {score} + {boost} DESC, server_name, tool_name
+    LIMIT %(pool)s
 ) best ON true
 WHERE u.id = %(user_id)s
 """
@@ -48,17 +59,24 @@ WHERE u.id = %(user_id)s
 _EVIDENCE = """
 WITH scored AS MATERIALIZED ({scored}),
 ranked AS (
-    SELECT *, row_number() OVER (ORDER BY similarity DESC NULLS LAST, server_name, tool_name) AS cosine_rank,
-           row_number() OVER (ORDER BY bm25 DESC, server_name, tool_name) AS bm25_rank
+    SELECT *, row_number() OVER (ORDER BY similarity_0 DESC NULLS LAST, server_name, tool_name) AS cosine_rank,
+           row_number() OVER (ORDER BY bm25_0 DESC, server_name, tool_name) AS bm25_rank
     FROM scored
 )
-SELECT r.tool_id, r.tool_name, r.tags, r.similarity, r.cosine_rank, r.bm25, r.bm25_rank, r.prior, v.lexical
+SELECT r.tool_id, r.tool_name, r.tags, r.similarity_0, r.cosine_rank, r.bm25_0, r.bm25_rank, r.prior, v.lexical
 FROM ranked r JOIN mcp_tool_embeddings v ON v.user_id = %(user_id)s AND v.model = %(model)s AND v.tool_id = r.tool_id
 WHERE r.tool_id = ANY(%(tool_ids)s)
 """
 
+# the same as ranking.boost
+_BOOST = f"""
+    (least(prior, {PRIOR_MOST}) + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST} ELSE 0 END
+     + {TAG_BOOST} * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted)s::text[]))))
+"""
+
 _Rows = Sequence[tuple[Any, ...]]
-_SIMILARITY = 5
+_Vectors = Sequence[Vector] | None
+"""Of the query's texts, one each."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +84,12 @@ class Found:
     """`searched` and `tokens` count all that was visible, not only the hits."""
 
     hits: list[Hit]
-    """The best `limit` of them; all that passed, where all were asked for."""
     searched: int
     tokens: int
     version: int
     """The catalogue's, at the moment of the search."""
+    abstained: bool = False
+    """There were tools above the threshold, but by the model's judgement none that fits."""
 
 
 @dataclass(frozen=True)
@@ -97,94 +116,135 @@ class HybridSearch:
         session: Session,
         scope: Scope,
         question: Question,
-        query_vector: Vector | None,
+        vectors: _Vectors,
         *,
-        limit: int,
+        limit: int | None,
         ann: bool = False,
-        whole: bool = False,
     ) -> Found:
-        """Without a vector it is a search by words. `ann` says that the user is large enough for HNSW. `whole` gives
-        the ranking beyond the limit too."""
+        """Without vectors it is a search by words. `ann` says that the user is large enough for HNSW. Without a limit
+        it is the whole ranking of all that passes."""
         places = _places(question)
-        counts = await self._lexicon.counts(session, scope, places)
-        names = possible_names(question.text)
-        rows = await self._rows(session, scope, counts, names, query_vector, limit=limit, ann=ann)
+        counts = await self._lexicon.counts(session, scope, places[0])
+        rows = await self._rows(session, scope, question, counts, vectors, limit=limit, ann=ann)
         if rows and rows[0][0] != counts.version:
             # the catalogue has changed since the terms were counted
-            counts = await self._lexicon.recount(session, scope, places)
-            rows = await self._rows(session, scope, counts, names, query_vector, limit=limit, ann=ann)
-        candidates = [_candidate(row, counts) for row in rows if row[1] is not None]
-        hits = rank(candidates, question, len(candidates) if whole else limit)
+            counts = await self._lexicon.recount(session, scope, places[0])
+            rows = await self._rows(session, scope, question, counts, vectors, limit=limit, ann=ann)
+        candidates = [_candidate(row) for row in rows if row[2] is not None]
+        scale = _scale(question, counts)
+        if vectors is not None and nothing_fits(candidates, question, scale, vectors[0]):
+            return Found([], counts.searched, counts.tokens, counts.version, abstained=bool(candidates))
+        hits = rank(candidates, question, scale, len(candidates) if limit is None else limit)
         return Found(hits, counts.searched, counts.tokens, counts.version)
 
     async def evidence(
-        self,
-        session: Session,
-        scope: Scope,
-        question: Question,
-        query_vector: Vector | None,
-        tool_ids: Sequence[str],
+        self, session: Session, scope: Scope, question: Question, vectors: _Vectors, tool_ids: Sequence[str]
     ) -> dict[str, Evidence]:
         """Of those that are visible, by id. A look at every tool, always exact: nobody explains every message."""
-        counts = await self._lexicon.recount(session, scope, _places(question))
-        parameters = scope.parameters() | {
-            "vector": None if query_vector is None else HalfVector(query_vector),
-            "terms": counts.weights(),
-            "tool_ids": list(tool_ids),
-        }
-        rows = await session.rows(_EXPLAINED, parameters)
+        places = _places(question)[:1]
+        counts = await self._lexicon.recount(session, scope, places[0])
+        parameters = scope.parameters() | _asked(counts, places, vectors) | {"tool_ids": list(tool_ids)}
+        rows = await session.rows(_explained(), parameters)
         return {tool_id: _evidence(question, *rest) for tool_id, *rest in rows}
 
     async def _rows(
         self,
         session: Session,
         scope: Scope,
+        question: Question,
         counts: Counts,
-        names: Sequence[str],
-        query_vector: Vector | None,
+        vectors: _Vectors,
         *,
-        limit: int,
+        limit: int | None,
         ann: bool,
     ) -> _Rows:
-        parameters = scope.parameters() | {
-            "vector": None if query_vector is None else HalfVector(query_vector),
-            "terms": counts.weights(),
-            "names": names,
-            "pool": max(POOL, limit),
-        }
-        if ann and query_vector is not None:
+        places = _places(question)
+        parameters = scope.parameters() | _asked(counts, places, vectors) | _weighed(question, counts)
+        parameters["pool"] = None if limit is None else max(POOL, limit)
+        if ann and vectors is not None and limit is not None:
             await session.rows(vector.HNSW_SETTINGS)
-            rows = await session.rows(_through_hnsw(self._model.id, self._model.dimension), parameters)
-            if not _is_short(rows, min(limit, counts.searched)):
+            rows = await session.rows(_through_hnsw(self._model.id, self._model.dimension, len(places)), parameters)
+            if rows and rows[0][1] >= min(limit, counts.searched):
                 return rows
-        return await session.rows(_EXACT, parameters)
+            # HNSW filters after it has looked: fewer rows than there are to find means that it lost some
+        return await session.rows(_exact(len(places)), parameters)
 
 
-def _places(question: Question) -> list[int]:
-    return [] if question.strategy == "semantic" else query_places(question.text)
+def _places(question: Question) -> list[list[int]]:
+    """Where the terms of the query stand, and those of each aim."""
+    if question.strategy == "semantic":
+        return [[] for _ in question.query.texts]
+    whole = query_places(question.query.whole)
+    known = set(whole)
+    return [whole, *([place for place in query_places(aim) if place in known] for aim in question.query.aims)]
 
 
-def _statement(similarity: str, joined: str = "", shape: str = _STATEMENT) -> str:
-    return shape.format(scored=_SCORED.format(similarity=similarity, joined=joined, visible=VISIBLE, tags=TAGS))
+def _asked(counts: Counts, places: Sequence[Sequence[int]], vectors: _Vectors) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    for text, terms in enumerate(places):
+        asked[f"terms_{text}"] = counts.weights(terms)
+        asked[f"vector_{text}"] = None if vectors is None else HalfVector(vectors[text])
+    return asked
 
 
-_EXACT = _statement(vector.EXACT)
-_EXPLAINED = _statement(vector.EXACT, shape=_EVIDENCE)
+def _scale(question: Question, counts: Counts) -> Scale:
+    return scale_of(question, [counts.most(terms) for terms in _places(question)])
 
 
-@lru_cache(maxsize=8)
-def _through_hnsw(model: str, dimension: int) -> str:
-    return _statement(vector.NEAREST, vector.nearest(model, dimension))
+def _weighed(question: Question, counts: Counts) -> dict[str, Any]:
+    scale = _scale(question, counts)
+    weights = {f"words_{text}": weight for text, weight in enumerate(scale.words)}
+    return weights | {
+        "unrelated": scale.unrelated,
+        "meaning": scale.meaning,
+        "strong": scale.strong,
+        "least": scale.least,
+        "names": possible_names(question.query.said),
+        "called": list(question.query.called),
+        "boosted": list(question.tags),
+    }
 
 
-def _is_short(rows: _Rows, expected: int) -> bool:
-    """HNSW filters after it has looked: fewer rows than there are to find means that it lost some."""
-    return sum(row[_SIMILARITY] is not None for row in rows) < expected
+def _scored(texts: int, joined: str = "") -> str:
+    evidence = ", ".join(
+        f"{vector.similarity(text)} AS similarity_{text}, -(v.lexical <#> %(terms_{text})s::sparsevec) AS bm25_{text}"
+        for text in range(texts)
+    )
+    return _SCORED.format(evidence=evidence, joined=joined, visible=VISIBLE, tags=TAGS)
 
 
-def _candidate(row: tuple[Any, ...], counts: Counts) -> Candidate:
-    _, tool_id, server_name, tool_name, tags, similarity, bm25, prior = row
-    return Candidate(tool_id, server_name, tool_name, tags, similarity, bm25, counts.share(bm25), prior)
+def _statement(texts: int, joined: str = "") -> str:
+    """The same as `Scale.fused`, and as `passes`."""
+    above = "coalesce(similarity_{0}, %(unrelated)s) - %(unrelated)s"
+    whole, *aims = (f"(%(meaning)s * ({above.format(text)}) + %(words_{text})s * bm25_{text})" for text in range(texts))
+    return _STATEMENT.format(
+        scored=_scored(texts, joined),
+        columns=", ".join([f"similarity_{n}" for n in range(texts)] + [f"bm25_{n}" for n in range(texts)]),
+        similarity=f"coalesce(greatest({', '.join(f'similarity_{n}' for n in range(texts))}), -1)",
+        score=f"greatest({', '.join([whole, *(f'({whole} + {aim}) / 2' for aim in aims)])})",
+        boost=_BOOST,
+    )
+
+
+@lru_cache(maxsize=16)
+def _exact(texts: int) -> str:
+    return _statement(texts)
+
+
+@lru_cache(maxsize=1)
+def _explained() -> str:
+    return _EVIDENCE.format(scored=_scored(1))
+
+
+@lru_cache(maxsize=64)
+def _through_hnsw(model: str, dimension: int, texts: int) -> str:
+    return _statement(texts, vector.promising(model, dimension, texts))
+
+
+def _candidate(row: tuple[Any, ...]) -> Candidate:
+    _, _, tool_id, server_name, tool_name, tags, prior, *evidence = row
+    texts = len(evidence) // 2
+    return Candidate(tool_id, server_name, tool_name, tags, evidence[:texts], evidence[texts:], prior)
 
 
 def _evidence(
@@ -205,6 +265,6 @@ def _evidence(
         bm25_rank=bm25_rank if bm25 > 0 else None,
         tag_boost=TAG_BOOST * len(matched_tags(tags, question)),
         prior=prior,
-        matched_words=matching_terms(question.text, words),
-        named_in_message=is_named(question.text.lower(), tool_name),
+        matched_words=matching_words(question.query.whole, words),
+        named_in_message=is_named(question.query.said.lower(), tool_name),
     )

@@ -12,16 +12,19 @@ import re
 import unicodedata
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 from pgvector import SparseVector
+from snowballstemmer import stemmer
 
 from app.models import TERM_SPACE
 
 K1 = 1.2
 B = 0.75
-PIVOT_LENGTH = 40.0
+PIVOT_LENGTH = 50.0
 
 MOST_PER_TERM = K1 + 1
 """What a term's saturated frequency comes near to, however often the term is repeated."""
@@ -39,15 +42,23 @@ _MAX_CHARACTERS = 20_000
 _COMPOUND = re.compile(r"\w+(?:[-._:/]\w+)*")
 _WORD = re.compile(r"[^\W_]+")
 _QUOTED = re.compile(r"[`\"']([^`\"'\s]{1,128})[`\"']")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z]{2})(?=[0-9])")
+_ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
+# Written without spaces between words: Chinese, Japanese, Thai.
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e01-\u0e5b]+")
 
 STOP_WORDS = frozenset(
     """
-    a an and are as at be but by can could do does for from had has have how i if in into is it its me
-    my no not of on or our out please so some than that the their them then there these they this to up
-    us was we were what when where which who will with would you your
+    a about all also am an and any are as at be because been being both but by can could d did do does doing each few
+    for from had has have he her here him his how i if in into is it its just like ll m may me might more most much
+    must my need no not now of off on only or other our out over own please re s same she should so some such t than
+    that the their them then there these they this to too under until up us ve very want was we were what when where
+    which while who whom why will wish with would yet you your
     """.split()
 )
+
+_STEMMER = stemmer("english")
+_REMEMBERED_STEMS = 50_000
 
 
 @dataclass(frozen=True)
@@ -57,14 +68,41 @@ class Field:
 
 
 def terms(text: str) -> list[str]:
-    """Words in lower case, identifiers both whole and in their parts: `searchIssues` is also `search` and `issues`."""
+    """Words by their stems, and identifiers both whole and in their parts: `searchIssues` is also `search` and `issue`.
+
+    A script without spaces has no words that we could see: there, each two neighbouring characters are a term.
+    """
+    return [term for _, term in _spelled(text)]
+
+
+def _spelled(text: str) -> Iterator[tuple[str, str]]:
+    """Each term behind the word that it stands for."""
     normal = _normal(text)
-    parts = [part.lower() for word in _WORD.findall(normal) for part in _parts(word)]
-    return [term for term in (*_identifiers(normal), *parts) if term not in STOP_WORDS]
+    for identifier in _identifiers(normal):
+        yield identifier, identifier
+    words = (part.lower() for word in _WORD.findall(normal) for part in _parts(word))
+    for word in words:
+        if word not in STOP_WORDS:
+            yield from ((word, term) for term in _terms_of(word))
+
+
+def _terms_of(word: str) -> Iterable[str]:
+    if (run := _UNSPACED.search(word)) is None:
+        return (_stem(word),)
+    return (word,) if len(run[0]) < 2 else ("".join(pair) for pair in pairwise(word))
+
+
+@lru_cache(_REMEMBERED_STEMS)
+def _stem(word: str) -> str:
+    """English, which tools are described in; words of other languages lose an ending at most, on both sides alike."""
+    stem: str = _STEMMER.stemWord(word)
+    return stem
 
 
 def _normal(text: str) -> str:
-    return unicodedata.normalize("NFKC", text[:_MAX_CHARACTERS])[:_MAX_CHARACTERS]
+    """Without accents on Latin letters, since people leave them out."""
+    bare = _ACCENTS.sub("", unicodedata.normalize("NFKD", text[:_MAX_CHARACTERS])[:_MAX_CHARACTERS])
+    return unicodedata.normalize("NFKC", bare)
 
 
 def _identifiers(normal: str) -> list[str]:
@@ -85,10 +123,10 @@ def query_places(text: str) -> list[int]:
     return places[:half] + places[-half:]
 
 
-def matching_terms(text: str, document: SparseVector) -> list[str]:
-    """Those of the query's terms that the document holds, each once, in the query's order."""
+def matching_words(text: str, document: SparseVector) -> list[str]:
+    """Those of the query's words whose terms the document holds, each once, in the query's order."""
     held = set(document.indices())
-    return [term for term in dict.fromkeys(terms(text)) if _place(term) in held]
+    return list(dict.fromkeys(word for word, term in _spelled(text) if _place(term) in held))
 
 
 def possible_names(text: str) -> list[str]:

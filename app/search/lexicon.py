@@ -49,16 +49,12 @@ class Counts:
     def _idf(self) -> dict[int, float]:
         return {place: inverse_document_frequency(n, self.searched) for place, n in self.frequencies.items()}
 
-    @cached_property
-    def _most(self) -> float:
-        return sum(self._idf.values()) * MOST_PER_TERM
+    def weights(self, places: Sequence[int]) -> SparseVector:
+        return SparseVector({place: self._idf[place] for place in places}, TERM_SPACE)
 
-    def weights(self) -> SparseVector:
-        return SparseVector(self._idf, TERM_SPACE)
-
-    def share(self, bm25: float) -> float:
-        """How much of the most that this query could score."""
-        return bm25 / self._most if self._most else 0.0
+    def most(self, places: Sequence[int]) -> float:
+        """That a tool could score by these terms."""
+        return sum(self._idf[place] for place in places) * MOST_PER_TERM
 
 
 class Lexicon:

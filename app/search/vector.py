@@ -8,34 +8,46 @@ import hashlib
 
 from sqlalchemy import Connection, text
 
-EXACT = "1 - (v.embedding <=> %(vector)s::halfvec)"
-"""The similarity of every row."""
-
-NEAREST = "near.similarity"
-"""The similarity of the rows that HNSW has found; the others have none."""
-
 EF_SEARCH = 400
 
-# relaxed_order may hand rows out slightly out of order; the outer sort in hybrid.py puts them right
+# relaxed_order may hand rows out slightly out of order; hybrid.py weighs and sorts them anyway
 HNSW_SETTINGS = f"""
     SELECT set_config('hnsw.iterative_scan', 'relaxed_order', true), set_config('hnsw.ef_search', '{EF_SEARCH}', true)
 """
 
 
-def nearest(model: str, dimension: int) -> str:
-    """The nearest rows of a large user, through the model's partial index; joined to `v` as `near`.
+def similarity(text: int) -> str:
+    """Of a row to one of the query's texts."""
+    return f"1 - (v.embedding <=> %(vector_{text})s::halfvec)"
+
+
+def promising(model: str, dimension: int, texts: int) -> str:
+    """Joined to `v`: of a large user's rows only those that are worth weighing, the nearest to each text through the
+    model's partial index, and the best by words.
 
     The model is spelled out, not bound: the planner uses a partial index only where it can prove the predicate.
     """
-    distance = f"embedding::halfvec({dimension}) <=> %(vector)s::halfvec({dimension})"
+    near = [_nearest(model, dimension, text) for text in range(texts)]
+    return f"JOIN ({' UNION '.join([*near, _BY_WORDS, _BY_NAME])}) promising ON promising.tool_id = v.tool_id"
+
+
+_OF_THE_USER = "user_id = %(user_id)s AND model = %(model)s AND enabled"
+_BY_WORDS = f"""
+    (SELECT tool_id FROM mcp_tool_embeddings
+     WHERE {_OF_THE_USER} AND (lexical <#> %(terms_0)s::sparsevec) < 0
+     ORDER BY lexical <#> %(terms_0)s::sparsevec LIMIT {EF_SEARCH})
+"""
+_BY_NAME = f"""
+    (SELECT tool_id FROM mcp_tool_embeddings
+     WHERE {_OF_THE_USER} AND lower(tool_name) = ANY(%(names)s::text[]) LIMIT {EF_SEARCH})
+"""
+
+
+def _nearest(model: str, dimension: int, text: int) -> str:
     return f"""
-        LEFT JOIN (
-            SELECT tool_id, 1 - ({distance}) AS similarity
-            FROM mcp_tool_embeddings
-            WHERE user_id = %(user_id)s AND ann AND enabled AND model = {_literal(model)}
-            ORDER BY {distance}
-            LIMIT {EF_SEARCH}
-        ) near ON near.tool_id = v.tool_id
+        (SELECT tool_id FROM mcp_tool_embeddings
+         WHERE user_id = %(user_id)s AND ann AND enabled AND model = {_literal(model)}
+         ORDER BY embedding::halfvec({dimension}) <=> %(vector_{text})s::halfvec({dimension}) LIMIT {EF_SEARCH})
     """
 
 
