@@ -39,7 +39,7 @@ class Window:
     ) -> "Window":
         """What is left open: the last day. Raises `InvalidInput` where there is nothing, or too much, to show."""
         end = until or now or datetime.now(UTC)
-        begin = since or end - _USUAL
+        begin = since or max(end, _EPOCH + _USUAL) - _USUAL
         if not _EPOCH <= begin < end <= _LAST:
             raise InvalidInput("`since` must come before `until`, both between 1970 and 2200")
         if (end - begin) / _LENGTH[step] > MOST_POINTS:
