@@ -27,6 +27,8 @@ class Labelled:
     tools: Sequence[str]
     message: str | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
+    kind: str | None = None
+    """Of a public set's `meta`: what sort of message it is."""
 
     @property
     def text(self) -> str:
@@ -58,6 +60,7 @@ def _labelled(value: Any, number: str) -> Labelled:
         tools=_tools(fields),
         message=_message(fields.get("message")),
         messages=_turns(fields.get("messages")),
+        kind=_kind(fields.get("meta")),
     )
     if (labelled.message is None) == (labelled.messages is None):
         raise InvalidInput("give either `message` or `messages`")
@@ -98,3 +101,8 @@ def _turns(value: Any) -> list[Mapping[str, Any]] | None:
     if value is not None and not (isinstance(value, list) and all(isinstance(turn, dict) for turn in value)):
         raise InvalidInput("`messages` must be a list of turns")
     return value
+
+
+def _kind(meta: Any) -> str | None:
+    kind = meta.get("kind") if isinstance(meta, dict) else None
+    return kind if isinstance(kind, str) else None

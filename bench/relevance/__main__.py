@@ -15,6 +15,7 @@ import orjson
 from app.telemetry import configure_logging
 from bench.relevance.comparing import Comparison, compared
 from bench.relevance.index import opened
+from bench.relevance.plot import draw
 from bench.relevance.sets import OWN, BenchSet, read_set, shortened, with_haystack
 from bench.relevance.tables import as_json, table
 
@@ -66,6 +67,7 @@ async def _compare(sets: list[BenchSet], data: Path) -> list[Comparison]:
 def _keep(comparisons: list[Comparison], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "relevance.json").write_bytes(orjson.dumps(as_json(comparisons), option=orjson.OPT_INDENT_2))
+    draw(comparisons, folder / "relevance.png")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Ours and the floors on the same messages, in the same run."""
 
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.evaluation.answering import Answer, answered
@@ -12,7 +14,7 @@ from app.wiring import Container
 from bench.relevance.fastmcp_floor import FastMcpSearch
 from bench.relevance.floors import Dense, PlainBm25, fused
 from bench.relevance.index import Indexed, indexed
-from bench.relevance.sets import BenchSet
+from bench.relevance.sets import BenchSet, last_said
 
 OURS = "toolscout"
 
@@ -35,6 +37,8 @@ class Comparison:
     not_needing: int
     summary: Summary
     rankings: Sequence[Ranking]
+    kinds: Mapping[str, float]
+    """Our nDCG@10 by kind of message, where the set tells kinds apart."""
 
 
 async def compared(container: Container, bench: BenchSet) -> Comparison:
@@ -51,6 +55,7 @@ async def compared(container: Container, bench: BenchSet) -> Comparison:
         not_needing=len(answers) - len(needing),
         summary=summed_up(answers),
         rankings=[_ranking(name, each, measures[OURS]) for name, each in measures.items()],
+        kinds=_kinds(needing),
     )
 
 
@@ -69,16 +74,25 @@ async def _floors(container: Container, bench: BenchSet, index: Indexed) -> dict
     for asked in bench.asked:
         if not asked.tools:
             continue
-        vector = (await container.discoverer.queries.embed(index.caller.acting_for().id, asked.text)).vector
+        text = last_said(asked)
+        vector = (await container.discoverer.queries.embed(index.caller.acting_for().id, text)).vector
         rankings = (
-            bm25.ranked(asked.text),
+            bm25.ranked(text),
             dense.ranked(vector),
-            fused(bm25, dense, asked.text, vector),
-            await fast.ranked(asked.text),
+            fused(bm25, dense, text, vector),
+            await fast.ranked(text),
         )
         for measures, ranked in zip(found.values(), rankings, strict=True):
             measures.append(measure(ranked, asked.tools))
     return found
+
+
+def _kinds(answers: Sequence[Answer]) -> dict[str, float]:
+    gains: defaultdict[str, list[float]] = defaultdict(list)
+    for answer in answers:
+        if answer.asked.kind is not None and answer.measures is not None:
+            gains[answer.asked.kind].append(answer.measures.ndcg_at_10)
+    return {kind: statistics.fmean(its) for kind, its in gains.items()}
 
 
 def _ranking(name: str, measures: Sequence[Measures], ours: Sequence[Measures]) -> Ranking:

@@ -19,9 +19,18 @@ _FUSED_DEPTH = 100
 _K1, _B, _RRF_K = 1.2, 0.75, 60
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
+# of its own, so that the floor stays where it is when the product changes
+_STOP_WORDS = frozenset(
+    """
+    a an and are as at be but by can could do does for from had has have how i if in into is it its me
+    my no not of on or our out please so some than that the their them then there these they this to up
+    us was we were what when where which who will with would you your
+    """.split()
+)
+
 
 def words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+    return [word for word in re.findall(r"\w+", text.lower()) if word not in _STOP_WORDS]
 
 
 def spoken(name: str) -> str:
@@ -30,7 +39,7 @@ def spoken(name: str) -> str:
 
 
 class PlainBm25:
-    """Over the split name and the description, without stemming or stop words."""
+    """Over the split name and the description, without stop words and without stemming."""
 
     def __init__(self, tools: Sequence[BenchTool]) -> None:
         self._ids = [tool.id for tool in tools]

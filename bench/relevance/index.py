@@ -97,7 +97,7 @@ async def _finish(container: Container, user_id: str, name: str) -> None:
     while True:
         async with container.database.transaction(user_id) as session:
             [(unfinished, failed, total)] = await session.rows(_STATES, {"user_id": user_id})
-        bar.show(total - unfinished, total, "")
+        bar.show((total - unfinished) * 20 // total * total // 20, total, "")  # twenty steps are enough
         if not unfinished:
             break
         await asyncio.sleep(_LOOK_AGAIN_S)

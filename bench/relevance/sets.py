@@ -96,6 +96,12 @@ def shortened(bench: BenchSet, most: int | None) -> BenchSet:
     return replace(bench, asked=[each for kind in kinds for each in kind[:: max(1, -(-len(kind) // most))]])
 
 
+def last_said(asked: Labelled) -> str:
+    """What the floors search for: the message, or the last one of the user."""
+    said = [turn.get("content") for turn in asked.messages or () if turn.get("role") == "user"]
+    return asked.message or (said[-1] if said and isinstance(said[-1], str) else asked.text)
+
+
 def _tool(row: Mapping[str, object]) -> BenchTool:
     fields = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     definition = {field: row[field] for field in fields if row.get(field) is not None}

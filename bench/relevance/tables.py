@@ -36,6 +36,8 @@ def _shown(interval: Interval | None) -> str:
 def _below(comparison: Comparison) -> list[str]:
     summary = comparison.summary
     lines = [_abstention(comparison), _cost(summary)]
+    if len(comparison.kinds) > 1:
+        lines.append("nDCG@10 by kind: " + ", ".join(f"{kind} {gain:.3f}" for kind, gain in comparison.kinds.items()))
     if comparison.refused:
         lines.append(f"refused, and so never found: {', '.join(comparison.refused[:10])} ({len(comparison.refused)})")
     if summary.degraded:
