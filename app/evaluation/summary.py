@@ -15,7 +15,7 @@ class Summary:
     messages: int
     measures: Measures | None
     """Over the messages that need tools."""
-    refused: float | None
+    abstained: float | None
     """Of the messages that need no tool: the share that rightly got none."""
     lost: float | None
     """Of the messages that need tools: the share that was told that nothing fits."""
@@ -30,7 +30,7 @@ def summed_up(answers: Sequence[Answer]) -> Summary:
     return Summary(
         messages=len(answers),
         measures=mean([answer.measures for answer in needing if answer.measures is not None]),
-        refused=_share_without([answer for answer in answers if answer.measures is None]),
+        abstained=_share_without([answer for answer in answers if answer.measures is None]),
         lost=_share_without(needing),
         median_tokens=_median([answer.tokens for answer in needing]),
         median_saved_percent=_median([answer.saved_percent for answer in needing]),

@@ -26,7 +26,7 @@ def main() -> None:
     options = _parser().parse_args()
     configure_logging("WARNING")
     with _data_folder(options.data) as data:
-        comparisons = asyncio.run(_compare(_sets(options), Path(data)))
+        comparisons = asyncio.run(_compare(_sets(options), Path(data), floors=not options.ours_alone))
     _keep(comparisons, options.results)
 
 
@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", nargs="*", type=Path, default=[OWN], help="labelled sets; without any, our own")
     parser.add_argument("--haystack", type=Path, metavar="FOLDER", help="tools to add to every set's pool")
     parser.add_argument("--limit-queries", type=int, metavar="N", help="about so many of each kind, for a quick look")
+    parser.add_argument("--ours-alone", action="store_true", help="without the floors, which do not change")
     parser.add_argument("--data", type=Path, metavar="DIR", help="keeps the database, and so the tools' vectors")
     parser.add_argument("--results", type=Path, metavar="DIR", default=RESULTS, help="where figures and plot go")
     return parser
@@ -55,11 +56,11 @@ def _data_folder(kept: Path | None) -> AbstractContextManager[str | Path]:
     return nullcontext(kept)
 
 
-async def _compare(sets: list[BenchSet], data: Path) -> list[Comparison]:
+async def _compare(sets: list[BenchSet], data: Path, *, floors: bool) -> list[Comparison]:
     comparisons = []
     async with opened(data) as container:
         for bench in sets:
-            comparisons.append(await compared(container, bench))
+            comparisons.append(await compared(container, bench, floors=floors))
             print(f"\n{table(comparisons[-1])}\n", flush=True)
     return comparisons
 

@@ -41,12 +41,12 @@ class Comparison:
     """Our nDCG@10 by kind of message, where the set tells kinds apart."""
 
 
-async def compared(container: Container, bench: BenchSet) -> Comparison:
+async def compared(container: Container, bench: BenchSet, *, floors: bool = True) -> Comparison:
     index = await indexed(container, bench)
     answers = await _answers(container, bench, index)
     needing = [answer for answer in answers if answer.asked.tools]
     measures = {OURS: [answer.measures for answer in needing if answer.measures is not None]}
-    measures |= await _floors(container, bench, index)
+    measures |= await _floors(container, bench, index) if floors else {}
     return Comparison(
         name=bench.name,
         tools=len(bench.tools),

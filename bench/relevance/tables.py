@@ -46,9 +46,9 @@ def _below(comparison: Comparison) -> list[str]:
 
 
 def _abstention(comparison: Comparison) -> str:
-    lost, refused = comparison.summary.lost, comparison.summary.refused
+    lost, abstained = comparison.summary.lost, comparison.summary.abstained
     told = [] if lost is None else [f"{lost:.1%} of them lost to `no_match`"]
-    told += [] if refused is None else [f"{refused:.1%} of {comparison.not_needing} that need none got none"]
+    told += [] if abstained is None else [f"{abstained:.1%} of {comparison.not_needing} that need none got none"]
     return "; ".join(told)
 
 

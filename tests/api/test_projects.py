@@ -481,6 +481,7 @@ async def test_a_bound_key_may_do_nothing_but_use_its_project(
     assert {(route.method, route.path) for route in routes} - refused == {
         ("POST", "/discover"),
         ("POST", "/discover/why"),
+        ("POST", "/eval"),
         ("POST", "/execute"),
         ("GET", "/tools"),
         ("GET", "/tools/{tool_id}"),
@@ -511,6 +512,7 @@ async def test_a_bound_key_names_its_own_project_and_no_other(
         "/tags": None,
         "/discover": {"query": "x"},
         "/discover/why": {"query": "x", "tool": "read_page"},
+        "/eval": {"items": [{"message": "x", "tools": ["read_page"]}], "suggest": True},
         "/execute": {"tool_key": "no-such-tool"},
     }
     async with bound_to(container, admin, team, own) as bound:
