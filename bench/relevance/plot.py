@@ -21,7 +21,7 @@ _GROUP = 0.84
 
 def draw(comparisons: Sequence[Comparison], path: Path) -> None:
     mpl.use("Agg")
-    figure, axes = plt.subplots(figsize=(max(6.0, 2.2 * len(comparisons) + 1.5), 4.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(max(8.0, 2.2 * len(comparisons) + 1.5), 4.6), layout="constrained")
     for place, comparison in enumerate(comparisons):
         _draw_set(axes, place, comparison)
     axes.set_xticks(range(len(comparisons)), [_label(comparison) for comparison in comparisons], fontsize=9)
