@@ -3,16 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := .venv/.run-installed
 DEV := .venv/.dev-installed
+BENCH := .venv/.bench-installed
 THIRD_PARTY := tests/third_party/node_modules/.installed
 
 # a shell that forbids it would have every command compile all packages anew
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test suite proof check migrate doctor bench-load lock clean
+.PHONY: help run test suite proof check migrate doctor bench-load bench-relevance lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(RUN) ## start Toolscout on an embedded Postgres, with a demo catalogue
 	@$(BIN)/toolscout serve
@@ -42,6 +43,9 @@ doctor: $(RUN) ## check settings, database and embedder
 bench-load: $(DEV) ## requests a second and latencies of /discover and /execute, beside doing without them
 	$(BIN)/python -m bench.load
 
+bench-relevance: $(BENCH) ## how often the right tools are found, beside simpler rankings (ARGS="FOLDER … --haystack FOLDER")
+	$(BIN)/python -m bench.relevance $(ARGS)
+
 lock: $(DEV) ## pin all dependencies anew, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --extra dev --output-file requirements-dev.lock pyproject.toml
@@ -68,6 +72,12 @@ $(RUN): requirements.lock pyproject.toml
 $(DEV): requirements-dev.lock pyproject.toml
 	$(call INSTALL,requirements-dev.lock)
 	@touch $(RUN) $@
+
+# what peers and plots need, beside what is pinned and without changing it
+$(BENCH): $(DEV)
+	@echo "installing what the bench compares with, once …"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@
 
 $(THIRD_PARTY): tests/third_party/package-lock.json
 	@command -v npm >/dev/null || { echo "the tests need npm: they speak with an MCP server from there"; exit 1; }

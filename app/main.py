@@ -6,7 +6,20 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app import __version__
-from app.api import accounts, audit, discovery, execution, feedback, operations, projects, rules, runs, servers, tools
+from app.api import (
+    accounts,
+    audit,
+    discovery,
+    evaluation,
+    execution,
+    feedback,
+    operations,
+    projects,
+    rules,
+    runs,
+    servers,
+    tools,
+)
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.mcp_server.endpoint import mcp_router
@@ -17,6 +30,21 @@ _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
 
 Register a user's servers with `POST /servers`, or push their tools with `PUT /servers/{id}/tools`; call
 `POST /discover` for each message, and `POST /execute` for what the model then calls."""
+
+_DOORS = (
+    discovery,
+    execution,
+    feedback,
+    evaluation,
+    servers,
+    runs,
+    tools,
+    rules,
+    projects,
+    accounts,
+    audit,
+    operations,
+)
 
 _FOR_WEB_PAGES: dict[str, Any] = {
     "allow_methods": ["*"],
@@ -33,7 +61,7 @@ def create_app(container: Container) -> FastAPI:
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
     )
     app.state.container = container
-    for door in (discovery, execution, feedback, servers, runs, tools, rules, projects, accounts, audit, operations):
+    for door in _DOORS:
         app.include_router(door.router)
     app.include_router(mcp_router())
     add_error_handlers(app)

@@ -83,19 +83,19 @@ async def _execute(settings: Settings, options: argparse.Namespace) -> int:
 
 async def _tell(report: Json) -> None:
     total = "" if report["total"] is None else f"/{report['total']:g}"
-    print(f"{report['progress']:g}{total}  {_printable(report['message'] or '')}", file=sys.stderr, flush=True)
+    print(f"{report['progress']:g}{total}  {printable(report['message'] or '')}", file=sys.stderr, flush=True)
 
 
 def _show(executed: Executed) -> int:
     result = executed.result
     for block in result.get("content", []):
-        print(_printable(block["text"] if block.get("type") == "text" else json.dumps(block)))
+        print(printable(block["text"] if block.get("type") == "text" else json.dumps(block)))
     if executed.truncated:
         print("(cut off: the result is larger than TOOLSCOUT_MAX_RESULT_BYTES)", file=sys.stderr)
     return 1 if result.get("isError") else 0
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Fit for a terminal, which takes some characters for commands."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text

@@ -344,7 +344,31 @@ async def test_anothers_id_in_a_body_or_query_finds_exactly_what_a_missing_one_d
     assert world.mine.ids["tool_id"] in own_text
 
 
+async def test_labels_of_an_evaluation_mean_ones_own_tools_alone(world: World) -> None:
+    async def evaluated(belongings: Belongings) -> Json:
+        labels = [belongings.ids["tool_id"], f"{belongings.mark}_read", f"{belongings.mark}.{belongings.mark}_read"]
+        item = {"message": "read the file", "tools": labels}
+        answer = await world.me.http.post("/eval", json={"items": [item], "limit": 50, "suggest": True})
+        assert answer.status_code == 200, answer.text
+        body: Json = answer.json()
+        assert [each["label"] for each in body["unknown_labels"]] in ([], labels)
+        return body
+
+    foreign, missing, own = [await evaluated(each) for each in (world.theirs, belongings_of_nobody(), world.mine)]
+    assert len(foreign["unknown_labels"]) == len(missing["unknown_labels"]) == 3
+    for part in ("answers", "misses", "suggestions"):
+        assert foreign[part] == missing[part]
+        assert not traces_in(str(foreign[part]), world.theirs)
+    assert own["unknown_labels"] == []
+    assert own["measures"]["recall_at_10"] == 1
+
+
 MISSING_ELSEWHERE: dict[str, Ask] = {
+    "project_id of an evaluation": lambda b: (
+        "POST",
+        "/eval",
+        {"json": {"items": [{"message": "read", "tools": []}], "project_id": b.ids["project_id"]}},
+    ),
     "project_id of a discovery": lambda b: (
         "POST",
         "/discover",

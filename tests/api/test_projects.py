@@ -482,6 +482,7 @@ async def test_a_bound_key_may_do_nothing_but_use_its_project(
         ("POST", "/discover"),
         ("POST", "/discover/why"),
         ("POST", "/feedback"),
+        ("POST", "/eval"),
         ("POST", "/execute"),
         ("GET", "/tools"),
         ("GET", "/tools/{tool_id}"),
@@ -512,6 +513,7 @@ async def test_a_bound_key_names_its_own_project_and_no_other(
         "/tags": None,
         "/discover": {"query": "x"},
         "/discover/why": {"query": "x", "tool": "read_page"},
+        "/eval": {"items": [{"message": "x", "tools": ["read_page"]}], "suggest": True},
         "/execute": {"tool_key": "no-such-tool"},
     }
     async with bound_to(container, admin, team, own) as bound:

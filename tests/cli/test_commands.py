@@ -1,6 +1,7 @@
 """The commands, as a terminal runs them, but in this process: on a Postgres beside which no service runs."""
 
 import base64
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -87,6 +88,37 @@ def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) ->
     assert "no servers yet" in command("server", "list", "--user", "ada")
 
 
+def test_labelled_messages_from_a_terminal(command: Command, mcp: FakeMcpServer, tmp_path: Path) -> None:
+    command("key", "create", "--user", "lin")
+    mcp.tools = [
+        tool("get_forecast", "The weather forecast for a city, with rain and wind."),
+        tool("read_file", "Read a text file from the disk."),
+        tool("do"),
+    ]
+    command("server", "add", "things", mcp.url, "--user", "lin")
+    labelled = tmp_path / "labelled.jsonl"
+    labelled.write_text(
+        """{"message": "weather forecast for Oslo", "tools": ["things.get_forecast"]}
+        {"message": "read my notes.txt file", "tools": ["read_file", "things.no_such_tool"], "id": "notes"}
+        {"message": "weather forecast for Rome", "tools": ["do"]}
+        {"message": "sing me a song about love", "tools": []}"""
+    )
+    told = command("eval", str(labelled), "--suggest", "--user", "lin")
+    assert "4 messages" in told
+    assert "0.667   0.500   0.500    0.538   0.667" in told
+    assert "notes: things.no_such_tool" in told
+    assert "things.do: its similarity is" in told
+    assert "things.do: no description" in told
+
+    shown = json.loads(command("eval", str(labelled), "--limit", "1", "--json", "--user", "lin"))
+    assert shown["measures"]["hit_at_1"] == pytest.approx(2 / 3, abs=1e-3)
+    assert shown["suggestions"] is None
+    assert all(len(answer["ranked"]) <= 1 for answer in shown["answers"])
+
+    labelled.write_text('{"message": "read", "tools": []}\n{"message": "read"}')
+    assert "line 2: `tools` must be a list" in command("eval", str(labelled), "--user", "lin", status=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -100,6 +132,10 @@ def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) ->
         (["execute", "files.echo", "[]"], "must be a JSON object"),
         (["execute", "files.nothing"], "no such tool"),
         (["discover", " "], "no text"),
+        (["eval"], "give a file of labelled messages, or --suggest"),
+        (["eval", "no-such-file"], "no-such-file cannot be read"),
+        (["eval", os.devnull], "holds no messages"),
+        (["eval", "--suggest", "--project", "unknown"], "no such project"),
         (["rotate-secrets"], "nothing to rotate from"),
         (["key", "create", "--kind", "service"], "service and admin keys take none"),
         (["key", "create", "--project", "unknown"], "no such project"),

@@ -1,0 +1,154 @@
+"""`toolscout eval`: how well labelled messages are answered, what was missed and why, and what would help."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from app.accounts.callers import Caller
+from app.api.evaluation import shown
+from app.cli.opening import add_user_option, opened
+from app.cli.progress import ProgressBar
+from app.cli.tools import printable
+from app.errors import InvalidInput
+from app.evaluation.answering import DEFAULT_LIMIT
+from app.evaluation.evaluate import Course, Evaluation, Miss, evaluate
+from app.evaluation.labelled import Labelled, read_labelled
+from app.evaluation.suggest import Suggestions, suggest
+from app.evaluation.summary import Summary
+from app.settings import Settings
+
+_STEPS = 10
+_MESSAGE_SHOWN = 60
+
+
+def add_evaluation_commands(commands: Any) -> None:
+    evaluation = commands.add_parser("eval", help="how well labelled messages find their tools, and why not better")
+    evaluation.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        help='JSON Lines: {"message": "…", "tools": ["SERVER.TOOL", …]}; [] where none fits',
+    )
+    evaluation.add_argument("--limit", type=int, choices=range(1, 51), default=DEFAULT_LIMIT, metavar="1..50")
+    evaluation.add_argument("--project", metavar="ID", help="only what this project sees")
+    evaluation.add_argument("--suggest", action="store_true", help="tools that read alike, or say too little")
+    evaluation.add_argument("--json", action="store_true", help="the answer of POST /eval, in place of tables")
+    add_user_option(evaluation)
+    evaluation.set_defaults(deed=_eval)
+
+
+async def _eval(settings: Settings, options: argparse.Namespace) -> int:
+    items = _items(options)
+    async with opened(settings, options.user) as (container, user):
+        caller, discoverer = Caller("user", "cli", user), container.discoverer
+        telling = _Telling()
+        evaluation = await evaluate(discoverer, caller, items, Course(options.limit, options.project), telling.tell)
+        suggestions = None
+        if options.suggest:
+            suggestions = await suggest(discoverer, caller, project_id=options.project, told=telling.tell)
+        telling.end()
+    if options.json:
+        print(orjson.dumps(shown(evaluation, suggestions).model_dump(), option=orjson.OPT_INDENT_2).decode())
+        return 0
+    _print(evaluation, suggestions)
+    return 0
+
+
+def _items(options: argparse.Namespace) -> list[Labelled]:
+    if options.file is None and not options.suggest:
+        raise InvalidInput("give a file of labelled messages, or --suggest")
+    if options.file is None:
+        return []
+    try:
+        items = read_labelled(options.file.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"{options.file} cannot be read: {error.strerror}") from error
+    if not items:
+        raise InvalidInput(f"{options.file} holds no messages")
+    return items
+
+
+class _Telling:
+    """One bar for each thing that takes long."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._bar = ProgressBar("")
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        if what != self._what:
+            self.end()
+            self._what, self._bar = what, ProgressBar(what)
+        if done == total or done * _STEPS // total > (done - 1) * _STEPS // total:
+            self._bar.show(done, total, "")
+
+    def end(self) -> None:
+        self._bar.end()
+
+
+def _print(evaluation: Evaluation, suggestions: Suggestions | None) -> None:
+    if evaluation.answers:
+        for line in (*_table(evaluation.summary), *_unknown(evaluation), *_misses(evaluation.misses)):
+            print(printable(line))
+    if suggestions is not None:
+        for line in _suggested(suggestions):
+            print(printable(line))
+
+
+def _table(summary: Summary) -> list[str]:
+    means = summary.measures
+    lines = [f"{summary.messages} messages"]
+    if means is not None:
+        lines += [
+            f"{'hit@1':>8}{'R@5':>8}{'R@10':>8}{'nDCG@10':>9}{'MRR':>8}",
+            f"{means.hit_at_1:8.3f}{means.recall_at_5:8.3f}{means.recall_at_10:8.3f}{means.ndcg_at_10:9.3f}"
+            f"{means.reciprocal_rank:8.3f}",
+            f"{summary.lost:.1%} of those that need a tool were told that nothing fits",
+            f"median: {summary.median_tokens:.0f} tokens an answer, {summary.median_saved_percent:.1f} % saved",
+        ]
+    if summary.abstained is not None:
+        lines.append(f"{summary.abstained:.1%} of those that need none got none")
+    if summary.degraded:
+        lines.append(f"{summary.degraded} answers were degraded")
+    return lines
+
+
+def _unknown(evaluation: Evaluation) -> list[str]:
+    labels = [f"  {each.asked.id}: {each.label}" for each in evaluation.unknown]
+    return ["", "no such tool, so counted as not found:", *labels] if labels else []
+
+
+def _misses(misses: Sequence[Miss]) -> list[str]:
+    lines = [f"  {miss.asked.id}: {_short(miss.asked.text)}\n      {miss.tool}: {_reason(miss)}" for miss in misses]
+    return ["", "not among the first five:", *lines] if lines else []
+
+
+def _reason(miss: Miss) -> str:
+    return "" if miss.reason is None else miss.reason.message
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MESSAGE_SHOWN else f"{line[: _MESSAGE_SHOWN - 1]}…"
+
+
+def _suggested(suggestions: Suggestions) -> list[str]:
+    pairs = [
+        f"  {pair.first.called}  {pair.second.called}  by {' and '.join(pair.by)}"
+        f" ({'no vector yet' if pair.cosine is None else f'cosine {pair.cosine:.3f}'},"
+        f" {pair.shared_words:.0%} of their words are the same)"
+        for pair in suggestions.pairs
+    ]
+    poor = [f"  {each.tool.called}: {', '.join(each.problems).replace('_', ' ')}" for each in suggestions.poor]
+    return [
+        f"{suggestions.tools} tools",
+        "",
+        "hard to tell apart:" if pairs else "no two tools are hard to tell apart",
+        *pairs,
+        "",
+        "hard to find:" if poor else "no tool is too poorly described to be found",
+        *poor,
+    ]

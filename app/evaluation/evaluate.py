@@ -1,0 +1,109 @@
+"""The deed: how well a user's own messages are answered from the user's own catalogue, and why not better."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.accounts.callers import Caller
+from app.discovery.asking import Wishes, resolved
+from app.discovery.discover import Discoverer
+from app.discovery.why import Reason, explain
+from app.evaluation.answering import Answer, answered, ask_of
+from app.evaluation.labelled import Labelled
+from app.evaluation.labels import Meaning, read_meaning
+from app.evaluation.summary import Summary, summed_up
+
+FOUND_WITHIN = 5
+"""A tool that is needed and stands further down is a miss."""
+
+Told = Callable[[str, int, int], None]
+"""What is being done, how much of it is done, how much there is."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How the messages are asked. `explained`: of so many misses the reason is looked for, which takes as long as the
+    message itself; None: of all."""
+
+    limit: int
+    project_id: str | None = None
+    explained: int | None = None
+
+
+@dataclass(frozen=True)
+class Miss:
+    asked: Labelled
+    tool_key: str
+    tool: str
+    """`SERVER.TOOL`."""
+    place: int | None
+    """In the answer, if it is there at all."""
+    reason: Reason | None
+    """None where it was not looked for."""
+
+
+@dataclass(frozen=True)
+class UnknownLabel:
+    asked: Labelled
+    label: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    summary: Summary
+    answers: Sequence[Answer]
+    misses: Sequence[Miss]
+    unknown: Sequence[UnknownLabel]
+
+
+async def evaluate(
+    discoverer: Discoverer,
+    caller: Caller,
+    items: Sequence[Labelled],
+    course: Course,
+    told: Told = lambda _what, _done, _all: None,
+) -> Evaluation:
+    """Raises `NotFound` for a project that is not there, or that the caller's key is not bound to."""
+    scope = (await resolved(discoverer, caller, Wishes("", project_id=course.project_id))).scope
+    meaning = await read_meaning(discoverer, caller, scope)
+    answers = []
+    for done, asked in enumerate(items, start=1):
+        relevant = meaning.relevant(asked.tools)
+        limit, project_id = course.limit, course.project_id
+        answers.append(await answered(discoverer, caller, asked, relevant, limit=limit, project_id=project_id))
+        told("messages", done, len(items))
+    return Evaluation(
+        summary=summed_up(answers),
+        answers=answers,
+        misses=await _misses(discoverer, caller, answers, meaning, course, told),
+        unknown=[UnknownLabel(asked, label) for asked in items for label in meaning.unknown(asked.tools)],
+    )
+
+
+async def _misses(
+    discoverer: Discoverer, caller: Caller, answers: Sequence[Answer], meaning: Meaning, course: Course, told: Told
+) -> list[Miss]:
+    missed = [(answer, key) for answer in answers for key in _missed(answer, meaning)]
+    explained = len(missed) if course.explained is None else min(course.explained, len(missed))
+    misses = []
+    for done, (answer, key) in enumerate(missed, start=1):
+        reason = await _reason(discoverer, caller, answer, key, course) if done <= explained else None
+        misses.append(Miss(answer.asked, key, meaning.called[key], _place(answer, key), reason))
+        told("misses", min(done, explained), explained)
+    return misses
+
+
+def _missed(answer: Answer, meaning: Meaning) -> list[str]:
+    first = answer.ranked[:FOUND_WITHIN]
+    relevant = meaning.relevant(answer.asked.tools)
+    return [key for key in relevant if key in meaning.called and key not in first]
+
+
+def _place(answer: Answer, key: str) -> int | None:
+    return answer.ranked.index(key) + 1 if key in answer.ranked else None
+
+
+async def _reason(discoverer: Discoverer, caller: Caller, answer: Answer, key: str, course: Course) -> Reason:
+    ask = await ask_of(discoverer, caller, answer.asked, limit=course.limit, project_id=course.project_id)
+    confined = caller.project_id is not None
+    [reason] = await explain(discoverer, caller.acting_for(), ask, key, confined=confined)
+    return reason

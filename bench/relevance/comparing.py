@@ -1,0 +1,103 @@
+"""Ours and the floors on the same messages, in the same run."""
+
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from app.evaluation.answering import Answer, answered
+from app.evaluation.measures import Interval, Measures, mean, measure, paired_interval
+from app.evaluation.summary import Summary, summed_up
+from app.wiring import Container
+from bench.relevance.fastmcp_floor import FastMcpSearch
+from bench.relevance.floors import Dense, PlainBm25, fused
+from bench.relevance.index import Indexed, indexed
+from bench.relevance.sets import BenchSet, last_said
+
+OURS = "toolscout"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    name: str
+    measures: Measures
+    interval: Interval | None
+    """Of nDCG@10, of its difference to ours; ours has none."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    name: str
+    tools: int
+    refused: Sequence[str]
+    """Ids of tools that the product does not take: they count as not found."""
+    needing: int
+    not_needing: int
+    summary: Summary
+    rankings: Sequence[Ranking]
+    kinds: Mapping[str, float]
+    """Our nDCG@10 by kind of message, where the set tells kinds apart."""
+
+
+async def compared(container: Container, bench: BenchSet, *, floors: bool = True) -> Comparison:
+    index = await indexed(container, bench)
+    answers = await _answers(container, bench, index)
+    needing = [answer for answer in answers if answer.asked.tools]
+    measures = {OURS: [answer.measures for answer in needing if answer.measures is not None]}
+    measures |= await _floors(container, bench, index) if floors else {}
+    return Comparison(
+        name=bench.name,
+        tools=len(bench.tools),
+        refused=[tool.id for tool in index.refused],
+        needing=len(needing),
+        not_needing=len(answers) - len(needing),
+        summary=summed_up(answers),
+        rankings=[_ranking(name, each, measures[OURS]) for name, each in measures.items()],
+        kinds=_kinds(needing),
+    )
+
+
+async def _answers(container: Container, bench: BenchSet, index: Indexed) -> list[Answer]:
+    started, answers = time.monotonic(), []
+    for asked in bench.asked:
+        relevant = {index.keys.get(label, label) for label in asked.tools}
+        answers.append(await answered(container.discoverer, index.caller, asked, relevant))
+    print(f"{bench.name}: {len(answers)} messages in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return answers
+
+
+async def _floors(container: Container, bench: BenchSet, index: Indexed) -> dict[str, list[Measures]]:
+    bm25, dense, fast = PlainBm25(bench.tools), Dense(index.vectors), FastMcpSearch(bench.tools)
+    found: dict[str, list[Measures]] = {"plain BM25": [], "dense alone": [], "reciprocal rank": [], "FastMCP BM25": []}
+    for asked in bench.asked:
+        if not asked.tools:
+            continue
+        text = last_said(asked)
+        vector = (await container.discoverer.queries.embed(index.caller.acting_for().id, text)).vector
+        rankings = (
+            bm25.ranked(text),
+            dense.ranked(vector),
+            fused(bm25, dense, text, vector),
+            await fast.ranked(text),
+        )
+        for measures, ranked in zip(found.values(), rankings, strict=True):
+            measures.append(measure(ranked, asked.tools))
+    return found
+
+
+def _kinds(answers: Sequence[Answer]) -> dict[str, float]:
+    gains: defaultdict[str, list[float]] = defaultdict(list)
+    for answer in answers:
+        if answer.asked.kind is not None and answer.measures is not None:
+            gains[answer.asked.kind].append(answer.measures.ndcg_at_10)
+    return {kind: statistics.fmean(its) for kind, its in gains.items()}
+
+
+def _ranking(name: str, measures: Sequence[Measures], ours: Sequence[Measures]) -> Ranking:
+    means = mean(measures) or Measures(0, 0, 0, 0, 0)
+    if name == OURS:
+        return Ranking(name, means, None)
+    gains, our_gains = ([each.ndcg_at_10 for each in of] for of in (measures, ours))
+    return Ranking(name, means, paired_interval(our_gains, gains) if gains else None)
