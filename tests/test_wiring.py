@@ -76,7 +76,7 @@ async def test_the_first_start_learns_an_unknown_models_dimension_and_gives_it_a
 ) -> None:
     async with open_container(make_settings(tmp_path, **embedding_server.settings()), fresh_database) as service:
         model = service.model
-        assert (model.id, model.dimension, model.threshold) == ("openai:fake-words", DIMENSION, 0.3)
+        assert (model.id, model.dimension, model.calibration.threshold) == ("openai:fake-words", DIMENSION, 0.3)
         assert await readiness(service) == {"status": "ok", "model": "openai:fake-words", "warnings": []}
         await check_works(service)
     assert embedding_server.requests[0] == ["how many dimensions?"]

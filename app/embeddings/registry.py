@@ -32,9 +32,10 @@ def activate_first(connection: Connection, embedder: Embedder, dimension: int) -
     connection.execute(text("LOCK TABLE embedding_models IN SHARE ROW EXCLUSIVE MODE"))
     if (known := active_model(connection)) is not None:
         return known
-    values = {"id": embedder.model, "provider": provider, "name": name, "dimension": dimension}
+    model = ActiveModel(embedder.model, provider, name, dimension, shipped_calibration(embedder.model))
+    values = {name: value for name, value in vars(model).items() if name != "calibration"}
     connection.execute(insert(embedding_models).values(**values, active=True))
-    return ActiveModel(**values, calibration=shipped_calibration(embedder.model))
+    return model
 
 
 def store_calibration(connection: Connection, model: str, calibration: Calibration | None) -> None:

@@ -11,6 +11,7 @@ from app.evaluation.answering import Answer, answered, ask_of
 from app.evaluation.labelled import Labelled
 from app.evaluation.labels import Meaning, read_meaning
 from app.evaluation.summary import Summary, summed_up
+from app.search.query import read_query
 
 FOUND_WITHIN = 5
 """A tool that is needed and stands further down is a miss."""
@@ -63,7 +64,7 @@ async def evaluate(
     told: Told = lambda _what, _done, _all: None,
 ) -> Evaluation:
     """Raises `NotFound` for a project that is not there, or that the caller's key is not bound to."""
-    scope = (await resolved(discoverer, caller, Wishes("", project_id=course.project_id))).scope
+    scope = (await resolved(discoverer, caller, Wishes(read_query(""), project_id=course.project_id))).scope
     meaning = await read_meaning(discoverer, caller, scope)
     answers = []
     for done, asked in enumerate(items, start=1):

@@ -14,6 +14,7 @@ from app.evaluation.describing import Alike, Described, Problem, alike, problems
 from app.evaluation.evaluate import FOUND_WITHIN, Told
 from app.evaluation.labelled import Labelled
 from app.protocol import Json
+from app.search.query import read_query
 
 MOST_PAIRS = 200
 
@@ -49,7 +50,7 @@ async def suggest(
     told: Told = lambda _what, _done, _all: None,
 ) -> Suggestions:
     """`most_probed`: a question or two for each tool take their time; None: all."""
-    ask = await resolved(discoverer, caller, Wishes("", project_id=project_id))
+    ask = await resolved(discoverer, caller, Wishes(read_query(""), project_id=project_id))
     tools = await _described(discoverer, ask.scope)
     pairs = await asyncio.to_thread(alike, tools, MOST_PAIRS)
     searches = ask.strategy is not None and caller.acting_for().discovery_enabled

@@ -1,7 +1,7 @@
 """What is searched of a tool, and the fingerprints that tell when to make it anew. Pure."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pgvector import SparseVector
@@ -69,7 +69,7 @@ def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int) -> Sp
 
 def _schema_parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The parameters and what they are made of, each with its name, those of the outer levels first."""
-    level: list[Mapping[str, Any]] = [schema]
+    level: Sequence[Mapping[str, Any]] = [schema]
     found = 0
     for _ in range(_MAX_DEPTH):
         named = [(name, part) for each in level for name, part in _properties(each).items() if isinstance(part, dict)]

@@ -39,7 +39,7 @@ async def explained(user: TestUser, query: str = MESSAGE, **fields: Any) -> dict
 async def plain_cosines(container: Container, user: TestUser, query: str) -> dict[str, float]:
     """Of all of the user's tools, whether they are visible or not."""
     statement = "SELECT tool_name, embedding FROM mcp_tool_embeddings WHERE user_id = %(user)s"
-    asked = np.asarray((await container.discoverer.queries.embed(user.id, query)).vector, dtype=np.float64)
+    asked = np.asarray((await container.discoverer.queries.embed(user.id, (query,))).vectors[0], dtype=np.float64)
     asked /= np.linalg.norm(asked)
     vectors = {
         name: each.to_numpy().astype(np.float64) for name, each in await rows(container, statement, user=user.id)

@@ -66,7 +66,7 @@ async def test_the_same_text_always_gets_the_same_vector(embedder: LocalEmbedder
 
 
 async def test_a_known_text_keeps_the_vector_that_was_stored_for_it(embedder: LocalEmbedder) -> None:
-    vector = await embedder.embed_query("Create a new issue in a GitHub repository.")
+    vector = (await embedder.embed_queries(["Create a new issue in a GitHub repository."]))[0]
     np.testing.assert_allclose(vector[:4], [-0.01215, 0.03108, -0.00139, -0.04304], atol=1e-4)
 
 
@@ -78,7 +78,7 @@ async def test_a_text_has_the_same_vector_alone_as_among_longer_ones(embedder: L
 
 async def test_a_query_and_a_document_of_the_same_words_have_the_same_vector(embedder: LocalEmbedder) -> None:
     documents = await embedder.embed_documents(TEXTS)
-    np.testing.assert_allclose(await embedder.embed_query(TEXTS[0]), documents[0], atol=1e-5)
+    np.testing.assert_allclose((await embedder.embed_queries([TEXTS[0]]))[0], documents[0], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_a_query_and_a_document_of_the_same_words_have_the_same_vector(emb
 async def test_the_relevant_description_scores_above_the_others(
     embedder: LocalEmbedder, message: str, best: int
 ) -> None:
-    scores = await embedder.embed_documents(TEXTS) @ await embedder.embed_query(message)
+    scores = await embedder.embed_documents(TEXTS) @ (await embedder.embed_queries([message]))[0]
     assert int(scores.argmax()) == best
 
 
@@ -123,7 +123,7 @@ def test_what_is_cut_before_tokenizing_could_never_be_read(pack: bytes) -> None:
 async def test_an_odd_text_gets_a_vector_like_any_other(embedder: LocalEmbedder, text: str) -> None:
     vectors = await embedder.embed_documents([text, TEXTS[0]])
     np.testing.assert_allclose(lengths(vectors), 1, atol=1e-6)
-    np.testing.assert_allclose(vectors[0], await embedder.embed_query(text), atol=1e-5)
+    np.testing.assert_allclose(vectors[0], (await embedder.embed_queries([text]))[0], atol=1e-5)
 
 
 async def test_no_texts_get_no_vectors(embedder: LocalEmbedder) -> None:
@@ -143,7 +143,7 @@ async def test_the_event_loop_stays_awake_while_documents_are_embedded(embedder:
 async def test_a_query_is_answered_while_a_long_list_is_being_embedded(embedder: LocalEmbedder) -> None:
     long_list = asyncio.create_task(embedder.embed_documents([TEXTS[0]] * 1000))
     await asyncio.sleep(0)
-    await embedder.embed_query(TEXTS[1])
+    (await embedder.embed_queries([TEXTS[1]]))[0]
     assert not long_list.done()
     long_list.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -151,10 +151,10 @@ async def test_a_query_is_answered_while_a_long_list_is_being_embedded(embedder:
 
 
 async def test_after_closing_it_refuses_to_embed(closable: LocalEmbedder) -> None:
-    await closable.embed_query("still open")
+    (await closable.embed_queries(["still open"]))[0]
     await closable.aclose()
     with pytest.raises(EmbeddingFailed) as query:
-        await closable.embed_query("too late")
+        (await closable.embed_queries(["too late"]))[0]
     with pytest.raises(EmbeddingFailed) as documents:
         await closable.embed_documents(["too late"])
     assert query.value.reason == documents.value.reason == "closed"
@@ -181,7 +181,7 @@ async def test_an_operators_own_file_is_taken_and_has_an_identity_of_its_own(
     own = LocalEmbedder(tampered(pack, tmp_path))
     assert own.model.startswith("local:granite-embedding-30m-english:")
     assert own.model != embedder.model
-    assert (await own.embed_query(TEXTS[0])).shape == (384,)
+    assert (await own.embed_queries([TEXTS[0]])).shape == (1, 384)
     await own.aclose()
 
 

@@ -81,7 +81,7 @@ async def test_vectors_come_in_the_order_of_the_texts(
 
 
 async def test_a_query_gives_one_vector(embedder: OpenAIEmbedder, embedding_server: FakeEmbeddingServer) -> None:
-    np.testing.assert_allclose(await embedder.embed_query("read a file"), unit("read a file"), atol=1e-6)
+    np.testing.assert_allclose((await embedder.embed_queries(["read a file"]))[0], unit("read a file"), atol=1e-6)
     assert embedding_server.requests == [["read a file"]]
 
 
@@ -91,7 +91,7 @@ async def test_a_query_has_one_attempt_and_names_its_failure(
 ) -> None:
     embedding_server.mode = mode
     with pytest.raises(EmbeddingFailed) as failure:
-        await embedder.embed_query("read a file")
+        (await embedder.embed_queries(["read a file"]))[0]
     assert failure.value.reason == REASONS[mode]
     assert len(embedding_server.requests) == 1
 
@@ -130,7 +130,7 @@ async def test_a_refusal_that_is_ours_to_mend_is_not_repeated(
 
 async def test_a_closed_port_is_unreachable() -> None:
     async with embedder_at("http://127.0.0.1:1/v1") as embedder:
-        for attempt in (embedder.embed_query("x"), embedder.embed_documents(["x"])):
+        for attempt in (embedder.embed_queries(["x"]), embedder.embed_documents(["x"])):
             with pytest.raises(EmbeddingFailed) as failure:
                 await attempt
             assert failure.value.reason == "unreachable"
@@ -173,7 +173,7 @@ async def embedded_through(body: str) -> Any:
 
     client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     async with embedder_at("http://embedder/v1", http_client=client) as embedder:
-        return await embedder.embed_query("x")
+        return (await embedder.embed_queries(["x"]))[0]
 
 
 @pytest.mark.parametrize("body", [pytest.param(body, id=name) for name, body in answers()])

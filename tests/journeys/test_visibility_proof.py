@@ -44,13 +44,14 @@ from app.catalog.visibility import Scope, adopt_policy
 from app.database.embedded import EmbeddedPostgres
 from app.database.engine import APP_ROLE, Session
 from app.database.paging import PageRequest
-from app.embeddings.base import Vector, Vectors, checked
+from app.embeddings.base import Vectors, checked
 from app.errors import NotFound, ServerUnreachable, ToolNotFound
 from app.execution.execute import Call, execute
 from app.indexing import jobs
 from app.indexing.plan import tool_id
 from app.indexing.registering import register_server, remove_server
 from app.indexing.reindex import Indexer, reindex_server
+from app.search.query import read_query
 from app.search.ranking import Question, Strategy
 from app.wiring import Container, open_container
 from tests.conftest import make_database, make_settings, no_names
@@ -270,9 +271,8 @@ class InstantEmbedder:
             await meanwhile()
         return checked(np.array([embed(text) for text in texts], np.float32), count=len(texts), dimension=None)
 
-    async def embed_query(self, text: str) -> Vector:
-        vector: Vector = (await self.embed_documents([text]))[0]
-        return vector
+    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        return await self.embed_documents(texts)
 
     async def aclose(self) -> None: ...
 
@@ -309,7 +309,7 @@ class World:
     container: Container
     indexer: Indexer
     embedder: InstantEmbedder
-    asked: Vector
+    asked: Vectors
     owner: psycopg.Connection[Any]
     beginning: list[Person] = field(default_factory=list)
 
@@ -709,9 +709,9 @@ class Look:
     async def _found(self, scope: Scope) -> dict[str, Tags]:
         strategy: Strategy = one_of(("hybrid", "semantic", "bm25"), self.machine.looks)
         world = self.machine.world
-        vector = None if strategy == "bm25" else world.asked
-        question = Question(ASKED, strategy, threshold=0.0, tags=TAGS)
-        found = await world.container.discoverer.search.find(self.session, scope, question, vector, limit=MOST)
+        vectors = None if strategy == "bm25" else list(world.asked)
+        question = Question(read_query(ASKED), strategy, threshold=0.0, tags=TAGS)
+        found = await world.container.discoverer.search.find(self.session, scope, question, vectors, limit=MOST)
         assert found.searched == len(found.hits)
         return {hit.tool_id: frozenset(hit.matched_tags) for hit in found.hits}
 
@@ -764,7 +764,7 @@ def world(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
             opening = open_container(make_settings(tmp_path_factory.mktemp("proof"), **wanted), url, no_names)
             container = loop.run_until_complete(closing.enter_async_context(opening))
             embedder = InstantEmbedder(container.model.id)
-            asked = loop.run_until_complete(embedder.embed_query(ASKED))
+            asked = loop.run_until_complete(embedder.embed_queries([ASKED]))
             opened = World(loop, container, _indexer(container, embedder), embedder, asked, owner)
             story = Story(opened, [Person("ada"), Person("ben")])
             opened.do(begin(story))

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
-from pgvector import HalfVector
 
 from app.catalog.visibility import Scope
 from app.search import hybrid
 from app.search.hybrid import Found
 from app.search.lexicon import Counts
+from app.search.query import read_query
 from app.search.ranking import Question
 from app.wiring import Container
 from tests.conftest import OpenService, TestUser, client_of, new_user, tool
@@ -18,7 +18,7 @@ from tests.fakes.embedding_server import FakeEmbeddingServer
 from tests.search.filling import KnownUser, Matrix, add_user, owner_connection
 
 K = 8
-SEMANTIC = Question("anything", "semantic", threshold=0.0)
+SEMANTIC = Question(read_query("anything"), "semantic", threshold=0.0)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def _search(container: Container, user: KnownUser, query: Matrix, *setting
         for setting in settings:
             await session.rows(f"SET LOCAL {setting}")
         scope = Scope(user.id, container.model.id)
-        return await container.discoverer.search.find(session, scope, SEMANTIC, query, limit=K)
+        return await container.discoverer.search.find(session, scope, SEMANTIC, [query], limit=K)
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["without ANALYZE", "with ANALYZE"])
@@ -117,13 +117,10 @@ async def test_a_user_above_the_line_is_searched_through_hnsw_with_the_same_answ
 
 async def test_the_hnsw_route_can_use_the_partial_index(large: tuple[Container, TestUser]) -> None:
     container, user = large
-    statement = hybrid._through_hnsw(container.model.id, container.model.dimension)
-    parameters = Scope(user.id, container.model.id).parameters() | {
-        "vector": HalfVector(np.ones(container.model.dimension, np.float32)),
-        "terms": Counts(0, 0, 0, {}).weights(),
-        "names": [],
-        "pool": 8,
-    }
+    statement = hybrid._through_hnsw(container.model.id, container.model.dimension, 1)
+    vectors, nothing = [np.ones(container.model.dimension, np.float32)], Counts(0, 0, 0, {})
+    asked = hybrid._asked(nothing, [[]], vectors) | hybrid._weighed(SEMANTIC, nothing)
+    parameters = Scope(user.id, container.model.id).parameters() | asked | {"pool": 8}
     async with container.database.transaction(user.id) as session:
         await session.rows("SET LOCAL enable_seqscan = off")
         await session.rows("SET LOCAL enable_sort = off")

@@ -1,13 +1,30 @@
 """Ranking is pure: tables of candidates in, an order out."""
 
 from itertools import combinations
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.search.ranking import Candidate, Hit, Question, Strategy, is_named, rank
+from app.embeddings.calibration import Calibration
+from app.search.query import Query, read_query
+from app.search.ranking import (
+    CALLED_BOOST,
+    Candidate,
+    Hit,
+    Question,
+    Strategy,
+    is_named,
+    nothing_fits,
+    rank,
+    scale_of,
+)
 from app.usage.prior import PRIOR_MOST
+
+MOST_BM25 = 10.0
+CALIBRATION = Calibration(unrelated=0.2, span=0.8, threshold=0.4)
 
 
 def candidate(
@@ -15,55 +32,77 @@ def candidate(
     similarity: float | None = 0.5,
     bm25: float = 0.0,
     *,
-    share: float = 0.0,
     server: str = "server",
     tags: tuple[str, ...] = (),
+    aims: tuple[tuple[float, float], ...] = (),
 ) -> Candidate:
-    return Candidate(f"id-{server}-{name}", server, name, tags, similarity, bm25, share)
+    similarities, bm25s = [similarity, *(each for each, _ in aims)], [bm25, *(each for _, each in aims)]
+    return Candidate(f"id-{server}-{name}", server, name, tags, similarities, bm25s)
+
+
+def asked(strategy: Strategy, threshold: float | None = 0.0, query: str | Query = "x", **more: Any) -> Question:
+    read = read_query(query) if isinstance(query, str) else query
+    return Question(read, strategy, threshold, calibration=CALIBRATION, **more)
+
+
+def ranked(candidates: list[Candidate], question: Question, limit: int = 5) -> list[Hit]:
+    return rank(candidates, question, scale_of(question, [MOST_BM25] * len(question.query.texts)), limit)
 
 
 def names(hits: list[Hit]) -> list[str]:
     return [hit.tool_name for hit in hits]
 
 
-def test_meaning_and_words_are_fused_by_their_scores() -> None:
-    found = rank(
-        [candidate("both", 0.7, 4.0), candidate("meaning", 0.8), candidate("words", 0.3, 5.0, share=0.9)],
-        Question("x", "hybrid", threshold=0.4),
-        limit=3,
+def test_meaning_and_words_add_up() -> None:
+    found = ranked(
+        [candidate("both", 0.7, 9.0), candidate("meaning", 0.75), candidate("words", 0.3, 9.0)],
+        asked("hybrid", 0.4),
     )
-    assert names(found) == ["both", "meaning", "words"]
-    assert [hit.source for hit in found] == ["semantic", "semantic", "lexical"]
+    assert [(hit.tool_name, round(hit.score, 4), hit.source) for hit in found] == [
+        ("both", 0.625 + 0.099, "semantic"),
+        ("meaning", 0.6875, "semantic"),
+        ("words", 0.125 + 0.099, "lexical"),
+    ]
+
+
+def test_a_score_means_the_same_whoever_else_is_there() -> None:
+    alone = ranked([candidate("a", 0.6, 3.0)], asked("hybrid"))
+    among = ranked([candidate("a", 0.6, 3.0), candidate("b", 0.9, 9.0), candidate("c", 0.1)], asked("hybrid"))
+    assert alone[0] in among
 
 
 def test_the_threshold_applies_to_the_plain_cosine() -> None:
-    candidates = [candidate("above", 0.61), candidate("below", 0.59, bm25=1.0, share=0.1)]
-    assert names(rank(candidates, Question("x", "hybrid", threshold=0.6), limit=5)) == ["above"]
-    assert len(rank(candidates, Question("x", "hybrid", threshold=0.0), limit=5)) == 2
+    candidates = [candidate("above", 0.61), candidate("below", 0.59, bm25=1.0)]
+    assert names(ranked(candidates, asked("hybrid", 0.6))) == ["above"]
+    assert len(ranked(candidates, asked("hybrid", 0.0))) == 2
+
+
+def test_without_a_threshold_the_models_own_applies() -> None:
+    candidates = [candidate("above", 0.41), candidate("below", 0.39)]
+    assert names(ranked(candidates, asked("hybrid", None))) == ["above"]
 
 
 def test_strong_words_pass_below_the_threshold_and_weak_ones_do_not() -> None:
-    strong, weak = candidate("strong", 0.1, 3.0, share=0.5), candidate("weak", 0.1, 3.0, share=0.49)
-    assert names(rank([strong, weak], Question("x", "hybrid", threshold=0.6), limit=5)) == ["strong"]
-    assert rank([strong, weak], Question("x", "semantic", threshold=0.6), limit=5) == []
+    strong, weak = candidate("strong", 0.1, 5.0), candidate("weak", 0.1, 4.9)
+    assert names(ranked([strong, weak], asked("hybrid", 0.6))) == ["strong"]
+    assert ranked([strong, weak], asked("semantic", 0.6)) == []
 
 
-def test_by_words_alone_whatever_matches_passes() -> None:
+def test_by_words_alone_whatever_matches_passes_and_scores_its_share() -> None:
     candidates = [candidate("a", None, 1.0), candidate("b", None, 2.0), candidate("c", None)]
-    assert names(rank(candidates, Question("x", "bm25", threshold=0.9), limit=5)) == ["b", "a"]
+    found = ranked(candidates, asked("bm25", 0.9))
+    assert [(hit.tool_name, hit.score) for hit in found] == [("b", 0.2), ("a", 0.1)]
 
 
 def test_a_tool_without_a_vector_is_still_found_by_its_words() -> None:
-    candidates = [candidate("pending", None, 3.0, share=0.8), candidate("embedded", 0.7)]
-    assert set(names(rank(candidates, Question("x", "hybrid", threshold=0.5), limit=5))) == {"pending", "embedded"}
+    candidates = [candidate("pending", None, 6.0), candidate("embedded", 0.7)]
+    assert set(names(ranked(candidates, asked("hybrid", 0.5)))) == {"pending", "embedded"}
 
 
 def test_each_matching_tag_adds_a_fifth_and_the_score_is_clamped() -> None:
-    question = Question("x", "semantic", threshold=0.0, tags=("a", "b", "c"))
-    found = rank(
+    found = ranked(
         [candidate("none", 0.7), candidate("one", 0.55, tags=("a",)), candidate("three", 0.6, tags=("a", "b", "c"))],
-        question,
-        limit=3,
+        asked("semantic", tags=("a", "b", "c")),
     )
     assert [(hit.tool_name, round(hit.score, 3), list(hit.matched_tags)) for hit in found] == [
         ("three", 1.0, ["a", "b", "c"]),
@@ -73,29 +112,87 @@ def test_each_matching_tag_adds_a_fifth_and_the_score_is_clamped() -> None:
 
 
 def test_clamped_scores_are_told_apart_by_what_they_were_before() -> None:
-    question = Question("x", "semantic", threshold=0.0, tags=("a", "b"))
     tags = ("a", "b")
-    found = rank([candidate("a_lower", 0.8, tags=tags), candidate("z_higher", 0.9, tags=tags)], question, limit=2)
+    question = asked("semantic", tags=tags)
+    found = ranked([candidate("a_lower", 0.8, tags=tags), candidate("z_higher", 0.9, tags=tags)], question)
     assert names(found) == ["z_higher", "a_lower"]
 
 
 def test_ties_go_by_server_then_by_tool() -> None:
-    found = rank(
-        [candidate("b", server="two"), candidate("z", server="one"), candidate("a", server="two")],
-        Question("x", "semantic", threshold=0.0),
-        limit=3,
+    found = ranked(
+        [candidate("b", server="two"), candidate("z", server="one"), candidate("a", server="two")], asked("semantic")
     )
     assert names(found) == ["z", "a", "b"]
 
 
 def test_a_tool_that_the_message_names_always_wins() -> None:
-    found = rank(
+    found = ranked(
         [candidate("better", 0.9, 5.0), candidate("search_issues", 0.1)],
-        Question("run search_issues for me", "hybrid", threshold=0.5),
-        limit=2,
+        asked("hybrid", 0.5, "run search_issues for me"),
     )
     assert names(found)[0] == "search_issues"
     assert found[0].score == 1.0
+
+
+def test_a_tool_that_was_called_lately_gains_a_little() -> None:
+    query = Query("and Friday?", "and Friday?", called=frozenset({"get_forecast"}))
+    close, far = candidate("a_other", 0.6 + CALLED_BOOST / 2), candidate("far", 0.6 + 2 * CALLED_BOOST)
+    called = candidate("get_forecast", 0.6)
+    assert names(ranked([close, far, called], asked("semantic", query=query))) == ["far", "get_forecast", "a_other"]
+    assert names(ranked([close, called], asked("semantic"))) == ["a_other", "get_forecast"]
+
+
+TWO_AIMS = Query("find it and mail it", "find it and mail it", ("find it", "mail it"))
+
+
+def test_an_aim_lifts_a_tool_half_of_the_way() -> None:
+    found = ranked([candidate("mail", 0.5, aims=((0.3, 0.0), (0.8, 0.0)))], asked("semantic", query=TWO_AIMS))
+    assert found[0].score == pytest.approx(0.65)
+    assert found[0].similarity == 0.5
+
+
+def test_an_aim_never_pulls_a_tool_down() -> None:
+    found = ranked([candidate("both", 0.8, aims=((0.3, 0.0), (0.2, 0.0)))], asked("semantic", query=TWO_AIMS))
+    assert found[0].score == pytest.approx(0.8)
+
+
+def test_each_aim_keeps_its_best_tool_within_the_limit() -> None:
+    finders = [candidate(f"find_{n}", 0.9 - n / 100, aims=((0.9 - n / 100, 0.0), (0.1, 0.0))) for n in range(9)]
+    mail = candidate("mail", 0.3, aims=((0.1, 0.0), (0.5, 0.0)))
+    assert names(ranked([*finders, mail], asked("semantic", query=TWO_AIMS), limit=3)) == ["find_0", "find_1", "mail"]
+    assert names(ranked([*finders, mail], asked("semantic", query=TWO_AIMS), limit=1)) == ["find_0"]
+
+
+def test_an_aim_whose_best_tool_is_below_the_threshold_keeps_none() -> None:
+    finders = [candidate(f"find_{n}", 0.9, aims=((0.9, 0.0), (0.1, 0.0))) for n in range(4)]
+    mail = candidate("mail", 0.3, aims=((0.1, 0.0), (0.5, 0.0)))
+    assert "mail" not in names(ranked([*finders, mail], asked("semantic", 0.6, TWO_AIMS), limit=3))
+
+
+JUDGING = Calibration(0.2, 0.8, 0.3, direction=(1.0, 0.0), offset=0.0, weight=0.5, cut=0.5)
+LIKE_A_TOOL, LIKE_TALK = np.array([1.0, 0.0], np.float32), np.array([-1.0, 0.0], np.float32)
+
+
+def fits(similarity: float, vector: Any, *, threshold: float | None = None, message: str = "x") -> bool:
+    question = Question(read_query(message), "hybrid", threshold, calibration=JUDGING)
+    return not nothing_fits([candidate("my_tool", similarity)], question, scale_of(question, [0.0]), vector)
+
+
+def test_whether_anything_fits_is_judged_by_the_best_tool_and_by_the_message() -> None:
+    assert fits(0.3, LIKE_A_TOOL)
+    assert not fits(0.3, LIKE_TALK)
+    assert not fits(0.9, LIKE_TALK)
+    assert fits(1.0, LIKE_TALK)
+
+
+def test_a_threshold_of_the_request_or_a_named_tool_leaves_nothing_to_judge() -> None:
+    assert fits(0.3, LIKE_TALK, threshold=0.0)
+    assert fits(0.3, LIKE_TALK, message="call my_tool")
+
+
+def test_a_model_that_was_never_calibrated_judges_by_its_threshold_alone() -> None:
+    question = asked("hybrid", None)
+    assert not nothing_fits([candidate("a", 0.4)], question, scale_of(question, [0.0]), LIKE_TALK)
 
 
 @pytest.mark.parametrize(
@@ -121,17 +218,17 @@ def test_what_counts_as_naming_a_tool(message: str, name: str, named: bool) -> N
 
 PRIORS = st.one_of(st.floats(0, PRIOR_MOST), st.floats(0, 1, width=16))
 """Also more than there should ever be."""
-SOME = st.tuples(st.floats(-1, 1) | st.none(), st.floats(0, 30), st.floats(0, 1), PRIORS)
+SOME = st.tuples(st.floats(-1, 1) | st.none(), st.floats(0, 30), PRIORS)
 
 
 @given(st.lists(SOME, max_size=8), st.sampled_from(["hybrid", "semantic", "bm25"]), st.sampled_from([0.0, 0.4]))
 def test_past_use_lifts_no_tool_over_one_that_is_better_by_more_than_the_most_it_adds(
-    some: list[tuple[float | None, float, float, float]], strategy: Strategy, threshold: float
+    some: list[tuple[float | None, float, float]], strategy: Strategy, threshold: float
 ) -> None:
-    unused = [candidate(f"t_{n}", cosine, bm25, share=share) for n, (cosine, bm25, share, _) in enumerate(some)]
+    unused = [candidate(f"t_{n}", cosine, bm25) for n, (cosine, bm25, _) in enumerate(some)]
     used = [each._replace(prior=prior) for each, (*_, prior) in zip(unused, some, strict=True)]
-    question = Question("also run t_0", strategy, threshold)
-    before, after = (rank(candidates, question, limit=10) for candidates in (unused, used))
+    question = asked(strategy, threshold, "also run t_0")
+    before, after = (ranked(candidates, question, limit=10) for candidates in (unused, used))
     place = {hit.tool_id: n for n, hit in enumerate(after)}
     assert place.keys() == {hit.tool_id for hit in before}
     for better, worse in combinations(before, 2):
@@ -143,18 +240,18 @@ def test_past_use_lifts_no_tool_over_one_that_is_better_by_more_than_the_most_it
 
 
 def test_of_two_that_fit_alike_the_one_that_went_well_comes_first() -> None:
-    question = Question("x", "semantic", threshold=0.0)
+    question = asked("semantic")
     close, well = candidate("close", 0.74), candidate("well", 0.70)._replace(prior=PRIOR_MOST)
-    assert names(rank([close, well], question, limit=2)) == ["well", "close"]
+    assert names(ranked([close, well], question)) == ["well", "close"]
     clear = candidate("clear", 0.76)
-    assert names(rank([clear, well], question, limit=2)) == ["clear", "well"]
+    assert names(ranked([clear, well], question)) == ["clear", "well"]
 
 
 def test_past_use_brings_nothing_over_the_threshold() -> None:
-    question = Question("x", "semantic", threshold=0.71)
+    question = asked("semantic", 0.71)
     below, above = candidate("below", 0.70)._replace(prior=PRIOR_MOST), candidate("above", 0.72)
-    assert names(rank([below, above], question, limit=2)) == ["above"]
+    assert names(ranked([below, above], question)) == ["above"]
 
 
 def test_nothing_found_is_an_empty_list() -> None:
-    assert rank([], Question("x", "hybrid", threshold=0.5), limit=5) == []
+    assert ranked([], asked("hybrid", 0.5)) == []
