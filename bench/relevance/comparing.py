@@ -31,8 +31,8 @@ class Ranking:
 class Comparison:
     name: str
     tools: int
-    refused: Sequence[str]
-    """Ids of tools that the product does not take: they count as not found."""
+    refused: Mapping[str, str]
+    """Tools that the product does not take, and why: they count as not found."""
     needing: int
     not_needing: int
     summary: Summary
@@ -50,7 +50,7 @@ async def compared(container: Container, bench: BenchSet, *, floors: bool = True
     return Comparison(
         name=bench.name,
         tools=len(bench.tools),
-        refused=[tool.id for tool in index.refused],
+        refused=index.refused,
         needing=len(needing),
         not_needing=len(answers) - len(needing),
         summary=summed_up(answers),

@@ -29,6 +29,12 @@ _STATES = """
     SELECT count(*) FILTER (WHERE finished_at IS NULL), count(*) FILTER (WHERE state = 'failed'), count(*)
     FROM index_runs WHERE user_id = %(user_id)s
 """
+_REFUSED = """
+    SELECT s.name, told ->> 'name', told ->> 'reason'
+    FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id,
+         jsonb_array_elements(r.refused) told
+    WHERE r.user_id = %(user_id)s
+"""
 _ROWS = f"SELECT v.tool_id, v.server_name, v.tool_name, v.embedding FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 
 
@@ -41,7 +47,8 @@ class Indexed:
     """The other way round; what was refused has none."""
     vectors: dict[str, Vector]
     """By the set's ids."""
-    refused: Sequence[BenchTool]
+    refused: dict[str, str]
+    """Why, by the set's ids."""
 
 
 @asynccontextmanager
@@ -117,10 +124,12 @@ async def _read(container: Container, user_id: str, tools: Sequence[BenchTool]) 
     async with container.database.transaction(user_id) as session:
         user = await get_user(session, user_id)
         rows = await session.rows(_ROWS, Scope(user_id, container.model.id).parameters())
+        told = {(server, name): reason for server, name, reason in await session.rows(_REFUSED, {"user_id": user_id})}
     id_at = {(tool.server, tool.name): tool.id for tool in tools}
     ids = {tool_id: id_at[server, name] for tool_id, server, name, _ in rows}
     vectors = {ids[tool_id]: embedding.to_numpy() for tool_id, _, _, embedding in rows if embedding is not None}
     keys = {set_id: tool_id for tool_id, set_id in ids.items()}
     order = {tool.id: vectors[tool.id] for tool in tools if tool.id in vectors}
-    refused = [tool for tool in tools if tool.id not in keys]
+    lost = [tool for tool in tools if tool.id not in keys]
+    refused = {tool.id: told.get((tool.server, tool.name), "no reason was told") for tool in lost}
     return Indexed(Caller("user", "bench", user), ids, keys, order, refused)

@@ -38,8 +38,7 @@ def _below(comparison: Comparison) -> list[str]:
     lines = [_abstention(comparison), _cost(summary)]
     if len(comparison.kinds) > 1:
         lines.append("nDCG@10 by kind: " + ", ".join(f"{kind} {gain:.3f}" for kind, gain in comparison.kinds.items()))
-    if comparison.refused:
-        lines.append(f"refused, and so never found: {', '.join(comparison.refused[:10])} ({len(comparison.refused)})")
+    lines += [f"refused, and so never found: {tool}: {reason}" for tool, reason in comparison.refused.items()]
     if summary.degraded:
         lines.append(f"DEGRADED: {summary.degraded} answers, so these are not the product's figures")
     return lines
