@@ -40,7 +40,8 @@ _MAX_CHARACTERS = 20_000
 
 # No alternative and no nested repeat that could match in two ways: a text of any length is read once.
 _COMPOUND = re.compile(r"\w+(?:[-._:/]\w+)*")
-_WORD = re.compile(r"[^\W_]+")
+# Signs of vowels belong to the word in the scripts of India, in Thai, Hebrew and Arabic, but not to Python's \w.
+_WORD = re.compile(r"(?:[^\W_]|[\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u0963\u0966-\u0dff\u0e31-\u0e4e])+")
 _QUOTED = re.compile(r"[`\"']([^`\"'\s]{1,128})[`\"']")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z]{2})(?=[0-9])")
 _ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")

@@ -38,9 +38,10 @@ _NEXT_AIM = re.compile(
 )
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 
-# Words that point at something said before.
+# Words that point at something said before; "will it rain?" and "this week" do not.
 _POINTING = re.compile(
-    r"\b(?:it|that|this|them|those|these|ones?|same|again|another|her|him|there|first|second|third|other)\b",
+    r"(?<!\bis )(?<!\bwas )(?<!\bwill )(?<!\bdoes )(?<!\bdid )\b(?:it|that)\b"
+    r"|\b(?:them|those|these|ones?|same|again|another|her|him|first|second|third|other)\b",
     re.IGNORECASE,
 )
 _MOST_POINTING_WORDS = 12

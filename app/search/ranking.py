@@ -168,8 +168,8 @@ def matched_tags(tags: Sequence[str], question: Question) -> list[str]:
 def is_named(message: str, tool_name: str) -> bool:
     """Whether the message, in lower case, spells this tool's name.
 
-    An identifier such as `search_issues` is no ordinary word, so it counts wherever it stands. A name like `search`
-    also stands in messages that mean something else: it counts only alone or in quotes.
+    An identifier such as `search_issues` is no ordinary word, so it counts wherever it stands. A name like `search` or
+    `Weather forecast` also stands in messages that mean something else: it counts only alone or in quotes.
     """
     name = tool_name.lower()
     if name not in message:
@@ -177,7 +177,7 @@ def is_named(message: str, tool_name: str) -> bool:
     if message.strip() == name:
         return True
     escaped = re.escape(name)
-    if tool_name.isalpha() and (tool_name.islower() or tool_name.istitle()):
+    if " " in name or (tool_name.isalpha() and (tool_name.islower() or tool_name.istitle())):
         return re.search(rf"[`\"']{escaped}[`\"']", message) is not None
     return re.search(rf"(?<![\w-]){escaped}(?![\w-])", message) is not None
 

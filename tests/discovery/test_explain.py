@@ -59,7 +59,7 @@ def weighted_terms(each: Json, server: str) -> dict[str, float]:
 
 
 def plain_bm25(tools: list[Json], query: str, server: str = "sky") -> dict[str, float]:
-    """As the textbook has it, with a document's length compared to forty."""
+    """As the textbook has it, with a document's length compared to fifty."""
     documents = {each["name"]: weighted_terms(each, server) for each in tools}
     scores = dict.fromkeys(documents, 0.0)
     for term in dict.fromkeys(terms(query)):
@@ -67,7 +67,7 @@ def plain_bm25(tools: list[Json], query: str, server: str = "sky") -> dict[str, 
         idf = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
         for name, document in documents.items():
             length = sum(document.values())
-            damping = 1.2 * (1 - 0.75 + 0.75 * length / 40)
+            damping = 1.2 * (1 - 0.75 + 0.75 * length / 50)
             frequency = document.get(term, 0.0)
             scores[name] += idf * frequency * 2.2 / (frequency + damping)
     return scores

@@ -289,8 +289,7 @@ async def test_what_is_outranked_is_told_its_rank_and_that_limit_would_include_i
         assert await code(asker, order[rank - 1], limit=rank - 1, **fields) == "outranked"
 
 
-async def test_far_down_the_rank_is_what_a_limit_must_be_or_none_where_nothing_ranks_it(asker: TestUser) -> None:
-    """Only the best by meaning and the best by words are ranked against each other, and a higher limit takes more."""
+async def test_far_down_the_rank_is_what_a_limit_must_be(asker: TestUser) -> None:
     by_meaning = [tool(f"outlook_{n:02}", f"Rainfall, storms and sunshine, number {n}.") for n in range(36)]
     by_words = [tool(f"invoice_{n:02}", f"city {'forecast ' * (n % 5)} tax {n} weather") for n in range(36)]
     await asker.add_tools(*by_meaning, *by_words, REFUND)
@@ -303,9 +302,7 @@ async def test_far_down_the_rank_is_what_a_limit_must_be_or_none_where_nothing_r
     for name, rank in told.items():
         assert (await reason(asker, name, limit=rank, **fields))["rank"] == rank
     beyond = await reason(asker, "refund_payment", limit=3, **fields)
-    assert (beyond["reason"], beyond["rank"]) == ("outranked", None)
-    assert "neither among the best" in beyond["message"]
-    assert beyond["explanation"]["cosine_rank"] > 32
+    assert (beyond["reason"], beyond["rank"]) == ("outranked", 73)
 
 
 async def test_what_the_token_budget_has_no_room_for(asker: TestUser, weather: str) -> None:

@@ -209,6 +209,8 @@ def test_a_model_that_was_never_calibrated_judges_by_its_threshold_alone() -> No
         ('use "search" on it', "search", True),
         ("research", "search", False),
         ("run a.b.c", "a.b.c", True),
+        ("the weather forecast for Oslo", "Weather forecast", False),
+        ('run "Weather forecast" for Oslo', "Weather forecast", True),
         ("anything", "missing", False),
     ],
 )
