@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.accounts.callers import Caller
 from app.discovery.asking import Wishes, resolved
@@ -37,9 +37,11 @@ async def answered(
     *,
     limit: int = DEFAULT_LIMIT,
     project_id: str | None = None,
+    threshold: float | None = None,
 ) -> Answer:
     """`relevant`: the keys of the tools that are right. What stands there and is no key is never found."""
     ask = await ask_of(discoverer, caller, asked, limit=limit, project_id=project_id)
+    ask = ask if threshold is None else replace(ask, threshold=threshold)
     started = time.perf_counter()
     discovery = await discover(discoverer, caller.acting_for(), ask)
     took_ms = (time.perf_counter() - started) * 1000

@@ -1,11 +1,15 @@
-"""Ours and the floors on the same messages, in the same run."""
+"""Ours and the floors on the same messages, in the same run.
+
+The floors always answer, so ours is compared with a threshold of zero, where it does, too; and as it ships, where it
+may say that nothing fits.
+"""
 
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.evaluation.answering import Answer, answered
 from app.evaluation.measures import Interval, Measures, mean, measure, paired_interval
@@ -17,6 +21,7 @@ from bench.relevance.index import Indexed, indexed
 from bench.relevance.sets import BenchSet, last_said
 
 OURS = "toolscout"
+SHIPPED = "with no_match"
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ async def compared(container: Container, bench: BenchSet, *, floors: bool = True
     index = await indexed(container, bench)
     answers = await _answers(container, bench, index)
     needing = [answer for answer in answers if answer.asked.tools]
-    measures = {OURS: [answer.measures for answer in needing if answer.measures is not None]}
+    ranked = await _answers(container, replace(bench, asked=[each for each in bench.asked if each.tools]), index, 0.0)
+    measures = {OURS: _measures(ranked), SHIPPED: _measures(needing)}
     measures |= await _floors(container, bench, index) if floors else {}
     return Comparison(
         name=bench.name,
@@ -55,15 +61,21 @@ async def compared(container: Container, bench: BenchSet, *, floors: bool = True
         not_needing=len(answers) - len(needing),
         summary=summed_up(answers),
         rankings=[_ranking(name, each, measures[OURS]) for name, each in measures.items()],
-        kinds=_kinds(needing),
+        kinds=_kinds(ranked),
     )
 
 
-async def _answers(container: Container, bench: BenchSet, index: Indexed) -> list[Answer]:
+def _measures(answers: Sequence[Answer]) -> list[Measures]:
+    return [answer.measures for answer in answers if answer.measures is not None]
+
+
+async def _answers(
+    container: Container, bench: BenchSet, index: Indexed, threshold: float | None = None
+) -> list[Answer]:
     started, answers = time.monotonic(), []
     for asked in bench.asked:
         relevant = {index.keys.get(label, label) for label in asked.tools}
-        answers.append(await answered(container.discoverer, index.caller, asked, relevant))
+        answers.append(await answered(container.discoverer, index.caller, asked, relevant, threshold=threshold))
     print(f"{bench.name}: {len(answers)} messages in {time.monotonic() - started:.0f} s", file=sys.stderr)
     return answers
 

@@ -39,10 +39,11 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def _draw_set(axes: plt.Axes, place: int, comparison: Comparison) -> None:
-    width = _GROUP / len(comparison.rankings)
-    ours = comparison.rankings[0].measures.ndcg_at_10
-    for number, ranking in enumerate(comparison.rankings):
-        left = place + (number - (len(comparison.rankings) - 1) / 2) * width
+    rankings = [ranking for ranking in comparison.rankings if ranking.name in _COLOURS]
+    width = _GROUP / len(rankings)
+    ours = rankings[0].measures.ndcg_at_10
+    for number, ranking in enumerate(rankings):
+        left = place + (number - (len(rankings) - 1) / 2) * width
         value = ranking.measures.ndcg_at_10
         axes.bar(
             left, value, width * 0.92, color=_COLOURS[ranking.name], yerr=_whiskers(ranking, ours), ecolor="#555555"

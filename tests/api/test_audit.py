@@ -218,7 +218,7 @@ async def test_nothing_of_what_was_said_is_in_the_audit(
     answer = await user.execute(f"{CANARY} tool", {"said": CANARY})
     assert CANARY in answer.text
     assert CANARY in (await user.execute(f"{CANARY} tool", {"n": CANARY})).text
-    assert CANARY in mcp.requests[-1].headers["x-secret"]
+    assert any(CANARY in request.headers.get("x-secret", "") for request in mcp.requests)
     mcp.on_call[f"{CANARY} tool"] = refuse
     await user.execute(f"{CANARY} tool", {"said": CANARY})
     call = {"type": "tool_use", "name": CANARY, "input": {"said": CANARY}}
@@ -338,7 +338,7 @@ async def test_a_user_sees_their_own_rows_alone_and_an_administrator_all(
     assert await owners(user.http) == {user.id}
     assert await owners(user.http, target=theirs) == set()
     assert await owners(other_user.http, target=theirs) == {other_user.id}
-    assert await owners(admin, since=began) == {user.id, other_user.id, ""}
+    assert await owners(admin, since=began) >= {user.id, other_user.id, ""}
     assert await owners(admin, target=mine) == {user.id}
     for key in (service_key, ADMIN_KEY):
         async with client_of(container, **{"X-API-Key": key, "X-User-Id": user.id}) as http:
