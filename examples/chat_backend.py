@@ -2,7 +2,8 @@
 
     make run                                         # in another terminal; prints a demo user's key on its first start
     .venv/bin/pip install ./clients/python           # once: toolscout_client
-    TOOLSCOUT_KEY=ts_user_... .venv/bin/python -m examples.chat_backend "what's the weather in Oslo?" "mail it to Kim"
+    export TOOLSCOUT_KEY=ts_user_...
+    .venv/bin/python -m examples.chat_backend "what's the weather in Oslo?" "send a message to Kim"
 
 The user says one argument after the other. With OPENAI_API_KEY set it talks to OpenAI, or to what speaks like it at
 OPENAI_BASE_URL (OPENAI_MODEL chooses the model), else to `fake_model.py`. The demo's tools are invented: they are found
@@ -74,6 +75,6 @@ def main(*said: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(*(sys.argv[1:] or ["what's the weather in Oslo?", "mail it to Kim"]))
+        main(*(sys.argv[1:] or ["what's the weather in Oslo?", "send a message to Kim"]))
     except ToolscoutError as error:
         sys.exit(f"{error}\nIs Toolscout at TOOLSCOUT_URL, and is TOOLSCOUT_KEY one of its keys?")

@@ -52,7 +52,7 @@ def think(talk: Conversation) -> Turn:
         return Turn(search=arguments_for(talk.search_schema, talk.message))
     if not talk.found:
         return Turn(text="I have no tool for that.")
-    said = set(re.findall(r"\w+", talk.message.lower()))
+    said = set(re.findall(r"\w{4,}", talk.message.lower()))
     name = max(talk.found, key=lambda each: len(said & set(each.lower().split("_"))))  # the first, if none is better
     return Turn(tool=name, arguments=arguments_for(talk.found[name], talk.message))
 
@@ -70,7 +70,8 @@ def _value(name: str, schema: Json, message: str) -> Any:
     if kind == "string":
         place = re.search(r"\b(?:in|at|near|to|for) ([A-Z]\w+)", message)
         return place[1] if place and name != "query" else message
-    plain: Json = {"boolean": False, "array": [], "object": arguments_for(schema, message), "null": None}
+    array = [_value(name, schema.get("items", {}), message)] if schema.get("minItems") else []
+    plain: Json = {"boolean": False, "array": array, "object": arguments_for(schema, message), "null": None}
     return plain.get(kind, schema.get("minimum", 1))
 
 

@@ -49,7 +49,7 @@ class ToolscoutError(Exception):
         self.retry_after = retry_after
 
     def __str__(self) -> str:
-        return " ".join([f"{self.code}: {self.message}", *([str(self.errors)] if self.errors else [])])
+        return f"{self.code}: {self.message}"
 
 
 class ConnectionFailed(ToolscoutError):
