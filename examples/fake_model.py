@@ -1,9 +1,9 @@
-"""A model that needs no key: Anthropic's Messages API and OpenAI's Responses API on loopback, for the two examples.
+"""A model that needs no key: Anthropic's Messages, OpenAI's Responses and Chat Completions APIs, for the examples.
 
-It thinks little: it searches with the user's message, calls the first tool that was found, with plain arguments, and
-says what came back. But it is honest. What the real APIs refuse it refuses, so that an example that works here has the
-right shapes: a reference to a tool that is not there, nothing but deferred tools, a result without its call, a call
-without its result.
+It thinks little: it searches with the user's message where it has to, calls the tool whose name shares most words with
+the message, else the first, with plain arguments, and says what came back. But it is honest. What the real APIs refuse
+it refuses, so that an example that works here has the right shapes: a reference to a tool that is not there, nothing
+but deferred tools, an empty list of tools, a result without its call, a call without its result.
 """
 
 import json
@@ -52,8 +52,9 @@ def think(talk: Conversation) -> Turn:
         return Turn(search=arguments_for(talk.search_schema, talk.message))
     if not talk.found:
         return Turn(text="I have no tool for that.")
-    name, schema = next(iter(talk.found.items()))
-    return Turn(tool=name, arguments=arguments_for(schema, talk.message))
+    said = set(re.findall(r"\w{4,}", talk.message.lower()))
+    name = max(talk.found, key=lambda each: len(said & set(each.lower().split("_"))))  # the first, if none is better
+    return Turn(tool=name, arguments=arguments_for(talk.found[name], talk.message))
 
 
 def arguments_for(schema: Json, message: str) -> Json:
@@ -69,7 +70,8 @@ def _value(name: str, schema: Json, message: str) -> Any:
     if kind == "string":
         place = re.search(r"\b(?:in|at|near|to|for) ([A-Z]\w+)", message)
         return place[1] if place and name != "query" else message
-    plain: Json = {"boolean": False, "array": [], "object": arguments_for(schema, message), "null": None}
+    array = [_value(name, schema.get("items", {}), message)] if schema.get("minItems") else []
+    plain: Json = {"boolean": False, "array": array, "object": arguments_for(schema, message), "null": None}
     return plain.get(kind, schema.get("minimum", 1))
 
 
@@ -176,6 +178,47 @@ def _read_input(request: Json) -> Conversation:
     return talk
 
 
+def chat_api(request: Json) -> Json:
+    """OpenAI's `POST /v1/chat/completions`."""
+    turn = think(_read_chat(request))
+    message: Json = {"role": "assistant", "content": turn.text or None}
+    if turn.tool is not None:
+        function = {"name": turn.tool, "arguments": json.dumps(turn.arguments)}
+        message["tool_calls"] = [{"id": _new_id("call"), "type": "function", "function": function}]
+    finish_reason = "stop" if turn.tool is None else "tool_calls"
+    return {
+        "id": _new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": 0,
+        "model": request["model"],
+        "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
+    }
+
+
+def _read_chat(request: Json) -> Conversation:
+    """The tools are there from the start: there is nothing to search."""
+    _refuse_if(request.get("tools") == [], "[] is too short - 'tools'")
+    tools = [tool["function"] for tool in request.get("tools", [])]
+    talk = Conversation("", "", {}, found={tool["name"]: tool["parameters"] for tool in tools})
+    unanswered: set[str] = set()
+    for message in request["messages"]:
+        if message["role"] == "tool":
+            stray = message["tool_call_id"] not in unanswered
+            _refuse_if(stray, "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'.")
+            unanswered.remove(message["tool_call_id"])
+            talk.result = message["content"]
+            continue
+        _refuse_if(bool(unanswered), f"{_UNANSWERED}{', '.join(unanswered)}")
+        unanswered = {call["id"] for call in message.get("tool_calls", [])}
+        if message["role"] == "user":
+            talk.message, talk.result = message["content"], None
+    _refuse_if(bool(unanswered), f"{_UNANSWERED}{', '.join(unanswered)}")
+    return talk
+
+
+_UNANSWERED = "The following tool_call_ids did not have response messages: "
+
+
 def _refuse_if(wrong: bool, why: str) -> None:
     if wrong:
         raise Refused(why)
@@ -185,7 +228,7 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
-_APIS = {"/v1/messages": messages_api, "/v1/responses": responses_api}
+_APIS = {"/v1/messages": messages_api, "/v1/responses": responses_api, "/v1/chat/completions": chat_api}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -211,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_fake_model() -> Iterator[str]:
-    """Its address, as a base URL of both APIs, up to `/v1`."""
+    """Its address, as a base URL of all three APIs, up to `/v1`."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Handler) as server:
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         try:

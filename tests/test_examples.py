@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from examples import anthropic_tool_search, openai_tool_search
+from examples import anthropic_tool_search, chat_backend, openai_tool_search
 from examples.fake_model import running_fake_model
 from tests.conftest import TestUser, tool
 from tests.fakes.mcp_server import FakeMcpServer
@@ -92,6 +92,52 @@ async def test_a_search_that_finds_nothing_ends_without_a_call(
     assert printed["model"] == "I have no tool for that."
 
 
+async def chat(capsys: pytest.CaptureFixture[str], *said: str) -> list[tuple[str, str]]:
+    """What the chat backend printed, line by line."""
+    await asyncio.to_thread(chat_backend.main, *said)
+    return [(line[:11].strip(), line[11:]) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.usefixtures("surroundings")
+async def test_a_chat_finds_tools_for_each_message_and_keeps_those_it_had(
+    user: TestUser, mcp: FakeMcpServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mcp.tools = TOOLS
+    mcp.on_call["get_forecast"] = lambda arguments: {
+        "content": [{"type": "text", "text": f"{arguments['place']}: snow"}]
+    }
+    mcp.on_call["send_mail"] = lambda _: {"content": [{"type": "text", "text": "no such address"}], "isError": True}
+    await user.connect(mcp, "weather")
+    asked, found, called, came_back, answered, *rest = await chat(capsys, MESSAGE, "send a mail about it")
+    anew = await user.discover("send a mail about it")
+    assert asked == ("user", MESSAGE)
+    assert found[1].startswith("get_forecast")
+    assert called == ("called", 'get_forecast {"place": "Oslo"}')
+    assert came_back == ("came back", "Oslo: snow")
+    assert answered == ("model", "The tool says: Oslo: snow")
+    assert rest[1][1].startswith("get_forecast, send_mail (")  # the first stays first
+    assert anew["tools"][0]["alias"] == "send_mail"  # which it would not by itself
+    assert rest[3] == ("came back", "no such address (an error)")
+    assert rest[4] == ("model", "The tool says: The tool failed: no such address")
+    assert mcp.calls == [("get_forecast", {"place": "Oslo"}), ("send_mail", {})]
+
+
+@pytest.mark.usefixtures("surroundings")
+async def test_a_chat_tells_the_model_that_a_tool_cannot_run(
+    user: TestUser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await user.add_tools(*TOOLS)
+    printed = dict(await chat(capsys, MESSAGE))
+    assert printed["came back"].startswith("SERVER_CONNECTION_ERROR: ")
+    assert "SERVER_CONNECTION_ERROR" in printed["model"]
+
+
+@pytest.mark.usefixtures("surroundings")
+async def test_a_chat_that_needs_no_tool_goes_without(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = await chat(capsys, MESSAGE)
+    assert printed == [("user", MESSAGE), ("found", "nothing (0 tokens)"), ("model", "I have no tool for that.")]
+
+
 FIND_TOOLS = anthropic_tool_search.FIND_TOOLS
 FORECAST = {"name": "get_forecast", "description": "", "input_schema": PLACE, "defer_loading": True}
 SEARCH = {"type": "tool_use", "id": "toolu_1", "name": "find_tools", "input": {"query": MESSAGE}}
@@ -162,5 +208,40 @@ def test_a_search_output_loads_the_function_that_is_called(fake_model: str) -> N
 )
 def test_the_fake_refuses_responses_that_the_real_api_refuses(fake_model: str, request_body: Json, why: str) -> None:
     answer = httpx.post(f"{fake_model}/responses", json=request_body)
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]["message"]
+
+
+ASKED = {"role": "user", "content": MESSAGE}
+FUNCTION = {"type": "function", "function": {"name": "get_forecast", "parameters": PLACE}}
+CALLING = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "get_forecast", "arguments": "{}"}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "snow"}
+
+
+def completions(*turns: Json, tools: list[Json] | None = None) -> Json:
+    return {"model": "fake", "messages": list(turns), "tools": [FUNCTION] if tools is None else tools}
+
+
+def test_a_result_that_follows_its_call_is_told(fake_model: str) -> None:
+    answer = httpx.post(f"{fake_model}/chat/completions", json=completions(ASKED, CALLING, RESULT))
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["message"]["content"] == "The tool says: snow"
+
+
+@pytest.mark.parametrize(
+    ("request_body", "why"),
+    [
+        (completions(ASKED, tools=[]), "[] is too short"),
+        (completions(ASKED, RESULT), "must be a response to"),
+        (completions(ASKED, CALLING), "did not have response messages: call_1"),
+        (completions(ASKED, CALLING, ASKED), "did not have response messages: call_1"),
+    ],
+)
+def test_the_fake_refuses_chats_that_the_real_api_refuses(fake_model: str, request_body: Json, why: str) -> None:
+    answer = httpx.post(f"{fake_model}/chat/completions", json=request_body)
     assert answer.status_code == 400
     assert why in answer.json()["error"]["message"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -19,9 +20,12 @@ from cryptography.x509.oid import NameOID
 class WireServer:
     port: int
     answer: bytes
+    script: list[bytes] = field(default_factory=list)
+    """What the next connections are told, one after the other, before all others are told `answer`."""
     connects: int = 0
     requests: list[bytes] = field(default_factory=list)
     """Their heads."""
+    bodies: list[bytes] = field(default_factory=list)
     names: list[str | None] = field(default_factory=list)
     """What the clients called the server while they shook hands."""
 
@@ -29,7 +33,9 @@ class WireServer:
         self.connects += 1
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             self.requests.append(await reader.readuntil(b"\r\n\r\n"))
-            writer.write(self.answer)
+            # what is left unread when a connection is closed takes the answer with it
+            self.bodies.append(await reader.readexactly(_length(self.requests[-1])))
+            writer.write(self.script.pop(0) if self.script else self.answer)
             await writer.drain()
         writer.close()
         with suppress(ConnectionError, ssl.SSLError):
@@ -49,6 +55,11 @@ async def running_wire_server(answer: bytes = b"", tls: ssl.SSLContext | None = 
     finally:
         listening.close()
         await listening.wait_closed()
+
+
+def _length(head: bytes) -> int:
+    announced = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
+    return int(announced[1]) if announced else 0
 
 
 def http_answer(body: bytes = b"", status: str = "200 OK", **headers: str) -> bytes:
