@@ -41,6 +41,8 @@ class Comparison:
     needing: int
     not_needing: int
     summary: Summary
+    lost: float
+    """Of the messages that need tools: the share with one among the first ten that `no_match` then took away."""
     rankings: Sequence[Ranking]
     kinds: Mapping[str, float]
     """Our nDCG@10 by kind of message, where the set tells kinds apart."""
@@ -60,9 +62,15 @@ async def compared(container: Container, bench: BenchSet, *, floors: bool = True
         needing=len(needing),
         not_needing=len(answers) - len(needing),
         summary=summed_up(answers),
+        lost=_lost(ranked, needing),
         rankings=[_ranking(name, each, measures[OURS]) for name, each in measures.items()],
         kinds=_kinds(ranked),
     )
+
+
+def _lost(ranked: Sequence[Answer], shipped: Sequence[Answer]) -> float:
+    pairs = list(zip(_measures(ranked), shipped, strict=True))
+    return sum(found.recall_at_10 > 0 and answer.no_match for found, answer in pairs) / max(len(pairs), 1)
 
 
 def _measures(answers: Sequence[Answer]) -> list[Measures]:
