@@ -46,9 +46,7 @@ def _below(comparison: Comparison) -> list[str]:
 
 def _abstention(comparison: Comparison) -> str:
     lost, abstained = comparison.summary.lost, comparison.summary.abstained
-    told = (
-        [] if lost is None else [f"`no_match` for {lost:.1%} of them, {comparison.lost:.1%} of them lost a tool by it"]
-    )
+    told = [] if lost is None else [f"`no_match` for {lost:.1%} of them, {comparison.lost:.1%} lost a tool by it"]
     told += [] if abstained is None else [f"{abstained:.1%} of {comparison.not_needing} that need none got none"]
     return "; ".join(told)
 

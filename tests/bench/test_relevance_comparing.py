@@ -42,7 +42,7 @@ def tiny() -> BenchSet:
 async def test_a_set_is_compared_tabled_and_drawn(container: Container, tiny: BenchSet, tmp_path: Path) -> None:
     comparison = await compared(container, tiny)
     assert comparison.rankings[0].name == OURS
-    assert len(comparison.rankings) == 5
+    assert len(comparison.rankings) == 6
     ours = comparison.rankings[0].measures
     assert (ours.hit_at_1, ours.recall_at_5) == (1.0, 0.75)  # what was refused is never found
     assert comparison.refused.keys() == {"files/bad\u0007name"}
