@@ -32,6 +32,7 @@ from app.embeddings.tokens import token_counter
 from app.errors import ConfigurationError, EmbeddingFailed
 from app.execution.execute import Executor
 from app.execution.repeats import forget_for_ever
+from app.indexing.figures import watch_queue
 from app.indexing.reindex import Indexer
 from app.indexing.worker import Pace, Worker
 from app.sealing import Sealer
@@ -79,12 +80,13 @@ async def open_container(
     async with AsyncExitStack() as closing:
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
         sealer = sealer_of(settings)
-        database = Database(url, settings.database_pool_size)
+        metrics = Metrics()
+        database = Database(url, settings.database_pool_size, metrics)
         closing.push_async_callback(database.close)
         if serving:
             await adopt_policy(database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
         embedder, model, warnings = await _embedder(settings, url, closing)
-        metrics = Metrics()
+        metrics.tell_model(model.id, model.dimension)
         count_tokens = await asyncio.to_thread(token_counter)
         upstream = _upstream(settings, resolve)
         upstream.start()
@@ -104,6 +106,8 @@ async def open_container(
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed
         closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database)))
+        if serving:
+            closing.push_async_callback(_cancelled, asyncio.create_task(watch_queue(database, metrics)))
         if working:
             worker.start()
         closing.push_async_callback(worker.stop)

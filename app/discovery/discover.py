@@ -25,7 +25,7 @@ from app.embeddings.registry import ActiveModel
 from app.errors import EmbeddingFailed, QueryFailed
 from app.search.hybrid import Found, HybridSearch
 from app.search.ranking import Question, Strategy
-from app.telemetry import Metrics
+from app.telemetry import Metrics, rung_of
 
 logger = logging.getLogger("toolscout.discovery")
 
@@ -121,6 +121,7 @@ def question_of(discoverer: Discoverer, ask: Ask, rung: Rung) -> Question:
 async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     async with discoverer.database.snapshot(user.id) as session:
         offers = await read_offers(session, ask.scope, (), core=ask.include_core_tools)
+    discoverer.metrics.discoveries.labels("none", "core").inc()
     core = [Selected(offer, "core") for offer in offers.core]
     chosen = select_tools((), core, (), most=_most(discoverer, ask), max_tokens=ask.max_tokens)
     return _discovery(chosen, core, 0, 0, None, generated=False, no_match=True)
@@ -201,6 +202,7 @@ def _discovery(
 
 
 def _counted(metrics: Metrics, discovery: Discovery) -> Discovery:
+    metrics.discoveries.labels(discovery.strategy or "none", rung_of(discovery.degraded_reason)).inc()
     if discovery.degraded_reason is not None:
         metrics.fallbacks.labels(discovery.degraded_reason).inc()
     if discovery.no_match:

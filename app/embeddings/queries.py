@@ -8,7 +8,7 @@ from app.cache import TtlCache
 from app.embeddings.base import Embedder, Vector
 from app.embeddings.breaker import Breaker
 from app.errors import EmbeddingFailed
-from app.telemetry import Metrics
+from app.telemetry import Metrics, failures_counted
 
 QUERY_CACHE_S = 300.0
 
@@ -60,15 +60,20 @@ class QueryEmbedder:
         started = time.perf_counter()
         outcome = "failed"
         try:
-            async with asyncio.timeout(self._budget_s):
-                vector = await self._embedder.embed_query(text)
+            with failures_counted(self._metrics, "query"):
+                vector = await self._within_budget(text)
             outcome = "succeeded"
-        except TimeoutError as error:
-            raise EmbeddingFailed("timeout", "the embedder took longer than its budget") from error
         finally:
             self._note(outcome, time.perf_counter() - started)
         self._cache.put(key, vector)
         return vector
+
+    async def _within_budget(self, text: str) -> Vector:
+        try:
+            async with asyncio.timeout(self._budget_s):
+                return await self._embedder.embed_query(text)
+        except TimeoutError as error:
+            raise EmbeddingFailed("timeout", "the embedder took longer than its budget") from error
 
     def _note(self, outcome: str, seconds: float) -> None:
         if outcome == "succeeded":
