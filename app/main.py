@@ -11,6 +11,7 @@ from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.mcp_server.endpoint import mcp_router
 from app.telemetry import RequestTelemetry
+from app.tracing import JoinedTraces
 from app.wiring import Container
 
 _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
@@ -42,5 +43,7 @@ def create_app(container: Container) -> FastAPI:
     app.add_middleware(LastResort)
     if container.settings.own_origins:
         app.add_middleware(CORSMiddleware, allow_origins=container.settings.own_origins, **_FOR_WEB_PAGES)
+    if container.tracing.enabled:
+        app.add_middleware(JoinedTraces)
     app.add_middleware(RequestTelemetry, metrics=container.metrics)
     return app

@@ -64,6 +64,12 @@ class Settings(BaseSettings):
     old_secret_keys: SecretStr = Field(
         SecretStr(""), description="former secret keys, comma-separated: they still open what they sealed"
     )
+    otel_endpoint: str | None = Field(
+        None,
+        validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_ENDPOINT", "otel_endpoint"),
+        description="an OpenTelemetry collector (OTLP over HTTP, such as `http://collector:4318`) that gets traces; "
+        "needs `pip install 'toolscout[otel]'`",
+    )
     metrics_key: SecretStr | None = Field(None, description="if set, `/metrics` asks for it as a bearer token")
 
     embedding_provider: Literal["local", "openai"] = Field(

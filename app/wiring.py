@@ -41,6 +41,7 @@ from app.search.lexical import MAX_DIMENSION
 from app.search.vector import ensure_hnsw
 from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
 from app.telemetry import Metrics
+from app.tracing import Tracing, open_tracing
 from app.upstream.connection import Limits as ConnectionLimits
 from app.upstream.guard import Guard, Resolve
 from app.upstream.operators import OperatorsServers
@@ -62,6 +63,7 @@ class Container:
     upstream: Upstream
     worker: Worker
     metrics: Metrics
+    tracing: Tracing
     warnings: tuple[str, ...]
     draining: asyncio.Event
     """Set when the service is about to stop: whoever waits for something long answers with what there is."""
@@ -69,7 +71,13 @@ class Container:
 
 @asynccontextmanager
 async def open_container(
-    settings: Settings, url: str, resolve: Resolve | None = None, *, working: bool = True, serving: bool = True
+    settings: Settings,
+    url: str,
+    resolve: Resolve | None = None,
+    *,
+    working: bool = True,
+    serving: bool = True,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Container]:
     """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`.
 
@@ -78,6 +86,8 @@ async def open_container(
     whatever its own settings say.
     """
     async with AsyncExitStack() as closing:
+        tracing = tracing or open_tracing(settings.otel_endpoint if serving else None)
+        closing.push_async_callback(tracing.aclose)
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
         sealer = sealer_of(settings)
         metrics = Metrics()
@@ -102,6 +112,7 @@ async def open_container(
             upstream=upstream,
             sealer=sealer,
             computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
+            tracing=tracing,
         )
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed
@@ -126,6 +137,7 @@ async def open_container(
                 shelf=Shelf(),
                 metrics=metrics,
                 max_tools=settings.max_tools,
+                tracing=tracing,
             ),
             executor=Executor(
                 database=database,
@@ -134,10 +146,12 @@ async def open_container(
                 metrics=metrics,
                 timeout_s=settings.call_timeout_s,
                 max_result_bytes=settings.max_result_bytes,
+                tracing=tracing,
             ),
             upstream=upstream,
             worker=worker,
             metrics=metrics,
+            tracing=tracing,
             warnings=warnings,
             draining=asyncio.Event(),
         )

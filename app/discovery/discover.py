@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from app.accounts.users import User
 from app.catalog.offers import Offer, Offers, Shelf, read_offers, visible_offers
@@ -26,6 +26,7 @@ from app.errors import EmbeddingFailed, QueryFailed
 from app.search.hybrid import Found, HybridSearch
 from app.search.ranking import Question, Strategy
 from app.telemetry import Metrics, rung_of
+from app.tracing import Tracing, traced
 
 logger = logging.getLogger("toolscout.discovery")
 
@@ -73,6 +74,7 @@ class Discoverer:
     shelf: Shelf
     metrics: Metrics
     max_tools: int
+    tracing: Tracing = field(default_factory=Tracing)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Rung:
     reason: str | None
 
 
+@traced("discover", "strategy", "degraded_reason", "searched", "no_match")
 async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     if ask.strategy is None:
         return await _core_alone(discoverer, user, ask)
@@ -102,6 +105,7 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     return _counted(discoverer.metrics, replace(discovery, duration_ms=round(seconds * 1000, 2)))
 
 
+@traced("embed", "reason")
 async def embedded(discoverer: Discoverer, user: User, text: str, strategy: Strategy) -> Rung:
     """Before any connection is taken: none is held while waiting for an embedder."""
     if strategy == "bm25" or not user.discovery_enabled:
@@ -127,6 +131,7 @@ async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery
     return _discovery(chosen, core, 0, 0, None, generated=False, no_match=True)
 
 
+@traced("search", "searched")
 async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: Rung) -> Discovery:
     question = question_of(discoverer, ask, rung)
     vector = None if rung.vector is None else rung.vector.vector

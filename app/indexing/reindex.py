@@ -7,7 +7,7 @@ applies without vectors: the tools are found by their words, and the vectors fol
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from app.catalog.servers import Server, get_endpoint, get_server, note_contact
 from app.catalog.verdicts import Policy
@@ -22,6 +22,7 @@ from app.indexing.plan import CountTokens, Place, Plan, Wanted, make_plan
 from app.protocol import Endpoint, Json, parse_json
 from app.sealing import Sealer
 from app.telemetry import Metrics, failures_counted, timed
+from app.tracing import Tracing, traced
 from app.upstream.pool import Upstream
 
 logger = logging.getLogger("toolscout.indexing")
@@ -45,8 +46,10 @@ class Indexer:
     sealer: Sealer
     computing: asyncio.Semaphore
     """Many servers are waited for at once, few are embedded at once."""
+    tracing: Tracing = field(default_factory=Tracing)
 
 
+@traced("reindex")
 async def reindex_server(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
     while True:
         try:
@@ -230,7 +233,8 @@ class _Embedding:
 
     async def _embed(self, batch: Sequence[Wanted]) -> None:
         metrics = self._indexer.metrics
-        with timed(metrics.embedding_seconds, "index"), failures_counted(metrics, "index"):
+        telling = self._indexer.tracing.span("embed")
+        with telling, timed(metrics.embedding_seconds, "index"), failures_counted(metrics, "index"):
             vectors = await self._indexer.embedder.embed_documents([tool.text for tool in batch])
         self.vectors |= {tool.tool_id: vector for tool, vector in zip(batch, vectors, strict=True)}
         self.computed += len(batch)
