@@ -95,6 +95,16 @@ class Settings(BaseSettings):
     breaker_failures: int = Field(5, ge=1, description="failures in a row that open the embedder's circuit breaker")
     breaker_retry_s: float = Field(15.0, gt=0, description="seconds until an open breaker lets one query try again")
 
+    rate_per_user: float = Field(
+        50.0,
+        ge=0,
+        description="requests a second that one user may make of one process, after a burst of four times as many; "
+        "beyond it 429; 0: no limit",
+    )
+    max_in_flight: int = Field(
+        500, ge=0, description="requests that one process answers at once; beyond it 503; 0: no limit"
+    )
+
     max_tools: int = Field(10, ge=1, le=128, description="most tools in an answer, unless `limit` asks for more")
     max_tools_per_server: int = Field(1_000, ge=1, description="tools beyond it are refused, one by one")
     search_ann_above: int = Field(20_000, ge=0, description="users with more tools are searched through HNSW")

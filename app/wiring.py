@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from app.accounts.callers import Keyring
+from app.accounts.rates import Rates
 from app.catalog.offers import Shelf
 from app.catalog.verdicts import Policy
 from app.catalog.visibility import adopt_policy
@@ -55,6 +56,7 @@ class Container:
     settings: Settings
     database: Database
     keyring: Keyring
+    rates: Rates
     sealer: Sealer
     model: ActiveModel
     count_tokens: Callable[[str], int]
@@ -126,6 +128,7 @@ async def open_container(
             settings=settings,
             database=database,
             keyring=Keyring(database, _revealed(settings.admin_api_key)),
+            rates=Rates(settings.rate_per_user, metrics),
             sealer=sealer,
             model=model,
             count_tokens=count_tokens,
