@@ -33,11 +33,12 @@ def create_app(container: Container) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
+        openapi_url=None if container.settings.role == "worker" else "/openapi.json",
     )
     app.state.container = container
-    for door in (discovery, execution, servers, runs, tools, rules, projects, accounts, audit, operations):
-        app.include_router(door.router)
-    app.include_router(mcp_router())
+    app.include_router(operations.router)
+    if container.settings.role != "worker":
+        _open_doors(app)
     add_error_handlers(app)
     # each one stands outside of those before it
     app.add_middleware(BoundedBody)
@@ -49,3 +50,9 @@ def create_app(container: Container) -> FastAPI:
         app.add_middleware(JoinedTraces)
     app.add_middleware(RequestTelemetry, metrics=container.metrics)
     return app
+
+
+def _open_doors(app: FastAPI) -> None:
+    for door in (discovery, execution, servers, runs, tools, rules, projects, accounts, audit):
+        app.include_router(door.router)
+    app.include_router(mcp_router())

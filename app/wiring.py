@@ -121,7 +121,7 @@ async def open_container(
         closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database)))
         if serving:
             closing.push_async_callback(_cancelled, asyncio.create_task(watch_queue(database, metrics)))
-        if working:
+        if working and settings.works:
             worker.start()
         closing.push_async_callback(worker.stop)
         yield Container(

@@ -85,6 +85,8 @@ class _Server(uvicorn.Server):
 async def _announce_keys(container: Container) -> None:
     """Each at the moment it is made: whatever happens next, nobody is locked out."""
     settings = container.settings
+    if settings.role == "worker":
+        return
     if (admin_key := await _first_admin_key(container)) is not None:
         _say("The first admin key, shown this once:", f"  {admin_key}")
     if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:
