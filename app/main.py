@@ -7,7 +7,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app import __version__
 from app.api import accounts, audit, discovery, execution, operations, projects, rules, runs, servers, tools
-from app.api.capacity import Capacity
+from app.api.capacity import Capacity, Farewell
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.mcp_server.endpoint import mcp_router
@@ -43,6 +43,7 @@ def create_app(container: Container) -> FastAPI:
     # each one stands outside of those before it
     app.add_middleware(BoundedBody)
     app.add_middleware(LastResort)
+    app.add_middleware(Farewell, draining=container.draining)
     app.add_middleware(Capacity, most=container.settings.max_in_flight, metrics=container.metrics)
     if container.settings.own_origins:
         app.add_middleware(CORSMiddleware, allow_origins=container.settings.own_origins, **_FOR_WEB_PAGES)

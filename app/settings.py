@@ -116,6 +116,13 @@ class Settings(BaseSettings):
         500, ge=0, description="requests that one process answers at once; beyond it 503; 0: no limit"
     )
 
+    drain_s: float = Field(
+        0.5,
+        ge=0,
+        le=60,
+        description="seconds after the signal to stop in which requests are still taken, while `/readyz` is 503",
+    )
+
     max_tools: int = Field(10, ge=1, le=128, description="most tools in an answer, unless `limit` asks for more")
     max_tools_per_server: int = Field(1_000, ge=1, description="tools beyond it are refused, one by one")
     search_ann_above: int = Field(20_000, ge=0, description="users with more tools are searched through HNSW")

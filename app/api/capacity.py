@@ -1,6 +1,9 @@
-"""What this process takes on at once. Beyond it, it says so at once: a queue would only make everybody wait."""
+"""What this process takes on: so much at once, and nothing more when it is about to stop."""
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import asyncio
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import problem
 from app.errors import Unavailable
@@ -10,7 +13,8 @@ _ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class Capacity:
-    """An ASGI layer that refuses before a byte of the body is read; never those who ask how we are."""
+    """An ASGI layer that refuses before a byte of the body is read: a queue would only make everybody wait. Never
+    those who ask how we are."""
 
     def __init__(self, app: ASGIApp, most: int, metrics: Metrics) -> None:
         """0: as many as come."""
@@ -38,3 +42,20 @@ class Capacity:
         finally:
             self._in_flight -= 1
             self._gauge.set(self._in_flight)
+
+
+class Farewell:
+    """An ASGI layer that, when the process is about to stop, asks each client to come back on another connection: one
+    that is closed in the moment of a client's next request would cost it that request."""
+
+    def __init__(self, app: ASGIApp, draining: asyncio.Event) -> None:
+        self._app = app
+        self._draining = draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_word(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._draining.is_set():
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        await self._app(scope, receive, send_word)

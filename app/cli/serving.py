@@ -20,6 +20,8 @@ from app.settings import Settings
 from app.wiring import Container, open_container, owned_database
 
 _GRACE_S = 6
+_FIRST_WORDS_S = 0.2
+"""Between a connection and the request on it: until then it looks like an idle one, which is closed."""
 
 
 async def serve(settings: Settings, _options: argparse.Namespace) -> int:
@@ -61,14 +63,16 @@ async def _serve_until_stopped(container: Container, listener: socket.socket) ->
         signal.signal(stop, signal.SIG_IGN)
     host, port = listener.getsockname()[:2]
     greeting = f"\n  Toolscout answers at http://{host}:{port}   (API: http://{host}:{port}/docs, stop with Ctrl-C)\n"
-    await _Server(config, greeting, container.draining).serve(sockets=[listener])
+    drain_s = container.settings.drain_s
+    await _Server(config, greeting, container.draining, drain_s).serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Greets when the port is open, and not before; says when it begins to stop."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str, draining: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, greeting: str, draining: asyncio.Event, drain_s: float) -> None:
         super().__init__(config)
+        self._drain_s = drain_s
         self._greeting = greeting
         self._draining = draining
 
@@ -78,7 +82,12 @@ class _Server(uvicorn.Server):
             print(self._greeting, flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Whoever comes before the others have noticed is still let in, and whoever was let in is heard."""
         self._draining.set()
+        await asyncio.sleep(self._drain_s)
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(_FIRST_WORDS_S)
         await super().shutdown(sockets)
 
 
