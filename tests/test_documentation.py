@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from app.settings import Settings, secret_fields, variable_of
 from app.wiring import Container
@@ -14,7 +13,6 @@ from tests.conftest import app_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
 @pytest.mark.parametrize("field", Settings.model_fields)
@@ -46,26 +44,6 @@ def test_every_route_is_in_the_readme(container: Container) -> None:
     routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     assert routes
     assert routes - documented == set()
-
-
-def test_the_compose_file_starts_in_the_order_of_health() -> None:
-    services = COMPOSE["services"]
-    assert services["postgres"]["image"] == "pgvector/pgvector:pg18"
-    assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
-    assert services["app"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
-    assert services["migrate"]["command"] == ["toolscout", "migrate"]
-
-
-def test_the_compose_file_sets_only_settings_that_exist() -> None:
-    known = {variable_of(field) for field in Settings.model_fields}
-    assert set(COMPOSE["services"]["app"]["environment"]) <= known
-
-
-def test_every_secret_that_compose_asks_for_is_in_the_example() -> None:
-    needed = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker-compose.yml").read_text()))
-    offered = set(re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
-    assert needed
-    assert needed <= offered
 
 
 def test_the_image_runs_as_an_ordinary_user_in_production() -> None:

@@ -1,5 +1,6 @@
 """nginx with the configuration that is deployed, before replicas on this machine."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -39,7 +40,10 @@ def here(folder: Path, port: int, replicas: Sequence[int]) -> Path:
 @contextmanager
 def running_nginx(folder: Path, replicas: Sequence[int]) -> Iterator[str]:
     port = free_port()
-    command = [nginx(), "-c", str(here(folder, port, replicas)), "-e", "stderr", "-g", "daemon off;"]
+    # started as root, as in CI, it would work as nobody, to whom the folder of a test is closed
+    as_we_are = "user root;" if os.geteuid() == 0 else ""
+    configuration = str(here(folder, port, replicas))
+    command = [nginx(), "-c", configuration, "-e", "stderr", "-g", f"daemon off; {as_we_are}"]
     process = subprocess.Popen(command)
     try:
         _await_port(port)
