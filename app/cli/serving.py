@@ -6,6 +6,8 @@ import signal
 import socket
 import sys
 import textwrap
+from contextlib import suppress
+from typing import Any
 
 import uvicorn
 from sse_starlette.sse import AppStatus
@@ -20,7 +22,7 @@ from app.settings import Settings
 from app.wiring import Container, open_container, owned_database
 
 _GRACE_S = 6
-_FIRST_WORDS_S = 0.2
+_FIRST_WORDS_S = 0.5
 """Between a connection and the request on it: until then it looks like an idle one, which is closed."""
 
 
@@ -73,6 +75,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, greeting: str, draining: asyncio.Event, drain_s: float) -> None:
         super().__init__(config)
         self._drain_s = drain_s
+        self._last: list[asyncio.Task[Any]] = []
         self._greeting = greeting
         self._draining = draining
 
@@ -85,10 +88,30 @@ class _Server(uvicorn.Server):
         """Whoever comes before the others have noticed is still let in, and whoever was let in is heard."""
         self._draining.set()
         await asyncio.sleep(self._drain_s)
+        self._let_in_the_last(sockets or [])
+        await asyncio.sleep(_FIRST_WORDS_S)
+        await asyncio.sleep(0)  # on a busy machine the time may be over before anybody has listened
+        await super().shutdown(sockets)
+
+    def _let_in_the_last(self, listeners: list[socket.socket]) -> None:
+        """In one go with closing the port: the system turns away whoever has knocked and was not let in by then."""
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            listener.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    connection, _ = listener.accept()
+                    self._last.append(loop.create_task(loop.connect_accepted_socket(self._protocol, connection)))
         for server in self.servers:
             server.close()
-        await asyncio.sleep(_FIRST_WORDS_S)
-        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes it for those who come in time."""
+        return self.config.http_protocol_class(
+            config=self.config,  # type: ignore[call-arg]
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
 
 async def _announce_keys(container: Container) -> None:
