@@ -10,7 +10,7 @@ THIRD_PARTY := tests/third_party/node_modules/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test suite proof check migrate doctor bench-load bench-relevance lock clean
+.PHONY: help run test programs suite proof check migrate doctor bench-load bench-relevance lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,10 +19,14 @@ run: $(RUN) ## start Toolscout on an embedded Postgres, with a demo catalogue
 	@$(BIN)/toolscout serve
 
 test: ## everything that `check` does, and the whole test suite with coverage
-	@$(MAKE) --no-print-directory --jobs=2 $(DEV) $(THIRD_PARTY)
+	@$(MAKE) --no-print-directory --jobs=2 programs $(DEV) $(THIRD_PARTY)
 	@$(MAKE) --no-print-directory --jobs=2 check suite
 
-suite: $(DEV) $(THIRD_PARTY)
+programs:
+	@command -v promtool >/dev/null || { echo "the tests need promtool (Debian: prometheus): they try the alerts"; exit 1; }
+	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null || { echo "the tests need nginx: they restart replicas behind it"; exit 1; }
+
+suite: programs $(DEV) $(THIRD_PARTY)
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --cov=app --cov-report=term
 
 proof: $(DEV) ## what `test` does in part: a thousand random histories of who sees what, kills at twenty moments

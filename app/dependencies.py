@@ -54,7 +54,10 @@ async def get_caller(
     key = bearer.credentials if bearer is not None else api_key
     if not key:
         raise Unauthenticated("give an API key: `Authorization: Bearer …` or `X-API-Key: …`")
-    return await container.keyring.authenticate(key, x_user_id)
+    caller = await container.keyring.authenticate(key, x_user_id)
+    if caller.user is not None and not caller.may(Permission.ADMINISTER):
+        container.rates.spend(caller.user.id)
+    return caller
 
 
 def require(permission: Permission) -> Callable[[Caller], Awaitable[Caller]]:

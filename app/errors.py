@@ -14,6 +14,7 @@ ToolscoutError
 │   └── ToolNotFound        404  TOOL_NOT_FOUND
 ├── Conflict                409  conflict
 ├── Misdirected             421  misdirected
+├── RateLimited             429  rate_limited         says when to try again
 ├── Unavailable             503  unavailable          says when to try again
 │   └── DatabaseDown        503  unavailable
 ├── ServerUnreachable       502  SERVER_CONNECTION_ERROR  no call has reached the server
@@ -135,6 +136,20 @@ class Misdirected(ToolscoutError):
     code = "misdirected"
     status = 421
     title = "The request was meant for another service"
+
+
+class RateLimited(ToolscoutError):
+    code = "rate_limited"
+    status = 429
+    title = "Too many requests"
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_after_s)}
 
 
 class Unavailable(ToolscoutError):

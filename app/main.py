@@ -20,10 +20,12 @@ from app.api import (
     servers,
     tools,
 )
+from app.api.capacity import Capacity, Farewell
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.mcp_server.endpoint import mcp_router
 from app.telemetry import RequestTelemetry
+from app.tracing import JoinedTraces
 from app.wiring import Container
 
 _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
@@ -43,7 +45,6 @@ _DOORS = (
     projects,
     accounts,
     audit,
-    operations,
 )
 
 _FOR_WEB_PAGES: dict[str, Any] = {
@@ -59,16 +60,27 @@ def create_app(container: Container) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
+        openapi_url=None if container.settings.role == "worker" else "/openapi.json",
     )
     app.state.container = container
-    for door in _DOORS:
-        app.include_router(door.router)
-    app.include_router(mcp_router())
+    app.include_router(operations.router)
+    if container.settings.role != "worker":
+        _open_doors(app)
     add_error_handlers(app)
     # each one stands outside of those before it
     app.add_middleware(BoundedBody)
     app.add_middleware(LastResort)
+    app.add_middleware(Farewell, draining=container.draining)
+    app.add_middleware(Capacity, most=container.settings.max_in_flight, metrics=container.metrics)
     if container.settings.own_origins:
         app.add_middleware(CORSMiddleware, allow_origins=container.settings.own_origins, **_FOR_WEB_PAGES)
+    if container.tracing.enabled:
+        app.add_middleware(JoinedTraces)
     app.add_middleware(RequestTelemetry, metrics=container.metrics)
     return app
+
+
+def _open_doors(app: FastAPI) -> None:
+    for door in _DOORS:
+        app.include_router(door.router)
+    app.include_router(mcp_router())

@@ -9,8 +9,14 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from app.errors import ConfigurationError
 
@@ -32,6 +38,11 @@ class Settings(BaseSettings):
 
     environment: Literal["development", "production"] = Field(
         "development", description="`production` refuses unsafe settings at the start"
+    )
+    role: Literal["all", "web", "worker"] = Field(
+        "all",
+        description="`web` answers and queues index runs for others to do; `worker` does them, and answers nothing but "
+        "`/healthz`, `/readyz` and `/metrics`; `all` is both",
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
@@ -64,6 +75,12 @@ class Settings(BaseSettings):
     old_secret_keys: SecretStr = Field(
         SecretStr(""), description="former secret keys, comma-separated: they still open what they sealed"
     )
+    otel_endpoint: str | None = Field(
+        None,
+        validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_ENDPOINT", "otel_endpoint"),
+        description="an OpenTelemetry collector (OTLP over HTTP, such as `http://collector:4318`) that gets traces; "
+        "needs `pip install 'toolscout[otel]'`",
+    )
     metrics_key: SecretStr | None = Field(None, description="if set, `/metrics` asks for it as a bearer token")
 
     embedding_provider: Literal["local", "openai"] = Field(
@@ -88,6 +105,23 @@ class Settings(BaseSettings):
     query_cache_size: int = Field(10_000, ge=0, description="query vectors kept in memory, for five minutes")
     breaker_failures: int = Field(5, ge=1, description="failures in a row that open the embedder's circuit breaker")
     breaker_retry_s: float = Field(15.0, gt=0, description="seconds until an open breaker lets one query try again")
+
+    rate_per_user: float = Field(
+        50.0,
+        ge=0,
+        description="requests a second that one user may make of one process, after a burst of four times as many; "
+        "beyond it 429; 0: no limit",
+    )
+    max_in_flight: int = Field(
+        500, ge=0, description="requests that one process answers at once; beyond it 503; 0: no limit"
+    )
+
+    drain_s: float = Field(
+        0.5,
+        ge=0,
+        le=60,
+        description="seconds after the signal to stop in which requests are still taken, while `/readyz` is 503",
+    )
 
     max_tools: int = Field(10, ge=1, le=128, description="most tools in an answer, unless `limit` asks for more")
     max_tools_per_server: int = Field(1_000, ge=1, description="tools beyond it are refused, one by one")
@@ -136,6 +170,25 @@ class Settings(BaseSettings):
 
     demo: bool | None = Field(None, description="`1`: a demo user on an empty database; absent: only when embedded")
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 a folder of theirs, which is not our way
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        files = InitSettingsSource(settings_cls, _secrets_in_files(env_settings, dotenv_settings))
+        return init_settings, files, env_settings, dotenv_settings
+
+    @field_validator("index_concurrency")
+    @classmethod
+    def _workers_work(cls, value: int, known: ValidationInfo) -> int:
+        if value == 0 and known.data.get("role") == "worker":
+            raise ValueError("a process with TOOLSCOUT_ROLE=worker would do nothing")
+        return value
+
     @field_validator("outbound_allow")
     @classmethod
     def _exact_places(cls, value: str) -> str:
@@ -179,8 +232,47 @@ class Settings(BaseSettings):
         return self.database_url is None
 
     @property
+    def works(self) -> bool:
+        """Whether index runs are done in this process."""
+        return self.role != "web" and self.index_concurrency > 0
+
+    @property
     def wants_demo(self) -> bool:
         return self.embedded if self.demo is None else self.demo
+
+
+def variable_of(field: str) -> str:
+    """The environment's name for it."""
+    alias = Settings.model_fields[field].validation_alias
+    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"TOOLSCOUT_{field.upper()}"
+
+
+def secret_fields() -> list[str]:
+    """Each of them can also be given as a file, which its variable with `_FILE` names."""
+    return [name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)]
+
+
+def _secrets_in_files(*sources: PydanticBaseSettingsSource) -> dict[str, str]:
+    given: dict[str, str | None] = {}
+    for source in sources:
+        assert isinstance(source, EnvSettingsSource)  # noqa: S101 the environment and `.env`
+        given = {**source.env_vars, **given}
+    named = {field: given.get(f"{variable_of(field)}_FILE".lower()) for field in secret_fields()}
+    for field, path in named.items():
+        if path and given.get(variable_of(field).lower()):
+            name = variable_of(field)
+            raise ConfigurationError(f"{name} and {name}_FILE are both set: which of them counts?")
+    return {field: _secret_in(path, variable_of(field)) for field, path in named.items() if path}
+
+
+def _secret_in(path: str, name: str) -> str:
+    try:
+        secret = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{name}_FILE names a file that cannot be read: {path}") from error
+    if not secret:
+        raise ConfigurationError(f"{name}_FILE names a file that holds nothing: {path}")
+    return secret
 
 
 def _entries(text: str) -> list[str]:

@@ -7,16 +7,19 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app import __version__
+from app.errors import EmbeddingFailed
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 request_started: ContextVar[float | None] = ContextVar("request_started", default=None)
@@ -24,6 +27,12 @@ request_started: ContextVar[float | None] = ContextVar("request_started", defaul
 access_log = logging.getLogger("toolscout.access")
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_SLOW = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_LADDER = [
+    *((strategy, rung) for strategy in ("hybrid", "semantic", "bm25") for rung in ("whole", "everything", "disabled")),
+    ("bm25", "words"),
+    ("none", "core"),
+]
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {
     "message",
@@ -34,43 +43,86 @@ _STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {
 
 
 class Metrics:
+    """docs/operations.md says what each one means; a test keeps it true. Series whose labels are known beforehand begin
+    at zero, or the first failure of all would be no change that an alert could see."""
+
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self.requests = Counter("toolscout_requests", "HTTP requests", ["method", "route", "status"], registry=registry)
-        self.request_seconds = Histogram(
-            "toolscout_request_seconds", "Time to answer", ["route"], buckets=_FAST, registry=registry
-        )
-        self.search_seconds = Histogram(
-            "toolscout_search_seconds", "Time in the search statement", buckets=_FAST, registry=registry
-        )
-        self.embedding_seconds = Histogram(
-            "toolscout_embedding_seconds", "Time to embed", ["purpose", "outcome"], buckets=_FAST, registry=registry
-        )
-        self.fallbacks = Counter(
-            "toolscout_fallbacks", "Discoveries answered by a lower rung", ["reason"], registry=registry
-        )
-        self.query_cache = Counter("toolscout_query_cache", "Query vectors asked for", ["result"], registry=registry)
-        self.no_match = Counter("toolscout_no_match", "Discoveries that found no fitting tool", registry=registry)
-        self.tokens_saved = Counter(
-            "toolscout_tokens_saved", "Tokens of definitions that were not sent", registry=registry
-        )
-        self.mcp_calls = Counter(
-            "toolscout_mcp_calls", "Calls of the MCP door's own tools", ["tool", "outcome"], registry=registry
-        )
-        self.index_runs = Counter("toolscout_index_runs", "Index runs that ended", ["state"], registry=registry)
-        self.upstream_seconds = Histogram(
-            "toolscout_upstream_seconds",
-            "Time that MCP servers took",
-            ["deed", "outcome"],
-            buckets=_FAST,
-            registry=registry,
-        )
-        self.breaker_open = Gauge(
-            "toolscout_embedder_breaker_open", "1 while the embedder's breaker is open", registry=registry
-        )
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._gauge("build_info", "Always 1; the version is a label", "version").labels(__version__).set(1)
+        self._model = self._gauge("model_info", "Always 1; the active embedding model", "model", "dimension")
+        self._of_requests()
+        self._of_discovery()
+        self._of_indexing()
+        self._of_the_pool()
+
+    def _of_requests(self) -> None:
+        self.requests = self._counter("requests", "HTTP requests", "method", "route", "status")
+        self.request_seconds = self._histogram("request_seconds", "Time to answer", "route")
+        self.requests_in_flight = self._gauge("requests_in_flight", "HTTP requests being answered")
+        self.refused = self._counter("requests_refused", "HTTP requests refused to spare the rest", "reason")
+        _begin_at_zero(self.refused, [("rate_limited",), ("overloaded",)])
+        self.mcp_calls = self._counter("mcp_calls", "Calls of the MCP door's own tools", "tool", "outcome")
+        self.upstream_seconds = self._histogram("upstream_seconds", "Time that MCP servers took", "deed", "outcome")
+
+    def _of_discovery(self) -> None:
+        self.discoveries = self._counter("discoveries", "Discoveries, by how they were answered", "strategy", "rung")
+        _begin_at_zero(self.discoveries, _LADDER)
+        self.fallbacks = self._counter("fallbacks", "Discoveries answered by a lower rung", "reason")
+        self.no_match = self._counter("no_match", "Discoveries that found no fitting tool")
+        self.tokens_saved = self._counter("tokens_saved", "Tokens of definitions that were not sent")
+        self.search_seconds = self._histogram("search_seconds", "Time in the search statement")
+        self.query_cache = self._counter("query_cache", "Query vectors asked for", "result")
+        _begin_at_zero(self.query_cache, [("hit",), ("miss",)])
+        self.embedding_seconds = self._histogram("embedding_seconds", "Time to embed", "purpose", "outcome")
+        self.embedding_failures = self._counter("embedding_failures", "Failures to embed", "purpose", "reason")
+        _begin_at_zero(self.embedding_failures, [("query", "timeout"), ("index", "timeout")])
+        self.breaker_open = self._gauge("embedder_breaker_open", "1 while the embedder's breaker is open")
+
+    def _of_indexing(self) -> None:
+        self.index_runs = self._counter("index_runs", "Index runs that ended", "state")
+        _begin_at_zero(self.index_runs, [("succeeded",), ("failed",)])
+        self.index_seconds = self._histogram("index_seconds", "Time that index runs took", "state", buckets=_SLOW)
+        self.tools_embedded = self._counter("tools_embedded", "Tools whose vector was computed")
+        self.runs_queued = self._gauge("runs_queued", "Index runs that wait, of all processes")
+        self.runs_running = self._gauge("runs_running", "Index runs under way, of all processes")
+        self.oldest_queued = self._gauge("oldest_queued_run_seconds", "How long the oldest of them has waited")
+        self.tools_pending = self._gauge("tools_pending", "Tools without a vector yet, found by words alone")
+
+    def _of_the_pool(self) -> None:
+        self.pool_size = self._gauge("pool_size", "Connections to the database that this process may have")
+        self.pool_in_use = self._gauge("pool_in_use", "Connections in use")
+        self.pool_waiting = self._gauge("pool_waiting", "Who waits for a connection")
+        self.pool_wait_seconds = self._histogram("pool_wait_seconds", "Time until a connection was had")
+        self.pool_timeouts = self._counter("pool_timeouts", "Who waited for a connection in vain")
+
+    def tell_model(self, model: str, dimension: int) -> None:
+        self._model.clear()
+        self._model.labels(model, dimension).set(1)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"toolscout_{name}", meaning, labels, registry=self._registry)
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"toolscout_{name}", meaning, labels, registry=self._registry)
+
+    def _histogram(self, name: str, meaning: str, *labels: str, buckets: Sequence[float] = _FAST) -> Histogram:
+        return Histogram(f"toolscout_{name}", meaning, labels, buckets=buckets, registry=self._registry)
+
+
+def _begin_at_zero(counter: Counter, series: Iterable[tuple[str, ...]]) -> None:
+    for labels in series:
+        counter.labels(*labels)
+
+
+def rung_of(degraded_reason: str | None) -> str:
+    """How far down the ladder an answer came from. A user for whom discovery is off has not fallen."""
+    if degraded_reason is None:
+        return "whole"
+    return {"disabled": "disabled", "search_failed": "everything"}.get(degraded_reason, "words")
 
 
 class RequestTelemetry:
@@ -125,6 +177,15 @@ def timed(histogram: Histogram, deed: str) -> Iterator[None]:
         outcome = "succeeded"
     finally:
         histogram.labels(deed, outcome).observe(time.perf_counter() - started)
+
+
+@contextmanager
+def failures_counted(metrics: Metrics, purpose: str) -> Iterator[None]:
+    try:
+        yield
+    except EmbeddingFailed as error:
+        metrics.embedding_failures.labels(purpose, error.reason).inc()
+        raise
 
 
 def elapsed_ms() -> float:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from app.accounts.callers import Keyring
+from app.accounts.rates import Rates
 from app.catalog.offers import Shelf
 from app.catalog.verdicts import Policy
 from app.catalog.visibility import adopt_policy
@@ -33,6 +34,7 @@ from app.embeddings.tokens import token_counter
 from app.errors import ConfigurationError, EmbeddingFailed
 from app.execution import repeats
 from app.execution.execute import Executor
+from app.indexing.figures import watch_queue
 from app.indexing.reindex import Indexer
 from app.indexing.worker import Pace, Worker
 from app.sealing import Sealer
@@ -41,6 +43,7 @@ from app.search.lexical import MAX_DIMENSION
 from app.search.vector import ensure_hnsw
 from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
 from app.telemetry import Metrics
+from app.tracing import Tracing, open_tracing
 from app.upstream.connection import Limits as ConnectionLimits
 from app.upstream.guard import Guard, Resolve
 from app.upstream.operators import OperatorsServers
@@ -56,6 +59,7 @@ class Container:
     settings: Settings
     database: Database
     keyring: Keyring
+    rates: Rates
     sealer: Sealer
     model: ActiveModel
     count_tokens: Callable[[str], int]
@@ -65,6 +69,7 @@ class Container:
     worker: Worker
     tally: Tally
     metrics: Metrics
+    tracing: Tracing
     warnings: tuple[str, ...]
     draining: asyncio.Event
     """Set when the service is about to stop: whoever waits for something long answers with what there is."""
@@ -72,7 +77,13 @@ class Container:
 
 @asynccontextmanager
 async def open_container(
-    settings: Settings, url: str, resolve: Resolve | None = None, *, working: bool = True, serving: bool = True
+    settings: Settings,
+    url: str,
+    resolve: Resolve | None = None,
+    *,
+    working: bool = True,
+    serving: bool = True,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Container]:
     """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`.
 
@@ -81,9 +92,12 @@ async def open_container(
     whatever its own settings say.
     """
     async with AsyncExitStack() as closing:
+        tracing = tracing or open_tracing(settings.otel_endpoint if serving else None)
+        closing.push_async_callback(tracing.aclose)
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
         sealer = sealer_of(settings)
-        database = Database(url, settings.database_pool_size)
+        metrics = Metrics()
+        database = Database(url, settings.database_pool_size, metrics)
         closing.push_async_callback(database.close)
         tally = Tally(database)
         tally.start()
@@ -91,7 +105,7 @@ async def open_container(
         if serving:
             await adopt_policy(database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
         embedder, model, warnings = await _embedder(settings, url, closing)
-        metrics = Metrics()
+        metrics.tell_model(model.id, model.dimension)
         count_tokens = await asyncio.to_thread(token_counter)
         upstream = _upstream(settings, resolve)
         upstream.start()
@@ -107,18 +121,22 @@ async def open_container(
             upstream=upstream,
             sealer=sealer,
             computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
+            tracing=tracing,
         )
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed
         outdated = [repeats.outdated(), *counting.outdated()]
         closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database, outdated)))
-        if working:
+        if serving:
+            closing.push_async_callback(_cancelled, asyncio.create_task(watch_queue(database, metrics)))
+        if working and settings.works:
             worker.start()
         closing.push_async_callback(worker.stop)
         yield Container(
             settings=settings,
             database=database,
             keyring=Keyring(database, _revealed(settings.admin_api_key)),
+            rates=Rates(settings.rate_per_user, metrics),
             sealer=sealer,
             model=model,
             count_tokens=count_tokens,
@@ -132,6 +150,7 @@ async def open_container(
                 sealer=sealer,
                 tally=tally,
                 max_tools=settings.max_tools,
+                tracing=tracing,
             ),
             executor=Executor(
                 database=database,
@@ -141,11 +160,13 @@ async def open_container(
                 tally=tally,
                 timeout_s=settings.call_timeout_s,
                 max_result_bytes=settings.max_result_bytes,
+                tracing=tracing,
             ),
             upstream=upstream,
             worker=worker,
             tally=tally,
             metrics=metrics,
+            tracing=tracing,
             warnings=warnings,
             draining=asyncio.Event(),
         )

@@ -29,8 +29,10 @@ class Service:
 
 
 @contextmanager
-def running_service(folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[Service]:
-    port = free_port()
+def running_service(
+    folder: Path, settings: Mapping[str, str] | None = None, port: int | None = None
+) -> Iterator[Service]:
+    port = port or free_port()
     environment = {
         "PATH": os.environ["PATH"],
         "TOOLSCOUT_PORT": str(port),

@@ -6,35 +6,32 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
-from pydantic import AliasChoices
 
-from app.settings import Settings
+from app.settings import Settings, secret_fields, variable_of
 from app.wiring import Container
 from tests.conftest import app_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-
-
-def environment_name(field: str) -> str:
-    alias = Settings.model_fields[field].validation_alias
-    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"TOOLSCOUT_{field.upper()}"
 
 
 @pytest.mark.parametrize("field", Settings.model_fields)
 def test_every_setting_is_in_the_table_with_its_description(field: str) -> None:
     description = Settings.model_fields[field].description
     assert description
-    row = next((line for line in README.splitlines() if line.startswith(f"| `{environment_name(field)}`")), None)
-    assert row is not None, f"{environment_name(field)} is missing in the README"
+    row = next((line for line in README.splitlines() if line.startswith(f"| `{variable_of(field)}`")), None)
+    assert row is not None, f"{variable_of(field)} is missing in the README"
     assert description in row
 
 
 def test_the_table_names_no_setting_that_does_not_exist() -> None:
     named = set(re.findall(r"^\| `([A-Z_]+)`", README, re.MULTILINE))
-    assert named == {environment_name(field) for field in Settings.model_fields}
+    assert named == {variable_of(field) for field in Settings.model_fields}
+
+
+def test_every_secret_that_can_stand_in_a_file_is_named() -> None:
+    passage = README[README.index("A secret (") : README.index("can\ninstead stand in a file")]
+    assert set(re.findall(r"`([A-Z_]+)`", passage)) == {variable_of(field) for field in secret_fields()}
 
 
 def test_every_route_is_in_the_readme(container: Container) -> None:
@@ -47,26 +44,6 @@ def test_every_route_is_in_the_readme(container: Container) -> None:
     routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     assert routes
     assert routes - documented == set()
-
-
-def test_the_compose_file_starts_in_the_order_of_health() -> None:
-    services = COMPOSE["services"]
-    assert services["postgres"]["image"] == "pgvector/pgvector:pg18"
-    assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
-    assert services["app"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
-    assert services["migrate"]["command"] == ["toolscout", "migrate"]
-
-
-def test_the_compose_file_sets_only_settings_that_exist() -> None:
-    known = {environment_name(field) for field in Settings.model_fields}
-    assert set(COMPOSE["services"]["app"]["environment"]) <= known
-
-
-def test_every_secret_that_compose_asks_for_is_in_the_example() -> None:
-    needed = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker-compose.yml").read_text()))
-    offered = set(re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
-    assert needed
-    assert needed <= offered
 
 
 def test_the_image_runs_as_an_ordinary_user_in_production() -> None:

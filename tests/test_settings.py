@@ -6,17 +6,22 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from app.errors import ConfigurationError
-from app.settings import Settings, decoded_secret_key
+from app.settings import Settings, decoded_secret_key, secret_fields
 
 NAMES_OF_THEIR_OWN = {
     "database_url": "DATABASE_URL",
     "openai_api_key": "OPENAI_API_KEY",
     "openai_base_url": "OPENAI_BASE_URL",
+    "otel_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
     "reindex_every_s": "TOOLSCOUT_REINDEX_EVERY",
 }
 
 EXAMPLES: dict[str, tuple[str, Any]] = {
     "environment": ("production", "production"),
+    "role": ("web", "web"),
+    "otel_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
+    "rate_per_user": ("5", 5.0),
+    "max_in_flight": ("7", 7),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 nothing listens here
     "port": ("9000", 9000),
     "data_dir": ("/somewhere", Path("/somewhere")),
@@ -48,7 +53,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither the machine's environment nor a `.env` beside the project plays along."""
     monkeypatch.chdir(tmp_path)
     for field in Settings.model_fields:
-        for name in (field.upper(), f"TOOLSCOUT_{field.upper()}"):
+        for name in (field.upper(), variable(field), f"{variable(field)}_FILE"):
             monkeypatch.delenv(name, raising=False)
 
 
@@ -181,3 +186,63 @@ def test_what_is_no_name_is_named(text: str) -> None:
 def test_former_secret_keys_are_taken_one_by_one() -> None:
     assert Settings(old_secret_keys=SecretStr("one, two,")).former_secret_keys == ["one", "two"]
     assert Settings().former_secret_keys == []
+
+
+@pytest.mark.parametrize("field", secret_fields())
+def test_a_secret_is_read_from_the_file_that_its_variable_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, field: str
+) -> None:
+    text, value = EXAMPLES[field]
+    (tmp_path / "secret").write_text(f"{text}\n")
+    monkeypatch.setenv(f"{variable(field)}_FILE", str(tmp_path / "secret"))
+    assert getattr(Settings(), field) == value
+
+
+def test_what_is_a_secret_is_known_by_its_type() -> None:
+    assert set(secret_fields()) == {
+        "admin_api_key",
+        "database_url",
+        "metrics_key",
+        "old_secret_keys",
+        "openai_api_key",
+        "secret_key",
+    }
+
+
+def test_an_env_file_may_name_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("abc")
+    Path(".env").write_text(f"TOOLSCOUT_SECRET_KEY_FILE={tmp_path / 'secret'}\n")
+    assert Settings().secret_key == SecretStr("abc")
+
+
+@pytest.mark.parametrize("both_in_the_environment", [True, False])
+def test_a_secret_given_twice_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, both_in_the_environment: bool
+) -> None:
+    (tmp_path / "secret").write_text("abc")
+    monkeypatch.setenv("TOOLSCOUT_SECRET_KEY_FILE", str(tmp_path / "secret"))
+    if both_in_the_environment:
+        monkeypatch.setenv("TOOLSCOUT_SECRET_KEY", "def")
+    else:
+        Path(".env").write_text("TOOLSCOUT_SECRET_KEY=def\n")
+    with pytest.raises(ConfigurationError, match="TOOLSCOUT_SECRET_KEY and TOOLSCOUT_SECRET_KEY_FILE"):
+        Settings()
+
+
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_a_file_that_holds_no_secret_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "secret").write_text(content)
+    monkeypatch.setenv("TOOLSCOUT_METRICS_KEY_FILE", str(tmp_path / "secret"))
+    with pytest.raises(ConfigurationError, match="TOOLSCOUT_METRICS_KEY_FILE"):
+        Settings()
+    monkeypatch.setenv("TOOLSCOUT_METRICS_KEY_FILE", "")
+    assert Settings().metrics_key is None
+
+
+def test_a_worker_that_would_not_work_is_refused() -> None:
+    with pytest.raises(ValidationError, match="would do nothing"):
+        Settings(role="worker", index_concurrency=0)
+    assert Settings(role="web", index_concurrency=0).role == "web"

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from app.api.intake import StrictRoute
 from app.dependencies import Wired
-from app.errors import Unauthenticated
+from app.errors import Unauthenticated, Unavailable
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
@@ -30,7 +30,9 @@ async def healthz() -> Health:
 
 @router.get("/readyz")
 async def readyz(container: Wired) -> Readiness:
-    """503 while the database does not answer."""
+    """503 while the database does not answer, and from the moment on that the process was told to stop."""
+    if container.draining.is_set():
+        raise Unavailable("this process is about to stop; another will answer")
     await container.database.ping()
     return Readiness(model=container.model.id, warnings=list(container.warnings))
 

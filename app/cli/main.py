@@ -19,7 +19,7 @@ from app.cli.tools import add_tool_commands
 from app.database.migrate import migrate
 from app.doctor import examine
 from app.errors import ToolscoutError
-from app.settings import Settings
+from app.settings import Settings, variable_of
 from app.telemetry import configure_logging
 from app.wiring import reachable_database
 
@@ -52,7 +52,7 @@ def _wrong_settings(error: ValidationError) -> list[str]:
 
 
 def _environment_name(field: str) -> str:
-    return field if field.isupper() else f"TOOLSCOUT_{field.upper()}"
+    return field if field.isupper() else variable_of(field)
 
 
 def _parser() -> argparse.ArgumentParser:

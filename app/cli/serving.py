@@ -6,6 +6,8 @@ import signal
 import socket
 import sys
 import textwrap
+from contextlib import suppress
+from typing import Any
 
 import uvicorn
 from sse_starlette.sse import AppStatus
@@ -20,6 +22,8 @@ from app.settings import Settings
 from app.wiring import Container, open_container, owned_database
 
 _GRACE_S = 6
+_FIRST_WORDS_S = 0.5
+"""Between a connection and the request on it: until then it looks like an idle one, which is closed."""
 
 
 async def serve(settings: Settings, _options: argparse.Namespace) -> int:
@@ -61,14 +65,17 @@ async def _serve_until_stopped(container: Container, listener: socket.socket) ->
         signal.signal(stop, signal.SIG_IGN)
     host, port = listener.getsockname()[:2]
     greeting = f"\n  Toolscout answers at http://{host}:{port}   (API: http://{host}:{port}/docs, stop with Ctrl-C)\n"
-    await _Server(config, greeting, container.draining).serve(sockets=[listener])
+    drain_s = container.settings.drain_s
+    await _Server(config, greeting, container.draining, drain_s).serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Greets when the port is open, and not before; says when it begins to stop."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str, draining: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, greeting: str, draining: asyncio.Event, drain_s: float) -> None:
         super().__init__(config)
+        self._drain_s = drain_s
+        self._last: list[asyncio.Task[Any]] = []
         self._greeting = greeting
         self._draining = draining
 
@@ -78,13 +85,40 @@ class _Server(uvicorn.Server):
             print(self._greeting, flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Whoever comes before the others have noticed is still let in, and whoever was let in is heard."""
         self._draining.set()
+        await asyncio.sleep(self._drain_s)
+        self._let_in_the_last(sockets or [])
+        await asyncio.sleep(_FIRST_WORDS_S)
+        await asyncio.sleep(0)  # on a busy machine the time may be over before anybody has listened
         await super().shutdown(sockets)
+
+    def _let_in_the_last(self, listeners: list[socket.socket]) -> None:
+        """In one go with closing the port: the system turns away whoever has knocked and was not let in by then."""
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            listener.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    connection, _ = listener.accept()
+                    self._last.append(loop.create_task(loop.connect_accepted_socket(self._protocol, connection)))
+        for server in self.servers:
+            server.close()
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes it for those who come in time."""
+        return self.config.http_protocol_class(
+            config=self.config,  # type: ignore[call-arg]
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
 
 async def _announce_keys(container: Container) -> None:
     """Each at the moment it is made: whatever happens next, nobody is locked out."""
     settings = container.settings
+    if settings.role == "worker":
+        return
     if (admin_key := await _first_admin_key(container)) is not None:
         _say("The first admin key, shown this once:", f"  {admin_key}")
     if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:

@@ -13,8 +13,10 @@ from sqlalchemy.engine import CursorResult, ScalarResult, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from app.errors import ConfigurationError, DatabaseDown, QueryFailed, QueryInterrupted
+from app.telemetry import Metrics
 
 APP_ROLE = "toolscout_app"
 
@@ -104,7 +106,8 @@ class Session:
 
 
 class Database:
-    def __init__(self, url: str, pool_size: int) -> None:
+    def __init__(self, url: str, pool_size: int, metrics: Metrics | None = None) -> None:
+        """Commands have no metrics, since nobody could ask them."""
         self._engine = create_async_engine(
             driver_url(url),
             pool_size=pool_size,
@@ -115,6 +118,9 @@ class Database:
             connect_args={"connect_timeout": 3},
         )
         self._pool_size = pool_size
+        self._metrics = metrics or Metrics()
+        self._metrics.pool_size.set(pool_size)
+        self._metrics.pool_in_use.set_function(self._in_use)
         event.listen(self._engine.sync_engine, "connect", _prepare)
 
     @property
@@ -162,7 +168,7 @@ class Database:
         return await self._begin(begin)
 
     async def _begin(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
-        connection = await self._engine.connect()
+        connection = await self._connected()
         try:
             driver = _driver(connection)
             # both statements in one round trip, which a prepared statement could not be
@@ -172,6 +178,20 @@ class Database:
             await connection.close()
             raise
         return connection, driver
+
+    async def _connected(self) -> AsyncConnection:
+        metrics = self._metrics
+        with metrics.pool_waiting.track_inprogress(), metrics.pool_wait_seconds.time():
+            try:
+                return await self._engine.connect()
+            except PoolTimeout:
+                metrics.pool_timeouts.inc()
+                raise
+
+    def _in_use(self) -> int:
+        pool = self._engine.pool
+        assert isinstance(pool, AsyncAdaptedQueuePool)  # noqa: S101 no other is asked for above
+        return pool.checkedout()
 
     async def ping(self) -> None:
         async with self.system_transaction() as session:

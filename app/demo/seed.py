@@ -48,7 +48,7 @@ async def _queue(container: Container, session: Session, server: dict[str, Any])
 
 async def finish_demo(container: Container) -> None:
     """Waits until the tools are indexed, so that the first question is answered from a whole catalogue."""
-    if not container.settings.index_concurrency:  # another process does the work
+    if not container.settings.works:  # another process does the work
         return
     statement = "SELECT count(*) FROM index_runs WHERE user_id = %(user_id)s AND finished_at IS NULL"
     unfinished = 1

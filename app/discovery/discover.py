@@ -12,7 +12,7 @@ It heals by itself: every request starts at the top.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from app.accounts.users import User
 from app.catalog.offers import Offer, Offers, Shelf, read_offers, visible_offers
@@ -28,7 +28,8 @@ from app.sealing import Sealer
 from app.search.hybrid import Found, HybridSearch
 from app.search.query import Query
 from app.search.ranking import Question, Strategy
-from app.telemetry import Metrics
+from app.telemetry import Metrics, rung_of
+from app.tracing import Tracing, traced
 from app.usage.tally import Figures, Tally
 
 logger = logging.getLogger("toolscout.discovery")
@@ -79,6 +80,7 @@ class Discoverer:
     sealer: Sealer
     tally: Tally
     max_tools: int
+    tracing: Tracing = field(default_factory=Tracing)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Rung:
         return None if self.embedded is None else self.embedded.vectors
 
 
+@traced("discover", "strategy", "degraded_reason", "searched", "no_match")
 async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     asked = time.perf_counter()
     if ask.strategy is None:
@@ -114,6 +117,7 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     return _counted(discoverer, user, discovery, time.perf_counter() - asked)
 
 
+@traced("embed", "reason")
 async def embedded(discoverer: Discoverer, user: User, query: Query, strategy: Strategy) -> Rung:
     """Before any connection is taken: none is held while waiting for an embedder."""
     if strategy == "bm25" or not user.discovery_enabled:
@@ -133,11 +137,13 @@ def question_of(discoverer: Discoverer, ask: Ask, rung: Rung) -> Question:
 async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     async with discoverer.database.snapshot(user.id) as session:
         offers = await read_offers(session, ask.scope, (), core=ask.include_core_tools)
+    discoverer.metrics.discoveries.labels("none", "core").inc()
     core = [Selected(offer, "core") for offer in offers.core]
     chosen = select_tools((), core, (), most=_most(discoverer, ask), max_tokens=ask.max_tokens)
     return _discovery(chosen, core, 0, 0, None, generated=False, no_match=True)
 
 
+@traced("search", "searched")
 async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: Rung) -> Discovery:
     question = question_of(discoverer, ask, rung)
     vectors = rung.vectors
@@ -214,6 +220,7 @@ def _discovery(
 
 def _counted(discoverer: Discoverer, user: User, discovery: Discovery, seconds: float) -> Discovery:
     metrics = discoverer.metrics
+    metrics.discoveries.labels(discovery.strategy or "none", rung_of(discovery.degraded_reason)).inc()
     if discovery.degraded_reason is not None:
         metrics.fallbacks.labels(discovery.degraded_reason).inc()
     if discovery.no_match:

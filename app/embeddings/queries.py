@@ -9,7 +9,7 @@ from app.cache import TtlCache
 from app.embeddings.base import Embedder, Vector
 from app.embeddings.breaker import Breaker
 from app.errors import EmbeddingFailed
-from app.telemetry import Metrics
+from app.telemetry import Metrics, failures_counted
 
 QUERY_CACHE_S = 300.0
 
@@ -62,15 +62,20 @@ class QueryEmbedder:
         started = time.perf_counter()
         outcome = "failed"
         try:
-            async with asyncio.timeout(self._budget_s):
-                vectors = list(await self._embedder.embed_queries(key[2]))
+            with failures_counted(self._metrics, "query"):
+                vectors = await self._within_budget(key[2])
             outcome = "succeeded"
-        except TimeoutError as error:
-            raise EmbeddingFailed("timeout", "the embedder took longer than its budget") from error
         finally:
             self._note(outcome, time.perf_counter() - started)
         self._cache.put(key, vectors)
         return vectors
+
+    async def _within_budget(self, texts: Sequence[str]) -> Sequence[Vector]:
+        try:
+            async with asyncio.timeout(self._budget_s):
+                return list(await self._embedder.embed_queries(texts))
+        except TimeoutError as error:
+            raise EmbeddingFailed("timeout", "the embedder took longer than its budget") from error
 
     def _note(self, outcome: str, seconds: float) -> None:
         if outcome == "succeeded":

@@ -38,6 +38,7 @@ from app.execution.results import capped, writable
 from app.protocol import Dialogue, Endpoint, Json, canonical
 from app.sealing import Sealer
 from app.telemetry import Metrics, timed
+from app.tracing import Tracing, traced
 from app.upstream.connection import INPUT_REQUIRED, OnProgress
 from app.upstream.pool import Upstream
 from app.usage.tally import Tally
@@ -68,6 +69,7 @@ class Executor:
     max_result_bytes: int
     valid_schemas: TtlCache[bytes, bool] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
     """By a digest of the schema's text."""
+    tracing: Tracing = field(default_factory=Tracing)
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Progress:
                 report.cancel()
 
 
+@traced("execute", "truncated")
 async def execute(executor: Executor, call: Call, progress: Progress | None = None) -> Executed:
     """Raises `ToolNotFound`, `ArgumentsInvalid`, `ServerUnreachable` or `ToolFailed`."""
     record = _Record(executor, call)

@@ -7,7 +7,7 @@ applies without vectors: the tools are found by their words, and the vectors fol
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from app.catalog.servers import Server, get_endpoint, get_server, note_contact
 from app.catalog.verdicts import Policy
@@ -21,7 +21,8 @@ from app.indexing.listing import Listing, read_listing
 from app.indexing.plan import CountTokens, Place, Plan, Wanted, make_plan
 from app.protocol import Endpoint, Json, parse_json
 from app.sealing import Sealer
-from app.telemetry import Metrics, timed
+from app.telemetry import Metrics, failures_counted, timed
+from app.tracing import Tracing, traced
 from app.upstream.pool import Upstream
 
 logger = logging.getLogger("toolscout.indexing")
@@ -45,8 +46,10 @@ class Indexer:
     sealer: Sealer
     computing: asyncio.Semaphore
     """Many servers are waited for at once, few are embedded at once."""
+    tracing: Tracing = field(default_factory=Tracing)
 
 
+@traced("reindex")
 async def reindex_server(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
     while True:
         try:
@@ -229,10 +232,13 @@ class _Embedding:
         return [tool for tool in wanted if tool.tool_id not in self.vectors]
 
     async def _embed(self, batch: Sequence[Wanted]) -> None:
-        with timed(self._indexer.metrics.embedding_seconds, "index"):
+        metrics = self._indexer.metrics
+        telling = self._indexer.tracing.span("embed")
+        with telling, timed(metrics.embedding_seconds, "index"), failures_counted(metrics, "index"):
             vectors = await self._indexer.embedder.embed_documents([tool.text for tool in batch])
         self.vectors |= {tool.tool_id: vector for tool, vector in zip(batch, vectors, strict=True)}
         self.computed += len(batch)
+        metrics.tools_embedded.inc(len(batch))
         by_text = {text_hash(tool.text): vector for tool, vector in zip(batch, vectors, strict=True)}
         async with self._indexer.database.system_transaction() as session:
             await store.remember_vectors(session, self._indexer.embedder.model, by_text)

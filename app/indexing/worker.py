@@ -7,6 +7,7 @@ say that their tools have changed.
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ class Worker:
                 await self._work_is_there.wait()
 
     async def _perform(self, run: jobs.Claim) -> None:
-        state: str = "failed"
+        state, started = "failed", time.perf_counter()
         try:
             if run.attempts > jobs.MAX_ATTEMPTS:
                 await self._fail(run, "crashed", f"given up after {jobs.MAX_ATTEMPTS} attempts that did not end")
@@ -176,6 +177,7 @@ class Worker:
             logger.exception("an index run met what nobody foresaw", extra={"run_id": run.id})
             await self._fail(run, "internal_error", "an unexpected error; the log has it under this run's id")
         self._indexer.metrics.index_runs.labels(state).inc()
+        self._indexer.metrics.index_seconds.labels(state).observe(time.perf_counter() - started)
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
 
     async def _retry_or_fail(self, run: jobs.Claim, error: ServerUnreachable) -> str:

@@ -65,6 +65,18 @@ async def test_without_its_database_the_service_lives_but_is_not_ready_and_lets_
             assert (await user.http.request(method, path, json=body)).status_code == 200
 
 
+async def test_a_process_that_is_about_to_stop_is_not_ready_and_lets_its_clients_go(open_service: OpenService) -> None:
+    async with open_service() as service, new_user(service) as user:
+        before = await user.http.get("/tools")
+        assert (await user.http.get("/readyz")).status_code == 200
+        service.draining.set()
+        assert_problem(await user.http.get("/readyz"), 503)
+        assert (await user.http.get("/healthz")).status_code == 200
+        after = await user.http.get("/tools")
+    assert (before.status_code, before.headers.get("connection")) == (200, None)
+    assert (after.status_code, after.headers.get("connection")) == (200, "close")
+
+
 async def samples(http: httpx.AsyncClient, **headers: str) -> list[tuple[str, dict[str, str]]]:
     answer = await http.get("/metrics", headers=headers)
     assert answer.status_code == 200

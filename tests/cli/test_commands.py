@@ -177,3 +177,11 @@ def test_doctor_names_a_program_that_is_not_there(
     assert "no program 'no-such-program-here'" in command("doctor", status=1)
     listed.write_text("[]")
     assert "TOOLSCOUT_STDIO_SERVERS" in command("doctor", status=1)
+
+
+def test_a_worker_without_work_is_told_which_setting_is_wrong(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLSCOUT_ROLE", "worker")
+    monkeypatch.setenv("TOOLSCOUT_INDEX_CONCURRENCY", "0")
+    assert "TOOLSCOUT_INDEX_CONCURRENCY" in command("doctor", status=1)
