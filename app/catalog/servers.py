@@ -63,6 +63,13 @@ class NewServer:
     """By tool name; `*` is for those that are not named. What is not permitted can be neither found nor run."""
 
 
+def check_transport(transport: Transport, url: str | None) -> None:
+    if transport in ("stdio", "push") and url is not None:
+        raise ValueError(f"a {transport} server has no URL")
+    if transport in ("streamable_http", "sse") and url is None:
+        raise ValueError(f"a {transport} server needs a URL")
+
+
 async def create_server(session: Session, sealer: Sealer, user_id: str, wanted: NewServer) -> Server:
     server_id = str(uuid.uuid4())
     values = {
