@@ -9,6 +9,7 @@ from app import __version__
 from app.api import accounts, audit, discovery, execution, operations, projects, rules, runs, servers, tools
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
+from app.console.door import add_console
 from app.mcp_server.endpoint import mcp_router
 from app.telemetry import RequestTelemetry
 from app.wiring import Container
@@ -36,6 +37,7 @@ def create_app(container: Container) -> FastAPI:
     for door in (discovery, execution, servers, runs, tools, rules, projects, accounts, audit, operations):
         app.include_router(door.router)
     app.include_router(mcp_router())
+    add_console(app)
     add_error_handlers(app)
     # each one stands outside of those before it
     app.add_middleware(BoundedBody)
