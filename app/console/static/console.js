@@ -99,3 +99,5 @@ for (const form of document.querySelectorAll("form[data-busy]")) {
   form.addEventListener("submit", () => form.classList.add("busy-now"));
 }
 enliven(document);
+// on a phone the pages stand in one row, wider than the screen
+document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
