@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app import __version__
-from app.api import accounts, audit, discovery, execution, operations, projects, rules, runs, servers, tools
+from app.api import accounts, audit, discovery, execution, feedback, operations, projects, rules, runs, servers, tools
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.console.door import add_console
@@ -34,7 +34,7 @@ def create_app(container: Container) -> FastAPI:
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
     )
     app.state.container = container
-    for door in (discovery, execution, servers, runs, tools, rules, projects, accounts, audit, operations):
+    for door in (discovery, execution, feedback, servers, runs, tools, rules, projects, accounts, audit, operations):
         app.include_router(door.router)
     app.include_router(mcp_router())
     add_console(app)

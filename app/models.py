@@ -8,6 +8,7 @@ from pgvector.sqlalchemy import HALFVEC, SPARSEVEC
 from sqlalchemy import (
     ARRAY,
     JSON,
+    REAL,
     BigInteger,
     Boolean,
     Column,
@@ -181,6 +182,8 @@ mcp_tool_embeddings = Table(
     _required("projects", ARRAY(BigInteger), "'{}'"),
     _required("project_tags", JSONB, "'{}'"),
     _required("ann", Boolean, "false"),
+    # what its use so far adds to its score, see usage/prior.py
+    _required("prior", REAL, "0"),
     PrimaryKeyConstraint("user_id", "model", "tool_id"),
     ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
     Index("mcp_tool_embeddings_tool", "user_id", "tool_id"),
@@ -346,4 +349,50 @@ tool_calls = Table(
     Column("answer", LargeBinary),  # sealed
     PrimaryKeyConstraint("user_id", "key"),
     Index("tool_calls_started_at", "started_at"),
+)
+
+# no foreign key to the tools: who counts must not wait for who deletes
+tool_usage = Table(
+    "tool_usage",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _required("tool_id", Text),
+    _required("discovered", BigInteger, "0"),
+    _required("called", BigInteger, "0"),
+    _required("succeeded", BigInteger, "0"),
+    _required("failed", BigInteger, "0"),
+    _required("irrelevant", BigInteger, "0"),
+    Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("user_id", "tool_id"),
+)
+
+# what was told once counts once
+tool_feedback = Table(
+    "tool_feedback",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _required("discovery_id", Text),
+    _required("tool_id", Text),
+    _required("outcome", Text),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("user_id", "discovery_id", "tool_id", "outcome"),
+    Index("tool_feedback_at", "at"),
+)
+
+# one row a user and minute
+discovery_stats = Table(
+    "discovery_stats",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False),
+    _required("discoveries", BigInteger),
+    _required("degraded", BigInteger),
+    _required("no_match", BigInteger),
+    _required("cache_hits", BigInteger),
+    _required("tokens_all", BigInteger),
+    _required("tokens_selected", BigInteger),
+    # how many of the discoveries fell into each span of usage/latency.py
+    _required("latencies", ARRAY(Integer)),
+    PrimaryKeyConstraint("user_id", "at"),
+    Index("discovery_stats_at", "at"),
 )

@@ -21,6 +21,7 @@ from app.catalog.verdicts import Policy
 from app.catalog.visibility import adopt_policy
 from app.database.embedded import EmbeddedPostgres
 from app.database.engine import Database, driver_url
+from app.database.forgetting import forget_for_ever
 from app.database.migrate import migrate
 from app.discovery.discover import Discoverer
 from app.embeddings.base import Embedder
@@ -30,8 +31,8 @@ from app.embeddings.queries import QueryEmbedder
 from app.embeddings.registry import ActiveModel, activate_first, active_model
 from app.embeddings.tokens import token_counter
 from app.errors import ConfigurationError, EmbeddingFailed
+from app.execution import repeats
 from app.execution.execute import Executor
-from app.execution.repeats import forget_for_ever
 from app.indexing.reindex import Indexer
 from app.indexing.worker import Pace, Worker
 from app.sealing import Sealer
@@ -44,6 +45,8 @@ from app.upstream.connection import Limits as ConnectionLimits
 from app.upstream.guard import Guard, Resolve
 from app.upstream.operators import OperatorsServers
 from app.upstream.pool import Upstream
+from app.usage import counting
+from app.usage.tally import Tally
 
 logger = logging.getLogger("toolscout")
 
@@ -60,6 +63,7 @@ class Container:
     executor: Executor
     upstream: Upstream
     worker: Worker
+    tally: Tally
     metrics: Metrics
     warnings: tuple[str, ...]
     draining: asyncio.Event
@@ -81,6 +85,9 @@ async def open_container(
         sealer = sealer_of(settings)
         database = Database(url, settings.database_pool_size)
         closing.push_async_callback(database.close)
+        tally = Tally(database)
+        tally.start()
+        closing.push_async_callback(tally.stop)
         if serving:
             await adopt_policy(database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
         embedder, model, warnings = await _embedder(settings, url, closing)
@@ -103,7 +110,8 @@ async def open_container(
         )
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed
-        closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database)))
+        outdated = [repeats.outdated(), *counting.outdated()]
+        closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database, outdated)))
         if working:
             worker.start()
         closing.push_async_callback(worker.stop)
@@ -121,6 +129,8 @@ async def open_container(
                 search=HybridSearch(model),
                 shelf=Shelf(),
                 metrics=metrics,
+                sealer=sealer,
+                tally=tally,
                 max_tools=settings.max_tools,
             ),
             executor=Executor(
@@ -128,11 +138,13 @@ async def open_container(
                 upstream=upstream,
                 sealer=sealer,
                 metrics=metrics,
+                tally=tally,
                 timeout_s=settings.call_timeout_s,
                 max_result_bytes=settings.max_result_bytes,
             ),
             upstream=upstream,
             worker=worker,
+            tally=tally,
             metrics=metrics,
             warnings=warnings,
             draining=asyncio.Event(),

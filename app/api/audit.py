@@ -51,9 +51,12 @@ async def get_reader(container: Wired, caller: Auditing) -> AsyncIterator[tuple[
             yield session, user_id
 
 
+Reader = Annotated[tuple[Session, str | None], Depends(get_reader, scope="function")]
+
+
 @router.get("/audit")
 async def list_events(
-    reader: Annotated[tuple[Session, str | None], Depends(get_reader, scope="function")],
+    reader: Reader,
     page: Paged,
     *,
     action: Annotated[Text, Query(examples=["tool.execute"])] = None,

@@ -39,7 +39,8 @@ class ToolOut(Output):
     flags: list[Flag] = Field(description="what a person should know of its definition")
     server_status: Status | None = Field(description="of the last contact with its server")
     explanation: dict[str, Any] | None = Field(
-        None, description="with `explain`: cosine, BM25, the rank by each, the tag boost and the matched words"
+        None,
+        description="with `explain`: cosine, BM25, the rank by each, tag boost, prior and matched words",
     )
 
 
@@ -160,7 +161,11 @@ def _tool(selected: Selected, alias: str) -> dict[str, Any]:
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:
-    return vars(evidence) | {"cosine": _rounded(evidence.cosine), "bm25": _rounded(evidence.bm25)}
+    return vars(evidence) | {
+        "cosine": _rounded(evidence.cosine),
+        "bm25": _rounded(evidence.bm25),
+        "prior": _rounded(evidence.prior),
+    }
 
 
 def _tokens(selected: int, everything: int) -> dict[str, Any]:

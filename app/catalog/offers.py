@@ -90,7 +90,10 @@ _CALLED = f"""
     UNION ALL ({_CORE} AND c.name = %(alias)s)
 """
 
-_FALLBACK = f"{_TOOL} WHERE {VISIBLE} ORDER BY t.pinned DESC, v.server_name, t.name LIMIT %(limit)s"
+_FALLBACK = f"""
+    {_TOOL} LEFT JOIN tool_usage u ON u.user_id = v.user_id AND u.tool_id = v.tool_id WHERE {VISIBLE}
+    ORDER BY t.pinned DESC, coalesce(u.called, 0) DESC, v.server_name, t.name LIMIT %(limit)s
+"""
 _OF_SERVER = f"""
     {_TOOL} WHERE {VISIBLE} AND v.server_name = %(server)s AND t.name > %(after)s
     ORDER BY t.name LIMIT %(limit)s
@@ -158,7 +161,7 @@ async def offering_servers(session: Session, scope: Scope) -> Sequence[OfferingS
 
 
 async def visible_offers(session: Session, scope: Scope, limit: int) -> Everything:
-    """All that is visible, up to the limit, pinned tools first: what is left when search itself fails."""
+    """All that is visible, up to the limit, pinned and most used tools first: what is left when search itself fails."""
     [(searched, tokens)] = await session.rows(_TOTALS, scope.parameters())
     rows = await session.rows(_FALLBACK, scope.parameters() | {"limit": limit})
     return Everything([Offer(*row) for row in rows], searched, int(tokens))

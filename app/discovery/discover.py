@@ -3,7 +3,7 @@
 The ladder, one rung below the other, each under the same visibility filter and each saying so in the answer:
 
     by meaning and words -> (embedder down, slow, or its breaker open) by words alone
-                         -> (the search itself fails) all visible tools up to the limit, pinned first
+                         -> (the search itself fails) all visible tools up to the limit, pinned and most used first
                          -> (database down) `DatabaseDown`, which says when to try again
 
 It heals by itself: every request starts at the top.
@@ -11,7 +11,6 @@ It heals by itself: every request starts at the top.
 
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,13 +18,16 @@ from app.accounts.users import User
 from app.catalog.offers import Offer, Offers, Shelf, read_offers, visible_offers
 from app.catalog.visibility import Scope
 from app.database.engine import Database
+from app.discovery.ids import new_id
 from app.discovery.selection import Selected, select_tools
 from app.embeddings.queries import QueryEmbedder, QueryVector
 from app.embeddings.registry import ActiveModel
 from app.errors import EmbeddingFailed, QueryFailed
+from app.sealing import Sealer
 from app.search.hybrid import Found, HybridSearch
 from app.search.ranking import Question, Strategy
 from app.telemetry import Metrics
+from app.usage.tally import Figures, Tally
 
 logger = logging.getLogger("toolscout.discovery")
 
@@ -72,6 +74,8 @@ class Discoverer:
     search: HybridSearch
     shelf: Shelf
     metrics: Metrics
+    sealer: Sealer
+    tally: Tally
     max_tools: int
 
 
@@ -85,8 +89,9 @@ class Rung:
 
 
 async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
+    asked = time.perf_counter()
     if ask.strategy is None:
-        return await _core_alone(discoverer, user, ask)
+        return replace(await _core_alone(discoverer, user, ask), id=new_id(discoverer.sealer, user.id))
     rung = await embedded(discoverer, user, ask.text, ask.strategy)
     started = time.perf_counter()
     if not user.discovery_enabled:
@@ -99,7 +104,8 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
             discovery = await _everything(discoverer, user, ask, "search_failed")
     seconds = time.perf_counter() - started
     discoverer.metrics.search_seconds.observe(seconds)
-    return _counted(discoverer.metrics, replace(discovery, duration_ms=round(seconds * 1000, 2)))
+    discovery = replace(discovery, id=new_id(discoverer.sealer, user.id), duration_ms=round(seconds * 1000, 2))
+    return _counted(discoverer, user, discovery, time.perf_counter() - asked)
 
 
 async def embedded(discoverer: Discoverer, user: User, text: str, strategy: Strategy) -> Rung:
@@ -187,7 +193,7 @@ def _discovery(
     no_match: bool,
 ) -> Discovery:
     return Discovery(
-        id=str(uuid.uuid4()),
+        id="",
         tools=chosen,
         searched=searched,
         duration_ms=0.0,
@@ -200,10 +206,25 @@ def _discovery(
     )
 
 
-def _counted(metrics: Metrics, discovery: Discovery) -> Discovery:
+def _counted(discoverer: Discoverer, user: User, discovery: Discovery, seconds: float) -> Discovery:
+    metrics = discoverer.metrics
     if discovery.degraded_reason is not None:
         metrics.fallbacks.labels(discovery.degraded_reason).inc()
     if discovery.no_match:
         metrics.no_match.inc()
     metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
+    found = (tool.offer.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
+    discoverer.tally.discovered(user.id, found, _figures(discovery, seconds))
     return discovery
+
+
+def _figures(discovery: Discovery, seconds: float) -> Figures:
+    degraded = discovery.degraded_reason is not None
+    return Figures(
+        seconds=seconds,
+        degraded=degraded,
+        no_match=discovery.no_match,
+        cache_hit=not (degraded or discovery.embedding_generated or discovery.strategy == "bm25"),
+        tokens_all=discovery.tokens_all,
+        tokens_selected=discovery.tokens_selected,
+    )

@@ -84,7 +84,7 @@ async def _reason(
     if ask.strategy is None:
         return Reason("discovery_off", "the project's `optimization` is null: it answers with core tools alone", facts)
     if discovery.degraded_reason in ("disabled", "search_failed"):
-        message = "all tools are offered up to the limit, pinned ones first, and it came too late"
+        message = "all tools are offered up to the limit, pinned and most used ones first, and it came too late"
         return Reason("no_room", message, facts)
     return await _ranked(discoverer, user, ask, facts)
 

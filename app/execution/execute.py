@@ -40,6 +40,7 @@ from app.sealing import Sealer
 from app.telemetry import Metrics, timed
 from app.upstream.connection import INPUT_REQUIRED, OnProgress
 from app.upstream.pool import Upstream
+from app.usage.tally import Tally
 
 logger = logging.getLogger("toolscout.execution")
 
@@ -47,6 +48,7 @@ _HEX = re.compile(rf"[0-9a-f]{{{DIGEST},64}}")
 _NO_DIGEST = "-"
 
 TOOL_ERROR = "tool_error"
+CANCELLED = "cancelled"
 _SCHEMAS_REMEMBERED = 10_000
 _REMEMBERED_S = 3600.0
 _REPORTS_WAITING = 100
@@ -61,6 +63,7 @@ class Executor:
     upstream: Upstream
     sealer: Sealer
     metrics: Metrics
+    tally: Tally
     timeout_s: float
     max_result_bytes: int
     valid_schemas: TtlCache[bytes, bool] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
@@ -214,6 +217,7 @@ class _Record:
         self._started = time.perf_counter()
         self._claimed = False
         self._replayed = False
+        self._begun = False
         self._executed: Executed | None = None
         self.tool: _Tool | None = None
 
@@ -232,7 +236,7 @@ class _Record:
             outcome, failure = error.code, error
             raise
         except asyncio.CancelledError:
-            outcome = "cancelled"
+            outcome = CANCELLED
             raise
         finally:
             if not self._replayed:
@@ -270,6 +274,7 @@ class _Record:
         executor, tool = self._executor, self._found
         on_progress: OnProgress | None = None if progress is None else progress.report
         started = time.perf_counter()
+        self._begun = True
         with timed(executor.metrics.upstream_seconds, "call"):
             result = await executor.upstream.call_tool(
                 tool.endpoint, tool.offer.name, self._call.arguments, self._timeout_s, on_progress, self._call.dialogue
@@ -289,6 +294,7 @@ class _Record:
 
     async def _write(self, outcome: str, failure: ToolscoutError | None) -> None:
         """A tool that has run has run: that the database is away now does not take its answer from the caller."""
+        self._count(outcome, failure)
         try:
             async with self._executor.database.transaction(self._call.scope.user_id) as session:
                 await self._note_contact(session, failure)
@@ -296,6 +302,13 @@ class _Record:
                 await self._audit(session, outcome)
         except (DatabaseDown, QueryFailed):
             logger.exception("a call could not be written down", extra={"outcome": outcome})
+
+    def _count(self, outcome: str, failure: ToolscoutError | None) -> None:
+        """Only what may have run; a tool that asks its user for more is counted once it has its answer."""
+        if not self._begun or isinstance(failure, ServerUnreachable) or outcome == INPUT_REQUIRED:
+            return
+        succeeded = None if outcome == CANCELLED else outcome == audit.SUCCEEDED
+        self._executor.tally.called(self._call.scope.user_id, self._found.offer.tool_id, succeeded=succeeded)
 
     async def _settle(self, session: Session, failure: ToolscoutError | None) -> None:
         """The answer is kept for whoever repeats the call; where nothing was run, the key is free again."""

@@ -1,23 +1,19 @@
 """Calls with an `Idempotency-Key`: the first one runs, the others get its answer. The answer is stored sealed."""
 
-import asyncio
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import orjson
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Delete, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from app.database.engine import Database, Session
-from app.errors import Conflict, InvalidInput, QueryFailed, ToolFailed, Unavailable
+from app.database.engine import Session
+from app.errors import Conflict, InvalidInput, ToolFailed
 from app.models import tool_calls
 from app.protocol import Json
 from app.sealing import Owner, Sealer
 
 _KEPT = timedelta(hours=24)
-_FORGET_FIRST_S = 60.0
-_FORGET_EVERY_S = 3600.0
 _GRACE = timedelta(seconds=30)
 
 
@@ -63,16 +59,9 @@ async def release(session: Session, user_id: str, key: str) -> None:
     await session.execute(delete(tool_calls).where(*_this(user_id, key), tool_calls.c.answer.is_(None)))
 
 
-async def forget_for_ever(database: Database) -> None:
-    """What is older than a day, every hour."""
-    old = delete(tool_calls).where(tool_calls.c.started_at < func.now() - _KEPT)
-    pause_s = _FORGET_FIRST_S
-    while True:
-        await asyncio.sleep(pause_s)
-        pause_s = _FORGET_EVERY_S
-        with suppress(Unavailable, QueryFailed):
-            async with database.system_transaction() as session:
-                await session.execute(old)
+def outdated() -> Delete:
+    """What is older than a day, of all users."""
+    return delete(tool_calls).where(tool_calls.c.started_at < func.now() - _KEPT)
 
 
 def _this(user_id: str, key: str) -> tuple[Any, Any]:

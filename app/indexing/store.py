@@ -19,6 +19,7 @@ from app.indexing.listing import ListedTool, looked_through
 from app.indexing.plan import Place, Plan, StoredTool, ToolRow
 from app.models import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.protocol import Json, ToolDefinition, canonical
+from app.usage.learning import put_priors
 
 CHANGES_KEPT = 20
 VANISHED_KEPT = 1_000
@@ -111,6 +112,8 @@ async def apply(
     decided = await verdicts(session, user_id, place.server_id)
     await _write_index(session, user_id, place, plan, vectors, decided)
     await write_verdicts(session, user_id, decided)
+    if plan.rows:
+        await put_priors(session, user_id, place.server_id)
     await _write_vectors(session, user_id, place, plan, vectors)
     await _write_counts(session, user_id, place)
     await recount(session, user_id, ann_above)

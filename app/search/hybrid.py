@@ -26,7 +26,7 @@ POOL = 32
 
 _SCORED = """
     SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, {similarity} AS similarity,
-           -(v.lexical <#> %(terms)s::sparsevec) AS bm25
+           -(v.lexical <#> %(terms)s::sparsevec) AS bm25, v.prior
     FROM mcp_tool_embeddings v {joined}
     WHERE {visible}
 """
@@ -52,7 +52,7 @@ ranked AS (
            row_number() OVER (ORDER BY bm25 DESC, server_name, tool_name) AS bm25_rank
     FROM scored
 )
-SELECT r.tool_id, r.tool_name, r.tags, r.similarity, r.cosine_rank, r.bm25, r.bm25_rank, v.lexical
+SELECT r.tool_id, r.tool_name, r.tags, r.similarity, r.cosine_rank, r.bm25, r.bm25_rank, r.prior, v.lexical
 FROM ranked r JOIN mcp_tool_embeddings v ON v.user_id = %(user_id)s AND v.model = %(model)s AND v.tool_id = r.tool_id
 WHERE r.tool_id = ANY(%(tool_ids)s)
 """
@@ -82,6 +82,7 @@ class Evidence:
     bm25: float
     bm25_rank: int | None
     tag_boost: float
+    prior: float
     matched_words: Sequence[str]
     named_in_message: bool
 
@@ -182,8 +183,8 @@ def _is_short(rows: _Rows, expected: int) -> bool:
 
 
 def _candidate(row: tuple[Any, ...], counts: Counts) -> Candidate:
-    _, tool_id, server_name, tool_name, tags, similarity, bm25 = row
-    return Candidate(tool_id, server_name, tool_name, tags, similarity, bm25, counts.share(bm25))
+    _, tool_id, server_name, tool_name, tags, similarity, bm25, prior = row
+    return Candidate(tool_id, server_name, tool_name, tags, similarity, bm25, counts.share(bm25), prior)
 
 
 def _evidence(
@@ -194,6 +195,7 @@ def _evidence(
     cosine_rank: int,
     bm25: float,
     bm25_rank: int,
+    prior: float,
     words: SparseVector,
 ) -> Evidence:
     return Evidence(
@@ -202,6 +204,7 @@ def _evidence(
         bm25=bm25,
         bm25_rank=bm25_rank if bm25 > 0 else None,
         tag_boost=TAG_BOOST * len(matched_tags(tags, question)),
+        prior=prior,
         matched_words=matching_terms(question.text, words),
         named_in_message=is_named(question.text.lower(), tool_name),
     )

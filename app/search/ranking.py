@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
+from app.usage.prior import PRIOR_MOST
+
 Strategy = Literal["hybrid", "semantic", "bm25"]
 
 COSINE_WEIGHT = 0.75
@@ -24,6 +26,7 @@ class Candidate(NamedTuple):
     similarity: float | None
     bm25: float
     word_share: float
+    prior: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ def rank(candidates: Sequence[Candidate], question: Question, limit: int) -> lis
         named = is_named(message, candidate.tool_name)
         if named or _passes(candidate, question):
             matched = matched_tags(candidate.tags, question)
-            raw = scale.fused(candidate, question.strategy) + TAG_BOOST * len(matched)
+            # by so much at most a tool that was used well passes another; a name in the message needs no help
+            prior = 0.0 if named else min(candidate.prior, PRIOR_MOST)
+            raw = scale.fused(candidate, question.strategy) + prior + TAG_BOOST * len(matched)
             order = (not named, -min(raw, 1.0), -raw, candidate.server_name, candidate.tool_name)
             judged.append((order, candidate, matched))
     judged.sort(key=itemgetter(0))

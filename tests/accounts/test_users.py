@@ -10,7 +10,7 @@ import pytest
 
 from app.accounts.callers import Keyring
 from app.wiring import Container
-from tests.api.checks import assert_problem, everything, leave_a_call, pages, rows_of
+from tests.api.checks import assert_problem, everything, find_and_praise, leave_a_call, pages, rows_of
 from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, new_user, tool
 
 PUSHED = {"name": "files", "transport": "push"}
@@ -37,6 +37,7 @@ async def fill(container: Container, user: TestUser) -> None:
     project = {"name": "support", "server_ids": None, "rules": rules}
     assert (await user.http.post("/projects", json=project)).status_code == 201
     await leave_a_call(container, user.id)
+    await find_and_praise(container, user.http, "read a file")
     answer = await user.http.put("/core-tools", json={"tools": [tool("ask_user")]})
     assert answer.status_code == 200
 

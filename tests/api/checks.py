@@ -39,8 +39,8 @@ TENANT_COLUMN = {"users": "id"} | {name: "user_id" for name, table in metadata.t
 JSON_TYPE = {"Content-Type": "application/json"}
 OPEN_PATHS = {"/healthz", "/readyz", "/metrics"}
 """They ask for no permission."""
-QUESTIONS = {"/discover", "/discover/why", "/rules/preview"}
-"""They are posted, and change nothing."""
+QUESTIONS = {"/discover", "/discover/why", "/feedback", "/rules/preview"}
+"""They are posted, and change nothing that anybody has set."""
 MCP_PATHS = {"/mcp", "/mcp/full", "/projects/{project_id}/mcp", "/projects/{project_id}/mcp/full"}
 """What is done there the meta-tools do, each with a permission of its own."""
 
@@ -120,6 +120,16 @@ async def leave_a_call(container: Container, user_id: str) -> None:
     statement = "INSERT INTO tool_calls (user_id, key, request, given_up_at) VALUES (%(owner)s, %(key)s, '', now())"
     async with container.database.transaction(user_id) as session:
         await session.rows(statement, {"owner": user_id, "key": uuid.uuid4().hex})
+
+
+async def find_and_praise(container: Container, http: httpx.AsyncClient, query: str) -> str:
+    """The id of a discovery whose first tool its user was content with; all that is counted of it is written."""
+    found = (await http.post("/discover", json={"query": query, "similarity_threshold": 0})).json()
+    [tool_key, *_] = [each["tool_key"] for each in found["tools"] if each["server_id"] is not None]
+    body = {"discovery_id": found["discovery_id"], "tool_key": tool_key, "outcome": "succeeded"}
+    assert (await http.post("/feedback", json=body)).status_code == 204
+    await container.tally.write()
+    return str(found["discovery_id"])
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tests.api.checks import (
     assert_refused,
     door_routes,
     everything,
+    find_and_praise,
     leave_a_call,
     without_request_id,
 )
@@ -143,11 +144,13 @@ async def furnish(container: Container, user: TestUser) -> Belongings:
     assert answer.status_code == 200
     rules = [{"pattern": [f"{mark}_*"], "server": mark, "tags": [f"{mark}-ruled"]}]
     assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
+    belongings.ids["discovery_id"] = await find_and_praise(container, user.http, f"{mark}_read")
     return belongings
 
 
 def belongings_of_nobody() -> Belongings:
-    return Belongings("nobody", {name: str(uuid.uuid4()) for name in ("server_id", "tool_id", "run_id", "project_id")})
+    names = "server_id", "tool_id", "run_id", "project_id", "discovery_id"
+    return Belongings("nobody", {name: str(uuid.uuid4()) for name in names})
 
 
 @dataclass(frozen=True)
@@ -359,6 +362,11 @@ MISSING_ELSEWHERE: dict[str, Ask] = {
         "/rules/preview",
         {"json": {"rules": [], "project_id": b.ids["project_id"]}},
     ),
+    "discovery_id of a feedback": lambda b: (
+        "POST",
+        "/feedback",
+        {"json": {"discovery_id": b.ids["discovery_id"], "tool_key": b.ids["tool_id"], "outcome": "called"}},
+    ),
     "server_ids of a new project": lambda b: (
         "POST",
         "/projects",
@@ -411,6 +419,32 @@ async def test_nothing_is_run_in_a_project_of_theirs(world: World) -> None:
     assert (await run(world.mine.ids["project_id"])).json()["code"] == "SERVER_CONNECTION_ERROR"
 
 
+async def test_nothing_is_told_of_a_tool_of_theirs(world: World) -> None:
+    async def tell(tool_key: str) -> httpx.Response:
+        body = {"discovery_id": world.mine.ids["discovery_id"], "tool_key": tool_key, "outcome": "irrelevant"}
+        return await world.me.http.post("/feedback", json=body)
+
+    before = await world.rows_of_the_other()
+    foreign = await tell(world.theirs.ids["tool_id"])
+    assert_problem(foreign, 404)
+    assert without_request_id(foreign) == without_request_id(await tell(belongings_of_nobody().ids["tool_id"]))
+    assert (await tell(world.mine.ids["tool_id"])).status_code == 204
+    assert await world.rows_of_the_other() == before
+
+
+async def test_what_is_learnt_of_mine_changes_nothing_of_theirs(world: World) -> None:
+    before = await world.rows_of_the_other()
+    tally = world.container.tally
+    for _ in range(40):
+        tally.called(world.me.id, world.mine.ids["tool_id"], succeeded=True)
+        tally.called(world.me.id, world.theirs.ids["tool_id"], succeeded=True)
+    assert await tally.write()
+    await tally.learn()
+    assert await world.rows_of_the_other() == before
+    found = await world.me.discover(f"{world.mine.mark}_read", explain=True, include_core_tools=False)
+    assert found["tools"][0]["explanation"]["prior"] > 0
+
+
 async def test_a_key_of_mine_is_bound_to_no_project_of_theirs(world: World) -> None:
     async with client_of(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
 
@@ -438,6 +472,7 @@ LISTS: list[tuple[str, str, Json | None]] = [
     ("GET", "/servers/{server_id}/runs", None),
     ("POST", "/discover", {"query": "read the file", "similarity_threshold": 0, "limit": 50}),
     ("GET", "/audit", None),
+    ("GET", "/stats", None),
     ("POST", "/reindex", None),
 ]
 

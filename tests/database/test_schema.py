@@ -102,6 +102,7 @@ def test_the_role_that_serves_is_bound_by_row_level_security(owner: Connection) 
     [
         ("mcp_tools", {"SELECT", "INSERT", "UPDATE", "DELETE"}),
         ("embedding_models", {"SELECT"}),
+        ("tool_feedback", {"SELECT", "INSERT", "DELETE"}),
         ("alembic_version", set()),
     ],
 )

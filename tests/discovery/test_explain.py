@@ -22,7 +22,7 @@ TOOLS = [
     tool("search_code", "Search code by text."),
 ]
 MESSAGE = "weather forecast for the city: will it rain, and how much rain?"
-FIELDS = {"cosine", "cosine_rank", "bm25", "bm25_rank", "tag_boost", "matched_words", "named_in_message"}
+FIELDS = {"cosine", "cosine_rank", "bm25", "bm25_rank", "tag_boost", "prior", "matched_words", "named_in_message"}
 
 
 @pytest.fixture

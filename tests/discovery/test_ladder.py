@@ -284,6 +284,8 @@ async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
         await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
         pinned = (await user.tools())["zip_files"]["id"]
         await user.http.patch(f"/tools/{pinned}", json={"pinned": True})
+        service.tally.called(user.id, (await user.tools())["refund_payment"]["id"], succeeded=None)
+        await service.tally.write()
         core = await user.http.put("/core-tools", json={"tools": [tool("browse")]})
         assert core.status_code == 200
         await by_meaning(user, "weather forecast")
@@ -291,7 +293,7 @@ async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
         async with broken_search(service):
             answer = await user.discover("weather forecast for Vienna")
         assert (answer["degraded"], answer["degraded_reason"]) == (True, "search_failed")
-        assert names(answer) == ["browse", "zip_files", "copy_files", "get_forecast", "refund_payment"]
+        assert names(answer) == ["browse", "zip_files", "refund_payment", "copy_files", "get_forecast"]
         assert [each["source"] for each in answer["tools"]] == ["core", *["fallback"] * 4]
         assert answer["total_searched"] == 4
         assert answer["no_match"] is False

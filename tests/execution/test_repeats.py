@@ -8,6 +8,7 @@ import httpx
 import pytest
 from sqlalchemy import Executable
 
+from app.database import forgetting
 from app.database.engine import Session
 from app.execution import repeats
 from app.wiring import Container
@@ -250,7 +251,7 @@ async def test_an_answer_is_given_again_although_the_tool_may_be_used_no_more(
 async def test_what_is_older_than_a_day_is_forgotten(
     user: TestUser, container: Container, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeats, "_FORGET_FIRST_S", 0)
+    monkeypatch.setattr(forgetting, "_FIRST_S", 0)
     await offer(user, mcp, "pay")
     for key in ("old", "young"):
         succeeded(await send(user, "pay", key))
@@ -259,11 +260,11 @@ async def test_what_is_older_than_a_day_is_forgotten(
         user,
         "UPDATE tool_calls SET started_at = now() - CASE key WHEN 'old' THEN interval '25 h' ELSE interval '23 h' END",
     )
-    forgetting = asyncio.create_task(repeats.forget_for_ever(container.database))
+    loop = asyncio.create_task(forgetting.forget_for_ever(container.database, [repeats.outdated()]))
 
     async def forgotten() -> bool:
         return await stored(container, user, "SELECT key FROM tool_calls") == [("young",)]
 
     await until(forgotten)
-    forgetting.cancel()
-    await asyncio.gather(forgetting, return_exceptions=True)
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)

@@ -1,8 +1,13 @@
 """Ranking is pure: tables of candidates in, an order out."""
 
-import pytest
+from itertools import combinations
 
-from app.search.ranking import Candidate, Hit, Question, is_named, rank
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.search.ranking import Candidate, Hit, Question, Strategy, is_named, rank
+from app.usage.prior import PRIOR_MOST
 
 
 def candidate(
@@ -112,6 +117,43 @@ def test_a_tool_that_the_message_names_always_wins() -> None:
 )
 def test_what_counts_as_naming_a_tool(message: str, name: str, named: bool) -> None:
     assert is_named(message.lower(), name) is named
+
+
+PRIORS = st.one_of(st.floats(0, PRIOR_MOST), st.floats(0, 1, width=16))
+"""Also more than there should ever be."""
+SOME = st.tuples(st.floats(-1, 1) | st.none(), st.floats(0, 30), st.floats(0, 1), PRIORS)
+
+
+@given(st.lists(SOME, max_size=8), st.sampled_from(["hybrid", "semantic", "bm25"]), st.sampled_from([0.0, 0.4]))
+def test_past_use_lifts_no_tool_over_one_that_is_better_by_more_than_the_most_it_adds(
+    some: list[tuple[float | None, float, float, float]], strategy: Strategy, threshold: float
+) -> None:
+    unused = [candidate(f"t_{n}", cosine, bm25, share=share) for n, (cosine, bm25, share, _) in enumerate(some)]
+    used = [each._replace(prior=prior) for each, (*_, prior) in zip(unused, some, strict=True)]
+    question = Question("also run t_0", strategy, threshold)
+    before, after = (rank(candidates, question, limit=10) for candidates in (unused, used))
+    place = {hit.tool_id: n for n, hit in enumerate(after)}
+    assert place.keys() == {hit.tool_id for hit in before}
+    for better, worse in combinations(before, 2):
+        if better.score - worse.score > PRIOR_MOST + 1e-9:
+            assert place[better.tool_id] < place[worse.tool_id]
+    assert [hit.source for hit in sorted(before, key=lambda hit: place[hit.tool_id])] == [hit.source for hit in after]
+    if before:
+        assert before[0] == after[0] or "t_0" not in (before[0].tool_name, after[0].tool_name)
+
+
+def test_of_two_that_fit_alike_the_one_that_went_well_comes_first() -> None:
+    question = Question("x", "semantic", threshold=0.0)
+    close, well = candidate("close", 0.74), candidate("well", 0.70)._replace(prior=PRIOR_MOST)
+    assert names(rank([close, well], question, limit=2)) == ["well", "close"]
+    clear = candidate("clear", 0.76)
+    assert names(rank([clear, well], question, limit=2)) == ["clear", "well"]
+
+
+def test_past_use_brings_nothing_over_the_threshold() -> None:
+    question = Question("x", "semantic", threshold=0.71)
+    below, above = candidate("below", 0.70)._replace(prior=PRIOR_MOST), candidate("above", 0.72)
+    assert names(rank([below, above], question, limit=2)) == ["above"]
 
 
 def test_nothing_found_is_an_empty_list() -> None:
