@@ -3,12 +3,12 @@
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
-from app.console import accounts, activity, projects, rules, servers, signing, tools, trying
+from app.console import accounts, activity, overview, projects, rules, servers, signing, tools, trying
 from app.console.rendering import Pages
-from app.console.visits import Discovering, Paged, Visit, go, page_router
+from app.console.visits import Discovering, Paged, go, page_router
 from app.errors import NotFound
 
-_HOMES = (("catalog:read", "/console/servers"), ("discover", "/console/try"))
+_HOMES = (("audit:read", "/console/overview"), ("discover", "/console/try"))
 
 _open = page_router()
 _last = page_router()
@@ -17,7 +17,7 @@ _root = APIRouter(include_in_schema=False)
 
 def add_console(app: FastAPI) -> None:
     app.state.pages = Pages()
-    for page in (signing, trying, servers, tools, rules, projects, accounts, activity):
+    for page in (signing, overview, trying, servers, tools, rules, projects, accounts, activity):
         app.include_router(page.router)
     for router in (_root, _open, _last):
         app.include_router(router)
@@ -40,13 +40,8 @@ async def static(pages: Paged, version: str, name: str) -> Response:  # noqa: AR
 
 @_open.get("")
 async def home(visit: Discovering) -> Response:
-    return go(_home(visit))
-
-
-def _home(visit: Visit) -> str:
-    if visit.caller.user is None:
-        return "/console/users"
-    return next(page for permission, page in _HOMES if visit.may(permission))
+    """The first page that the key may see."""
+    return go(next(page for permission, page in _HOMES if visit.may(permission)))
 
 
 @_last.get("/{anything:path}")

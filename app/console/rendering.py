@@ -35,7 +35,7 @@ class Pages:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._templates.filters.update(ago=ago, moment=moment, pretty=pretty, count=count, took=took)
+        self._templates.filters.update(ago=ago, moment=moment, pretty=pretty, count=count, short=short, took=took)
         self._templates.globals["asset"] = self._address
 
     def render(self, template: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
@@ -72,6 +72,13 @@ def pretty(value: Any) -> str:
 
 def count(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    for size, unit in ((1e9, " bn"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
 
 
 def took(milliseconds: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -84,7 +84,7 @@ async def _answer(visit: Visit) -> Answer:
     said = _said(visit.form)
     body = checked(DiscoverBody, said | {"explain": True})
     discoverer, user = visit.container.discoverer, visit.user
-    ask = await resolved(discoverer, visit.caller, body.wishes())
+    ask = replace(await resolved(discoverer, visit.caller, body.wishes()), trial=True)
     discovery = await discover(discoverer, user, ask)
     wanted = visit.form.given("why")
     reasons: Sequence[Reason] = ()

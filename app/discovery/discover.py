@@ -48,6 +48,8 @@ class Ask:
     max_tokens: int | None
     keep: Sequence[str]
     explain: bool = False
+    trial: bool = False
+    """Somebody only looks what would come: it is counted nowhere, and teaches nothing."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     seconds = time.perf_counter() - started
     discoverer.metrics.search_seconds.observe(seconds)
     discovery = replace(discovery, id=new_id(discoverer.sealer, user.id), duration_ms=round(seconds * 1000, 2))
-    return _counted(discoverer, user, discovery, time.perf_counter() - asked)
+    return discovery if ask.trial else _counted(discoverer, user, discovery, time.perf_counter() - asked)
 
 
 async def embedded(discoverer: Discoverer, user: User, text: str, strategy: Strategy) -> Rung:
