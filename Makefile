@@ -9,7 +9,7 @@ THIRD_PARTY := tests/third_party/node_modules/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test suite proof check migrate doctor bench-load lock clean
+.PHONY: help run test suite proof check migrate doctor bench-load bench-console lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ doctor: $(RUN) ## check settings, database and embedder
 bench-load: $(DEV) ## requests a second and latencies of /discover and /execute, beside doing without them
 	$(BIN)/python -m bench.load
 
+bench-console: $(DEV) ## how long each page of the console takes, with 10,000 tools
+	$(BIN)/python -m bench.console
+
 lock: $(DEV) ## pin all dependencies anew, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --extra dev --output-file requirements-dev.lock pyproject.toml
@@ -71,6 +74,7 @@ $(DEV): requirements-dev.lock pyproject.toml
 
 $(THIRD_PARTY): tests/third_party/package-lock.json
 	@command -v npm >/dev/null || { echo "the tests need npm: they speak with an MCP server from there"; exit 1; }
+	@test -x /usr/bin/chromium || { echo "the tests need /usr/bin/chromium (Debian's package): they look at the console"; exit 1; }
 	@cd tests/third_party && npm ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 

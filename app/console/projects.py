@@ -13,7 +13,7 @@ from app.catalog.projects import Project
 from app.catalog.rules import Rule, all_rules, rules_of
 from app.catalog.servers import list_servers
 from app.console.forms import Form, checked
-from app.console.rules import Previewed, Row, arranged, previewed, row_of, rows_in
+from app.console.rules import Row, arranged, row_of, rows_in, wanted_preview
 from app.console.visits import Reading, Visit, Writing, go, page_router
 from app.database.paging import MAX_PAGE, PageRequest
 from app.errors import ToolscoutError
@@ -86,12 +86,9 @@ async def _page(
 ) -> Response:
     async with visit.transaction() as session:
         servers = (await list_servers(session, visit.user.id, PageRequest(MAX_PAGE))).items
-    preview: Previewed | None = None
+    preview = None
     if project is not None and error is None:
-        try:
-            preview = await previewed(visit, rows, project.id)
-        except ToolscoutError as found:
-            error = found
+        preview, error = await wanted_preview(visit, rows, project.id)
     names = [server.name for server in servers]
     shown: dict[str, Any] = {"project": project, "form": form, "rows": rows, "preview": preview}
     return visit.show("project.html", error, servers=servers, server_names=names, **shown)

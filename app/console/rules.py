@@ -91,11 +91,20 @@ async def _store(visit: Visit, rules: Sequence[Rule]) -> None:
 async def _page(visit: Visit, rows: Sequence[Row], error: ToolscoutError | None = None) -> Response:
     preview = None
     if error is None:
-        try:
-            preview = await previewed(visit, rows, None)
-        except ToolscoutError as found:
-            error = found
+        preview, error = await wanted_preview(visit, rows, None)
     return visit.show("rules.html", error, rows=rows, preview=preview, server_names=await server_names(visit))
+
+
+async def wanted_preview(
+    visit: Visit, rows: Sequence[Row], project_id: str | None
+) -> tuple[Previewed | None, ToolscoutError | None]:
+    """Only for whoever pressed the button: it looks at every tool, and a script asks for it by itself."""
+    if visit.form.text("do") != "preview":
+        return None, None
+    try:
+        return await previewed(visit, rows, project_id), None
+    except ToolscoutError as error:
+        return None, error
 
 
 async def server_names(visit: Visit) -> list[str]:

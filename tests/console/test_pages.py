@@ -233,8 +233,8 @@ async def test_a_project_is_made_changed_and_deleted(visitor: Visitor, user: Tes
     project = (await user.http.get(place.removeprefix("/console"))).json()
     assert (project["server_ids"], project["optimization"], project["limit"]) == ([server_id], "bm25", 5)
     assert project["rules"][0]["pattern"] == ["read_*"]
-    page = await visitor.see(place)
-    assert 'value="5"' in page
+    assert 'value="5"' in await visitor.see(place)
+    page = (await visitor.send(place, do="preview", **form, **rows)).text
     assert "matches 1, decides 1" in page
     wrong = await visitor.send(place, do="store", **form | {"limit": "0", "name": "kept"}, **rows)
     assert wrong.status_code == 422
@@ -273,6 +273,34 @@ async def test_an_administrator_makes_users_and_switches_their_discovery(
     again = await administrator.send("/console/users", id=f"{user.id}-friend")
     assert again.status_code == 409
     assert "there is already a user" in error_in(again.text).lower()
+
+
+async def test_the_overview_draws_what_discoveries_have_come_to(
+    container: Container, visitor: Visitor, administrator: Visitor, user: TestUser
+) -> None:
+    assert "add a server" in await visitor.see("/console/overview")
+    await user.add_tools(tool("get_forecast", "The weather of the coming days"), tool("send_mail", "Send a letter"))
+    container.keyring.forget()  # for half a second it knows the user as one without tools
+    assert "No discovery in this time" in await visitor.see("/console/overview")
+    await user.discover("get_forecast", limit=1)
+    await container.tally.write()
+    for window in ("hour", "day", "week", "month", "nonsense"):
+        page = await visitor.see("/console/overview", window=window)
+        assert page.count('<svg class="plot"') == 5
+        assert "<dt>Discoveries</dt><dd>1</dd>" in page
+    most_used, never_found = page.split("Never found")
+    assert "get_forecast" in most_used
+    assert "send_mail" in never_found
+    assert "Of all users together" in await administrator.see("/console/overview")
+
+
+async def test_what_is_only_tried_is_counted_nowhere(container: Container, visitor: Visitor, user: TestUser) -> None:
+    await user.add_tools(tool("get_forecast", "The weather of the coming days"))
+    found = await visitor.ask("/console/try/answer", query="get_forecast", why="get_forecast")
+    assert "get_forecast" in found.text
+    await container.tally.write()
+    container.keyring.forget()
+    assert "No discovery in this time" in await visitor.see("/console/overview")
 
 
 async def test_activity_is_filtered(visitor: Visitor, user: TestUser) -> None:

@@ -20,6 +20,7 @@ function answerWhileTyping(form) {
     waiting = setTimeout(ask, PAUSE_MS);
   });
   for (const button of form.querySelectorAll("[data-quiet]")) button.hidden = true;
+  if ("atOnce" in form.dataset) ask();
 
   async function ask() {
     asking?.abort();
