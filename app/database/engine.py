@@ -135,7 +135,7 @@ class Database:
 
     @asynccontextmanager
     async def system_transaction(self) -> AsyncIterator[Session]:
-        """Crosses users: for finding the owner of a key or of a queued run, and for administrators."""
+        """Crosses users: for finding the owner of a key or of a queued run, for administrators, for counting."""
         async with self._transaction(_SYSTEM_SCOPE) as session:
             yield session
 

@@ -195,7 +195,7 @@ def _discovery(
     no_match: bool,
 ) -> Discovery:
     return Discovery(
-        id="",
+        id="",  # until all else is known
         tools=chosen,
         searched=searched,
         duration_ms=0.0,

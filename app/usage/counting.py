@@ -33,36 +33,45 @@ class Batch:
     minutes: dict[int, Sequence[int]]
 
 
-# locked, so that nobody deletes the user between this look and the write
-_OWNER = "owner AS MATERIALIZED (SELECT id FROM users WHERE id = %(user_id)s FOR KEY SHARE)"
-
 _ADD_USES = f"""
     ON CONFLICT (user_id, tool_id)
     DO UPDATE SET {", ".join(f"{use} = u.{use} + excluded.{use}" for use in USES)}, updated_at = now()
 """
 
-# in one order, whoever writes: two that write the same rows must not wait for each other
+# Users are locked, so that nobody deletes them between this look and the write. Who is locked already (its rules are
+# being changed, say) is left for later: nobody is to wait here while others wait for us. Rows are written in one order,
+# so that two who write the same ones do not wait for each other.
 _ADD = f"""
-    WITH {_OWNER},
+    WITH owner AS MATERIALIZED (
+        SELECT id FROM users WHERE id = ANY(%(user_ids)s) ORDER BY id FOR KEY SHARE SKIP LOCKED
+    ),
     used AS (
         INSERT INTO tool_usage AS u (user_id, tool_id, {", ".join(USES)})
         SELECT owner.id, used.tool_id, {", ".join(f"used.{use}" for use in USES)}
-        FROM owner, jsonb_to_recordset(%(uses)s::jsonb)
-             AS used (tool_id text, {", ".join(f"{use} bigint" for use in USES)})
-        ORDER BY used.tool_id
+        FROM owner JOIN jsonb_to_recordset(%(uses)s::jsonb)
+             AS used (user_id text, tool_id text, {", ".join(f"{use} bigint" for use in USES)})
+             ON used.user_id = owner.id
+        ORDER BY owner.id, used.tool_id
         {_ADD_USES}
+    ),
+    figures AS (
+        INSERT INTO discovery_stats AS s (user_id, at, {", ".join(FIGURES)}, latencies)
+        SELECT owner.id, to_timestamp(m.minute), {", ".join(f"m.{name}" for name in FIGURES)}, m.latencies
+        FROM owner JOIN jsonb_to_recordset(%(minutes)s::jsonb)
+             AS m (user_id text, minute bigint, {", ".join(f"{name} bigint" for name in FIGURES)}, latencies integer[])
+             ON m.user_id = owner.id
+        ORDER BY owner.id, m.minute
+        ON CONFLICT (user_id, at)
+        DO UPDATE SET {", ".join(f"{name} = s.{name} + excluded.{name}" for name in FIGURES)},
+            latencies = ARRAY[{", ".join(f"s.latencies[{n}] + excluded.latencies[{n}]" for n in range(1, SPANS + 1))}]
     )
-    INSERT INTO discovery_stats AS s (user_id, at, {", ".join(FIGURES)}, latencies)
-    SELECT owner.id, to_timestamp(m.minute), {", ".join(f"m.{name}" for name in FIGURES)}, m.latencies
-    FROM owner, jsonb_to_recordset(%(minutes)s::jsonb)
-         AS m (minute bigint, {", ".join(f"{name} bigint" for name in FIGURES)}, latencies integer[])
-    ORDER BY m.minute
-    ON CONFLICT (user_id, at) DO UPDATE SET {", ".join(f"{name} = s.{name} + excluded.{name}" for name in FIGURES)},
-        latencies = ARRAY[{", ".join(f"s.latencies[{n}] + excluded.latencies[{n}]" for n in range(1, SPANS + 1))}]
+    SELECT id FROM owner
+    UNION ALL
+    SELECT gone FROM unnest(%(user_ids)s) gone WHERE NOT EXISTS (SELECT FROM users WHERE id = gone)
 """
 
 _TELL = f"""
-    WITH {_OWNER},
+    WITH owner AS MATERIALIZED (SELECT id FROM users WHERE id = %(user_id)s FOR KEY SHARE),
     told AS (
         INSERT INTO tool_feedback (user_id, discovery_id, tool_id, outcome)
         SELECT owner.id, %(discovery_id)s, %(tool_id)s, outcome FROM owner, unnest(%(outcomes)s::text[]) outcome
@@ -76,16 +85,22 @@ _TELL = f"""
 """
 
 
-async def add_counts(session: Session, user_id: str, batch: Batch) -> None:
-    uses = [{"tool_id": tool_id, **dict(zip(USES, counts, strict=True))} for tool_id, counts in batch.uses.items()]
-    minutes = [_minute(minute, counts) for minute, counts in batch.minutes.items()]
+async def add_counts(session: Session, batches: Mapping[str, Batch]) -> list[str]:
+    """Of many users at once, which needs the system's scope. Those who are done with: written, or gone."""
+    each = batches.items()
+    uses = [_use(user_id, tool_id, n) for user_id, batch in each for tool_id, n in batch.uses.items()]
+    minutes = [_minute(user_id, minute, n) for user_id, batch in each for minute, n in batch.minutes.items()]
     parameters = {"uses": orjson.dumps(uses).decode(), "minutes": orjson.dumps(minutes).decode()}
-    await session.rows(_ADD, {"user_id": user_id, **parameters})
+    return [user_id for (user_id,) in await session.rows(_ADD, {"user_ids": list(batches), **parameters})]
 
 
-def _minute(minute: int, counts: Sequence[int]) -> dict[str, object]:
+def _use(user_id: str, tool_id: str, counts: Sequence[int]) -> dict[str, object]:
+    return {"user_id": user_id, "tool_id": tool_id, **dict(zip(USES, counts, strict=True))}
+
+
+def _minute(user_id: str, minute: int, counts: Sequence[int]) -> dict[str, object]:
     figures, latencies = counts[: len(FIGURES)], counts[len(FIGURES) :]
-    return {"minute": minute, **dict(zip(FIGURES, figures, strict=True)), "latencies": latencies}
+    return {"user_id": user_id, "minute": minute, **dict(zip(FIGURES, figures, strict=True)), "latencies": latencies}
 
 
 async def note_feedback(session: Session, user_id: str, discovery_id: str, tool_id: str, outcome: Outcome) -> None:

@@ -7,7 +7,7 @@ what was done is in the audit.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,8 +27,14 @@ _WRITE_EVERY_S = 1.0
 _AFTER_FAILURE_S = 10.0
 _WRITES_UNTIL_LEARNING = 30
 _LAST_WRITE_S = 3.0
+_USERS_AT_ONCE = 100
 
 _Key = TypeVar("_Key", bound=tuple[str, str | int])
+
+
+def _in_parts(users: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(users), _USERS_AT_ONCE):
+        yield users[start : start + _USERS_AT_ONCE]
 
 
 def _uses(*uses: Use) -> tuple[int, ...]:
@@ -125,8 +131,8 @@ class Tally:
         async with self._writing:
             unwritten = self._taken()
             try:
-                for user_id in list(unwritten):
-                    if await self._written(user_id, unwritten[user_id]):
+                for users in _in_parts(list(unwritten)):
+                    for user_id in await self._written({user_id: unwritten[user_id] for user_id in users}):
                         del unwritten[user_id]
                 return not unwritten
             except DatabaseDown:
@@ -135,14 +141,16 @@ class Tally:
             finally:
                 self._give_back(unwritten)
 
-    async def _written(self, user_id: str, batch: Batch) -> bool:
+    async def _written(self, batches: dict[str, Batch]) -> list[str]:
+        """The users who are done with. Where one of them spoils the statement, each is written alone."""
         try:
-            async with self._database.transaction(user_id) as session:
-                await add_counts(session, user_id, batch)
+            async with self._database.system_transaction() as session:
+                return await add_counts(session, batches)
         except QueryFailed:
-            logger.warning("a user's usage could not be written down", exc_info=True)
-            return False
-        return True
+            if len(batches) == 1:
+                logger.warning("a user's usage could not be written down", exc_info=True)
+                return []
+        return [done for one in batches.items() for done in await self._written(dict([one]))]
 
     def _taken(self) -> dict[str, Batch]:
         """By user."""

@@ -191,28 +191,45 @@ async def test_a_database_that_is_down_gets_everything_later_and_once(
     assert sum(row[0] for row in await figures(database, "somebody")) == 2
 
 
-async def test_a_write_that_is_broken_off_is_made_up_for_by_the_last_one(
-    container: Container, user: TestUser, monkeypatch: pytest.MonkeyPatch
+async def test_a_user_who_is_locked_is_written_later_and_keeps_nobody_waiting(
+    tally: Tally, container: Container, user: TestUser, other_user: TestUser
 ) -> None:
-    """A service may be told to end in the midst of a write."""
-    monkeypatch.setattr(tally_module, "_WRITE_EVERY_S", 0)
-    tally = Tally(container.database)
-    tally.discovered(user.id, ["a"], FAST)
+    for somebody in (user, other_user):
+        tally.discovered(somebody.id, ["a"], FAST)
     async with container.database.transaction(user.id) as session:
         await session.rows("SELECT FROM users WHERE id = %(id)s FOR UPDATE", {"id": user.id})
+        assert not await tally.write()
+    assert await uses(container.database, other_user.id) == {"a": {"discovered": 1}}
+    assert await uses(container.database, user.id) == {}
+    assert await tally.write()
+    assert await uses(container.database, user.id) == {"a": {"discovered": 1}}
+
+
+async def test_a_write_that_is_broken_off_is_made_up_for_later(
+    container: Container, user: TestUser, monkeypatch: pytest.MonkeyPatch, caplog: Log
+) -> None:
+    """A service may be told to end in the midst of a write, and its database may take too long for a last one."""
+    monkeypatch.setattr(tally_module, "_WRITE_EVERY_S", 0)
+    monkeypatch.setattr(tally_module, "_LAST_WRITE_S", 0.05)
+    tally = Tally(container.database)
+    tally.discovered(user.id, ["a"], FAST)
+    await tally.write()
+    tally.discovered(user.id, ["a"], FAST)
+    async with container.database.transaction(user.id) as session:
+        await session.rows("SELECT FROM tool_usage WHERE user_id = %(id)s FOR UPDATE", {"id": user.id})
         tally.start()
 
-        async def waits() -> bool:
+        async def has_begun() -> bool:
             return tally.kept == 0
 
-        await until(waits)
-        monkeypatch.setattr(tally_module, "_LAST_WRITE_S", 0.05)
+        await until(has_begun)
         await tally.stop()
         assert tally.kept == 2
-    assert await uses(container.database, user.id) == {}
+    assert "in time" in caplog.text
+    assert await uses(container.database, user.id) == {"a": {"discovered": 1}}
     monkeypatch.undo()
     await tally.stop()
-    assert await uses(container.database, user.id) == {"a": {"discovered": 1}}
+    assert await uses(container.database, user.id) == {"a": {"discovered": 2}}
 
 
 LONG_AGO = (
