@@ -7,6 +7,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from app.wiring import Container
 from tests.conftest import ADMIN_KEY, TestUser, tool
 from tests.console.browsing import ARTIFACTS, Watched, open_browser
 from tests.fakes.mcp_server import FakeMcpServer
@@ -68,7 +69,7 @@ async def test_a_first_visit_from_the_sign_in_to_the_sign_out(
     await page.get_by_label("Message").press_sequentially("will it rain at the weekend? the weather forecast please")
     await expect(page.locator(".ranked .name").first).to_have_text("get_forecast")
     await expect(page.locator(".ranked mark").first).to_be_visible()
-    await page.get_by_label("Why is").fill("delete_station")
+    await page.get_by_label("Why not").fill("delete_station")
     await expect(page.locator(".reasons")).to_contain_text("delete_station")
     await page.get_by_text("The same by curl").click()
     await expect(page.locator("#curl")).to_contain_text("Authorization: Bearer $KEY")
@@ -105,12 +106,17 @@ async def test_a_first_visit_from_the_sign_in_to_the_sign_out(
     assert (watched.complaints, watched.foreign, watched.judged) == ([], [], [])
 
 
-async def test_every_other_page_of_a_user_is_fit_to_be_seen(watched: Watched, user: TestUser) -> None:
+async def test_every_other_page_of_a_user_is_fit_to_be_seen(
+    container: Container, watched: Watched, user: TestUser
+) -> None:
     server_id = await user.add_tools(*WEATHER, server="weather", tags=["outdoors"])
+    await user.discover("a weather forecast")
+    await container.tally.write()
     project = (await user.http.post("/projects", json={"name": "support", "rules": [{"pattern": ["get_*"]}]})).json()
     page = watched.page
     await sign_in(page, user.key)
     for name, path in {
+        "overview": "/overview",
         "servers": "/servers",
         "server-new": "/servers/new",
         "server-change": f"/servers/{server_id}/change",
