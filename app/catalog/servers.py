@@ -105,6 +105,13 @@ async def list_servers(session: Session, user_id: str, page: PageRequest) -> Pag
     return await fetch_page(session, statement, (mcp_servers.c.name, mcp_servers.c.id), page, _server)
 
 
+async def all_servers(session: Session, user_id: str) -> list[Server]:
+    """By name, for choosing among them."""
+    theirs = select(mcp_servers).where(mcp_servers.c.user_id == user_id)
+    rows = await session.execute(theirs.order_by(mcp_servers.c.name, mcp_servers.c.id))
+    return [_server(row) for row in rows]
+
+
 async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id: str) -> Endpoint:
     """With the credentials opened: for connecting, never for showing."""
     row = (await session.execute(select(mcp_servers).where(*_this(user_id, server_id)))).one_or_none()

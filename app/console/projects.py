@@ -11,11 +11,11 @@ from app.bodies.rules import as_rules
 from app.catalog import governing, projects
 from app.catalog.projects import Project
 from app.catalog.rules import Rule, all_rules, rules_of
-from app.catalog.servers import list_servers
+from app.catalog.servers import all_servers
 from app.console.forms import Form, checked
 from app.console.rules import Row, arranged, row_of, rows_in, wanted_preview
 from app.console.visits import Reading, Visit, Writing, go, page_router
-from app.database.paging import MAX_PAGE, PageRequest
+from app.database.paging import PageRequest
 from app.errors import ToolscoutError
 
 router = page_router()
@@ -85,7 +85,7 @@ async def _page(
     visit: Visit, project: Project | None, form: Form, rows: Sequence[Row], error: ToolscoutError | None = None
 ) -> Response:
     async with visit.transaction() as session:
-        servers = (await list_servers(session, visit.user.id, PageRequest(MAX_PAGE))).items
+        servers = await all_servers(session, visit.user.id)
     preview = None
     if project is not None and error is None:
         preview, error = await wanted_preview(visit, rows, project.id)

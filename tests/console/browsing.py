@@ -26,9 +26,14 @@ _LOOKS = [(scheme, size) for size in (DESK, PHONE) for scheme in ("light", "dark
 @asynccontextmanager
 async def open_browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIETLY)
+        browser = await playwright.chromium.launch(executable_path=_installed(), args=_QUIETLY)
         yield browser
         await browser.close()
+
+
+def _installed() -> Path:
+    assert CHROMIUM.exists(), f"the console is looked at with {CHROMIUM}: install Debian's package"
+    return CHROMIUM
 
 
 @dataclass

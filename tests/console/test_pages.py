@@ -1,6 +1,7 @@
 """What pages show and forms do, without a script: to whom, and to nobody else."""
 
 import html
+import re
 from typing import Any
 
 import httpx
@@ -370,6 +371,40 @@ async def test_another_users_things_are_not_there(
         for place in places:
             await owner.see(f"/console/{place}")
     assert (await other_user.tools())["read_file"]["pinned"] is False
+
+
+async def test_what_is_changed_here_stands_in_the_audit(visitor: Visitor, user: TestUser) -> None:
+    await user.add_tools(tool("read_file"))
+    tool_id = (await user.tools())["read_file"]["id"]
+    await visitor.send("/console/servers", do="add", name="mail", transport="push")
+    await visitor.send(f"/console/tools/{tool_id}", pinned="yes")
+    await visitor.send("/console/rules", do="store")
+    made = await visitor.send("/console/projects", do="store", name="p", members="all", optimization="hybrid")
+    await visitor.send(made.headers["location"].partition("?")[0] + "/delete")
+    events = (await user.http.get("/audit")).json()["items"]
+    done = ["project.delete", "project.create", "rules.replace", "tool.change", "server.create"]
+    assert [event["action"] for event in events][:5] == done
+
+
+_MANY_SERVERS = """
+    INSERT INTO mcp_servers (user_id, id, name, transport)
+    SELECT %(user_id)s, %(user_id)s || n, 'server ' || n, 'push' FROM generate_series(1, 250) n
+"""
+
+
+async def test_a_project_keeps_its_members_however_many_there_are(
+    container: Container, visitor: Visitor, user: TestUser
+) -> None:
+    async with container.database.transaction(user.id) as session:
+        await session.rows(_MANY_SERVERS, {"user_id": user.id})
+    servers = [f"{user.id}{n}" for n in range(1, 251)]
+    project = (await user.http.post("/projects", json={"name": "p", "server_ids": servers})).json()["id"]
+    page = await visitor.see(f"/console/projects/{project}")
+    offered = re.findall(r'name="server_ids" value="([^"]+)" checked', page)
+    form = {"name": "p", "members": "some", "optimization": "hybrid", "server_ids": offered}
+    await visitor.send(f"/console/projects/{project}", do="store", **form)
+    stored = (await user.http.get(f"/projects/{project}")).json()["server_ids"]
+    assert sorted(stored) == sorted(servers)
 
 
 async def test_a_page_that_is_not_there_is_a_page_all_the_same(visitor: Visitor) -> None:
