@@ -51,6 +51,12 @@ class Server:
 
 
 @dataclass(frozen=True)
+class NamedServer:
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
 class NewServer:
     name: str
     transport: Transport
@@ -105,11 +111,11 @@ async def list_servers(session: Session, user_id: str, page: PageRequest) -> Pag
     return await fetch_page(session, statement, (mcp_servers.c.name, mcp_servers.c.id), page, _server)
 
 
-async def all_servers(session: Session, user_id: str) -> list[Server]:
-    """By name, for choosing among them."""
-    theirs = select(mcp_servers).where(mcp_servers.c.user_id == user_id)
-    rows = await session.execute(theirs.order_by(mcp_servers.c.name, mcp_servers.c.id))
-    return [_server(row) for row in rows]
+async def named_servers(session: Session, user_id: str) -> list[NamedServer]:
+    """All of them by name, for choosing among them."""
+    columns = mcp_servers.c.id, mcp_servers.c.name
+    theirs = select(*columns).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
+    return [NamedServer(*row) for row in await session.execute(theirs)]
 
 
 async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id: str) -> Endpoint:

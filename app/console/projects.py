@@ -11,7 +11,7 @@ from app.bodies.rules import as_rules
 from app.catalog import governing, projects
 from app.catalog.projects import Project
 from app.catalog.rules import Rule, all_rules, rules_of
-from app.catalog.servers import all_servers
+from app.catalog.servers import named_servers
 from app.console.forms import Form, checked
 from app.console.rules import Row, arranged, row_of, rows_in, wanted_preview
 from app.console.visits import Reading, Visit, Writing, go, page_router
@@ -85,7 +85,7 @@ async def _page(
     visit: Visit, project: Project | None, form: Form, rows: Sequence[Row], error: ToolscoutError | None = None
 ) -> Response:
     async with visit.transaction() as session:
-        servers = await all_servers(session, visit.user.id)
+        servers = await named_servers(session, visit.user.id)
     preview = None
     if project is not None and error is None:
         preview, error = await wanted_preview(visit, rows, project.id)

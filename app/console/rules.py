@@ -11,7 +11,7 @@ from app.bodies.rules import RulesBody, as_rules
 from app.catalog import governing
 from app.catalog.governing import Outcome, Preview
 from app.catalog.rules import Rule, rules_of
-from app.catalog.servers import all_servers
+from app.catalog.servers import named_servers
 from app.console.forms import Form, checked
 from app.console.visits import Reading, Visit, Writing, go, page_router
 from app.errors import ToolscoutError
@@ -108,7 +108,7 @@ async def wanted_preview(
 
 async def server_names(visit: Visit) -> list[str]:
     async with visit.transaction() as session:
-        return [server.name for server in await all_servers(session, visit.user.id)]
+        return [server.name for server in await named_servers(session, visit.user.id)]
 
 
 async def previewed(visit: Visit, rows: Sequence[Row], project_id: str | None) -> Previewed:

@@ -10,7 +10,7 @@ from app import audit
 from app.bodies.shapes import given
 from app.bodies.tools import ToolChanges
 from app.catalog import tools
-from app.catalog.servers import all_servers
+from app.catalog.servers import named_servers
 from app.catalog.tools import Change, State, Tool, ToolFilter
 from app.console.differences import Differences, differences
 from app.console.forms import Form, checked
@@ -33,7 +33,7 @@ async def list_tools(visit: Browsing) -> Response:
     async with visit.transaction() as session:
         request = PageRequest(cursor=query.given("cursor"))
         page = await tools.list_tools(session, user_id, visit.container.model.id, wanted, request)
-        servers = await all_servers(session, user_id) if _reads(visit) else []
+        servers = await named_servers(session, user_id) if _reads(visit) else []
     said = {name: query.text(name) for name in _FILTERS if query.text(name)}
     return visit.show(
         "tools.html", page=page, servers=servers, form=query, filtered=bool(said), address=_address(said, query)

@@ -166,6 +166,28 @@ async def test_the_keyboard_alone_finds_the_content_and_leads_through_the_pages(
     await expect(page.get_by_role("heading", name="Add a server")).to_be_visible()
 
 
+async def test_all_but_what_moves_by_itself_works_without_scripts(
+    chromium: Browser, address: str, user: TestUser
+) -> None:
+    await user.add_tools(*WEATHER, server="weather")
+    context = await chromium.new_context(base_url=address, java_script_enabled=False)
+    page = await context.new_page()
+    await sign_in(page, user.key)
+    await page.goto("/console/try")
+    await page.get_by_label("Message").fill("the weather forecast please")
+    await page.get_by_role("button", name="Find tools").click()
+    await expect(page.locator(".ranked .name").first).to_have_text("get_forecast")
+    await page.get_by_role("link", name="Rules").click()
+    await page.get_by_role("button", name="Add a rule").click()
+    await page.get_by_label("Patterns").fill("delete_*")
+    await page.get_by_label("Sets").select_option("off")
+    await page.get_by_role("button", name="Preview").last.click()
+    await expect(page.locator("#preview")).to_contain_text("delete_station")
+    await page.get_by_role("button", name="Store the rules").click()
+    await expect(page.get_by_text("The rules were stored")).to_be_visible()
+    await context.close()
+
+
 async def test_axe_would_have_noticed(watched: Watched) -> None:
     await watched.page.goto("/console/sign-in")
     await watched.page.evaluate("document.documentElement.removeAttribute('lang')")
