@@ -10,7 +10,7 @@ THIRD_PARTY := tests/third_party/node_modules/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test programs suite proof check migrate doctor bench-load bench-relevance lock clean
+.PHONY: help run test programs suite proof check migrate doctor bench-load bench-relevance bench-console lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,7 @@ test: ## everything that `check` does, and the whole test suite with coverage
 
 programs:
 	@command -v promtool >/dev/null || { echo "the tests need promtool (Debian: prometheus): they try the alerts"; exit 1; }
+	@test -x /usr/bin/chromium || { echo "the tests need /usr/bin/chromium (Debian's package): they look at the console"; exit 1; }
 	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null || { echo "the tests need nginx: they restart replicas behind it"; exit 1; }
 
 suite: programs $(DEV) $(THIRD_PARTY)
@@ -49,6 +50,9 @@ bench-load: $(DEV) ## requests a second and latencies of /discover and /execute,
 
 bench-relevance: $(BENCH) ## how often the right tools are found, beside simpler rankings (ARGS="FOLDER … --haystack FOLDER")
 	$(BIN)/python -m bench.relevance $(ARGS)
+
+bench-console: $(DEV) ## how long each page of the console takes, with 10,000 tools
+	$(BIN)/python -m bench.console
 
 lock: $(DEV) ## pin all dependencies anew, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml

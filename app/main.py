@@ -23,6 +23,7 @@ from app.api import (
 from app.api.capacity import Capacity, Farewell
 from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
+from app.console.door import add_console
 from app.mcp_server.endpoint import mcp_router
 from app.telemetry import RequestTelemetry
 from app.tracing import JoinedTraces
@@ -84,3 +85,4 @@ def _open_doors(app: FastAPI) -> None:
     for door in _DOORS:
         app.include_router(door.router)
     app.include_router(mcp_router())
+    add_console(app)

@@ -49,8 +49,8 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path(".toolscout"), description="folder of the embedded Postgres and of generated secrets")
     served_hosts: str = Field(
         "",
-        description="public names under which MCP clients reach us, comma-separated; addresses, names without a dot, "
-        "`.local` and `.internal` always pass",
+        description="public names under which MCP clients and browsers reach us, comma-separated; addresses, names "
+        "without a dot, `.local` and `.internal` always pass",
     )
     web_origins: str = Field(
         "",

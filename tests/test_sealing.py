@@ -95,3 +95,11 @@ def test_a_fingerprint_of_a_former_key_is_known_again() -> None:
     assert Sealer(current, [former]).is_fingerprint(old, b"a")
     assert not Sealer(current, [former]).is_fingerprint(old, b"b")
     assert not Sealer(current).is_fingerprint(old, b"a")
+
+
+def test_a_shortened_fingerprint_is_known_again_unless_it_is_too_short_to_tell(sealer: Sealer) -> None:
+    whole = sealer.fingerprint(b"a")
+    assert sealer.is_fingerprint(whole[:7], b"a")
+    assert not sealer.is_fingerprint(whole[:7], b"b")
+    for length in range(7):
+        assert not sealer.is_fingerprint(whole[:length], b"a")

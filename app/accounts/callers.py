@@ -82,7 +82,10 @@ class Keyring:
         self._remembered: TtlCache[tuple[bytes, str | None], Caller] = TtlCache(_REMEMBERED_CALLERS, _REMEMBERED_S)
 
     async def authenticate(self, key: str, named_user: str | None) -> Caller:
-        digest = hashed(key)
+        return await self.recognise(hashed(key), named_user)
+
+    async def recognise(self, digest: bytes, named_user: str | None) -> Caller:
+        """For whoever has shown the key before, and keeps no more of it than we do."""
         caller = self._remembered.get((digest, named_user))
         if caller is None:
             async with self._database.system_transaction() as session:

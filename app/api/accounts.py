@@ -2,44 +2,24 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Any
 
 from fastapi import APIRouter, Response
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from app import audit
 from app.accounts import keys, users
 from app.accounts.keys import KeyKind
-from app.accounts.users import USER_ID_PATTERN
 from app.api.intake import StrictRoute
-from app.api.shapes import Identifier, Input, Items, Name, Output, given, items
+from app.api.shapes import Items, Output, given, items
+from app.bodies.accounts import NewKeyBody, NewUserBody, UserChanges
 from app.database.engine import Session
 from app.dependencies import Administering, Paged, SystemSession, Wired
 from app.errors import InvalidInput
-from app.search.ranking import Strategy
 from app.wiring import Container
 
 router = APIRouter(tags=["accounts"], route_class=StrictRoute)
-
-UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["alice"])]
-
-
-class UserSettings(Input):
-    strategy: Strategy | None = None
-    similarity_threshold: float | None = Field(None, ge=0, le=1)
-    limit: int | None = Field(None, ge=1, le=50)
-
-
-class NewUserBody(Input):
-    id: UserId
-    name: Name | None = None
-
-
-class UserChanges(Input):
-    name: Name | None = None
-    discovery_enabled: bool = True
-    settings: UserSettings = UserSettings()
 
 
 class UserOut(Output):
@@ -49,27 +29,6 @@ class UserOut(Output):
     discovery_enabled: bool
     tool_count: int
     created_at: datetime
-
-
-class NewKeyBody(Input):
-    kind: KeyKind
-    name: Name | None = None
-    user_id: UserId | None = None
-    project_id: Identifier | None = Field(None, description="the key sees and runs what this project shows, no more")
-    expires_at: datetime | None = Field(None, strict=False, examples=["2030-01-01T00:00:00Z"])
-
-    @field_validator("expires_at")
-    @classmethod
-    def _in_the_future(cls, value: datetime | None) -> datetime | None:
-        if value is None:
-            return None
-        try:
-            moment = value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
-        except OverflowError as error:
-            raise ValueError("lies beyond what a calendar holds") from error
-        if moment <= datetime.now(UTC):
-            raise ValueError("must lie in the future")
-        return moment
 
 
 class KeyOut(Output):

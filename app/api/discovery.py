@@ -1,60 +1,28 @@
 """REST: `POST /discover`, the main job."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Response
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from app.api.intake import StrictRoute
-from app.api.shapes import Identifier, Input, Output, Tags
+from app.api.shapes import Output
+from app.bodies.discovery import DiscoverBody, WhyBody
 from app.catalog.aliases import aliases
 from app.catalog.servers import Status
 from app.dependencies import Discovering, Wired
 from app.discovery import wire
-from app.discovery.asking import Wishes, resolved
+from app.discovery.asking import resolved
 from app.discovery.discover import Discovery, discover
 from app.discovery.selection import Selected, Source
 from app.discovery.why import Reason, explain
 from app.discovery.wire import Format
 from app.indexing.cleaning import Flag
 from app.search.hybrid import Evidence
-from app.search.query import read_query
 from app.search.ranking import Strategy
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
-
-Ids = Annotated[list[Identifier], Field(max_length=1_000)]
-
-
-class DiscoverBody(Input):
-    query: str | None = Field(None, max_length=200_000, examples=["search github for rust http servers"])
-    messages: list[dict[str, Any]] | None = Field(
-        None, max_length=500, description="recent turns, OpenAI or Anthropic shaped, instead of `query`"
-    )
-    limit: int | None = Field(None, ge=1, le=50, description="the search's top k")
-    similarity_threshold: float | None = Field(
-        None, ge=0, le=1, description="decides alone on the cosine; null: the model's calibrated default"
-    )
-    include_core_tools: bool = True
-    server_ids: Ids | None = Field(None, description="only these servers; unknown ids are ignored, `[]` means none")
-    tags: Tags | None = Field(None, description="only tools with at least one of them; each match adds 0.2")
-    project_id: Identifier | None = None
-    strategy: Strategy | None = None
-    max_tokens: int | None = Field(None, ge=1, description="bounds the size of the definitions")
-    keep: Annotated[list[Identifier], Field(max_length=200)] | None = Field(
-        None, description="tool keys that the model was given before: they come first, in order"
-    )
-    format: Format = "mcp"
-    explain: bool = False
-
-    @model_validator(mode="after")
-    def _something_to_search_for(self) -> "DiscoverBody":
-        if (self.query is None) == (self.messages is None):
-            raise ValueError("give either `query` or `messages`")
-        if not read_query(self.query, self.messages).said:
-            raise ValueError("there is no text to search for")
-        return self
 
 
 class ToolOut(Output):
@@ -97,12 +65,6 @@ class DiscoverOut(Output):
     toolset_hash: str
 
 
-class WhyBody(DiscoverBody):
-    tool: str = Field(
-        min_length=1, max_length=300, description="its key, its name, or `SERVER.TOOL`", examples=["search_issues"]
-    )
-
-
 class ReasonOut(Output):
     tool_key: str | None
     name: str | None
@@ -126,7 +88,7 @@ class WhyOut(Output):
 @router.post("/discover", response_model=DiscoverOut)
 async def post_discover(body: DiscoverBody, caller: Discovering, container: Wired) -> Response:
     """The few tools that this message needs, ready to be given to the model."""
-    ask = await resolved(container.discoverer, caller, _wishes(body))
+    ask = await resolved(container.discoverer, caller, body.wishes())
     discovery = await discover(container.discoverer, caller.acting_for(), ask)
     return Response(rendered(discovery, body.format), media_type="application/json")
 
@@ -134,26 +96,10 @@ async def post_discover(body: DiscoverBody, caller: Discovering, container: Wire
 @router.post("/discover/why")
 async def post_why(body: WhyBody, caller: Discovering, container: Wired) -> WhyOut:
     """Why a tool is, or is not, in the answer to this message."""
-    ask = await resolved(container.discoverer, caller, _wishes(body))
+    ask = await resolved(container.discoverer, caller, body.wishes())
     confined = caller.project_id is not None
     reasons = await explain(container.discoverer, caller.acting_for(), ask, body.tool, confined=confined)
     return WhyOut(items=[_reason(reason) for reason in reasons])
-
-
-def _wishes(body: DiscoverBody) -> Wishes:
-    return Wishes(
-        query=read_query(body.query, body.messages),
-        project_id=body.project_id,
-        server_ids=body.server_ids,
-        tags=body.tags,
-        strategy=body.strategy,
-        limit=body.limit,
-        threshold=body.similarity_threshold,
-        include_core_tools=body.include_core_tools,
-        max_tokens=body.max_tokens,
-        keep=body.keep,
-        explain=body.explain,
-    )
 
 
 def _reason(reason: Reason) -> ReasonOut:

@@ -2,46 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Response
-from pydantic import Field
 
 from app import audit
 from app.api.intake import StrictRoute
-from app.api.rules import RuleOut, Rules, as_rules
-from app.api.shapes import Identifier, Input, Items, Name, Output, given
+from app.api.rules import RuleOut
+from app.api.shapes import Items, Output, given
+from app.bodies.projects import NewProjectBody, ProjectChanges
+from app.bodies.rules import as_rules
 from app.catalog import governing, projects
 from app.catalog.projects import Optimization, Project
 from app.catalog.rules import Rule, all_rules, rules_of
 from app.dependencies import Paged, Reading, Session, Tenant, Writing
 
 router = APIRouter(tags=["projects"], route_class=StrictRoute)
-
-ServerIds = Annotated[list[Identifier], Field(max_length=1_000)]
-_MEMBERS = "its servers; null: all that the user has, now and later"
-_OPTIMIZATION = "how it searches; null: discovery answers with core tools alone"
-_READ_ONLY = "only tools that say of themselves that they only read (`readOnlyHint`)"
-
-
-class NewProjectBody(Input):
-    name: Name = Field(examples=["support"])
-    server_ids: ServerIds | None = Field(None, description=_MEMBERS)
-    optimization: Optimization | None = Field("hybrid", description=_OPTIMIZATION)
-    rules: Rules = []
-    read_only: bool = Field(False, description=_READ_ONLY)
-    limit: int | None = Field(None, ge=1, le=50)
-    similarity_threshold: float | None = Field(None, ge=0, le=1)
-
-
-class ProjectChanges(Input):
-    name: Name = ""
-    server_ids: ServerIds | None = Field(None, description=_MEMBERS)
-    optimization: Optimization | None = Field(None, description=_OPTIMIZATION)
-    rules: Rules = []
-    read_only: bool = Field(False, description=_READ_ONLY)
-    limit: int | None = Field(None, ge=1, le=50)
-    similarity_threshold: float | None = Field(None, ge=0, le=1)
 
 
 class ProjectOut(Output):

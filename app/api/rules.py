@@ -8,43 +8,15 @@ from pydantic import Field
 
 from app import audit
 from app.api.intake import StrictRoute
-from app.api.shapes import Identifier, Input, Name, Output, Tags
+from app.api.shapes import Output
+from app.bodies.rules import PreviewBody, RulesBody, as_rules
 from app.catalog import governing
 from app.catalog.governing import Outcome
-from app.catalog.patterns import MAX_PATTERN
 from app.catalog.rules import Rule, rules_of
 from app.catalog.verdicts import EnabledBy, HiddenBy, OutsideBy
 from app.dependencies import Reading, Session, Tenant, Writing
 
 router = APIRouter(tags=["rules"], route_class=StrictRoute)
-
-PatternText = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
-
-
-class RuleBody(Input):
-    pattern: list[PatternText] = Field(
-        min_length=1,
-        max_length=50,
-        examples=[["github_*", "!*delete*"]],
-        description="globs, `/regex/i` (RE2), `!` negates; matches where one positive pattern does and no negated one",
-    )
-    server: Name | None = Field(None, description="only tools of the server with this name")
-    enabled: bool | None = Field(None, description="the first matching rule that sets it decides")
-    tags: Tags = Field([], description="added to all that match")
-
-    def rule(self) -> Rule:
-        return Rule(**self.model_dump())
-
-
-Rules = Annotated[list[RuleBody], Field(max_length=200)]
-
-
-class RulesBody(Input):
-    rules: Rules
-
-
-class PreviewBody(RulesBody):
-    project_id: Identifier | None = Field(None, description="as this project's rules instead of the user's")
 
 
 class RuleOut(Output):
@@ -88,10 +60,6 @@ class PreviewOut(Output):
     visible: int
     hidden: int
     changes: int = Field(description="tools that would appear or disappear")
-
-
-def as_rules(bodies: Sequence[RuleBody]) -> list[Rule]:
-    return [body.rule() for body in bodies]
 
 
 @router.get("/rules")

@@ -11,12 +11,10 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
-from app.accounts.callers import Caller
 from app.api.events import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
 from app.api.intake import StrictRoute, require_json
 from app.api.shapes import Input, Items, Output, items
 from app.catalog import servers
-from app.database.engine import Session as DatabaseSession
 from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
 from app.errors import NotFound, QueryInterrupted, Unavailable
 from app.indexing import jobs
@@ -120,7 +118,7 @@ async def reindex(
     vectors are missing or out of date. Who asks while others do gets the same run."""
     async with container.database.transaction(tenant.id) as session:
         await servers.get_server(session, tenant.id, server_id)
-        run = await _ask(session, tenant.id, server_id, caller, force=force)
+        run = await jobs.ask(session, tenant.id, server_id, caller.actor, elapsed_ms() / 1000, force=force)
     return await _accepted(container, run, response, wait=wait)
 
 
@@ -131,18 +129,13 @@ async def reindex_all(
     """All servers of the user."""
     async with container.database.transaction(tenant.id) as session:
         server_ids = await servers.server_ids_of(session, tenant.id)
-        runs = [await _ask(session, tenant.id, server_id, caller, force=force) for server_id in server_ids]
+        ago_s = elapsed_ms() / 1000
+        runs = [await jobs.ask(session, tenant.id, each, caller.actor, ago_s, force=force) for each in server_ids]
     container.worker.wake()  # after the commit: it would look too early, and rest
     if wait:
         runs = await asyncio.gather(*(_ended(container, run) for run in runs))
         response.status_code = 200 if all(run.finished for run in runs) else 202
     return Items(items=[show_run(run) for run in runs])
-
-
-async def _ask(session: DatabaseSession, user_id: str, server_id: str, caller: Caller, *, force: bool) -> Run:
-    if force:
-        return await jobs.enqueue(session, user_id, server_id, force=True, asked_by=caller.actor)
-    return await jobs.ask(session, user_id, server_id, caller.actor, elapsed_ms() / 1000)
 
 
 @router.get("/servers/{server_id}/runs")

@@ -1,25 +1,17 @@
 """The bases of what comes in and what goes out."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict
 
+from app.bodies.shapes import Identifier, Input, Name, Tags, given
 from app.database.paging import Page
+
+__all__ = ["Identifier", "Input", "Items", "Name", "Output", "Tags", "given", "items"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
-
-Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Tags = Annotated[list[Tag], Field(max_length=64)]
-Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
-
-
-class Input(BaseModel):
-    """No unknown fields, no silent conversions: `"8"` is not 8, and `true` is not 1."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Output(BaseModel):
@@ -33,8 +25,3 @@ class Items(BaseModel, Generic[M]):
 
 def items(page: Page[T], show: Callable[[T], M]) -> Items[M]:
     return Items(items=[show(item) for item in page.items], next_cursor=page.next_cursor)
-
-
-def given(body: BaseModel) -> dict[str, Any]:
-    """The fields that a PATCH really named."""
-    return {name: getattr(body, name) for name in body.model_fields_set}

@@ -11,7 +11,8 @@ from pydantic import Field
 from app import audit
 from app.accounts.callers import Caller, Permission
 from app.api.intake import StrictRoute
-from app.api.shapes import Identifier, Input, Items, Output, Tags, given, items
+from app.api.shapes import Identifier, Input, Items, Output, given, items
+from app.bodies.tools import ToolChanges
 from app.catalog import core_tools, tools
 from app.catalog.projects import get_project
 from app.catalog.tools import State, ToolFilter
@@ -63,12 +64,6 @@ class ToolOut(Output):
     tokens: int
     embedded: bool
     updated_at: datetime
-
-
-class ToolChanges(Input):
-    enabled: bool | None = Field(True, description="stands above the rules; null: they decide again")
-    tags: Tags = []
-    pinned: bool = False
 
 
 class ChangeOut(Output):

@@ -51,6 +51,12 @@ class Server:
 
 
 @dataclass(frozen=True)
+class NamedServer:
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
 class NewServer:
     name: str
     transport: Transport
@@ -61,6 +67,13 @@ class NewServer:
     enabled: bool = True
     tool_permissions: Mapping[str, bool] = field(default_factory=dict)
     """By tool name; `*` is for those that are not named. What is not permitted can be neither found nor run."""
+
+
+def check_transport(transport: Transport, url: str | None) -> None:
+    if transport in ("stdio", "push") and url is not None:
+        raise ValueError(f"a {transport} server has no URL")
+    if transport in ("streamable_http", "sse") and url is None:
+        raise ValueError(f"a {transport} server needs a URL")
 
 
 async def create_server(session: Session, sealer: Sealer, user_id: str, wanted: NewServer) -> Server:
@@ -96,6 +109,13 @@ async def get_server(session: Session, user_id: str, server_id: str) -> Server:
 async def list_servers(session: Session, user_id: str, page: PageRequest) -> Page[Server]:
     statement = select(mcp_servers).where(mcp_servers.c.user_id == user_id)
     return await fetch_page(session, statement, (mcp_servers.c.name, mcp_servers.c.id), page, _server)
+
+
+async def named_servers(session: Session, user_id: str) -> list[NamedServer]:
+    """All of them by name, for choosing among them."""
+    columns = mcp_servers.c.id, mcp_servers.c.name
+    theirs = select(*columns).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
+    return [NamedServer(*row) for row in await session.execute(theirs)]
 
 
 async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id: str) -> Endpoint:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.api.servers import NewServerBody
+from app.bodies.servers import NewServerBody
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
 from app.cli.opening import ACTOR, add_user_option, opened

@@ -64,9 +64,18 @@ async def _serve_until_stopped(container: Container, listener: socket.socket) ->
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_IGN)
     host, port = listener.getsockname()[:2]
-    greeting = f"\n  Toolscout answers at http://{host}:{port}   (API: http://{host}:{port}/docs, stop with Ctrl-C)\n"
+    address = f"http://{_reached_by(host)}:{port}"
+    greeting = f"\n  Toolscout answers at {address}   (API: {address}/docs, stop with Ctrl-C)\n"
+    greeting += f"  The console: {address}/console   (sign in with a key)\n"
     drain_s = container.settings.drain_s
     await _Server(config, greeting, container.draining, drain_s).serve(sockets=[listener])
+
+
+def _reached_by(host: str) -> str:
+    """An address that listens on all of them is none to go to."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 read, not listened on
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 class _Server(uvicorn.Server):

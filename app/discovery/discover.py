@@ -51,6 +51,8 @@ class Ask:
     max_tokens: int | None
     keep: Sequence[str]
     explain: bool = False
+    trial: bool = False
+    """Somebody only looks what would come: it is counted nowhere, and teaches nothing."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     seconds = time.perf_counter() - started
     discoverer.metrics.search_seconds.observe(seconds)
     discovery = replace(discovery, id=new_id(discoverer.sealer, user.id), duration_ms=round(seconds * 1000, 2))
-    return _counted(discoverer, user, discovery, time.perf_counter() - asked)
+    return discovery if ask.trial else _counted(discoverer, user, discovery, time.perf_counter() - asked)
 
 
 @traced("embed", "reason")
@@ -205,7 +207,7 @@ def _discovery(
     no_match: bool,
 ) -> Discovery:
     return Discovery(
-        id="",
+        id="",  # until all else is known
         tools=chosen,
         searched=searched,
         duration_ms=0.0,

@@ -151,9 +151,13 @@ def _merged(new: Any, known: Any) -> dict[str, Any]:
     }
 
 
-async def ask(session: Session, user_id: str, server_id: str, asked_by: str, seconds_ago: float) -> Run:
+async def ask(
+    session: Session, user_id: str, server_id: str, asked_by: str, seconds_ago: float, *, force: bool = False
+) -> Run:
     """Whoever asked before a run began to ask the server is served by that run: a hundred who ask at once cost two
-    listings, not a hundred, and only the first of them writes."""
+    listings, not a hundred, and only the first of them writes. Not so whoever wants everything embedded anew."""
+    if force:
+        return await enqueue(session, user_id, server_id, force=True, asked_by=asked_by)
     run = await _begins_since(session, user_id, server_id, seconds_ago)
     return run or await enqueue(session, user_id, server_id, asked_by=asked_by)
 

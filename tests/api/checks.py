@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -13,6 +13,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from app.accounts.callers import Permission
+from app.console.visits import require as require_in_console
 from app.dependencies import require
 from app.models import metadata
 from app.wiring import Container
@@ -43,7 +44,7 @@ QUESTIONS = {"/discover", "/discover/why", "/eval", "/feedback", "/rules/preview
 MCP_PATHS = {"/mcp", "/mcp/full", "/projects/{project_id}/mcp", "/projects/{project_id}/mcp/full"}
 """What is done there the meta-tools do, each with a permission of its own."""
 
-_CHECK = require(Permission.DISCOVER).__code__
+_CHECKS = {each(Permission.DISCOVER).__code__ for each in (require, require_in_console)}
 
 
 def assert_problem(answer: httpx.Response, status: int, code: str | None = None) -> Json:
@@ -140,22 +141,29 @@ class DoorRoute:
 
 
 def door_routes(app: FastAPI) -> list[DoorRoute]:
-    """Every route of ours; the framework's own pages (`/docs`, `/openapi.json`) are none of them."""
+    """Every route of the API and of MCP; the framework's own pages (`/docs`, `/openapi.json`) are none of them."""
     described = app.openapi()["paths"]
-    found = []
+    return _listed(app, lambda method, path: "requestBody" in described[path][method.lower()], described=True)
+
+
+def console_routes(app: FastAPI) -> list[DoorRoute]:
+    return _listed(app, lambda method, _path: method == "POST", described=False)
+
+
+def _listed(app: FastAPI, takes_body: Callable[[str, str], bool], *, described: bool) -> list[DoorRoute]:
+    found: list[DoorRoute] = []
     for context in iter_route_contexts(app.routes):
         route = context.original_route
-        if isinstance(route, APIRoute):
+        if isinstance(route, APIRoute) and route.include_in_schema is described:
             asked = frozenset(_permissions(route.dependant))
-            for method in route.methods or ():
-                takes_body = "requestBody" in described[route.path][method.lower()]
-                found.append(DoorRoute(method, route.path, asked, takes_body))
+            path = route.path
+            found += [DoorRoute(method, path, asked, takes_body(method, path)) for method in route.methods or ()]
     return sorted(found, key=lambda route: (route.path, route.method))
 
 
 def _permissions(dependant: Dependant) -> Iterator[Permission]:
     """What every `require(…)` below this point asks for: its check has closed over the permission."""
     for dependency in dependant.dependencies:
-        if isinstance(call := dependency.call, FunctionType) and call.__code__ is _CHECK:
+        if isinstance(call := dependency.call, FunctionType) and call.__code__ in _CHECKS:
             yield from (cell.cell_contents for cell in call.__closure__ or ())
         yield from _permissions(dependency)

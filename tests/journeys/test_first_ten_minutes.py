@@ -81,6 +81,18 @@ def test_the_greeting_holds_a_key_for_each_and_a_curl_that_works(demo: Service) 
     assert '"get_forecast"' in answered.stdout
 
 
+def test_the_greeting_leads_to_the_console_and_the_demos_key_signs_in(demo: Service) -> None:
+    text = greeting(demo)
+    address, key = re.search(r"http://\S+/console", text), re.search(r"ts_user_[\w-]+", text)
+    assert address is not None
+    assert key is not None
+    with httpx.Client(follow_redirects=True) as browser:
+        assert "Sign in with one of your keys" in browser.get(address[0]).text
+        page = browser.post(f"{address[0]}/sign-in", data={"key": key[0]})
+    assert page.url.path == "/console/overview"
+    assert "Signed in as</span> <strong>demo" in page.text
+
+
 def toolscout(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
     command = [sys.executable, "-m", "app", *arguments]

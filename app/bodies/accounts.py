@@ -1,0 +1,51 @@
+"""What may be said of users and keys."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from app.accounts.keys import KeyKind
+from app.accounts.users import USER_ID_PATTERN
+from app.bodies.shapes import Identifier, Input, Name
+from app.search.ranking import Strategy
+
+UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["alice"])]
+
+
+class UserSettings(Input):
+    strategy: Strategy | None = None
+    similarity_threshold: float | None = Field(None, ge=0, le=1)
+    limit: int | None = Field(None, ge=1, le=50)
+
+
+class NewUserBody(Input):
+    id: UserId
+    name: Name | None = None
+
+
+class UserChanges(Input):
+    name: Name | None = None
+    discovery_enabled: bool = True
+    settings: UserSettings = UserSettings()
+
+
+class NewKeyBody(Input):
+    kind: KeyKind
+    name: Name | None = None
+    user_id: UserId | None = None
+    project_id: Identifier | None = Field(None, description="the key sees and runs what this project shows, no more")
+    expires_at: datetime | None = Field(None, strict=False, examples=["2030-01-01T00:00:00Z"])
+
+    @field_validator("expires_at")
+    @classmethod
+    def _in_the_future(cls, value: datetime | None) -> datetime | None:
+        if value is None:
+            return None
+        try:
+            moment = value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
+        except OverflowError as error:
+            raise ValueError("lies beyond what a calendar holds") from error
+        if moment <= datetime.now(UTC):
+            raise ValueError("must lie in the future")
+        return moment

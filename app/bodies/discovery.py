@@ -1,0 +1,64 @@
+"""What may be asked of a discovery."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from app.bodies.shapes import Identifier, Input, Tags
+from app.discovery.asking import Wishes
+from app.discovery.wire import Format
+from app.search.query import read_query
+from app.search.ranking import Strategy
+
+Ids = Annotated[list[Identifier], Field(max_length=1_000)]
+
+
+class DiscoverBody(Input):
+    query: str | None = Field(None, max_length=200_000, examples=["search github for rust http servers"])
+    messages: list[dict[str, Any]] | None = Field(
+        None, max_length=500, description="recent turns, OpenAI or Anthropic shaped, instead of `query`"
+    )
+    limit: int | None = Field(None, ge=1, le=50, description="the search's top k")
+    similarity_threshold: float | None = Field(
+        None, ge=0, le=1, description="decides alone on the cosine; null: the model's calibrated default"
+    )
+    include_core_tools: bool = True
+    server_ids: Ids | None = Field(None, description="only these servers; unknown ids are ignored, `[]` means none")
+    tags: Tags | None = Field(None, description="only tools with at least one of them; each match adds 0.2")
+    project_id: Identifier | None = None
+    strategy: Strategy | None = None
+    max_tokens: int | None = Field(None, ge=1, description="bounds the size of the definitions")
+    keep: Annotated[list[Identifier], Field(max_length=200)] | None = Field(
+        None, description="tool keys that the model was given before: they come first, in order"
+    )
+    format: Format = "mcp"
+    explain: bool = False
+
+    @model_validator(mode="after")
+    def _something_to_search_for(self) -> "DiscoverBody":
+        if (self.query is None) == (self.messages is None):
+            raise ValueError("give either `query` or `messages`")
+        if not read_query(self.query, self.messages).said:
+            raise ValueError("there is no text to search for")
+        return self
+
+    def wishes(self) -> Wishes:
+        return Wishes(
+            query=read_query(self.query, self.messages),
+            project_id=self.project_id,
+            server_ids=self.server_ids,
+            tags=self.tags,
+            strategy=self.strategy,
+            limit=self.limit,
+            threshold=self.similarity_threshold,
+            include_core_tools=self.include_core_tools,
+            max_tokens=self.max_tokens,
+            keep=self.keep,
+            explain=self.explain,
+        )
+
+
+class WhyBody(DiscoverBody):
+    tool: str = Field(
+        min_length=1, max_length=300, description="its key, its name, or `SERVER.TOOL`", examples=["search_issues"]
+    )

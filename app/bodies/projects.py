@@ -1,0 +1,34 @@
+"""What may be said of a project."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from app.bodies.rules import Rules
+from app.bodies.shapes import Identifier, Input, Name
+from app.catalog.projects import Optimization
+
+ServerIds = Annotated[list[Identifier], Field(max_length=1_000)]
+_MEMBERS = "its servers; null: all that the user has, now and later"
+_OPTIMIZATION = "how it searches; null: discovery answers with core tools alone"
+_READ_ONLY = "only tools that say of themselves that they only read (`readOnlyHint`)"
+
+
+class NewProjectBody(Input):
+    name: Name = Field(examples=["support"])
+    server_ids: ServerIds | None = Field(None, description=_MEMBERS)
+    optimization: Optimization | None = Field("hybrid", description=_OPTIMIZATION)
+    rules: Rules = []
+    read_only: bool = Field(False, description=_READ_ONLY)
+    limit: int | None = Field(None, ge=1, le=50)
+    similarity_threshold: float | None = Field(None, ge=0, le=1)
+
+
+class ProjectChanges(Input):
+    name: Name = ""
+    server_ids: ServerIds | None = Field(None, description=_MEMBERS)
+    optimization: Optimization | None = Field(None, description=_OPTIMIZATION)
+    rules: Rules = []
+    read_only: bool = Field(False, description=_READ_ONLY)
+    limit: int | None = Field(None, ge=1, le=50)
+    similarity_threshold: float | None = Field(None, ge=0, le=1)

@@ -1,0 +1,138 @@
+"""Projects: parts of what a user has, with rules and limits of their own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from app import audit
+from app.bodies.projects import NewProjectBody
+from app.bodies.rules import as_rules
+from app.catalog import governing, projects
+from app.catalog.projects import Project
+from app.catalog.rules import Rule, all_rules, rules_of
+from app.catalog.servers import named_servers
+from app.console.forms import Form, checked
+from app.console.rules import Row, arranged, row_of, rows_in, wanted_preview
+from app.console.visits import Reading, Visit, Writing, go, page_router
+from app.database.paging import PageRequest
+from app.errors import ToolscoutError
+
+router = page_router()
+
+
+@router.get("/projects")
+async def show_projects(visit: Reading) -> Response:
+    async with visit.transaction() as session:
+        request = PageRequest(cursor=visit.query.given("cursor"))
+        page = await projects.list_projects(session, visit.user.id, request)
+        rules = await all_rules(session, visit.user.id)
+    return visit.show("projects.html", page=page, rules=rules)
+
+
+@router.get("/projects/new")
+async def show_new(visit: Writing) -> Response:
+    return await _page(visit, None, Form([("members", "all"), ("optimization", "hybrid")]), [])
+
+
+@router.get("/projects/{project_id}")
+async def show_project(visit: Reading, project_id: str) -> Response:
+    async with visit.transaction() as session:
+        project = await projects.get_project(session, visit.user.id, project_id)
+        rules = await rules_of(session, visit.user.id, project_id)
+    return await _page(visit, project, _form_of(project), [row_of(rule) for rule in rules])
+
+
+@router.post("/projects")
+async def make_project(visit: Writing) -> Response:
+    return await _edited(visit, None)
+
+
+@router.post("/projects/{project_id}")
+async def change_project(visit: Writing, project_id: str) -> Response:
+    async with visit.transaction() as session:
+        project = await projects.get_project(session, visit.user.id, project_id)
+    return await _edited(visit, project)
+
+
+async def _edited(visit: Visit, project: Project | None) -> Response:
+    """Every button sends the whole form; only one of them stores."""
+    deed = visit.form.text("do")
+    rows = arranged(rows_in(visit.form), deed)
+    if deed != "store":
+        return await _page(visit, project, visit.form, rows)
+    try:
+        body = checked(NewProjectBody, _said(visit.form, rows))
+        stored = await _store(visit, project, body.model_dump(exclude={"rules"}), as_rules(body.rules))
+    except ToolscoutError as error:
+        return await _page(visit, project, visit.form, rows, error)
+    return go(f"/console/projects/{stored.id}", said="project-made" if project is None else "project-changed")
+
+
+async def _store(visit: Visit, project: Project | None, values: dict[str, Any], rules: Sequence[Rule]) -> Project:
+    user_id, actor = visit.user.id, visit.caller.actor
+    async with visit.transaction() as session:
+        if project is None:
+            stored = await governing.create_project(session, user_id, values, rules)
+        else:
+            stored = await governing.update_project(session, user_id, project.id, values, rules)
+        deed = "project.create" if project is None else "project.change"
+        await audit.record(session, user_id, actor, deed, stored.id)
+    return stored
+
+
+async def _page(
+    visit: Visit, project: Project | None, form: Form, rows: Sequence[Row], error: ToolscoutError | None = None
+) -> Response:
+    async with visit.transaction() as session:
+        servers = await named_servers(session, visit.user.id)
+    preview = None
+    if project is not None and error is None:
+        preview, error = await wanted_preview(visit, rows, project.id)
+    names = [server.name for server in servers]
+    shown: dict[str, Any] = {"project": project, "form": form, "rows": rows, "preview": preview}
+    return visit.show("project.html", error, servers=servers, server_names=names, **shown)
+
+
+@router.get("/projects/{project_id}/delete")
+async def confirm_delete(visit: Writing, project_id: str) -> Response:
+    async with visit.transaction() as session:
+        project = await projects.get_project(session, visit.user.id, project_id)
+    return visit.show("project_delete.html", project=project)
+
+
+@router.post("/projects/{project_id}/delete")
+async def delete_project(visit: Writing, project_id: str) -> Response:
+    async with visit.transaction() as session:
+        await governing.delete_project(session, visit.user.id, project_id)
+        await audit.record(session, visit.user.id, visit.caller.actor, "project.delete", project_id)
+    visit.container.keyring.forget()  # its keys have gone with it
+    return go("/console/projects", said="project-deleted")
+
+
+def _said(form: Form, rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "name": form.text("name"),
+        "server_ids": None if form.text("members") == "all" else form.all("server_ids"),
+        "optimization": form.given("optimization"),
+        "read_only": form.on("read_only"),
+        "limit": form.whole("limit"),
+        "similarity_threshold": form.decimal("threshold"),
+        "rules": [row.said() for row in rows if row != Row()],
+    }
+
+
+def _form_of(project: Project) -> Form:
+    fields = {
+        "name": project.name,
+        "members": "all" if project.server_ids is None else "some",
+        "optimization": project.optimization or "",
+        "read_only": "yes" if project.read_only else "",
+        "limit": _text(project.limit),
+        "threshold": _text(project.similarity_threshold),
+    }
+    return Form([*fields.items(), *(("server_ids", each) for each in project.server_ids or ())])
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else f"{number:g}"
