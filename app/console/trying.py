@@ -72,7 +72,7 @@ async def _page(visit: Visit, form: Form, answer: Answer | None, error: Toolscou
         answer=answer,
         tags=offered,
         projects=sorted(projects, key=_by_name),
-        threshold=model.threshold,
+        threshold=model.calibration.threshold,
     )
 
 
