@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     breaker_retry_s: float = Field(15.0, gt=0, description="seconds until an open breaker lets one query try again")
 
     rate_per_user: float = Field(
-        50.0,
+        300.0,
         ge=0,
         description="requests a second that one user may make of one process, after a burst of four times as many; "
         "beyond it 429; 0: no limit",
