@@ -7,7 +7,7 @@ from typing import Any
 from pgvector import SparseVector
 
 from app.protocol import ToolDefinition, canonical
-from app.search.lexical import Field, document_vector, most_terms, terms
+from app.search.lexical import Field, document_vector, most_terms, words
 
 # Part of every hash: raise it when the enriched text or its terms change, and every tool is indexed anew.
 ENRICHMENT_VERSION = 2
@@ -115,8 +115,8 @@ def _spoken(name: str) -> str:
 
 
 def _capabilities(tool: ToolDefinition) -> Iterator[str]:
-    words = set(terms(tool.name))
-    return (capability for capability, verbs in _CAPABILITIES.items() if words & verbs)
+    spelled = set(words(tool.name))
+    return (capability for capability, verbs in _CAPABILITIES.items() if spelled & verbs)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -132,7 +132,7 @@ class HybridSearch:
             rows = await self._rows(session, scope, question, counts, vectors, limit=limit, ann=ann)
         candidates = [_candidate(row) for row in rows if row[2] is not None]
         scale = _scale(question, counts)
-        if vectors is not None and nothing_fits(candidates, question, scale, vectors[0]):
+        if vectors is not None and nothing_fits(candidates, question, vectors[0]):
             return Found([], counts.searched, counts.tokens, counts.version, abstained=bool(candidates))
         hits = rank(candidates, question, scale, len(candidates) if limit is None else limit)
         return Found(hits, counts.searched, counts.tokens, counts.version)

@@ -43,7 +43,8 @@ _COMPOUND = re.compile(r"\w+(?:[-._:/]\w+)*")
 # Signs of vowels belong to the word in the scripts of India, in Thai, Hebrew and Arabic, but not to Python's \w.
 _WORD = re.compile(r"(?:[^\W_]|[\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u0963\u0966-\u0dff\u0e31-\u0e4e])+")
 _QUOTED = re.compile(r"[`\"']([^`\"'\s]{1,128})[`\"']")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z]{2})(?=[0-9])")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_NUMBERED = re.compile(r"([^\W\d_]{2,})(\d+)")
 _ACCENTS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f]+")
 # Written without spaces between words: Chinese, Japanese, Thai.
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e01-\u0e5b]+")
@@ -76,13 +77,18 @@ def terms(text: str) -> list[str]:
     return [term for _, term in _spelled(text)]
 
 
+def words(text: str) -> list[str]:
+    """As they are spelled, in lower case."""
+    return [word for word, _ in _spelled(text)]
+
+
 def _spelled(text: str) -> Iterator[tuple[str, str]]:
     """Each term behind the word that it stands for."""
     normal = _normal(text)
     for identifier in _identifiers(normal):
         yield identifier, identifier
-    words = (part.lower() for word in _WORD.findall(normal) for part in _parts(word))
-    for word in words:
+    parts = (part.lower() for word in _WORD.findall(normal) for part in _parts(word))
+    for word in parts:
         if word not in STOP_WORDS:
             yield from ((word, term) for term in _terms_of(word))
 
@@ -111,7 +117,8 @@ def _identifiers(normal: str) -> list[str]:
 
 
 def _parts(word: str) -> list[str]:
-    split = _CAMEL.split(word)
+    numbered = _NUMBERED.fullmatch(word)
+    split = _CAMEL.split(word) if numbered is None else list(numbered.groups())
     return split if len(split) == 1 else [*split, word]
 
 

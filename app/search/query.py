@@ -88,7 +88,8 @@ def read_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None =
 
 def query_in_context(query: str, context: str) -> Query:
     """Of somebody who says apart what it is about."""
-    return _with_context(query.strip(), [context.strip()] if context.strip() else [])
+    said, about = query.strip(), context.strip()
+    return Query(said, shortened(f"{said}\n{about}"), (shortened(said),)) if about else _alone(said)
 
 
 def shortened(text: str, longest: int = LONGEST_SEARCHED) -> str:

@@ -32,6 +32,7 @@ STRONG_WORDS = 0.5
 """A tool found by words alone must match at least this share of the message's weight in words."""
 _ANY_WORD = 1e-9
 _NEVER = 1e9
+_WITH_ONE_AIM = 2
 
 
 class Candidate(NamedTuple):
@@ -113,7 +114,10 @@ def scale_of(question: Question, most_bm25: Sequence[float]) -> Scale:
         return Scale(0.0, 1.0, [0.0] * texts, least, strong=_NEVER)
     if question.strategy == "bm25":
         return Scale(0.0, 0.0, [1 / most if most else 0.0 for most in most_bm25], least=_NEVER, strong=_ANY_WORD)
-    strong = STRONG_WORDS * most_bm25[0] or _NEVER
+    return _both(calibration, texts, least, STRONG_WORDS * most_bm25[0] or _NEVER)
+
+
+def _both(calibration: Calibration, texts: int, least: float = _NEVER, strong: float = _NEVER) -> Scale:
     return Scale(calibration.unrelated, 1 / calibration.span, [WORD_WEIGHT] * texts, least, strong)
 
 
@@ -145,18 +149,19 @@ def boost(candidate: Candidate, question: Question) -> float:
 
 
 def _chosen(ranked: Sequence[Candidate], scale: Scale, limit: int) -> set[str]:
-    """The first `limit`; but the best tool of an aim takes the place of the last that is no aim's best."""
-    aims = range(1, len(scale.words)) if ranked else ()
+    """The first `limit`; but of several aims each one's best tool takes the place of the last that is nobody's best."""
+    aims = range(1, len(scale.words)) if ranked and len(scale.words) > _WITH_ONE_AIM else ()
     best = dict.fromkeys(max(ranked, key=lambda each: scale.of_aim(each, aim)).tool_id for aim in aims)
     others = (each.tool_id for each in ranked if each.tool_id not in best)
     return set(islice((*islice(best, limit), *others), limit))
 
 
-def nothing_fits(candidates: Sequence[Candidate], question: Question, scale: Scale, vector: Vector) -> bool:
+def nothing_fits(candidates: Sequence[Candidate], question: Question, vector: Vector) -> bool:
     """By the model's own judgement, which a request's threshold takes the place of. A named tool always fits."""
     message = question.query.said.lower()
     if question.threshold is not None or any(is_named(message, each.tool_name) for each in candidates):
         return False
+    scale = _both(question.calibration, len(question.query.texts))
     best = max((scale.fused(candidate) for candidate in candidates), default=0.0)
     return not question.calibration.fits(best, vector)
 

@@ -103,11 +103,11 @@ def test_labelled_messages_from_a_terminal(command: Command, mcp: FakeMcpServer,
         {"message": "weather forecast for Rome", "tools": ["do"]}
         {"message": "sing me a song about love", "tools": []}"""
     )
-    told = command("eval", str(labelled), "--suggest", "--user", "lin")
+    told = command("eval", str(labelled), "--suggest", "--limit", "1", "--user", "lin")
     assert "4 messages" in told
     assert "0.667   0.500   0.500    0.538   0.667" in told
     assert "notes: things.no_such_tool" in told
-    assert "things.do: its similarity is" in told
+    assert "things.do: it ranks" in told
     assert "things.do: no description" in told
 
     shown = json.loads(command("eval", str(labelled), "--limit", "1", "--json", "--user", "lin"))

@@ -26,7 +26,7 @@ from app.search.lexical import (
         ("HTTPServer", {"http", "server", "httpserver"}),
         ("list-files", {"list-files", "list", "file"}),
         ("booking, booked, books", {"book"}),
-        ("s3 ec2 utf8Text", {"s3", "ec2", "ec", "2", "utf", "8", "text", "utf8text"}),
+        ("s3 ec2 utf8Text 3f09c1", {"s3", "ec2", "ec", "2", "utf8", "text", "utf8text", "3f09c1"}),
         ("Wetter für Österreich", {"wetter", "fur", "osterreich"}),
         ("Ελλάδα, Россия", {"ελλάδα", "россия"}),
         ("हिन्दी", {"हिन्दी"}),

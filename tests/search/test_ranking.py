@@ -175,7 +175,7 @@ LIKE_A_TOOL, LIKE_TALK = np.array([1.0, 0.0], np.float32), np.array([-1.0, 0.0],
 
 def fits(similarity: float, vector: Any, *, threshold: float | None = None, message: str = "x") -> bool:
     question = Question(read_query(message), "hybrid", threshold, calibration=JUDGING)
-    return not nothing_fits([candidate("my_tool", similarity)], question, scale_of(question, [0.0]), vector)
+    return not nothing_fits([candidate("my_tool", similarity)], question, vector)
 
 
 def test_whether_anything_fits_is_judged_by_the_best_tool_and_by_the_message() -> None:
@@ -192,7 +192,7 @@ def test_a_threshold_of_the_request_or_a_named_tool_leaves_nothing_to_judge() ->
 
 def test_a_model_that_was_never_calibrated_judges_by_its_threshold_alone() -> None:
     question = asked("hybrid", None)
-    assert not nothing_fits([candidate("a", 0.4)], question, scale_of(question, [0.0]), LIKE_TALK)
+    assert not nothing_fits([candidate("a", 0.4)], question, LIKE_TALK)
 
 
 @pytest.mark.parametrize(
