@@ -40,6 +40,9 @@ from app.search.hybrid import HybridSearch
 from app.search.lexical import MAX_DIMENSION
 from app.search.vector import ensure_hnsw
 from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
+from app.stateless.reading import Reader
+from app.stateless.search import ListSearcher
+from app.stateless.vectors import VectorSource
 from app.telemetry import Metrics
 from app.upstream.connection import Limits as ConnectionLimits
 from app.upstream.guard import Guard, Resolve
@@ -60,6 +63,7 @@ class Container:
     model: ActiveModel
     count_tokens: Callable[[str], int]
     discoverer: Discoverer
+    list_searcher: ListSearcher
     executor: Executor
     upstream: Upstream
     worker: Worker
@@ -115,6 +119,17 @@ async def open_container(
         if working:
             worker.start()
         closing.push_async_callback(worker.stop)
+        discoverer = Discoverer(
+            database=database,
+            queries=_queries(settings, embedder, metrics),
+            model=model,
+            search=HybridSearch(model),
+            shelf=Shelf(),
+            metrics=metrics,
+            sealer=sealer,
+            tally=tally,
+            max_tools=settings.max_tools,
+        )
         yield Container(
             settings=settings,
             database=database,
@@ -122,16 +137,12 @@ async def open_container(
             sealer=sealer,
             model=model,
             count_tokens=count_tokens,
-            discoverer=Discoverer(
-                database=database,
-                queries=_queries(settings, embedder, metrics),
-                model=model,
-                search=HybridSearch(model),
-                shelf=Shelf(),
-                metrics=metrics,
-                sealer=sealer,
-                tally=tally,
-                max_tools=settings.max_tools,
+            discoverer=discoverer,
+            list_searcher=ListSearcher(
+                discoverer=discoverer,
+                vectors=VectorSource(database, embedder, metrics),
+                reader=Reader(),
+                budget_s=settings.catalog_embed_budget_s,
             ),
             executor=Executor(
                 database=database,
