@@ -26,9 +26,10 @@ from app.database.migrate import migrate
 from app.discovery.discover import Discoverer
 from app.embeddings.base import Embedder
 from app.embeddings.breaker import Breaker
+from app.embeddings.calibration import Calibration
 from app.embeddings.local import LocalEmbedder
 from app.embeddings.queries import QueryEmbedder
-from app.embeddings.registry import ActiveModel, activate_first, active_model
+from app.embeddings.registry import ActiveModel, activate_first, active_model, store_calibration
 from app.embeddings.tokens import token_counter
 from app.errors import ConfigurationError, EmbeddingFailed
 from app.execution import repeats
@@ -292,6 +293,12 @@ def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
 def read_active_model(url: str) -> ActiveModel | None:
     with _owner_connection(url) as connection:
         return active_model(connection)
+
+
+def keep_calibration(url: str, model: str, calibration: Calibration | None) -> None:
+    """None: back to what ships with us. A service reads it at its start."""
+    with _owner_connection(url) as connection:
+        store_calibration(connection, model, calibration)
 
 
 async def _first_model(embedder: Embedder, url: str) -> ActiveModel:

@@ -135,10 +135,17 @@ class HeldTools:
         weights = np.stack([_dense(counts.weights(terms), columns) for terms in texts], axis=1)
         return matrix @ weights, [counts.most(terms) for terms in texts]
 
+    def cosines(self, vectors: Vectors) -> Vectors | None:
+        """One row a tool, one column a vector; NaN where a tool has none yet, None where no tool has any."""
+        if self._vectors is None:
+            return None
+        found: Vectors = self._vectors @ _halved(vectors).T
+        return found
+
     def _similarities(self, question: Question, vectors: Sequence[Vector] | None) -> list[list[float | None]]:
-        if vectors is None or self._vectors is None:
+        cosines = None if vectors is None else self.cosines(np.stack(vectors))
+        if cosines is None:
             return [[None] * len(question.query.texts)] * len(self.tools)
-        cosines = self._vectors @ _halved(np.stack(vectors)).T
         return [[None if math.isnan(cosine) else cosine for cosine in row] for row in cosines.tolist()]
 
 

@@ -11,7 +11,7 @@ from pgvector import SparseVector
 from app.cache import TtlCache
 from app.indexing.document import embedded_text, lexical_vector, text_hash
 from app.indexing.listing import Refusal, read_alone
-from app.protocol import canonical
+from app.protocol import Json, canonical
 from app.unseen import without_hidden
 
 _REMEMBERED_TOOLS = 8_000
@@ -25,6 +25,7 @@ class SentTool:
     server_name: str
     description: str | None = None
     input_schema: Mapping[str, Any] | None = None
+    title: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _keys(tools: Sequence[SentTool], dimension: int) -> list[bytes]:
 
 
 def _key(tool: SentTool, dimension: int) -> bytes:
-    said = [dimension, tool.tool_name, tool.server_name, tool.description, tool.input_schema]
+    said = [dimension, tool.server_name, _as_mcp(tool)]
     return hashlib.sha256(canonical(said)).digest()
 
 
@@ -73,10 +74,19 @@ def _read_all(tools: Mapping[bytes, SentTool], dimension: int) -> dict[bytes, Re
 
 
 def _read(tool: SentTool, dimension: int) -> ReadTool | Refusal:
-    definition = read_alone({"name": tool.tool_name, "description": tool.description, "inputSchema": tool.input_schema})
+    definition = read_alone(_as_mcp(tool))
     if isinstance(definition, Refusal):
         return definition
     server_name = without_hidden(tool.server_name)
     text = embedded_text(definition, server_name)
     lexical = lexical_vector(definition, server_name, dimension)
     return ReadTool(definition.name, server_name, definition.description, lexical, text, text_hash(text))
+
+
+def _as_mcp(tool: SentTool) -> Json:
+    return {
+        "name": tool.tool_name,
+        "title": tool.title,
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+    }
