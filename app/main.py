@@ -9,6 +9,7 @@ from app import __version__
 from app.api import (
     accounts,
     audit,
+    catalog,
     discovery,
     evaluation,
     execution,
@@ -36,6 +37,7 @@ Register a user's servers with `POST /servers`, or push their tools with `PUT /s
 
 _DOORS = (
     discovery,
+    catalog,
     execution,
     feedback,
     evaluation,

@@ -102,6 +102,9 @@ class Settings(BaseSettings):
         800, ge=10, le=60_000, description="how long a query may wait for its vector before it is searched by words"
     )
     index_embed_timeout_s: float = Field(60.0, gt=0, description="how long one batch of tools may take to embed")
+    catalog_embed_budget_s: float = Field(
+        10.0, ge=0, le=300, description="how long `/catalog/search` may embed tools it has not seen before"
+    )
     query_cache_size: int = Field(10_000, ge=0, description="query vectors kept in memory, for five minutes")
     breaker_failures: int = Field(5, ge=1, description="failures in a row that open the embedder's circuit breaker")
     breaker_retry_s: float = Field(15.0, gt=0, description="seconds until an open breaker lets one query try again")

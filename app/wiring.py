@@ -27,9 +27,10 @@ from app.database.migrate import migrate
 from app.discovery.discover import Discoverer
 from app.embeddings.base import Embedder
 from app.embeddings.breaker import Breaker
+from app.embeddings.calibration import Calibration
 from app.embeddings.local import LocalEmbedder
 from app.embeddings.queries import QueryEmbedder
-from app.embeddings.registry import ActiveModel, activate_first, active_model
+from app.embeddings.registry import ActiveModel, activate_first, active_model, store_calibration
 from app.embeddings.tokens import token_counter
 from app.errors import ConfigurationError, EmbeddingFailed
 from app.execution import repeats
@@ -42,6 +43,9 @@ from app.search.hybrid import HybridSearch
 from app.search.lexical import MAX_DIMENSION
 from app.search.vector import ensure_hnsw
 from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
+from app.stateless.reading import Reader
+from app.stateless.search import ListSearcher
+from app.stateless.vectors import VectorSource
 from app.telemetry import Metrics
 from app.tracing import Tracing, open_tracing
 from app.upstream.connection import Limits as ConnectionLimits
@@ -64,6 +68,7 @@ class Container:
     model: ActiveModel
     count_tokens: Callable[[str], int]
     discoverer: Discoverer
+    list_searcher: ListSearcher
     executor: Executor
     upstream: Upstream
     worker: Worker
@@ -132,6 +137,18 @@ async def open_container(
         if working and settings.works:
             worker.start()
         closing.push_async_callback(worker.stop)
+        discoverer = Discoverer(
+            database=database,
+            queries=_queries(settings, embedder, metrics),
+            model=model,
+            search=HybridSearch(model),
+            shelf=Shelf(),
+            metrics=metrics,
+            sealer=sealer,
+            tally=tally,
+            max_tools=settings.max_tools,
+            tracing=tracing,
+        )
         yield Container(
             settings=settings,
             database=database,
@@ -140,17 +157,12 @@ async def open_container(
             sealer=sealer,
             model=model,
             count_tokens=count_tokens,
-            discoverer=Discoverer(
-                database=database,
-                queries=_queries(settings, embedder, metrics),
-                model=model,
-                search=HybridSearch(model),
-                shelf=Shelf(),
-                metrics=metrics,
-                sealer=sealer,
-                tally=tally,
-                max_tools=settings.max_tools,
-                tracing=tracing,
+            discoverer=discoverer,
+            list_searcher=ListSearcher(
+                discoverer=discoverer,
+                vectors=VectorSource(database, embedder, metrics),
+                reader=Reader(),
+                budget_s=settings.catalog_embed_budget_s,
             ),
             executor=Executor(
                 database=database,
@@ -302,6 +314,12 @@ def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
 def read_active_model(url: str) -> ActiveModel | None:
     with _owner_connection(url) as connection:
         return active_model(connection)
+
+
+def keep_calibration(url: str, model: str, calibration: Calibration | None) -> None:
+    """None: back to what ships with us. A service reads it at its start."""
+    with _owner_connection(url) as connection:
+        store_calibration(connection, model, calibration)
 
 
 async def _first_model(embedder: Embedder, url: str) -> ActiveModel:

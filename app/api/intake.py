@@ -46,7 +46,8 @@ def _has_nul(scope: Scope) -> bool:
 
 
 def _limit(scope: Scope) -> int:
-    return MAX_PUSH_BYTES if scope["method"] == "PUT" and scope["path"].endswith("/tools") else MAX_BODY_BYTES
+    pushed = scope["method"] == "PUT" and scope["path"].endswith("/tools")
+    return MAX_PUSH_BYTES if pushed or scope["path"] == "/catalog/search" else MAX_BODY_BYTES
 
 
 async def _read(receive: Receive, limit: int, announced: str | None) -> bytes:

@@ -44,7 +44,7 @@ async def _eval(settings: Settings, options: argparse.Namespace) -> int:
     items = _items(options)
     async with opened(settings, options.user) as (container, user):
         caller, discoverer = Caller("user", "cli", user), container.discoverer
-        telling = _Telling()
+        telling = Telling()
         evaluation = await evaluate(discoverer, caller, items, Course(options.limit, options.project), telling.tell)
         suggestions = None
         if options.suggest:
@@ -60,18 +60,20 @@ async def _eval(settings: Settings, options: argparse.Namespace) -> int:
 def _items(options: argparse.Namespace) -> list[Labelled]:
     if options.file is None and not options.suggest:
         raise InvalidInput("give a file of labelled messages, or --suggest")
-    if options.file is None:
-        return []
+    return [] if options.file is None else read_items(options.file)
+
+
+def read_items(file: Path) -> list[Labelled]:
     try:
-        items = read_labelled(options.file.read_bytes())
+        items = read_labelled(file.read_bytes())
     except OSError as error:
-        raise InvalidInput(f"{options.file} cannot be read: {error.strerror}") from error
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}") from error
     if not items:
-        raise InvalidInput(f"{options.file} holds no messages")
+        raise InvalidInput(f"{file} holds no messages")
     return items
 
 
-class _Telling:
+class Telling:
     """One bar for each thing that takes long."""
 
     def __init__(self) -> None:

@@ -18,12 +18,18 @@ def add_user_option(parser: ArgumentParser) -> None:
 
 @asynccontextmanager
 async def opened(settings: Settings, user_id: str) -> AsyncIterator[tuple[Container, User]]:
+    async with opened_with_url(settings) as (container, _):
+        async with container.database.system_transaction() as session:
+            user = await get_user(session, user_id)
+        yield container, user
+
+
+@asynccontextmanager
+async def opened_with_url(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
     """Queued runs are left to the service, whose settings count; where there surely is none, they are done here."""
     alone = settings.embedded and not await is_served(settings)
     async with (
         reachable_database(settings) as url,
         open_container(settings, url, working=alone, serving=False) as container,
     ):
-        async with container.database.system_transaction() as session:
-            user = await get_user(session, user_id)
-        yield container, user
+        yield container, url

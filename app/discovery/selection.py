@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
 from typing import Literal
 
 from app.catalog.offers import Offer
 from app.search.hybrid import Evidence
+from app.search.turns import each_once, in_turns
 
 _ROOM_FOR_NEW = 5
 
@@ -36,30 +36,21 @@ def select_tools(
     `most` bounds the answer, but what the model was given before stays, however much that is, with a little room for
     what this message adds.
     """
-    before = list(_each_once(kept))
-    unique = list(_each_once([*before, *core, *found]))
+    before = list(each_once(kept, _key))
+    unique = list(each_once([*before, *core, *found], _key))
     return list(_within_budget(unique[: max(most, len(before) + _ROOM_FOR_NEW)], max_tokens))
 
 
 def take_turns(rankings: Sequence[Sequence[Selected]], most: int) -> list[Selected]:
-    """The best of each ranking, then the second of each, until there are enough; then by score. Each tool once, as the
-    ranking shows it that likes it best."""
-    turns = [tool for turn in zip_longest(*rankings) for tool in turn if tool is not None]
-    best = {tool.offer.tool_id: tool for tool in sorted(turns, key=_score)}
-    taken = [best[tool.offer.tool_id] for tool in islice(_each_once(turns), most)]
-    return sorted(taken, key=_score, reverse=True)
+    return in_turns(rankings, most, _key, _score)
 
 
 def _score(tool: Selected) -> float:
     return tool.score or 0.0
 
 
-def _each_once(tools: Iterable[Selected]) -> Iterator[Selected]:
-    seen: set[str] = set()
-    for tool in tools:
-        if tool.offer.tool_id not in seen:
-            seen.add(tool.offer.tool_id)
-            yield tool
+def _key(tool: Selected) -> str:
+    return tool.offer.tool_id
 
 
 def _within_budget(tools: Iterable[Selected], max_tokens: int | None) -> Iterator[Selected]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.accounts.callers import Caller
-from app.catalog.verdicts import Facts
 from app.catalog.visibility import VISIBLE, Scope, read_facts
 from app.discovery.discover import Discoverer
 
@@ -28,13 +27,14 @@ class Meaning:
         return [label for label in labels if label not in self.keys_of]
 
 
-def meaning_of(tools: Iterable[Facts]) -> Meaning:
+def meaning_of(tools: Iterable[tuple[str, str, str]]) -> Meaning:
+    """Of tools by their keys, their servers' names and their own."""
     keys_of: defaultdict[str, list[str]] = defaultdict(list)
     called = {}
-    for tool in tools:
-        called[tool.tool_id] = f"{tool.server_name}.{tool.name}"
-        for label in {tool.tool_id, tool.name, called[tool.tool_id], f"{tool.server_name}/{tool.name}"}:
-            keys_of[label].append(tool.tool_id)
+    for key, server_name, name in tools:
+        called[key] = f"{server_name}.{name}"
+        for label in {key, name, called[key], f"{server_name}/{name}"}:
+            keys_of[label].append(key)
     return Meaning(keys_of, called)
 
 
@@ -46,4 +46,4 @@ async def read_meaning(discoverer: Discoverer, caller: Caller, scope: Scope) -> 
         if caller.project_id is not None:
             seen = {tool_id for (tool_id,) in await session.rows(_SEEN, scope.parameters())}
             tools = [tool for tool in tools if tool.tool_id in seen]
-    return meaning_of(tools)
+    return meaning_of((tool.tool_id, tool.server_name, tool.name) for tool in tools)

@@ -79,7 +79,25 @@ def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
     return Listing(list(tools.values()), refused_count, refused, warnings)
 
 
+def read_alone(raw: Any) -> ToolDefinition | Refusal:
+    """A tool without siblings, cleaned. Orders are not looked for in it: there is nobody to tell of them."""
+    try:
+        definition = _read(raw)
+        shown, _ = cleaned(definition.as_mcp())
+        return _definition(shown, definition.name)
+    except (_Refused, ValueError) as refusal:
+        return Refusal(None, str(refusal))
+
+
 def read_tool(raw: Any) -> ListedTool:
+    definition = _read(raw)
+    try:
+        return looked_through(definition)
+    except ValueError as error:
+        raise _Refused(str(error)) from error
+
+
+def _read(raw: Any) -> ToolDefinition:
     if not isinstance(raw, dict):
         raise _Refused("a tool must be an object")
     name = _name(raw.get("name"))
@@ -91,10 +109,7 @@ def read_tool(raw: Any) -> ListedTool:
         raise _Refused(f"MCP calls the schema `inputSchema`, not `{min(other)}`")
     if _runs_only_as_a_task(raw):
         raise _Refused("it can be run only as a task, which is not done here")
-    try:
-        return looked_through(_definition(raw, name))
-    except ValueError as error:
-        raise _Refused(str(error)) from error
+    return _definition(raw, name)
 
 
 def looked_through(definition: ToolDefinition) -> ListedTool:

@@ -18,7 +18,7 @@ from app.database.engine import Session
 from app.embeddings.base import Vector
 from app.embeddings.registry import ActiveModel
 from app.search import vector
-from app.search.lexical import matching_words, possible_names, query_places
+from app.search.lexical import matching_words, possible_names
 from app.search.lexicon import Counts, Lexicon
 from app.search.ranking import (
     CALLED_BOOST,
@@ -30,6 +30,7 @@ from app.search.ranking import (
     is_named,
     matched_tags,
     nothing_fits,
+    query_terms,
     rank,
     scale_of,
 )
@@ -123,7 +124,7 @@ class HybridSearch:
     ) -> Found:
         """Without vectors it is a search by words. `ann` says that the user is large enough for HNSW. Without a limit
         it is the whole ranking of all that passes."""
-        places = _places(question)
+        places = query_terms(question)
         counts = await self._lexicon.counts(session, scope, places[0])
         rows = await self._rows(session, scope, question, counts, vectors, limit=limit, ann=ann)
         if rows and rows[0][0] != counts.version:
@@ -141,7 +142,7 @@ class HybridSearch:
         self, session: Session, scope: Scope, question: Question, vectors: _Vectors, tool_ids: Sequence[str]
     ) -> dict[str, Evidence]:
         """Of those that are visible, by id. A look at every tool, always exact: nobody explains every message."""
-        places = _places(question)[:1]
+        places = query_terms(question)[:1]
         counts = await self._lexicon.recount(session, scope, places[0])
         parameters = scope.parameters() | _asked(counts, places, vectors) | {"tool_ids": list(tool_ids)}
         rows = await session.rows(_explained(), parameters)
@@ -158,7 +159,7 @@ class HybridSearch:
         limit: int | None,
         ann: bool,
     ) -> _Rows:
-        places = _places(question)
+        places = query_terms(question)
         parameters = scope.parameters() | _asked(counts, places, vectors) | _weighed(question, counts)
         parameters["pool"] = None if limit is None else max(POOL, limit)
         if ann and vectors is not None and limit is not None:
@@ -170,15 +171,6 @@ class HybridSearch:
         return await session.rows(_exact(len(places)), parameters)
 
 
-def _places(question: Question) -> list[list[int]]:
-    """Where the terms of the query stand, and those of each aim."""
-    if question.strategy == "semantic":
-        return [[] for _ in question.query.texts]
-    whole = query_places(question.query.whole)
-    known = set(whole)
-    return [whole, *([place for place in query_places(aim) if place in known] for aim in question.query.aims)]
-
-
 def _asked(counts: Counts, places: Sequence[Sequence[int]], vectors: _Vectors) -> dict[str, Any]:
     asked: dict[str, Any] = {}
     for text, terms in enumerate(places):
@@ -188,7 +180,7 @@ def _asked(counts: Counts, places: Sequence[Sequence[int]], vectors: _Vectors) -
 
 
 def _scale(question: Question, counts: Counts) -> Scale:
-    return scale_of(question, [counts.most(terms) for terms in _places(question)])
+    return scale_of(question, [counts.most(terms) for terms in query_terms(question)])
 
 
 def _weighed(question: Question, counts: Counts) -> dict[str, Any]:

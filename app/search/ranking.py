@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from app.embeddings.base import Vector
 from app.embeddings.calibration import UNCALIBRATED, Calibration
+from app.search.lexical import query_places
 from app.search.query import Query
 from app.usage.prior import PRIOR_MOST
 
@@ -103,6 +104,15 @@ class Scale:
 
     def of_aim(self, candidate: Candidate, aim: int) -> float:
         return self.evidence(candidate.similarities[aim], candidate.bm25s[aim], self.words[aim])
+
+
+def query_terms(question: Question) -> list[list[int]]:
+    """Where the terms of the query stand, and those of each aim."""
+    if question.strategy == "semantic":
+        return [[] for _ in question.query.texts]
+    whole = query_places(question.query.whole)
+    known = set(whole)
+    return [whole, *([place for place in query_places(aim) if place in known] for aim in question.query.aims)]
 
 
 def scale_of(question: Question, most_bm25: Sequence[float]) -> Scale:

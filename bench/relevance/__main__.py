@@ -14,6 +14,7 @@ import orjson
 
 from app.telemetry import configure_logging
 from bench.relevance.comparing import Comparison, compared
+from bench.relevance.feedback import shown, simulated
 from bench.relevance.index import opened
 from bench.relevance.plot import draw
 from bench.relevance.sets import OWN, BenchSet, read_set, shortened, with_haystack
@@ -26,6 +27,9 @@ def main() -> None:
     options = _parser().parse_args()
     configure_logging("WARNING")
     with _data_folder(options.data) as data:
+        if options.feedback:
+            asyncio.run(_simulate(_sets(options), Path(data)))
+            return
         comparisons = asyncio.run(_compare(_sets(options), Path(data), floors=not options.ours_alone))
     _keep(comparisons, options.results)
 
@@ -36,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--haystack", type=Path, metavar="FOLDER", help="tools to add to every set's pool")
     parser.add_argument("--limit-queries", type=int, metavar="N", help="about so many of each kind, for a quick look")
     parser.add_argument("--ours-alone", action="store_true", help="without the floors, which do not change")
+    parser.add_argument("--feedback", action="store_true", help="what one half's successes change for the other half")
     parser.add_argument("--data", type=Path, metavar="DIR", help="keeps the database, and so the tools' vectors")
     parser.add_argument("--results", type=Path, metavar="DIR", default=RESULTS, help="where figures and plot go")
     return parser
@@ -63,6 +68,15 @@ async def _compare(sets: list[BenchSet], data: Path, *, floors: bool) -> list[Co
             comparisons.append(await compared(container, bench, floors=floors))
             print(f"\n{table(comparisons[-1])}\n", flush=True)
     return comparisons
+
+
+async def _simulate(sets: list[BenchSet], data: Path) -> None:
+    async with opened(data) as container:
+        for bench in sets:
+            simulation = await simulated(container, bench)
+            print(f"\n{shown(simulation)}\n", flush=True)
+            if not simulation.within_bounds:
+                raise SystemExit("a prior moved a score by more than it may")
 
 
 def _keep(comparisons: list[Comparison], folder: Path) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import orjson
 
+from app import evaluation
 from app.demo.seed import catalogue
 from app.evaluation.labelled import Labelled, read_labelled
 from app.protocol import Json
 
-OWN = Path(__file__).parent / "own"
+OWN = Path(evaluation.__file__).parent / "messages" / "own"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ TENANT_COLUMN = {"users": "id"} | {name: "user_id" for name, table in metadata.t
 JSON_TYPE = {"Content-Type": "application/json"}
 OPEN_PATHS = {"/healthz", "/readyz", "/metrics"}
 """They ask for no permission."""
-QUESTIONS = {"/discover", "/discover/why", "/eval", "/feedback", "/rules/preview"}
+QUESTIONS = {"/catalog/search", "/discover", "/discover/why", "/eval", "/feedback", "/rules/preview"}
 """They are posted, and change nothing that anybody has set."""
 MCP_PATHS = {"/mcp", "/mcp/full", "/projects/{project_id}/mcp", "/projects/{project_id}/mcp/full"}
 """What is done there the meta-tools do, each with a permission of its own."""

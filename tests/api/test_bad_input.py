@@ -365,7 +365,8 @@ class Stream:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "limit"), [("POST", "/discover", MIB), ("PUT", "/servers/{}/tools", 16 * MIB)]
+    ("method", "path", "limit"),
+    [("POST", "/discover", MIB), ("PUT", "/servers/{}/tools", 16 * MIB), ("POST", "/catalog/search", 16 * MIB)],
 )
 async def test_an_endless_stream_is_refused_without_being_read(
     user: TestUser, method: str, path: str, limit: int

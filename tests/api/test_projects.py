@@ -481,6 +481,7 @@ async def test_a_bound_key_may_do_nothing_but_use_its_project(
     assert {(route.method, route.path) for route in routes} - refused == {
         ("POST", "/discover"),
         ("POST", "/discover/why"),
+        ("POST", "/catalog/search"),
         ("POST", "/feedback"),
         ("POST", "/eval"),
         ("POST", "/execute"),

@@ -17,6 +17,7 @@ DIMENSION = 64
 Mode = Literal[
     "ok",
     "hang",
+    "hang_later",
     "status",
     "wrong_dimension",
     "nan",
@@ -30,13 +31,15 @@ Mode = Literal[
 
 
 class FakeEmbeddingServer:
-    """`mode` may be changed at any time; `requests` holds the texts of every request."""
+    """`mode` may be changed at any time; `requests` holds the texts of every request. With `hang_later` as many
+    requests as `quick` says are answered at once."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.mode: Mode = "ok"
         self.status = 500
         self.hang_s = 5.0
+        self.quick = 0
         self.requests: list[list[str]] = []
 
     @property
@@ -88,7 +91,8 @@ def _handler(server: FakeEmbeddingServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.requests.append(body["input"])
-            if server.mode == "hang":
+            server.quick -= 1
+            if server.mode == "hang" or (server.mode == "hang_later" and server.quick < 0):
                 time.sleep(server.hang_s)
             self._reply(body["input"])
 

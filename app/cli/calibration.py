@@ -1,0 +1,102 @@
+"""`toolscout calibrate`: when does nothing fit? Fitted for the active model, to our messages or to one's own."""
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from app import audit
+from app.accounts.users import get_user
+from app.cli.evaluation import Telling, read_items
+from app.cli.opening import ACTOR, add_user_option, opened_with_url
+from app.demo.seed import catalogue
+from app.embeddings.calibration import Calibration
+from app.evaluation.calibrate import (
+    Fit,
+    calibrate,
+    shipped_labelled,
+    shipped_messages,
+    tools_in_memory,
+    tools_of_user,
+)
+from app.evaluation.fitting import Shares
+from app.protocol import Json
+from app.search.stateless import HeldTools
+from app.settings import Settings
+from app.stateless.reading import SentTool
+from app.wiring import Container, keep_calibration
+
+_RESTART = "a service that is running goes on with what it has: restart it"
+
+
+def add_calibration_command(commands: Any) -> None:
+    calibration = commands.add_parser("calibrate", help="fit the judgement whether any tool fits to the active model")
+    calibration.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        help="labelled messages about the user's own tools, as of `eval` (default: ours, about the demo's)",
+    )
+    calibration.add_argument("--dry-run", action="store_true", help="show what it would change, and store nothing")
+    calibration.add_argument("--reset", action="store_true", help="back to what ships with the model")
+    add_user_option(calibration)
+    calibration.set_defaults(deed=_calibrate)
+
+
+async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
+    items = shipped_labelled() if options.file is None else read_items(options.file)
+    async with opened_with_url(settings) as (container, url):
+        if options.reset:
+            await _keep(container, url, None)
+            print(f"{container.model.id} is back to what ships with it; {_RESTART}")
+            return 0
+        tools = await _tools(container, options)
+        telling = Telling()
+        fit = await calibrate(container.list_searcher, tools, items, shipped_messages(), telling.tell)
+        telling.end()
+        _print(fit)
+        if not options.dry_run:
+            await _keep(container, url, fit.calibration)
+            print(f"stored with {container.model.id}; {_RESTART}")
+    return 0
+
+
+async def _tools(container: Container, options: argparse.Namespace) -> HeldTools:
+    if options.file is None:
+        return await tools_in_memory(container.list_searcher, _demo_tools())
+    async with container.database.system_transaction() as session:
+        user = await get_user(session, options.user)
+    return await tools_of_user(container.list_searcher, user)
+
+
+def _demo_tools() -> list[SentTool]:
+    return [_sent(server["name"], tool) for server in catalogue() for tool in server["tools"]]
+
+
+def _sent(server: str, tool: Json) -> SentTool:
+    key = f"{server}/{tool['name']}"
+    return SentTool(key, tool["name"], server, tool["description"], tool["inputSchema"], tool.get("title"))
+
+
+async def _keep(container: Container, url: str, calibration: Calibration | None) -> None:
+    await asyncio.to_thread(keep_calibration, url, container.model.id, calibration)
+    async with container.database.system_transaction() as session:
+        await audit.record(session, None, ACTOR, "model.calibrate", container.model.id)
+
+
+def _print(fit: Fit) -> None:
+    if fit.skipped:
+        print(f"left out, since the tools that they name are not there: {', '.join(fit.skipped)}")
+    print(f"{fit.answerable} messages that need one of {fit.tools} tools, {fit.unanswerable} that need none")
+    print(f"{'':8}{'lost':>8}{'refused':>9}")
+    print(_line("before", fit.before))
+    print(_line("after", fit.after))
+    found = fit.calibration
+    print(
+        f"unrelated {found.unrelated:g}, span {found.span:g}, threshold {found.threshold:g}, "
+        f"weight {found.weight:g}, cut {found.cut:g}"
+    )
+
+
+def _line(name: str, shares: Shares) -> str:
+    return f"{name:8}{shares.lost:8.1%}{shares.refused:9.1%}"
