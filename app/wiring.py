@@ -292,7 +292,7 @@ def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
     from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder  # noqa: PLC0415
 
     if settings.openai_api_key is None and settings.openai_base_url is None:
-        raise ConfigurationError("TOOLSCOUT_EMBEDDING_PROVIDER=openai needs OPENAI_API_KEY or OPENAI_BASE_URL")
+        raise ConfigurationError("a model of an endpoint (openai) needs OPENAI_API_KEY or OPENAI_BASE_URL")
     # an endpoint on one's own machine often asks for no key, but the client wants one
     key = "none" if settings.openai_api_key is None else settings.openai_api_key.get_secret_value()
     client = AsyncOpenAI(api_key=key, base_url=settings.openai_base_url)

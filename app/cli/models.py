@@ -24,6 +24,8 @@ from app.wiring import (
     reachable_database,
 )
 
+_GRACE_S = 5.0
+
 
 def add_model_commands(commands: Any) -> None:
     model = commands.add_parser("model", help="embedding models").add_subparsers(dest="model_command", required=True)
@@ -76,7 +78,7 @@ async def _drop(settings: Settings, options: argparse.Namespace) -> int:
         model = _named(await asyncio.to_thread(_registered, url), options.name, None)
         model_id = options.name if model is None else model.id
         with _bar(f"{model_id}: users") as told:
-            await drop_model(partial(owner_connection, url), model_id, told)
+            await drop_model(partial(owner_connection, url), model_id, told, grace_s=_GRACE_S)
     print(f"{model_id}: {'what was left of it is gone' if model is None else 'dropped, with all its vectors'}")
     return 0
 

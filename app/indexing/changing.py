@@ -20,9 +20,6 @@ from app.indexing.filling import MISSING, Told, fill, missing_vectors
 from app.indexing.reindex import Indexer
 from app.search.vector import drop_hnsw, ensure_hnsw, hnsw_indexes, hnsw_name
 
-GRACE_S = 5.0
-"""From when a model is no longer registered until its rows go: for requests that began with it."""
-
 _MOST_ROUNDS = 20
 
 
@@ -88,8 +85,9 @@ def _switch(owner: Owner, model_id: str, *, incomplete: bool) -> int:
         return missing
 
 
-async def drop_model(owner: Owner, model_id: str, told: Told, *, grace_s: float = GRACE_S) -> None:
-    """Raises `Conflict` for the active one. Broken off, it is finished by dropping the same model again."""
+async def drop_model(owner: Owner, model_id: str, told: Told, *, grace_s: float) -> None:
+    """Raises `Conflict` for the active one. Its rows go after a while, for requests that began with it. Broken off, it
+    is finished by dropping the same model again."""
     await asyncio.to_thread(_unregister, owner, model_id)
     await asyncio.sleep(grace_s)
     await asyncio.to_thread(_sweep, owner, told)
