@@ -99,6 +99,8 @@ async def _embedder(settings: Settings, url: str) -> Finding:
         await embedder.aclose()
     active = await asyncio.to_thread(read_active_model, url)
     if active is not None and active.id != embedder.model:
-        message = f"the settings name {embedder.model}, but {active.id} is active and goes on serving"
+        message = (
+            f"the settings name {embedder.model}, but {active.id} is active and goes on serving: `toolscout model use`"
+        )
         return Finding("embedder", ok=False, message=message)
     return Finding("embedder", ok=True, message=f"{embedder.model} answers, {dimension} dimensions")

@@ -219,6 +219,9 @@ class ToolTimedOut(ToolFailed):
     title = "The tool took too long"
 
 
+_OF_THE_WHOLE_EMBEDDER = frozenset({"timeout", "unreachable", "closed", "not_configured", "status_429"})
+
+
 class EmbeddingFailed(ToolscoutError):
     """`reason` is a short, stable word for metrics and for `degraded_reason`."""
 
@@ -233,7 +236,7 @@ class EmbeddingFailed(ToolscoutError):
     @property
     def passing(self) -> bool:
         """Whether the embedder as a whole is down, rather than unable to take one text."""
-        return self.reason in ("timeout", "unreachable", "closed", "status_429") or self.reason.startswith("status_5")
+        return self.reason in _OF_THE_WHOLE_EMBEDDER or self.reason.startswith("status_5")
 
 
 class QueryFailed(ToolscoutError):

@@ -28,9 +28,10 @@ from app.discovery.discover import Discoverer
 from app.embeddings.base import Embedder
 from app.embeddings.breaker import Breaker
 from app.embeddings.calibration import Calibration
+from app.embeddings.kept import Models
 from app.embeddings.local import LocalEmbedder
 from app.embeddings.queries import QueryEmbedder
-from app.embeddings.registry import ActiveModel, activate_first, active_model, store_calibration
+from app.embeddings.registry import EmbeddingModel, activate_first, active_model, store_calibration
 from app.embeddings.tokens import token_counter
 from app.errors import ConfigurationError, EmbeddingFailed
 from app.execution import repeats
@@ -45,7 +46,6 @@ from app.search.vector import ensure_hnsw
 from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
 from app.stateless.reading import Reader
 from app.stateless.search import ListSearcher
-from app.stateless.vectors import VectorSource
 from app.telemetry import Metrics
 from app.tracing import Tracing, open_tracing
 from app.upstream.connection import Limits as ConnectionLimits
@@ -65,19 +65,28 @@ class Container:
     keyring: Keyring
     rates: Rates
     sealer: Sealer
-    model: ActiveModel
+    models: Models
     count_tokens: Callable[[str], int]
     discoverer: Discoverer
     list_searcher: ListSearcher
     executor: Executor
     upstream: Upstream
+    indexer: Indexer
     worker: Worker
     tally: Tally
     metrics: Metrics
     tracing: Tracing
-    warnings: tuple[str, ...]
     draining: asyncio.Event
     """Set when the service is about to stop: whoever waits for something long answers with what there is."""
+
+    @property
+    def model(self) -> EmbeddingModel:
+        """Of requests that begin now."""
+        return self.models.serving.model
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.models.warnings
 
 
 @asynccontextmanager
@@ -109,16 +118,16 @@ async def open_container(
         closing.push_async_callback(tally.stop)
         if serving:
             await adopt_policy(database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
-        embedder, model, warnings = await _embedder(settings, url, closing)
-        metrics.tell_model(model.id, model.dimension)
+        models = await _models(settings, url, database, metrics, closing)
+        if serving:
+            models.start()
         count_tokens = await asyncio.to_thread(token_counter)
         upstream = _upstream(settings, resolve)
         upstream.start()
         closing.push_async_callback(upstream.aclose)
         indexer = Indexer(
             database=database,
-            embedder=embedder,
-            dimension=model.dimension,
+            models=models.refresh,
             count_tokens=count_tokens,
             metrics=metrics,
             max_tools=settings.max_tools_per_server,
@@ -139,9 +148,8 @@ async def open_container(
         closing.push_async_callback(worker.stop)
         discoverer = Discoverer(
             database=database,
-            queries=_queries(settings, embedder, metrics),
-            model=model,
-            search=HybridSearch(model),
+            models=models,
+            search=HybridSearch(),
             shelf=Shelf(),
             metrics=metrics,
             sealer=sealer,
@@ -155,12 +163,11 @@ async def open_container(
             keyring=Keyring(database, _revealed(settings.admin_api_key)),
             rates=Rates(settings.rate_per_user, metrics),
             sealer=sealer,
-            model=model,
+            models=models,
             count_tokens=count_tokens,
             discoverer=discoverer,
             list_searcher=ListSearcher(
                 discoverer=discoverer,
-                vectors=VectorSource(database, embedder, metrics),
                 reader=Reader(),
                 budget_s=settings.catalog_embed_budget_s,
             ),
@@ -175,11 +182,11 @@ async def open_container(
                 tracing=tracing,
             ),
             upstream=upstream,
+            indexer=indexer,
             worker=worker,
             tally=tally,
             metrics=metrics,
             tracing=tracing,
-            warnings=warnings,
             draining=asyncio.Event(),
         )
 
@@ -224,7 +231,7 @@ async def is_served(settings: Settings) -> bool:
 
 def _answers(url: str) -> bool:
     try:
-        with _owner_connection(url):
+        with owner_connection(url):
             return True
     except OperationalError:
         return False
@@ -261,22 +268,26 @@ def _kept_secret_key(path: Path) -> bytes:
     return decoded_secret_key(path.read_text())
 
 
-async def _embedder(
-    settings: Settings, url: str, closing: AsyncExitStack
-) -> tuple[Embedder, ActiveModel, tuple[str, ...]]:
-    """The active model's embedder. Other settings change nothing by themselves: vectors of two models never meet."""
+async def _models(
+    settings: Settings, url: str, database: Database, metrics: Metrics, closing: AsyncExitStack
+) -> Models:
+    """The active one serves, whatever the settings name: vectors of two models never meet."""
     wanted = await asyncio.to_thread(wanted_embedder, settings)
     closing.push_async_callback(wanted.aclose)
-    model = await asyncio.to_thread(read_active_model, url) or await _first_model(wanted, url)
-    if wanted.model == model.id:
-        wanted.expect_dimension(model.dimension)
-        return wanted, model, ()
-    active = await asyncio.to_thread(_active_embedder, settings, model)
-    closing.push_async_callback(active.aclose)
-    warning = f"settings name the model {wanted.model}; still serving the active one, {model.id}"
-    logger.warning(warning)
-    active.expect_dimension(model.dimension)
-    return active, model, (warning,)
+    if await asyncio.to_thread(read_active_model, url) is None:
+        await _first_model(wanted, url)
+    models = Models(
+        database,
+        build=lambda model: wanted if model.id == wanted.model else embedder_of(settings, model.id),
+        queries=lambda embedder: _queries(settings, embedder, metrics),
+        wanted=wanted.model,
+        on_serving=metrics.tell_model,
+    )
+    closing.push_async_callback(models.stop)
+    await models.refresh()
+    if (trouble := models.serving.trouble) is not None:
+        raise ConfigurationError(trouble)
+    return models
 
 
 def wanted_embedder(settings: Settings) -> Embedder:
@@ -285,14 +296,24 @@ def wanted_embedder(settings: Settings) -> Embedder:
     return _openai_embedder(settings, settings.embedding_model)
 
 
-def _active_embedder(settings: Settings, model: ActiveModel) -> Embedder:
-    embedder = LocalEmbedder() if model.provider == "local" else _openai_embedder(settings, model.name)
-    if embedder.model != model.id:
-        raise ConfigurationError(
-            f"this database holds vectors of {model.id}, which these settings cannot provide: "
-            "set TOOLSCOUT_LOCAL_MODEL to the pack that it was indexed with"
-        )
-    return embedder
+def embedder_of(settings: Settings, model_id: str) -> Embedder:
+    """A local one is the pack that ships or the operator's own, whichever it is."""
+    provider, _, name = model_id.partition(":")
+    if provider != "local":
+        return _openai_embedder(settings, name)
+    for embedder in local_embedders(settings):
+        if embedder.model == model_id:
+            return embedder
+    raise ConfigurationError(
+        f"this database holds vectors of {model_id}, which these settings cannot provide: "
+        "set TOOLSCOUT_LOCAL_MODEL to the pack that it was indexed with"
+    )
+
+
+def local_embedders(settings: Settings) -> Iterator[Embedder]:
+    yield LocalEmbedder()
+    if settings.local_model is not None:
+        yield LocalEmbedder(settings.local_model)
 
 
 def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
@@ -302,7 +323,7 @@ def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
     from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder  # noqa: PLC0415
 
     if settings.openai_api_key is None and settings.openai_base_url is None:
-        raise ConfigurationError("TOOLSCOUT_EMBEDDING_PROVIDER=openai needs OPENAI_API_KEY or OPENAI_BASE_URL")
+        raise ConfigurationError("a model of an endpoint (openai) needs OPENAI_API_KEY or OPENAI_BASE_URL")
     # an endpoint on one's own machine often asks for no key, but the client wants one
     key = "none" if settings.openai_api_key is None else settings.openai_api_key.get_secret_value()
     client = AsyncOpenAI(api_key=key, base_url=settings.openai_base_url)
@@ -311,41 +332,46 @@ def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
     return OpenAIEmbedder(client, name, query_timeout_s=budget_s, index_timeout_s=settings.index_embed_timeout_s)
 
 
-def read_active_model(url: str) -> ActiveModel | None:
-    with _owner_connection(url) as connection:
+def read_active_model(url: str) -> EmbeddingModel | None:
+    with owner_connection(url) as connection:
         return active_model(connection)
 
 
 def keep_calibration(url: str, model: str, calibration: Calibration | None) -> None:
-    """None: back to what ships with us. A service reads it at its start."""
-    with _owner_connection(url) as connection:
+    """None: back to what ships with us. Services notice it by themselves."""
+    with owner_connection(url) as connection:
         store_calibration(connection, model, calibration)
 
 
-async def _first_model(embedder: Embedder, url: str) -> ActiveModel:
-    """On an empty database: what the model answers once tells its dimension."""
+async def _first_model(embedder: Embedder, url: str) -> None:
+    """On an empty database."""
     try:
-        dimension = (await embedder.embed_queries(["how many dimensions?"])).shape[1]
+        dimension = await probed_dimension(embedder)
     except EmbeddingFailed as error:
         raise ConfigurationError(
             f"the first start needs the embedder, to learn its dimension: {error.message}"
         ) from error
+    await asyncio.to_thread(_activate, url, embedder, dimension)
+
+
+async def probed_dimension(embedder: Embedder) -> int:
+    """What the model answers once tells it."""
+    dimension: int = (await embedder.embed_queries(["how many dimensions?"])).shape[1]
     if dimension > MAX_DIMENSION:
         raise ConfigurationError(f"the model has {dimension} dimensions; at most {MAX_DIMENSION} fit a row")
-    return await asyncio.to_thread(_activate, url, embedder, dimension)
+    return dimension
 
 
-def _activate(url: str, embedder: Embedder, dimension: int) -> ActiveModel:
-    with _owner_connection(url) as connection:
+def _activate(url: str, embedder: Embedder, dimension: int) -> None:
+    with owner_connection(url) as connection:
         model = activate_first(connection, embedder, dimension)
         ensure_hnsw(connection, model.id, model.dimension)
-        return model
 
 
 @contextmanager
-def _owner_connection(url: str) -> Iterator[Connection]:
+def owner_connection(url: str, *, autocommit: bool = False) -> Iterator[Connection]:
     """As the owner, for what the app's role may not do: indexes and the list of models."""
-    engine = create_engine(driver_url(url), poolclass=NullPool)
+    engine = create_engine(driver_url(url), poolclass=NullPool, isolation_level="AUTOCOMMIT" if autocommit else None)
     try:
         with engine.begin() as connection:
             yield connection

@@ -26,7 +26,7 @@ from app.settings import Settings
 from app.stateless.reading import SentTool
 from app.wiring import Container, keep_calibration
 
-_RESTART = "a service that is running goes on with what it has: restart it"
+_NOTICED = "services that are running notice it within a second"
 
 
 def add_calibration_command(commands: Any) -> None:
@@ -48,7 +48,7 @@ async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
     async with opened_with_url(settings) as (container, url):
         if options.reset:
             await _keep(container, url, None)
-            print(f"{container.model.id} is back to what ships with it; {_RESTART}")
+            print(f"{container.model.id} is back to what ships with it; {_NOTICED}")
             return 0
         tools = await _tools(container, options)
         telling = Telling()
@@ -57,7 +57,7 @@ async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
         _print(fit)
         if not options.dry_run:
             await _keep(container, url, fit.calibration)
-            print(f"stored with {container.model.id}; {_RESTART}")
+            print(f"stored with {container.model.id}; {_NOTICED}")
     return 0
 
 

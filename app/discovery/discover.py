@@ -21,8 +21,9 @@ from app.database.engine import Database
 from app.discovery.ids import new_id
 from app.discovery.selection import Selected, select_tools
 from app.embeddings.base import Vector
+from app.embeddings.kept import Models
 from app.embeddings.queries import QueryEmbedder, QueryVectors
-from app.embeddings.registry import ActiveModel
+from app.embeddings.registry import EmbeddingModel
 from app.errors import EmbeddingFailed, QueryFailed
 from app.sealing import Sealer
 from app.search.hybrid import Found, HybridSearch
@@ -74,8 +75,7 @@ class Discoverer:
     """What the deed needs, built once."""
 
     database: Database
-    queries: QueryEmbedder
-    model: ActiveModel
+    models: Models
     search: HybridSearch
     shelf: Shelf
     metrics: Metrics
@@ -83,6 +83,15 @@ class Discoverer:
     tally: Tally
     max_tools: int
     tracing: Tracing = field(default_factory=Tracing)
+
+    @property
+    def model(self) -> EmbeddingModel:
+        """Of requests that begin now. One that has begun knows its own from its scope."""
+        return self.models.serving.model
+
+    @property
+    def queries(self) -> QueryEmbedder:
+        return self.models.serving.queries
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     asked = time.perf_counter()
     if ask.strategy is None:
         return replace(await _core_alone(discoverer, user, ask), id=new_id(discoverer.sealer, user.id))
-    rung = await embedded(discoverer, user, ask.query, ask.strategy)
+    rung = await embedded(discoverer, user, ask)
     started = time.perf_counter()
     if not user.discovery_enabled:
         discovery = await _everything(discoverer, user, ask, "disabled")
@@ -120,19 +129,21 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
 
 
 @traced("embed", "reason")
-async def embedded(discoverer: Discoverer, user: User, query: Query, strategy: Strategy) -> Rung:
+async def embedded(discoverer: Discoverer, user: User, ask: Ask) -> Rung:
     """Before any connection is taken: none is held while waiting for an embedder."""
+    strategy = ask.strategy or "hybrid"
     if strategy == "bm25" or not user.discovery_enabled:
         return Rung(strategy, None, None)
     try:
-        return Rung(strategy, await discoverer.queries.embed(user.id, query.texts), None)
+        queries = discoverer.models.named(ask.scope.model).queries
+        return Rung(strategy, await queries.embed(user.id, ask.query.texts), None)
     except EmbeddingFailed as error:
         logger.warning("searching by words alone", extra={"reason": error.reason})
         return Rung("bm25", None, f"embedder_{error.reason}")
 
 
 def question_of(discoverer: Discoverer, ask: Ask, rung: Rung) -> Question:
-    calibration = discoverer.model.calibration
+    calibration = discoverer.models.named(ask.scope.model).model.calibration
     return Question(ask.query, rung.strategy, ask.threshold, ask.scope.tags or (), calibration)
 
 

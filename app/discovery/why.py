@@ -116,7 +116,7 @@ def _filtered(ask: Ask, facts: Facts, verdict: Verdict) -> Reason | None:
 
 
 async def _ranked(discoverer: Discoverer, user: User, ask: Ask, facts: Facts) -> Reason:
-    rung = await embedded(discoverer, user, ask.query, ask.strategy or "hybrid")
+    rung = await embedded(discoverer, user, ask)
     question = question_of(discoverer, ask, rung)
     search = discoverer.search
     async with discoverer.database.snapshot(user.id) as session:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import orjson
 from pgvector import SparseVector
 
+from app.embeddings.base import Vector
 from app.indexing import document
 from app.indexing.cleaning import Finding
 from app.indexing.listing import ListedTool
@@ -24,7 +25,9 @@ class StoredTool:
     findings: Sequence[Finding]
     vanished: bool
     content_hash: str | None
-    """Of its vector by the active model; None while it has none."""
+    """Of its vector by the model that is asked about; None while it has none."""
+    indexed: bool = True
+    """Whether it has a row for that model, be it without a vector."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,16 @@ class Place:
     dimension: int
 
 
+@dataclass(frozen=True)
+class Share:
+    """What is to be written for one model. Of a run's shares the active model's comes first: the tools are its own."""
+
+    place: Place
+    plan: Plan
+    vectors: Mapping[str, Vector]
+    """By tool."""
+
+
 def make_plan(
     tools: Sequence[ListedTool],
     stored: Mapping[str, StoredTool],
@@ -95,7 +108,7 @@ def make_plan(
         is_new = known is None or known.vanished
         added += is_new
         changed += not is_new and _differs(known, listed)
-        if is_new or not _is_as_stored(known, listed, index_hash):
+        if is_new or not _is_as_stored(known, listed, index_hash) or not _is_indexed(known):
             rows.append(_row(listed, index_hash, place, count_tokens))
         content_hash = document.content_hash(index_hash, place.model)
         if force or known is None or known.content_hash != content_hash:
@@ -107,6 +120,21 @@ def make_plan(
     return Plan(added, changed, len(tools) - added - changed, rows, removed, wanted, unapproved)
 
 
+def plan_for_another_model(
+    tools: Sequence[ListedTool], stored: Mapping[str, StoredTool], place: Place, count_tokens: CountTokens
+) -> Plan:
+    """The tools stay as they are stored; they only lack rows or vectors of this model."""
+    known = [(listed, stored[listed.definition.name]) for listed in tools]
+    rows = [_row(listed, tool.index_hash, place, count_tokens) for listed, tool in known if not tool.indexed]
+    wanted = [
+        Wanted(tool.tool_id, listed.definition.name, text, content_hash)
+        for listed, tool in known
+        if tool.content_hash != (content_hash := document.content_hash(tool.index_hash, place.model))
+        and (text := document.embedded_text(listed.definition, place.server_name))
+    ]
+    return Plan(0, 0, len(tools), rows, (), wanted, ())
+
+
 def _differs(known: StoredTool | None, listed: ListedTool) -> bool:
     return known is not None and known.definition_hash != listed.fingerprint
 
@@ -114,6 +142,10 @@ def _differs(known: StoredTool | None, listed: ListedTool) -> bool:
 def _is_as_stored(known: StoredTool | None, listed: ListedTool, index_hash: str) -> bool:
     stored = None if known is None else (known.definition_hash, known.index_hash, list(known.findings))
     return stored == (listed.fingerprint, index_hash, list(listed.findings))
+
+
+def _is_indexed(known: StoredTool | None) -> bool:
+    return known is not None and known.indexed
 
 
 def _is_unapproved(stored: Mapping[str, StoredTool], listed: ListedTool) -> bool:

@@ -6,7 +6,7 @@ applies without vectors: the tools are found by their words, and the vectors fol
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from app.catalog.servers import Server, get_endpoint, get_server, note_contact
@@ -14,11 +14,13 @@ from app.catalog.verdicts import Policy
 from app.catalog.visibility import Locked, lock_server, read_policy
 from app.database.engine import Database
 from app.embeddings.base import Embedder, Vector
+from app.embeddings.kept import KeptModel
+from app.embeddings.registry import hold_models
 from app.errors import EmbeddingFailed
 from app.indexing import jobs, store
 from app.indexing.document import text_hash
 from app.indexing.listing import Listing, read_listing
-from app.indexing.plan import CountTokens, Place, Plan, Wanted, make_plan
+from app.indexing.plan import CountTokens, Place, Plan, Share, StoredTool, Wanted, make_plan
 from app.protocol import Endpoint, Json, parse_json
 from app.sealing import Sealer
 from app.telemetry import Metrics, failures_counted, timed
@@ -36,8 +38,8 @@ class Indexer:
     """What a run needs, built once."""
 
     database: Database
-    embedder: Embedder
-    dimension: int
+    models: Callable[[], Awaitable[Sequence[KeptModel]]]
+    """All that are registered at this moment, the active one first."""
     count_tokens: CountTokens
     metrics: Metrics
     max_tools: int
@@ -55,12 +57,12 @@ async def reindex_server(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
         try:
             return await _reindex_once(indexer, run)
         except _Changed:
-            logger.info("the server was changed meanwhile, indexing it anew", extra={"run_id": run.id})
+            logger.info("the server or the models were changed meanwhile, indexing it anew", extra={"run_id": run.id})
 
 
 class _Changed(Exception):
-    """The server is not what it was when the plan was made: another name, which is part of what is searched, or
-    another address."""
+    """Something is not what it was when the plan was made: the server has another name, which is part of what is
+    searched, or another address; or there are other models."""
 
 
 async def _reindex_once(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
@@ -70,17 +72,17 @@ async def _reindex_once(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
 
 
 async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing) -> jobs.RunState:
+    active, *others = await indexer.models()
     async with indexer.database.transaction(run.user_id) as session:
-        stored = await store.stored_tools(session, run.user_id, run.server_id, indexer.embedder.model)
         policy = await read_policy(session)
+        stored = await store.stored_tools(session, run.user_id, run.server_id, active.model.id)
     offered_before = any(not tool.vanished for tool in stored.values())
     if offered_before and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
-    place = Place(server.id, server.name, indexer.embedder.model, indexer.dimension)
-    # hashing and counting a thousand definitions takes a while: not on the event loop
-    plan = await asyncio.to_thread(make_plan, listing.tools, stored, place, indexer.count_tokens, force=run.force)
-    embedding = _Embedding(indexer, run, total=len(listing.tools))
-    await embedding.gather(plan.wanted)
+    place = Place(server.id, server.name, active.model.id, active.model.dimension)
+    plan = await _planned(indexer, listing, stored, place, force=run.force)
+    embedding = Embedding(indexer, active.embedder, _Report(indexer, run, len(listing.tools)))
+    await embedding.gather(plan.wanted, afresh=run.force)
     outcome = jobs.Outcome(
         added=plan.added,
         changed=plan.changed,
@@ -92,8 +94,29 @@ async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Lis
         warnings=[*_told(policy, run, server, listing, plan), *embedding.warnings],
     )
     seen = Locked(server.name, server.config_version)
-    await _apply(indexer, run, place, seen, plan, embedding.vectors, outcome, total=len(listing.tools))
+    own = Share(place, plan, embedding.vectors)
+    shares = [own, *[await _share_of_another(indexer, run, server, listing, kept) for kept in others]]
+    await _apply(indexer, run, seen, shares, outcome, total=len(listing.tools))
     return "succeeded"
+
+
+async def _share_of_another(
+    indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing, kept: KeptModel
+) -> Share:
+    """Of a model that is not active its rows follow every change; of its vectors those that somebody has had made
+    before. The others are made before it becomes active: see filling.py."""
+    place = Place(server.id, server.name, kept.model.id, kept.model.dimension)
+    async with indexer.database.transaction(run.user_id) as session:
+        stored = await store.stored_tools(session, run.user_id, run.server_id, place.model)
+    plan = await _planned(indexer, listing, stored, place, force=False)
+    return Share(place, plan, await known_vectors(indexer, place.model, plan.wanted))
+
+
+async def _planned(
+    indexer: Indexer, listing: Listing, stored: Mapping[str, StoredTool], place: Place, *, force: bool
+) -> Plan:
+    # hashing and counting a thousand definitions takes a while: not on the event loop
+    return await asyncio.to_thread(make_plan, listing.tools, stored, place, indexer.count_tokens, force=force)
 
 
 def _told(policy: Policy, run: jobs.Claim, server: Server, listing: Listing, plan: Plan) -> Iterator[str]:
@@ -147,50 +170,74 @@ async def _refuse_empty(indexer: Indexer, run: jobs.Claim, listing: Listing) -> 
 async def _apply(
     indexer: Indexer,
     run: jobs.Claim,
-    place: Place,
     seen: Locked,
-    plan: Plan,
-    vectors: Mapping[str, Vector],
+    shares: Sequence[Share],
     outcome: jobs.Outcome,
     total: int,
 ) -> None:
     async with indexer.database.transaction(run.user_id) as session:
+        models = await hold_models(session)
         locked = await lock_server(session, run.user_id, run.server_id)
         await jobs.fence(session, run)
-        if locked != seen:
+        if locked != seen or models != [share.place.model for share in shares]:
             raise _Changed
-        if not plan.empty:
-            await store.apply(
-                session,
-                run.user_id,
-                place,
-                plan,
-                vectors,
-                run_id=run.id,
-                ann_above=indexer.ann_above,
-            )
+        if _something_to_write(shares):
+            await store.apply(session, run.user_id, shares, run_id=run.id, ann_above=indexer.ann_above)
         if run.asks or run.payload is not None:
             await note_contact(session, run.user_id, run.server_id)
         await jobs.succeed(session, run, outcome, total)
 
 
-class _Embedding:
-    """Collects a run's vectors: from the cache that all users share, then batch by batch from the embedder."""
+def _something_to_write(shares: Sequence[Share]) -> bool:
+    own, *others = shares
+    return not own.plan.empty or any(share.plan.rows or share.vectors for share in others)
 
-    def __init__(self, indexer: Indexer, run: jobs.Claim, total: int) -> None:
+
+async def known_vectors(indexer: Indexer, model: str, wanted: Sequence[Wanted]) -> dict[str, Vector]:
+    """By tool, from the cache that all users share."""
+    if not wanted:
+        return {}
+    hashes = {tool.tool_id: text_hash(tool.text) for tool in wanted}
+    async with indexer.database.system_transaction() as session:
+        known = await store.cached_vectors(session, model, list(hashes.values()))
+    return {tool_id: known[key] for tool_id, key in hashes.items() if key in known}
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Tells a run's watchers how far its embedding is."""
+
+    indexer: Indexer
+    run: jobs.Claim
+    total: int
+
+    async def __call__(self, left: int) -> None:
+        done = self.total - max(left, 0)
+        async with self.indexer.database.transaction(self.run.user_id) as session:
+            await jobs.report_progress(session, self.run, done, self.total)
+        extra = {"run_id": self.run.id, "done": done, "total": self.total}
+        logger.info("embedding", extra=extra)
+
+
+class Embedding:
+    """Collects vectors: from the cache that all users share, then batch by batch from the embedder."""
+
+    def __init__(self, indexer: Indexer, embedder: Embedder, report: Callable[[int], Awaitable[None]]) -> None:
+        """`report` is told, after every batch, how many are left."""
         self._indexer = indexer
-        self._run = run
-        self._total = total
+        self._embedder = embedder
+        self._report = report
         self.vectors: dict[str, Vector] = {}
         self.computed = 0
         self.warnings: list[str] = []
 
-    async def gather(self, wanted: Sequence[Wanted]) -> None:
-        """As many as can be had: what the embedder cannot do now is left to be done later."""
-        if not wanted:
-            return
-        missing = await self._take_cached(wanted)
-        size = self._indexer.embedder.batch_size
+    async def gather(self, wanted: Sequence[Wanted], *, afresh: bool = False) -> None:
+        """As many as can be had: what the embedder cannot do now is left to be done later. `afresh`: it is asked again,
+        whatever is known."""
+        if not afresh:
+            self.vectors |= await known_vectors(self._indexer, self._embedder.model, wanted)
+        missing = [tool for tool in wanted if tool.tool_id not in self.vectors]
+        size = self._embedder.batch_size
         try:
             for start in range(0, len(missing), size):
                 await self._embed_all_or_each(missing[start : start + size])
@@ -221,31 +268,14 @@ class _Embedding:
                     raise
                 self.warnings.append(f"the tool {tool.tool_name!r} could not be embedded ({error.reason})")
 
-    async def _take_cached(self, wanted: Sequence[Wanted]) -> list[Wanted]:
-        """Forced runs ask the embedder again, whatever is known."""
-        if self._run.force:
-            return list(wanted)
-        hashes = {tool.tool_id: text_hash(tool.text) for tool in wanted}
-        async with self._indexer.database.system_transaction() as session:
-            known = await store.cached_vectors(session, self._indexer.embedder.model, list(hashes.values()))
-        self.vectors |= {tool_id: known[key] for tool_id, key in hashes.items() if key in known}
-        return [tool for tool in wanted if tool.tool_id not in self.vectors]
-
     async def _embed(self, batch: Sequence[Wanted]) -> None:
         metrics = self._indexer.metrics
         telling = self._indexer.tracing.span("embed")
         with telling, timed(metrics.embedding_seconds, "index"), failures_counted(metrics, "index"):
-            vectors = await self._indexer.embedder.embed_documents([tool.text for tool in batch])
+            vectors = await self._embedder.embed_documents([tool.text for tool in batch])
         self.vectors |= {tool.tool_id: vector for tool, vector in zip(batch, vectors, strict=True)}
         self.computed += len(batch)
         metrics.tools_embedded.inc(len(batch))
         by_text = {text_hash(tool.text): vector for tool, vector in zip(batch, vectors, strict=True)}
         async with self._indexer.database.system_transaction() as session:
-            await store.remember_vectors(session, self._indexer.embedder.model, by_text)
-
-    async def _report(self, left: int) -> None:
-        done = self._total - max(left, 0)
-        async with self._indexer.database.transaction(self._run.user_id) as session:
-            await jobs.report_progress(session, self._run, done, self._total)
-        extra = {"run_id": self._run.id, "done": done, "total": self._total}
-        logger.info("embedding", extra=extra)
+            await store.remember_vectors(session, self._embedder.model, by_text)

@@ -16,7 +16,7 @@ from app.database.engine import Session
 from app.embeddings.base import Vector
 from app.indexing.cleaning import Finding
 from app.indexing.listing import ListedTool, looked_through
-from app.indexing.plan import Place, Plan, StoredTool, ToolRow
+from app.indexing.plan import Place, Share, StoredTool, ToolRow
 from app.models import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.protocol import Json, ToolDefinition, canonical
 from app.usage.learning import put_priors
@@ -35,8 +35,9 @@ async def stored_tools(session: Session, user_id: str, server_id: str, model: st
     t, vectors = mcp_tools.c, mcp_tool_embeddings.c
     row = (vectors.user_id == t.user_id) & (vectors.tool_id == t.id) & (vectors.model == model)
     columns = t.id, t.definition_hash, t.index_hash, t.approved_hash, t.findings, t.vanished_at, vectors.content_hash
+    indexed = vectors.tool_id.is_not(None).label("indexed")
     joined = mcp_tools.outerjoin(mcp_tool_embeddings, row)
-    rows = await session.execute(select(t.name, *columns).select_from(joined).where(*_of(user_id, server_id)))
+    rows = await session.execute(select(t.name, *columns, indexed).select_from(joined).where(*_of(user_id, server_id)))
     return {
         row.name: StoredTool(
             tool_id=row.id,
@@ -46,6 +47,7 @@ async def stored_tools(session: Session, user_id: str, server_id: str, model: st
             findings=_findings(row.findings),
             vanished=row.vanished_at is not None,
             content_hash=row.content_hash,
+            indexed=row.indexed,
         )
         for row in rows
     }
@@ -95,28 +97,31 @@ async def remember_vectors(session: Session, model: str, vectors: Mapping[bytes,
     await session.execute(statement.on_conflict_do_update(index_elements=["model", "text_hash"], set_=newest), rows)
 
 
-async def apply(
-    session: Session,
-    user_id: str,
-    place: Place,
-    plan: Plan,
-    vectors: Mapping[str, Vector],
-    *,
-    run_id: str,
-    ann_above: int,
-) -> None:
-    """All of it or nothing: a reader sees the old tools until the transaction ends, then the new ones."""
+async def apply(session: Session, user_id: str, shares: Sequence[Share], *, run_id: str, ann_above: int) -> None:
+    """All of it or nothing, for every model: a reader sees the old tools until the transaction ends, then the new."""
+    place, plan = shares[0].place, shares[0].plan
     await _let_vanish(session, user_id, place.server_id, plan.removed_ids)
     await _write_history(session, user_id, place.server_id, run_id, plan.rows)
     await _write_tools(session, user_id, place.server_id, plan.rows)
     decided = await verdicts(session, user_id, place.server_id)
-    await _write_index(session, user_id, place, plan, vectors, decided)
+    for share in shares:
+        await _write_index(session, user_id, share, decided)
     await write_verdicts(session, user_id, decided)
-    if plan.rows:
+    if any(share.plan.rows for share in shares):
         await put_priors(session, user_id, place.server_id)
-    await _write_vectors(session, user_id, place, plan, vectors)
+    for share in shares:
+        await _write_vectors(session, user_id, share)
     await _write_counts(session, user_id, place)
     await recount(session, user_id, ann_above)
+
+
+async def apply_to_another_model(session: Session, user_id: str, share: Share) -> None:
+    """Nobody searches it yet: what the tools are, and what is remembered of the catalogue, stays."""
+    server_id = share.place.server_id
+    await _write_index(session, user_id, share, await verdicts(session, user_id, server_id))
+    if share.plan.rows:
+        await put_priors(session, user_id, server_id)
+    await _write_vectors(session, user_id, share)
 
 
 async def _let_vanish(session: Session, user_id: str, server_id: str, tool_ids: Sequence[str]) -> None:
@@ -228,16 +233,10 @@ def _tool_values(user_id: str, server_id: str, row: ToolRow) -> dict[str, Any]:
     }
 
 
-async def _write_index(
-    session: Session,
-    user_id: str,
-    place: Place,
-    plan: Plan,
-    vectors: Mapping[str, Vector],
-    decided: Mapping[str, Verdict],
-) -> None:
+async def _write_index(session: Session, user_id: str, share: Share, decided: Mapping[str, Verdict]) -> None:
     """The narrow rows of new and changed tools. An older text's vector goes even before the new one is there: better
     found by words than found wrongly. Where the text is as it was, the vector stays."""
+    place, plan, vectors = share.place, share.plan, share.vectors
     if not plan.rows:
         return
     ann = await session.scalar(select(users.c.ann).where(users.c.id == user_id))
@@ -282,10 +281,9 @@ def _stored(verdict: Verdict) -> dict[str, Any]:
     return {"enabled": stored["visible"], **{name: stored[name] for name in ("tags", "projects", "project_tags")}}
 
 
-async def _write_vectors(
-    session: Session, user_id: str, place: Place, plan: Plan, vectors: Mapping[str, Vector]
-) -> None:
+async def _write_vectors(session: Session, user_id: str, share: Share) -> None:
     """Of tools that are unchanged, but had no vector yet or are embedded anew by force."""
+    plan, vectors = share.plan, share.vectors
     rewritten = {row.tool_id for row in plan.rows}
     rows = [
         {"key": tool.tool_id, "vector": HalfVector(vectors[tool.tool_id]), "hash": tool.content_hash}
@@ -295,7 +293,7 @@ async def _write_vectors(
     if not rows:
         return
     table = mcp_tool_embeddings
-    this = table.c.user_id == user_id, table.c.model == place.model, table.c.tool_id == bindparam("key")
+    this = table.c.user_id == user_id, table.c.model == share.place.model, table.c.tool_id == bindparam("key")
     statement = update(table).where(*this).values(embedding=bindparam("vector"), content_hash=bindparam("hash"))
     await session.execute(statement, rows)
 

@@ -241,7 +241,8 @@ class Worker:
     async def _embedder_answers(self) -> bool:
         """Asked before anything is queued, so that a long outage leaves no trail of vain runs."""
         try:
-            await self._indexer.embedder.embed_queries(["ping"])
+            active, *_ = await self._indexer.models()
+            await active.embedder.embed_queries(["ping"])
         except EmbeddingFailed:
             return False
         return True

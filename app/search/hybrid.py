@@ -16,7 +16,6 @@ from pgvector import HalfVector, SparseVector
 from app.catalog.visibility import TAGS, VISIBLE, Scope
 from app.database.engine import Session
 from app.embeddings.base import Vector
-from app.embeddings.registry import ActiveModel
 from app.search import vector
 from app.search.lexical import matching_words, possible_names
 from app.search.lexicon import Counts, Lexicon
@@ -108,8 +107,9 @@ class Evidence:
 
 
 class HybridSearch:
-    def __init__(self, model: ActiveModel) -> None:
-        self._model = model
+    """One for all models: which of them is meant, the scope says."""
+
+    def __init__(self) -> None:
         self._lexicon = Lexicon()
 
     async def find(
@@ -164,7 +164,7 @@ class HybridSearch:
         parameters["pool"] = None if limit is None else max(POOL, limit)
         if ann and vectors is not None and limit is not None:
             await session.rows(vector.HNSW_SETTINGS)
-            rows = await session.rows(_through_hnsw(self._model.id, self._model.dimension, len(places)), parameters)
+            rows = await session.rows(_through_hnsw(scope.model, len(vectors[0]), len(places)), parameters)
             if rows and rows[0][1] >= min(limit, counts.searched):
                 return rows
             # HNSW filters after it has looked: fewer rows than there are to find means that it lost some

@@ -10,6 +10,13 @@ from sqlalchemy import Connection, text
 
 EF_SEARCH = 400
 
+_INDEX_PREFIX = "mcp_tool_embeddings_ann_"
+
+# by somebody who was killed while making it: it is never used, and would keep another from being made
+_IS_HALF_MADE = """
+    SELECT NOT i.indisvalid FROM pg_index i WHERE i.indexrelid = to_regclass(:name)
+"""
+
 # relaxed_order may hand rows out slightly out of order; hybrid.py weighs and sorts them anyway
 HNSW_SETTINGS = f"""
     SELECT set_config('hnsw.iterative_scan', 'relaxed_order', true), set_config('hnsw.ef_search', '{EF_SEARCH}', true)
@@ -51,15 +58,32 @@ def _nearest(model: str, dimension: int, text: int) -> str:
     """
 
 
-def ensure_hnsw(connection: Connection, model: str, dimension: int) -> None:
-    """One partial index for each model, since a cast to the wrong dimension would fail; small users never enter it."""
-    suffix = hashlib.sha256(model.encode()).hexdigest()[:12]
+def hnsw_name(model: str) -> str:
+    return _INDEX_PREFIX + hashlib.sha256(model.encode()).hexdigest()[:12]
+
+
+def ensure_hnsw(connection: Connection, model: str, dimension: int, *, concurrently: bool = False) -> None:
+    """One partial index for each model, since a cast to the wrong dimension would fail; small users never enter it.
+    `concurrently`, outside of a transaction, nobody waits for it who writes."""
+    name = hnsw_name(model)
+    if concurrently and connection.scalar(text(_IS_HALF_MADE), {"name": name}):
+        drop_hnsw(connection, name)
     statement = (
-        f"CREATE INDEX IF NOT EXISTS mcp_tool_embeddings_ann_{suffix} ON mcp_tool_embeddings "
+        f"CREATE INDEX {'CONCURRENTLY' if concurrently else ''} IF NOT EXISTS {name} ON mcp_tool_embeddings "
         f"USING hnsw ((embedding::halfvec({dimension})) halfvec_cosine_ops) WITH (m = 16, ef_construction = 128) "
         f"WHERE ann AND model = {_literal(model)}"
     )
     connection.execute(text(statement.replace(":", "\\:")))
+
+
+def hnsw_indexes(connection: Connection) -> list[str]:
+    statement = "SELECT indexname FROM pg_indexes WHERE tablename = 'mcp_tool_embeddings'"
+    return [name for name in connection.scalars(text(statement)) if name.startswith(_INDEX_PREFIX)]
+
+
+def drop_hnsw(connection: Connection, name: str) -> None:
+    """Outside of a transaction."""
+    connection.execute(text(f"DROP INDEX CONCURRENTLY IF EXISTS {name}"))
 
 
 def _literal(model: str) -> str:

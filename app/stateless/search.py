@@ -12,6 +12,7 @@ from app.accounts.callers import Caller
 from app.discovery.asking import Wishes, resolved
 from app.discovery.discover import Ask, Discoverer, Rung, embedded, question_of
 from app.embeddings.base import Vector
+from app.embeddings.kept import KeptModel
 from app.indexing.listing import Refusal
 from app.search.query import Query
 from app.search.ranking import Question
@@ -28,10 +29,12 @@ class ListSearcher:
     """What the deed needs, built once."""
 
     discoverer: Discoverer
-    vectors: VectorSource
     reader: Reader
     budget_s: float
     """How long a request may wait for the vectors of its tools."""
+
+    def vectors(self, kept: KeptModel) -> VectorSource:
+        return VectorSource(self.discoverer.database, kept.embedder, self.discoverer.metrics)
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,10 @@ async def search_list(
 ) -> Answer:
     ask = await resolved(searcher.discoverer, caller, Wishes(queries[0], limit=limit, include_core_tools=False))
     asked = [await _asked(searcher.discoverer, caller, replace(ask, query=query)) for query in queries]
-    held = await _held(searcher, tools)
+    kept = searcher.discoverer.models.named(ask.scope.model)
+    held = await _held(searcher, kept, tools)
     if any(each.rung.vectors is not None for each in asked):
-        held = await _with_vectors(searcher, held, [each.question for each in asked], searcher.budget_s)
+        held = await _with_vectors(searcher.vectors(kept), held, [each.question for each in asked], searcher.budget_s)
     if held.pending == len(held.read):
         asked = [each.by_words() for each in asked]
     found = await asyncio.to_thread(_found, held, asked, ask.limit)
@@ -95,17 +99,18 @@ async def search_list(
 async def _asked(discoverer: Discoverer, caller: Caller, ask: Ask) -> _Asked:
     """A project's choice not to search, and a user's switch, are about a catalogue: they say nothing of these tools."""
     user = replace(caller.acting_for(), discovery_enabled=True)
-    rung = await embedded(discoverer, user, ask.query, ask.strategy or "hybrid")
+    rung = await embedded(discoverer, user, ask)
     return _Asked(question_of(discoverer, ask, rung), rung)
 
 
 async def held_with_vectors(searcher: ListSearcher, tools: Sequence[SentTool]) -> Held:
     """With all that the embedder can make of them, however long it takes."""
-    return await _with_vectors(searcher, await _held(searcher, tools), (), None)
+    kept = searcher.discoverer.models.serving
+    return await _with_vectors(searcher.vectors(kept), await _held(searcher, kept, tools), (), None)
 
 
-async def _held(searcher: ListSearcher, tools: Sequence[SentTool]) -> Held:
-    outcomes = await searcher.reader.read(tools, searcher.discoverer.model.dimension)
+async def _held(searcher: ListSearcher, kept: KeptModel, tools: Sequence[SentTool]) -> Held:
+    outcomes = await searcher.reader.read(tools, kept.model.dimension)
     keyed = [(tool.tool_key, outcome) for tool, outcome in zip(tools, outcomes, strict=True)]
     read = {key: tool for key, tool in keyed if isinstance(tool, ReadTool)}
     refused = {key: refusal.reason for key, refusal in keyed if isinstance(refusal, Refusal)}
@@ -114,15 +119,15 @@ async def _held(searcher: ListSearcher, tools: Sequence[SentTool]) -> Held:
 
 
 async def _with_vectors(
-    searcher: ListSearcher, held: Held, questions: Sequence[Question], budget_s: float | None
+    source: VectorSource, held: Held, questions: Sequence[Question], budget_s: float | None
 ) -> Held:
     """Those first that share words with a question: where there is no time for all, it goes to the likely ones."""
     hashes = [tool.text_hash for tool in held.read.values()]
-    known = await searcher.vectors.cached(hashes)
+    known = await source.cached(hashes)
     reason = None
     if missing := {tool.text_hash: tool.text for tool in held.read.values() if tool.text_hash not in known}:
         likely = await asyncio.to_thread(_likely_first, held, questions)
-        made = await searcher.vectors.embed({key: missing[key] for key in likely if key in missing}, budget_s)
+        made = await source.embed({key: missing[key] for key in likely if key in missing}, budget_s)
         known, reason = {**known, **made.known}, made.reason
     vectors: list[Vector | None] = [known.get(key) for key in hashes]
     tools = await asyncio.to_thread(held.tools.with_vectors, vectors)

@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PRIOR_MOST = 0.05
-"""The most that use can add to a score, where the best of an answer usually has about 1."""
+PRIOR_MOST = 0.02
+"""The most that use can add to a score: about what lies between neighbours in an answer."""
 
 ENOUGH = 30
 

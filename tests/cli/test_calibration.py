@@ -41,7 +41,7 @@ def test_a_model_that_nobody_has_measured_learns_when_nothing_fits(command: Comm
 
     told = command("calibrate")
     assert "stored with openai:fake-words" in told
-    assert "restart it" in told
+    assert "notice it" in told
     fitted = stored(database)
     assert len(fitted.direction) == DIMENSION
     assert shares(told, "after")[0] <= 4.9

@@ -3,12 +3,15 @@
 import base64
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from app.cli import models
 from tests.cli.conftest import Command
 from tests.conftest import SECRET_KEY, tool
+from tests.fakes.embedding_server import FakeEmbeddingServer
 from tests.fakes.mcp_server import FakeMcpServer
 
 
@@ -114,6 +117,36 @@ def test_a_new_key_takes_over_and_doctor_sees_where_it_did_not(
     mcp.requests.clear()
     command("server", "reindex", "sealed", "--user", "eve")
     assert {request.headers["x-token"] for request in mcp.requests} == {"canary"}
+
+
+def test_a_models_life_from_a_terminal(
+    command: Command, mcp: FakeMcpServer, embedding_server: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "_GRACE_S", 0.0)
+    monkeypatch.setenv("OPENAI_BASE_URL", embedding_server.base_url)
+    command("key", "create", "--user", "max")
+    mcp.tools = [tool("echo", "Gives back what it is given.")]
+    command("server", "add", "echoes", mcp.url, "--user", "max")
+    assert "is active already" in command("model", "use", "granite-embedding-30m-english", "--provider", "local")
+
+    told = command("model", "use", "beta@48")
+    assert "openai:beta@48 is active" in told
+    [way_back] = re.findall(r"the way back: toolscout model use (\S+);", told)
+    assert re.search(r"\* openai:beta@48 +48 dimensions +(\d+) of \1 tools", command("model", "list"))
+    assert "echo" in command("discover", "echo", "--user", "max")
+    assert "is active: let another one" in command("model", "drop", "beta@48", status=1)
+    assert "settings name local:granite" in command("doctor", status=1).replace("the settings", "settings")
+
+    assert f"{way_back} is active" in command("model", "use", way_back)
+    assert "dropped, with all its vectors" in command("model", "drop", "beta@48")
+    assert "beta@48" not in command("model", "list")
+    assert "there is no model 'beta@48'" in command("model", "drop", "beta@48", status=1)
+    assert "there is no local model 'other' here, but: local:granite" in command(
+        "model", "use", "other", "--provider", "local", status=1
+    )
+    embedding_server.mode = "zeros"
+    assert "zero vector" in command("model", "use", "gamma@96", status=1)
+    assert "gamma" not in command("model", "list")
 
 
 def test_doctor_names_a_program_that_is_not_there(

@@ -1,6 +1,8 @@
 """An OpenAI-compatible embedding endpoint on loopback that can be told to misbehave.
 
-Its vectors are bags of hashed words, so that texts which share words are near each other.
+Its vectors are bags of hashed words, so that texts which share words are near each other. A model named `NAME@N` has N
+dimensions, puts its words into its own half of them, and adds its own share of what all its texts have in common:
+cosines within a model tell which one it was, and across two models they are 0.
 """
 
 import json
@@ -31,8 +33,8 @@ Mode = Literal[
 
 
 class FakeEmbeddingServer:
-    """`mode` may be changed at any time; `requests` holds the texts of every request. With `hang_later` as many
-    requests as `quick` says are answered at once."""
+    """`mode` may be changed at any time; `requests` holds the texts of every request, `models` whom they were for. With
+    `hang_later` as many requests as `quick` says are answered at once."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -40,7 +42,9 @@ class FakeEmbeddingServer:
         self.status = 500
         self.hang_s = 5.0
         self.quick = 0
+        self.delay_s = 0.0
         self.requests: list[list[str]] = []
+        self.models: list[str] = []
 
     @property
     def base_url(self) -> str:
@@ -61,14 +65,35 @@ class FakeEmbeddingServer:
 
 def embed(text: str, dimension: int = DIMENSION) -> list[float]:
     vector = [0.01] * dimension
-    for word in text.lower().replace("_", " ").replace(".", " ").replace(",", " ").split():
+    for word in _words(text):
         vector[zlib.crc32(word.encode()) % dimension] += 1.0
     return vector
 
 
-def _answer(server: FakeEmbeddingServer, texts: list[str]) -> dict[str, Any]:
-    dimension = DIMENSION + 1 if server.mode == "wrong_dimension" else DIMENSION
-    items = [{"object": "embedding", "index": i, "embedding": embed(text, dimension)} for i, text in enumerate(texts)]
+def embed_by(model: str, text: str) -> list[float]:
+    """The first letter says which half is the model's: two that are compared in a test must not share it."""
+    name, _, dimension = model.partition("@")
+    if not dimension:
+        return embed(text)
+    half = int(dimension) // 2
+    first = half * (ord(name[0]) % 2)
+    vector = [0.0] * int(dimension)
+    vector[first] = ord(name[0]) % 7 / 2
+    for word in _words(text):
+        vector[first + 1 + zlib.crc32(f"{name} {word}".encode()) % (half - 1)] += 1.0
+    return vector
+
+
+def _words(text: str) -> list[str]:
+    return text.lower().replace("_", " ").replace(".", " ").replace(",", " ").split()
+
+
+def _answer(server: FakeEmbeddingServer, model: str, texts: list[str]) -> dict[str, Any]:
+    vectors = [embed_by(model, text) for text in texts]
+    if server.mode == "wrong_dimension":
+        vectors = [embed(text, DIMENSION + 1) for text in texts]
+    dimension = len(vectors[0])
+    items = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     if server.mode == "zeros":
         items = [{**item, "embedding": [0.0] * dimension} for item in items]
     if server.mode == "nan":
@@ -92,12 +117,14 @@ def _handler(server: FakeEmbeddingServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.requests.append(body["input"])
             server.quick -= 1
+            server.models.append(body["model"])
+            time.sleep(server.delay_s)
             if server.mode == "hang" or (server.mode == "hang_later" and server.quick < 0):
                 time.sleep(server.hang_s)
-            self._reply(body["input"])
+            self._reply(body["model"], body["input"])
 
-        def _reply(self, texts: list[str]) -> None:
-            content = b"<html>" if server.mode == "not_json" else json.dumps(_answer(server, texts)).encode()
+        def _reply(self, model: str, texts: list[str]) -> None:
+            content = b"<html>" if server.mode == "not_json" else json.dumps(_answer(server, model, texts)).encode()
             self.send_response(server.status if server.mode == "status" else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import httpx
 import openai._base_client
@@ -11,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from app.database.embedded import EmbeddedPostgres
+from app.embeddings.kept import KeptModel
 from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
 from app.wiring import Container, open_container
@@ -89,10 +91,13 @@ async def embedder(shared_fake: FakeEmbeddingServer) -> AsyncIterator[OpenAIEmbe
 async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbeddingServer) -> Hand:
     """With nobody in it yet: the queue is one for all users."""
     await rows(idle_service, "DELETE FROM users")
+
+    async def models() -> list[KeptModel]:
+        return [replace(kept, embedder=embedder) for kept in await idle_service.models.refresh()]
+
     indexer = Indexer(
         database=idle_service.database,
-        embedder=embedder,
-        dimension=DIMENSION,
+        models=models,
         count_tokens=idle_service.count_tokens,
         metrics=idle_service.metrics,
         max_tools=1_000,

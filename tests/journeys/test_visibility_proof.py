@@ -45,6 +45,7 @@ from app.database.embedded import EmbeddedPostgres
 from app.database.engine import APP_ROLE, Session
 from app.database.paging import PageRequest
 from app.embeddings.base import Vectors, checked
+from app.embeddings.kept import KeptModel
 from app.errors import NotFound, ServerUnreachable, ToolNotFound
 from app.execution.execute import Call, execute
 from app.indexing import jobs
@@ -780,10 +781,14 @@ def world(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _indexer(container: Container, embedder: InstantEmbedder) -> Indexer:
+    kept = [replace(container.models.serving, embedder=embedder)]
+
+    async def models() -> list[KeptModel]:
+        return kept
+
     return Indexer(
         database=container.database,
-        embedder=embedder,
-        dimension=container.model.dimension,
+        models=models,
         count_tokens=container.count_tokens,
         metrics=container.metrics,
         max_tools=100,
