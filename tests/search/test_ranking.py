@@ -243,9 +243,9 @@ def test_past_use_lifts_no_tool_over_one_that_is_better_by_more_than_the_most_it
 
 def test_of_two_that_fit_alike_the_one_that_went_well_comes_first() -> None:
     question = asked("semantic")
-    close, well = candidate("close", 0.74), candidate("well", 0.70)._replace(prior=PRIOR_MOST)
+    close, well = candidate("close", 0.71), candidate("well", 0.70)._replace(prior=PRIOR_MOST)
     assert names(ranked([close, well], question)) == ["well", "close"]
-    clear = candidate("clear", 0.76)
+    clear = candidate("clear", 0.73)
     assert names(ranked([clear, well], question)) == ["clear", "well"]
 
 

@@ -51,7 +51,7 @@ async def test_of_two_tools_that_fit_alike_the_one_that_went_well_comes_first(
     await live_through(container, user.id, second, *[True] * ENOUGH)
     assert await order(user) == [second, first, third]
     found = await user.discover(ASKED, similarity_threshold=0, explain=True)
-    assert 0.04 < found["tools"][0]["explanation"]["prior"] <= PRIOR_MOST
+    assert 0.8 * PRIOR_MOST < found["tools"][0]["explanation"]["prior"] <= PRIOR_MOST
     assert found["tools"][1]["explanation"]["prior"] == 0
 
 
