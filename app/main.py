@@ -17,6 +17,7 @@ from app.api import (
     projects,
     rules,
     runs,
+    selections,
     servers,
     tools,
 )
@@ -43,6 +44,7 @@ _DOORS = (
     projects,
     accounts,
     audit,
+    selections,
     operations,
 )
 

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -46,7 +47,8 @@ from app.upstream.connection import Limits as ConnectionLimits
 from app.upstream.guard import Guard, Resolve
 from app.upstream.operators import OperatorsServers
 from app.upstream.pool import Upstream
-from app.usage import counting
+from app.usage import counting, selections
+from app.usage.selections import SelectionLog
 from app.usage.tally import Tally
 
 logger = logging.getLogger("toolscout")
@@ -66,6 +68,7 @@ class Container:
     indexer: Indexer
     worker: Worker
     tally: Tally
+    selections: SelectionLog
     metrics: Metrics
     draining: asyncio.Event
     """Set when the service is about to stop: whoever waits for something long answers with what there is."""
@@ -98,6 +101,9 @@ async def open_container(
         tally = Tally(database)
         tally.start()
         closing.push_async_callback(tally.stop)
+        selection_log = SelectionLog(database)
+        selection_log.start()
+        closing.push_async_callback(selection_log.stop)
         if serving:
             await adopt_policy(database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
         metrics = Metrics()
@@ -121,7 +127,8 @@ async def open_container(
         )
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed
-        outdated = [repeats.outdated(), *counting.outdated()]
+        kept = timedelta(days=settings.selection_log_days)
+        outdated = [repeats.outdated(), *counting.outdated(), *selections.outdated(kept)]
         closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database, outdated)))
         if working:
             worker.start()
@@ -141,6 +148,7 @@ async def open_container(
                 metrics=metrics,
                 sealer=sealer,
                 tally=tally,
+                selections=selection_log,
                 max_tools=settings.max_tools,
             ),
             executor=Executor(
@@ -156,6 +164,7 @@ async def open_container(
             indexer=indexer,
             worker=worker,
             tally=tally,
+            selections=selection_log,
             metrics=metrics,
             draining=asyncio.Event(),
         )

@@ -153,6 +153,7 @@ def _wishes(body: DiscoverBody) -> Wishes:
         max_tokens=body.max_tokens,
         keep=body.keep,
         explain=body.explain,
+        logged=True,
     )
 
 

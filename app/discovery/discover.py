@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from app.accounts.users import User
 from app.catalog.offers import Offer, Offers, Shelf, read_offers, visible_offers
@@ -27,9 +28,10 @@ from app.embeddings.registry import EmbeddingModel
 from app.errors import EmbeddingFailed, QueryFailed
 from app.sealing import Sealer
 from app.search.hybrid import Found, HybridSearch
-from app.search.query import Query
+from app.search.query import Query, shortened
 from app.search.ranking import Question, Strategy
 from app.telemetry import Metrics
+from app.usage.selections import Choice, Selection, SelectionLog
 from app.usage.tally import Figures, Tally
 
 logger = logging.getLogger("toolscout.discovery")
@@ -51,6 +53,8 @@ class Ask:
     max_tokens: int | None
     keep: Sequence[str]
     explain: bool = False
+    logged: bool = False
+    """Whether a person's message is answered, rather than a question of ours: then it is kept, if its user wants it."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Discoverer:
     metrics: Metrics
     sealer: Sealer
     tally: Tally
+    selections: SelectionLog
     max_tools: int
 
     @property
@@ -120,6 +125,8 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     seconds = time.perf_counter() - started
     discoverer.metrics.search_seconds.observe(seconds)
     discovery = replace(discovery, id=new_id(discoverer.sealer, user.id), duration_ms=round(seconds * 1000, 2))
+    if ask.logged and user.settings.get("selection_log"):
+        discoverer.selections.note(user.id, _selection(ask, discovery))
     return _counted(discoverer, user, discovery, time.perf_counter() - asked)
 
 
@@ -233,6 +240,23 @@ def _counted(discoverer: Discoverer, user: User, discovery: Discovery, seconds: 
     found = (tool.offer.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
     discoverer.tally.discovered(user.id, found, _figures(discovery, seconds))
     return discovery
+
+
+def _selection(ask: Ask, discovery: Discovery) -> Selection:
+    return Selection(
+        id=discovery.id,
+        at=datetime.now(UTC),
+        message=shortened(ask.query.said),
+        tools=[_choice(tool) for tool in discovery.tools],
+        strategy=discovery.strategy or "hybrid",
+        degraded_reason=discovery.degraded_reason,
+        no_match=discovery.no_match,
+    )
+
+
+def _choice(tool: Selected) -> Choice:
+    offer = tool.offer
+    return Choice(offer.tool_id, offer.server_name, offer.name, tool.source, tool.similarity, tool.score)
 
 
 def _figures(discovery: Discovery, seconds: float) -> Figures:

@@ -56,7 +56,7 @@ async def explain(discoverer: Discoverer, user: User, ask: Ask, wanted: str, *, 
     judged = [(facts, judge.judge(facts)) for facts in meant]
     if confined:
         judged = [(facts, verdict) for facts, verdict in judged if _unseen(ask, facts, verdict) is None]
-    discovery = await discover(discoverer, user, replace(ask, explain=True))
+    discovery = await discover(discoverer, user, replace(ask, explain=True, logged=False))
     if not judged:
         return [_CORE if _is_core(discovery, wanted) else _NOT_INDEXED]
     return [await _reason(discoverer, user, ask, discovery, facts, verdict) for facts, verdict in judged]

@@ -82,7 +82,9 @@ async def _discover(asked: Asked) -> Json:
     """Core tools are left out: the application has them anyway, and runs them itself."""
     discoverer, given = asked.container.discoverer, asked.arguments
     queries = [_searched(query, given.get("context", ""), place) for place, query in enumerate(given["query"])]
-    wishes = Wishes(queries[0], asked.project_id, limit=_whole(given.get("maxResults")), include_core_tools=False)
+    wishes = Wishes(
+        queries[0], asked.project_id, limit=_whole(given.get("maxResults")), include_core_tools=False, logged=True
+    )
     ask = await resolved(discoverer, asked.caller, wishes)
     user = asked.caller.acting_for()
     # one after the other: a single call is not to take up several connections
@@ -182,6 +184,7 @@ async def _search_tools(asked: Asked) -> Json:
         strategy="semantic",
         limit=_whole(given.get("top_k")),
         include_core_tools=False,
+        logged=True,
     )
     ask = await resolved(discoverer, asked.caller, wishes)
     discovery = await discover(discoverer, asked.caller.acting_for(), ask)
