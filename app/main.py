@@ -18,6 +18,7 @@ from app.api import (
     projects,
     rules,
     runs,
+    selections,
     servers,
     tools,
 )
@@ -48,6 +49,7 @@ _DOORS = (
     projects,
     accounts,
     audit,
+    selections,
 )
 
 _FOR_WEB_PAGES: dict[str, Any] = {

@@ -397,3 +397,20 @@ discovery_stats = Table(
     PrimaryKeyConstraint("user_id", "at"),
     Index("discovery_stats_at", "at"),
 )
+
+# of users who wish it alone; its id is the discovery's
+selections = Table(
+    "selections",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _required("id", Text),
+    Column("at", DateTime(timezone=True), nullable=False),
+    _required("message", Text),
+    _required("tools", JSONB),
+    _required("strategy", Text),
+    Column("degraded_reason", Text),
+    _required("no_match", Boolean),
+    PrimaryKeyConstraint("user_id", "id"),
+    Index("selections_at", "user_id", "at", "id"),
+    Index("selections_of_all", "at", "id"),
+)

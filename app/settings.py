@@ -143,6 +143,10 @@ class Settings(BaseSettings):
         60.0, ge=1, le=3600, description="seconds after which a run whose process died is taken up by another"
     )
 
+    selection_log_days: int = Field(
+        30, ge=1, le=3650, description="how long messages are kept of users whose setting `selection_log` is on"
+    )
+
     outbound_allow: str = Field(
         "", description="`host:port`, comma-separated: servers inside your own network, for which plain http will do"
     )

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -52,7 +53,8 @@ from app.upstream.connection import Limits as ConnectionLimits
 from app.upstream.guard import Guard, Resolve
 from app.upstream.operators import OperatorsServers
 from app.upstream.pool import Upstream
-from app.usage import counting
+from app.usage import counting, selections
+from app.usage.selections import SelectionLog
 from app.usage.tally import Tally
 
 logger = logging.getLogger("toolscout")
@@ -74,6 +76,7 @@ class Container:
     indexer: Indexer
     worker: Worker
     tally: Tally
+    selections: SelectionLog
     metrics: Metrics
     tracing: Tracing
     draining: asyncio.Event
@@ -116,6 +119,9 @@ async def open_container(
         tally = Tally(database)
         tally.start()
         closing.push_async_callback(tally.stop)
+        selection_log = SelectionLog(database)
+        selection_log.start()
+        closing.push_async_callback(selection_log.stop)
         if serving:
             await adopt_policy(database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
         models = await _models(settings, url, database, metrics, closing)
@@ -139,7 +145,8 @@ async def open_container(
         )
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed
-        outdated = [repeats.outdated(), *counting.outdated()]
+        kept = timedelta(days=settings.selection_log_days)
+        outdated = [repeats.outdated(), *counting.outdated(), *selections.outdated(kept)]
         closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database, outdated)))
         if serving:
             closing.push_async_callback(_cancelled, asyncio.create_task(watch_queue(database, metrics)))
@@ -154,6 +161,7 @@ async def open_container(
             metrics=metrics,
             sealer=sealer,
             tally=tally,
+            selections=selection_log,
             max_tools=settings.max_tools,
             tracing=tracing,
         )
@@ -185,6 +193,7 @@ async def open_container(
             indexer=indexer,
             worker=worker,
             tally=tally,
+            selections=selection_log,
             metrics=metrics,
             tracing=tracing,
             draining=asyncio.Event(),

@@ -17,6 +17,7 @@ class UserSettings(Input):
     strategy: Strategy | None = None
     similarity_threshold: float | None = Field(None, ge=0, le=1)
     limit: int | None = Field(None, ge=1, le=50)
+    selection_log: bool | None = Field(None, description="keep messages and what was chosen for them, for a while")
 
 
 class NewUserBody(Input):

@@ -15,6 +15,7 @@ from app.cli.calibration import add_calibration_command
 from app.cli.evaluation import add_evaluation_commands
 from app.cli.keys import add_key_commands
 from app.cli.models import add_model_commands
+from app.cli.selections import add_selection_commands
 from app.cli.servers import add_server_commands
 from app.cli.serving import serve
 from app.cli.tools import add_tool_commands
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     add_tool_commands(commands)
     add_evaluation_commands(commands)
     add_calibration_command(commands)
+    add_selection_commands(commands)
     add_model_commands(commands)
 
     doctor = commands.add_parser("doctor", help="check settings, database and embedder, and say what is wrong")

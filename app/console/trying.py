@@ -84,7 +84,7 @@ async def _answer(visit: Visit) -> Answer:
     said = _said(visit.form)
     body = checked(DiscoverBody, said | {"explain": True})
     discoverer, user = visit.container.discoverer, visit.user
-    ask = replace(await resolved(discoverer, visit.caller, body.wishes()), trial=True)
+    ask = await resolved(discoverer, visit.caller, replace(body.wishes(), trial=True))
     discovery = await discover(discoverer, user, ask)
     wanted = visit.form.given("why")
     reasons: Sequence[Reason] = ()

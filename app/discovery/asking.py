@@ -31,6 +31,7 @@ class Wishes:
     max_tokens: int | None = None
     keep: Sequence[str] | None = None
     explain: bool = False
+    trial: bool = False
 
 
 async def resolved(discoverer: Discoverer, caller: Caller, wishes: Wishes) -> Ask:
@@ -49,6 +50,7 @@ async def resolved(discoverer: Discoverer, caller: Caller, wishes: Wishes) -> As
         max_tokens=wishes.max_tokens,
         keep=wishes.keep or (),
         explain=wishes.explain,
+        trial=wishes.trial,
     )
 
 

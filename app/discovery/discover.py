@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from app.accounts.users import User
 from app.catalog.offers import Offer, Offers, Shelf, read_offers, visible_offers
@@ -27,10 +28,11 @@ from app.embeddings.registry import EmbeddingModel
 from app.errors import EmbeddingFailed, QueryFailed
 from app.sealing import Sealer
 from app.search.hybrid import Found, HybridSearch
-from app.search.query import Query
+from app.search.query import Query, shortened
 from app.search.ranking import Question, Strategy
 from app.telemetry import Metrics, rung_of
 from app.tracing import Tracing, traced
+from app.usage.selections import Choice, Selection, SelectionLog
 from app.usage.tally import Figures, Tally
 
 logger = logging.getLogger("toolscout.discovery")
@@ -53,7 +55,7 @@ class Ask:
     keep: Sequence[str]
     explain: bool = False
     trial: bool = False
-    """Somebody only looks what would come: it is counted nowhere, and teaches nothing."""
+    """Somebody only looks what would come: it is counted and kept nowhere, and teaches nothing."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Discoverer:
     metrics: Metrics
     sealer: Sealer
     tally: Tally
+    selections: SelectionLog
     max_tools: int
     tracing: Tracing = field(default_factory=Tracing)
 
@@ -125,7 +128,7 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     seconds = time.perf_counter() - started
     discoverer.metrics.search_seconds.observe(seconds)
     discovery = replace(discovery, id=new_id(discoverer.sealer, user.id), duration_ms=round(seconds * 1000, 2))
-    return discovery if ask.trial else _counted(discoverer, user, discovery, time.perf_counter() - asked)
+    return discovery if ask.trial else _counted(discoverer, user, ask, discovery, time.perf_counter() - asked)
 
 
 @traced("embed", "reason")
@@ -231,7 +234,7 @@ def _discovery(
     )
 
 
-def _counted(discoverer: Discoverer, user: User, discovery: Discovery, seconds: float) -> Discovery:
+def _counted(discoverer: Discoverer, user: User, ask: Ask, discovery: Discovery, seconds: float) -> Discovery:
     metrics = discoverer.metrics
     metrics.discoveries.labels(discovery.strategy or "none", rung_of(discovery.degraded_reason)).inc()
     if discovery.degraded_reason is not None:
@@ -241,7 +244,26 @@ def _counted(discoverer: Discoverer, user: User, discovery: Discovery, seconds: 
     metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
     found = (tool.offer.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
     discoverer.tally.discovered(user.id, found, _figures(discovery, seconds))
+    if user.settings.get("selection_log"):
+        discoverer.selections.note(user.id, _selection(ask, discovery))
     return discovery
+
+
+def _selection(ask: Ask, discovery: Discovery) -> Selection:
+    return Selection(
+        id=discovery.id,
+        at=datetime.now(UTC),
+        message=shortened(ask.query.said),
+        tools=[_choice(tool) for tool in discovery.tools],
+        strategy=discovery.strategy or "hybrid",
+        degraded_reason=discovery.degraded_reason,
+        no_match=discovery.no_match,
+    )
+
+
+def _choice(tool: Selected) -> Choice:
+    offer = tool.offer
+    return Choice(offer.tool_id, offer.server_name, offer.name, tool.source, tool.similarity, tool.score)
 
 
 def _figures(discovery: Discovery, seconds: float) -> Figures:

@@ -59,8 +59,9 @@ async def answered(
 
 
 async def ask_of(discoverer: Discoverer, caller: Caller, asked: Labelled, *, limit: int, project_id: str | None) -> Ask:
-    """Without core tools: they are in every answer, so they tell nothing of the search."""
-    wishes = Wishes(asked.query, project_id=project_id, limit=limit, include_core_tools=False)
+    """Without core tools: they are in every answer, so they tell nothing of the search. And only on trial: a question
+    of ours teaches nothing about what people ask."""
+    wishes = Wishes(asked.query, project_id=project_id, limit=limit, include_core_tools=False, trial=True)
     return await resolved(discoverer, caller, wishes)
 
 

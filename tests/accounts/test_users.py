@@ -37,7 +37,7 @@ async def fill(container: Container, user: TestUser) -> None:
     project = {"name": "support", "server_ids": None, "rules": rules}
     assert (await user.http.post("/projects", json=project)).status_code == 201
     await leave_a_call(container, user.id)
-    await find_and_praise(container, user.http, "read a file")
+    await find_and_praise(container, user, "read a file")
     answer = await user.http.put("/core-tools", json={"tools": [tool("ask_user")]})
     assert answer.status_code == 200
 
@@ -110,6 +110,7 @@ async def test_the_list_of_users_comes_in_pages_that_neither_overlap_nor_skip(op
             {"settings": {"strategy": "bm25", "similarity_threshold": 0, "limit": 50}},
         ),
         ({"settings": {"limit": None}}, {"settings": {}}),
+        ({"settings": {"selection_log": True}}, {"settings": {"selection_log": True}}),
         ({}, {}),
     ],
 )
@@ -136,6 +137,7 @@ async def test_a_change_to_a_user_touches_only_what_it_names(
         {"settings": {"limit": "8"}},
         {"settings": {"similarity_threshold": 1.1}},
         {"settings": {"strategy": "magic"}},
+        {"settings": {"selection_log": "yes"}},
         {"settings": {"unknown": 1}},
     ],
 )

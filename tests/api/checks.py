@@ -17,6 +17,7 @@ from app.console.visits import require as require_in_console
 from app.dependencies import require
 from app.models import metadata
 from app.wiring import Container
+from tests.conftest import TestUser
 
 Json = dict[str, Any]
 
@@ -122,13 +123,26 @@ async def leave_a_call(container: Container, user_id: str) -> None:
         await session.rows(statement, {"owner": user_id, "key": uuid.uuid4().hex})
 
 
-async def find_and_praise(container: Container, http: httpx.AsyncClient, query: str) -> str:
-    """The id of a discovery whose first tool its user was content with; all that is counted of it is written."""
+async def want_selections(container: Container, user_id: str, *, wanted: bool = True) -> None:
+    statement = (
+        "UPDATE users SET settings = jsonb_build_object('selection_log', %(on)s::boolean) WHERE id = %(user_id)s"
+    )
+    async with container.database.transaction(user_id) as session:
+        await session.rows(statement, {"user_id": user_id, "on": wanted})
+    container.keyring.forget()
+
+
+async def find_and_praise(container: Container, user: TestUser, query: str) -> str:
+    """The id of a discovery whose first tool its user was content with; all that is counted and kept of it is
+    written."""
+    await want_selections(container, user.id)
+    http = user.http
     found = (await http.post("/discover", json={"query": query, "similarity_threshold": 0})).json()
     [tool_key, *_] = [each["tool_key"] for each in found["tools"] if each["server_id"] is not None]
     body = {"discovery_id": found["discovery_id"], "tool_key": tool_key, "outcome": "succeeded"}
     assert (await http.post("/feedback", json=body)).status_code == 204
     await container.tally.write()
+    await container.selections.write()
     return str(found["discovery_id"])
 
 

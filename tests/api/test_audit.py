@@ -86,6 +86,7 @@ DEEDS: dict[tuple[str, str], Deed] = {
     ("PATCH", "/projects/{project_id}"): Deed("project.change", {"name": "other"}, "project_id"),
     ("DELETE", "/projects/{project_id}"): Deed("project.delete", None, "project_id"),
     ("PUT", "/core-tools"): Deed("core_tools.replace", {"tools": [tool("native")]}),
+    ("DELETE", "/selections"): Deed("selections.delete"),
     ("POST", "/users"): Deed("user.create", {"id": "{stranger_id}-2"}, "id", by_admin=True),
     ("PATCH", "/users/{user_id}"): Deed("user.change", {"name": "other"}, "stranger_id", by_admin=True),
     ("DELETE", "/users/{user_id}"): Deed("user.delete", None, "stranger_id", by_admin=True),

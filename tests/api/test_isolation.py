@@ -144,7 +144,7 @@ async def furnish(container: Container, user: TestUser) -> Belongings:
     assert answer.status_code == 200
     rules = [{"pattern": [f"{mark}_*"], "server": mark, "tags": [f"{mark}-ruled"]}]
     assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
-    belongings.ids["discovery_id"] = await find_and_praise(container, user.http, f"{mark}_read")
+    belongings.ids["discovery_id"] = await find_and_praise(container, user, f"{mark}_read")
     return belongings
 
 
@@ -456,6 +456,17 @@ async def test_nothing_is_told_of_a_tool_of_theirs(world: World) -> None:
     assert await world.rows_of_the_other() == before
 
 
+async def test_wiping_my_selections_leaves_theirs(world: World) -> None:
+    before = await world.rows_of_the_other()
+    assert before["selections"]
+    await find_and_praise(world.container, world.me, f"{world.mine.mark}_read")
+    assert await everything(world.me.http, "/selections")
+    assert (await world.me.http.delete("/selections")).status_code == 204
+    assert await everything(world.me.http, "/selections") == []
+    assert await world.rows_of_the_other() == before
+    await find_and_praise(world.container, world.me, f"{world.mine.mark}_read")  # for the tests that follow
+
+
 async def test_what_is_learnt_of_mine_changes_nothing_of_theirs(world: World) -> None:
     before = await world.rows_of_the_other()
     tally = world.container.tally
@@ -497,6 +508,8 @@ LISTS: list[tuple[str, str, Json | None]] = [
     ("POST", "/discover", {"query": "read the file", "similarity_threshold": 0, "limit": 50}),
     ("GET", "/audit", None),
     ("GET", "/stats", None),
+    ("GET", "/selections", None),
+    ("GET", "/selections/export", None),
     ("POST", "/reindex", None),
 ]
 
@@ -511,10 +524,20 @@ async def test_nothing_of_another_user_is_in_any_list(world: World, method: str,
 
 
 @pytest.mark.parametrize(
-    "path", ["/servers", "/tools", "/servers/{server_id}/runs", "/audit", "/projects", "/tools/{tool_id}/history"]
+    "path",
+    [
+        "/servers",
+        "/tools",
+        "/servers/{server_id}/runs",
+        "/audit",
+        "/projects",
+        "/tools/{tool_id}/history",
+        "/selections",
+    ],
 )
 async def test_anothers_cursor_opens_no_page_of_theirs(world: World, path: str) -> None:
     await add_belongings(world.other)
+    await find_and_praise(world.container, world.other, f"{world.theirs.mark}_read")
     await world.other.http.post("/servers/{server_id}/reindex".format(**world.theirs.ids), params={"wait": True})
     theirs = await world.other.http.get(path.format(**world.theirs.ids), params={"limit": 1})
     assert theirs.json()["next_cursor"] is not None

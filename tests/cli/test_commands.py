@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from app.cli import models
@@ -117,6 +118,24 @@ def test_a_new_key_takes_over_and_doctor_sees_where_it_did_not(
     mcp.requests.clear()
     command("server", "reindex", "sealed", "--user", "eve")
     assert {request.headers["x-token"] for request in mcp.requests} == {"canary"}
+
+
+def test_selections_from_a_terminal_are_a_file_for_eval(
+    command: Command, database: str, mcp: FakeMcpServer, tmp_path: Path
+) -> None:
+    command("key", "create", "--user", "sue")
+    mcp.tools = [tool("read_file", "Read a text file from the disk.")]
+    command("server", "add", "things", mcp.url, "--user", "sue")
+    assert command("selections", "export", "--user", "sue") == ""
+    choice = {"tool_key": "a", "server_name": "things", "name": "read_file", "source": "semantic"}
+    tools = json.dumps([choice | {"similarity": 0.8, "score": 1.0}])
+    statement = "INSERT INTO selections VALUES ('sue', 'one', now(), 'read a text file', %s, 'hybrid', NULL, false)"
+    with psycopg.connect(database, autocommit=True) as owner:
+        owner.execute(statement, (tools,))
+    exported = tmp_path / "exported.jsonl"
+    exported.write_text(command("selections", "export", "--user", "sue"))
+    assert json.loads(exported.read_text())["tools"] == ["things.read_file"]
+    assert "1 messages" in command("eval", str(exported), "--user", "sue")
 
 
 def test_a_models_life_from_a_terminal(

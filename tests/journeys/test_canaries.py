@@ -1,6 +1,7 @@
 """What users entrust to us goes where it belongs and nowhere else: not into logs, other servers, metrics or a dump."""
 
 import base64
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,9 @@ CLIENT_HEADER = "canary-of-a-client-header-88d2"
 ARGUMENT = "canary-of-an-argument-51aa"
 RESULT = "canary-of-a-result-c07e"
 MESSAGE = "canary-of-a-message-4d4d"
-ALL = [CREDENTIAL, CLIENT_HEADER, ARGUMENT, RESULT, MESSAGE]
+KEPT_MESSAGE = "canary-of-a-message-that-is-to-be-kept-77b0"
+ALL = [CREDENTIAL, CLIENT_HEADER, ARGUMENT, RESULT, MESSAGE, KEPT_MESSAGE]
+WITH_A_LOG = "diarist"
 
 
 @dataclass
@@ -48,6 +51,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                     {"X-Canary": CLIENT_HEADER, "Cookie": f"c={CLIENT_HEADER}", "Baggage": CLIENT_HEADER}
                 )
                 live_through(world, http)
+            with service.admin(WITH_A_LOG) as http:
+                keep_a_log(http)
             yield world
 
 
@@ -66,6 +71,17 @@ def live_through(world: World, http: httpx.Client) -> None:
     spoil(world.trusted, http, keys["trusted.note"])
     http.post("/execute", json={"tool_key": keys["trusted.note"], "arguments": [ARGUMENT]})
     http.post("/execute", json={"tool_key": ARGUMENT, "arguments": {}})
+
+
+def keep_a_log(http: httpx.Client) -> None:
+    settings = {"settings": {"selection_log": True}}
+    http.patch(f"/users/{WITH_A_LOG}", json=settings).raise_for_status()
+    http.post("/discover", json={"query": KEPT_MESSAGE}).raise_for_status()
+    for _ in range(100):
+        if http.get("/selections").json()["items"]:
+            return
+        time.sleep(0.05)
+    raise AssertionError("what was to be kept is not there")
 
 
 def spoil(server: FakeMcpServer, http: httpx.Client, key: str) -> None:
@@ -138,13 +154,18 @@ def test_metrics_and_audit_hold_none(world: World) -> None:
 
 def test_a_dump_of_the_database_holds_none_in_the_clear(world: World) -> None:
     dump = whole_database(world.service.folder / "data")
-    assert USER in dump
-    assert traces_in(dump) == []
+    kept = dump.pop("selections")
+    everything = "\n".join(dump.values())
+    assert USER in everything
+    assert traces_in(everything) == []
+    # a message is kept of those alone who wish it, in the one table that is for it
+    assert traces_in(kept) == [KEPT_MESSAGE]
+    assert USER not in kept
 
 
-def whole_database(data_dir: Path) -> str:
+def whole_database(data_dir: Path) -> dict[str, str]:
     """Every row of every table, as the superuser sees it."""
     with psycopg.connect(EmbeddedPostgres(data_dir).url) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
-        rows = [connection.execute(f"SELECT t::text FROM {name} t".encode()).fetchall() for (name,) in tables]
-    return "\n".join(text for table in rows for (text,) in table)
+        rows = {name: connection.execute(f"SELECT t::text FROM {name} t".encode()).fetchall() for (name,) in tables}
+    return {name: "\n".join(text for (text,) in found) for name, found in rows.items()}
