@@ -10,7 +10,7 @@ THIRD_PARTY := tests/third_party/node_modules/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test programs suite proof check migrate doctor bench-load bench-relevance bench-console lock clean
+.PHONY: help run test programs suite proof check migrate doctor bench-load bench-relevance bench-console docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench-relevance: $(BENCH) ## how often the right tools are found, beside simpler
 
 bench-console: $(DEV) ## how long each page of the console takes, with 10,000 tools
 	$(BIN)/python -m bench.console
+
+docs: $(RUN) ## write docs/api.md from what the application says of itself
+	$(BIN)/python -m docs.generate
 
 lock: $(DEV) ## pin all dependencies anew, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml

@@ -1,4 +1,7 @@
-"""The ASGI application: `create_app` puts the doors in front of an open container."""
+"""The ASGI application: `create_app` puts the doors in front of an open container.
+
+`open_doors` are the doors alone, with nothing behind them: enough to tell what can be asked.
+"""
 
 from typing import Any
 
@@ -27,6 +30,7 @@ from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
 from app.api.intake import BoundedBody
 from app.console.door import add_console
 from app.mcp_server.endpoint import mcp_router
+from app.settings import Role
 from app.telemetry import RequestTelemetry
 from app.tracing import JoinedTraces
 from app.wiring import Container
@@ -60,17 +64,8 @@ _FOR_WEB_PAGES: dict[str, Any] = {
 
 
 def create_app(container: Container) -> FastAPI:
-    app = FastAPI(
-        title="Toolscout",
-        version=__version__,
-        description=_DESCRIPTION,
-        responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
-        openapi_url=None if container.settings.role == "worker" else "/openapi.json",
-    )
+    app = open_doors(container.settings.role)
     app.state.container = container
-    app.include_router(operations.router)
-    if container.settings.role != "worker":
-        _open_doors(app)
     add_error_handlers(app)
     # each one stands outside of those before it
     app.add_middleware(BoundedBody)
@@ -85,8 +80,20 @@ def create_app(container: Container) -> FastAPI:
     return app
 
 
-def _open_doors(app: FastAPI) -> None:
+def open_doors(role: Role = "all") -> FastAPI:
+    """A worker has none but those that ask how it fares."""
+    app = FastAPI(
+        title="Toolscout",
+        version=__version__,
+        description=_DESCRIPTION,
+        responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
+        openapi_url=None if role == "worker" else "/openapi.json",
+    )
+    app.include_router(operations.router)
+    if role == "worker":
+        return app
     for door in _DOORS:
         app.include_router(door.router)
     app.include_router(mcp_router())
     add_console(app)
+    return app

@@ -26,6 +26,9 @@ _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5}
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
+Role = Literal["all", "web", "worker"]
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="TOOLSCOUT_",
@@ -39,7 +42,7 @@ class Settings(BaseSettings):
     environment: Literal["development", "production"] = Field(
         "development", description="`production` refuses unsafe settings at the start"
     )
-    role: Literal["all", "web", "worker"] = Field(
+    role: Role = Field(
         "all",
         description="`web` answers and queues index runs for others to do; `worker` does them, and answers nothing but "
         "`/healthz`, `/readyz` and `/metrics`; `all` is both",

@@ -50,6 +50,7 @@ class CreatedKeyOut(KeyOut):
 
 @router.post("/users", status_code=201)
 async def create_user(body: NewUserBody, session: SystemSession, caller: Administering) -> UserOut:
+    """Needed only to give a user a name or a key beforehand: service and admin keys make those that they name."""
     user = await users.create_user(session, body.id, body.name)
     await audit.record(session, user.id, caller.actor, "user.create", user.id)
     return UserOut.model_validate(user)
@@ -57,16 +58,19 @@ async def create_user(body: NewUserBody, session: SystemSession, caller: Adminis
 
 @router.get("/users")
 async def list_users(session: SystemSession, page: Paged) -> Items[UserOut]:
+    """By id."""
     return items(await users.list_users(session, page), UserOut.model_validate)
 
 
 @router.get("/users/{user_id}")
 async def get_user(user_id: str, session: SystemSession) -> UserOut:
+    """With settings and the number of tools."""
     return UserOut.model_validate(await users.get_user(session, user_id))
 
 
 @router.patch("/users/{user_id}")
 async def change_user(user_id: str, body: UserChanges, container: Wired, caller: Administering) -> UserOut:
+    """Only the fields that are given; `settings` as a whole."""
     changes = given(body)
     if "settings" in changes:
         changes["settings"] = body.settings.model_dump(exclude_none=True)
@@ -78,6 +82,7 @@ async def change_user(user_id: str, body: UserChanges, container: Wired, caller:
 
 @router.delete("/users/{user_id}", status_code=204)
 async def delete_user(user_id: str, container: Wired, caller: Administering) -> Response:
+    """With all that the user has. What was done stays in the audit."""
     async with _forgetting(container) as session:
         await users.delete_user(session, user_id)
         await audit.record(session, user_id, caller.actor, "user.delete", user_id)
@@ -86,6 +91,7 @@ async def delete_user(user_id: str, container: Wired, caller: Administering) -> 
 
 @router.post("/keys", status_code=201)
 async def create_key(body: NewKeyBody, session: SystemSession, caller: Administering) -> CreatedKeyOut:
+    """The key is in this answer and never again."""
     wanted = keys.NewKey(body.kind, body.name, body.user_id, body.project_id, body.expires_at)
     key, secret = await keys.create_key(session, wanted)
     await audit.record(session, key.user_id, caller.actor, "key.create", key.id)
@@ -94,11 +100,13 @@ async def create_key(body: NewKeyBody, session: SystemSession, caller: Administe
 
 @router.get("/keys")
 async def list_keys(session: SystemSession, page: Paged) -> Items[KeyOut]:
+    """Without the keys themselves: their beginnings, and when they were last used."""
     return items(await keys.list_keys(session, page), KeyOut.model_validate)
 
 
 @router.delete("/keys/{key_id}", status_code=204)
 async def revoke_key(key_id: str, container: Wired, caller: Administering) -> Response:
+    """It ends within a second, on every replica."""
     if key_id == caller.key_id:
         raise InvalidInput("a key cannot revoke itself: use another admin key, so that nobody locks themselves out")
     async with _forgetting(container) as session:

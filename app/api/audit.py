@@ -59,14 +59,15 @@ async def list_events(
     reader: Reader,
     page: Paged,
     *,
-    action: Annotated[Text, Query(examples=["tool.execute"])] = None,
-    actor: Text = None,
+    action: Annotated[Text, Query(description="`tool.execute`, `server.reindex`, `server.create`, …")] = None,
+    actor: Annotated[Text, Query(description="the kind and the id of a key: `user:<id>`")] = None,
     target: Annotated[Text, Query(description="the id of a server, tool, key or user")] = None,
-    outcome: Annotated[Text, Query(examples=["succeeded"])] = None,
+    outcome: Annotated[Text, Query(description="`succeeded`, `tool_error`, a code or a cause")] = None,
     since: Moment | None = None,
     until: Moment | None = None,
 ) -> Items[EventOut]:
-    """Newest first. Executions, reindexing, and every change of servers, tools, keys and users."""
+    """Newest first. Executions, reindexing, and every change of servers, tools, keys and users; never arguments or
+    results. An admin key that names no user reads what concerns all of them."""
     session, user_id = reader
     wanted = EventFilter(action, actor, target, outcome, since, until)
     return items(await audit.list_events(session, user_id, wanted, page), EventOut.model_validate)

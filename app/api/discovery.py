@@ -25,17 +25,17 @@ from app.search.ranking import Strategy
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 
-class ToolOut(Output):
-    tool: dict[str, Any]
-    tool_key: str
+class SelectedOut(Output):
+    tool: dict[str, Any] = Field(description="as MCP has it")
+    tool_key: str = Field(description="its `id` in `/tools`")
     alias: str = Field(description="the tool's name in `definitions`")
     server_id: str | None
     server_name: str | None
-    similarity: float | None
-    score: float | None
-    source: Source
+    similarity: float | None = Field(description="the plain cosine")
+    score: float | None = Field(description="what ranks, 0 to 1")
+    source: Source = Field(description="`kept` and `core` were not searched for; `fallback`: the search failed")
     matched_tags: list[str]
-    tokens: int
+    tokens: int = Field(description="of its definition")
     flags: list[Flag] = Field(description="what a person should know of its definition")
     server_status: Status | None = Field(description="of the last contact with its server")
     explanation: dict[str, Any] | None = Field(
@@ -45,24 +45,24 @@ class ToolOut(Output):
 
 
 class TokensOut(Output):
-    selected: int
-    all: int
+    selected: int = Field(description="of the definitions in the answer")
+    all: int = Field(description="of all that were searched, and core tools")
     saved_percent: float
 
 
 class DiscoverOut(Output):
     discovery_id: str
-    tools: list[ToolOut]
+    tools: list[SelectedOut]
     definitions: list[dict[str, Any]] = Field(description="ready for the model, in the order of `tools`")
-    total_searched: int
+    total_searched: int = Field(description="tools that this caller may see")
     search_duration_ms: float
-    embedding_generated: bool
+    embedding_generated: bool = Field(description="false where the question's vector was remembered, or not needed")
     strategy: Strategy | None = Field(description="null where the project's `optimization` is")
-    degraded: bool
-    degraded_reason: str | None
-    no_match: bool
+    degraded: bool = Field(description="not searched as asked: by words alone, or not at all")
+    degraded_reason: str | None = Field(description="`embedder_…`, `search_failed` or `disabled`")
+    no_match: bool = Field(description="nothing fits: core tools alone")
     tokens: TokensOut
-    toolset_hash: str
+    toolset_hash: str = Field(description="of the definitions: the same tools, the same hash")
 
 
 class ReasonOut(Output):

@@ -27,7 +27,9 @@ Label = Annotated[str, StringConstraints(min_length=1, max_length=300)]
 
 class ItemBody(Input):
     id: Identifier | None = Field(None, description="its place in the list, counted from 1, unless given")
-    message: str | None = Field(None, max_length=200_000, examples=["open a bug about the login page"])
+    message: str | None = Field(
+        None, max_length=200_000, description="what a user would say", examples=["open a bug about the login page"]
+    )
     messages: list[dict[str, Any]] | None = Field(None, max_length=500, description="turns, instead of `message`")
     tools: list[Label] = Field(
         max_length=50,
@@ -48,9 +50,9 @@ class ItemBody(Input):
 
 
 class EvalBody(Input):
-    items: list[ItemBody] = Field(max_length=MAX_ITEMS)
-    limit: int = Field(DEFAULT_LIMIT, ge=1, le=50)
-    project_id: Identifier | None = None
+    items: list[ItemBody] = Field(max_length=MAX_ITEMS, description="messages, each with the tools that it needs")
+    limit: int = Field(DEFAULT_LIMIT, ge=1, le=50, description="of each answer")
+    project_id: Identifier | None = Field(None, description="only what this project sees")
     suggest: bool = Field(False, description="also tools that read alike, and those too poorly described to be found")
 
     @model_validator(mode="after")

@@ -64,11 +64,11 @@ class AnthropicCall(BaseModel):
 
 class ExecuteBody(Input):
     tool_key: Identifier | None = Field(None, description="from `POST /discover` or `GET /tools`")
-    arguments: dict[str, Any] | None = None
+    arguments: dict[str, Any] | None = Field(None, description="checked against the tool's input schema")
     tool_call: Annotated[OpenAICall | ResponsesCall | AnthropicCall, Field(discriminator="type")] | None = Field(
         None, description="instead of both: the model's own tool call, as OpenAI or Anthropic shape it"
     )
-    timeout_ms: int | None = Field(None, ge=1, le=_MAX_TIMEOUT_MS)
+    timeout_ms: int | None = Field(None, ge=1, le=_MAX_TIMEOUT_MS, description="null: TOOLSCOUT_CALL_TIMEOUT_S")
     project_id: Identifier | None = Field(None, description="only what this project sees")
 
     @model_validator(mode="after")

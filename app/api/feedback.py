@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from app.api.audit import Moment, Reader
 from app.api.intake import StrictRoute
@@ -17,9 +18,9 @@ router = APIRouter(tags=["usage"], route_class=StrictRoute)
 
 
 class FeedbackBody(Input):
-    discovery_id: Identifier
-    tool_key: Identifier
-    outcome: Outcome
+    discovery_id: Identifier = Field(description="of an answer of the last 30 days")
+    tool_key: Identifier = Field(description="any tool that the caller may see")
+    outcome: Outcome = Field(description="`called` where it is not known how it went")
 
 
 class FiguresOut(Output):
@@ -77,6 +78,7 @@ async def post_feedback(body: FeedbackBody, caller: Discovering, container: Wire
 async def get_stats(
     reader: Reader, since: Moment | None = None, until: Moment | None = None, step: Step = "hour"
 ) -> StatsOut:
-    """Discoveries over time (the last 24 hours, unless told otherwise), the most used tools, and those never found."""
+    """Discoveries over time (the last 24 hours, unless told otherwise; kept for 30 days), the most used tools, and
+    those never found. An admin key that names no user gets all users' sums, without tools."""
     session, user_id = reader
     return StatsOut.model_validate(await read_stats(session, user_id, Window.of(since, until, step)))

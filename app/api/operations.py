@@ -39,6 +39,7 @@ async def readyz(container: Wired) -> Readiness:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(container: Wired, authorization: Annotated[str, Header()] = "") -> Response:
+    """In Prometheus's text format; with `TOOLSCOUT_METRICS_KEY`, if one is set, as a bearer token."""
     wanted = container.settings.metrics_key
     if wanted is not None and not hmac.compare_digest(
         authorization.encode(), f"Bearer {wanted.get_secret_value()}".encode()

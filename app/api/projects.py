@@ -45,6 +45,7 @@ async def create_project(body: NewProjectBody, session: Session, tenant: Tenant,
 
 @router.get("/projects")
 async def list_projects(session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[ProjectOut]:
+    """By name, each with its rules."""
     found = await projects.list_projects(session, tenant.id, page)
     rules = await all_rules(session, tenant.id)
     shown = [_shown(project, rules.get(project.id, ())) for project in found.items]
@@ -53,6 +54,7 @@ async def list_projects(session: Session, tenant: Tenant, page: Paged, _: Readin
 
 @router.get("/projects/{project_id}")
 async def get_project(project_id: str, session: Session, tenant: Tenant, _: Reading) -> ProjectOut:
+    """With its rules."""
     project = await projects.get_project(session, tenant.id, project_id)
     return _shown(project, await rules_of(session, tenant.id, project_id))
 
@@ -61,6 +63,7 @@ async def get_project(project_id: str, session: Session, tenant: Tenant, _: Read
 async def change_project(
     project_id: str, body: ProjectChanges, session: Session, tenant: Tenant, caller: Writing
 ) -> ProjectOut:
+    """Only the fields that are given."""
     changes = given(body)
     rules = as_rules(changes.pop("rules")) if "rules" in changes else None
     project = await governing.update_project(session, tenant.id, project_id, changes, rules)

@@ -64,6 +64,7 @@ class PreviewOut(Output):
 
 @router.get("/rules")
 async def get_rules(session: Session, tenant: Tenant, _: Reading) -> RulesOut:
+    """In the order in which they are asked."""
     return RulesOut(rules=_shown(await rules_of(session, tenant.id)))
 
 

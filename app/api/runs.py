@@ -140,12 +140,14 @@ async def reindex_all(
 
 @router.get("/servers/{server_id}/runs")
 async def list_runs(server_id: str, session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[RunOut]:
+    """The newest first."""
     await servers.get_server(session, tenant.id, server_id)
     return items(await jobs.list_runs(session, tenant.id, server_id, page), show_run)
 
 
 @router.get("/runs/{run_id}")
 async def get_run(run_id: str, session: Session, tenant: Tenant, _: Reading) -> RunOut:
+    """How far it is, what it has counted and refused, and why it failed."""
     return show_run(await jobs.get_run(session, tenant.id, run_id))
 
 

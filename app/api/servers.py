@@ -52,11 +52,13 @@ async def create_server(body: NewServerBody, tenant: Tenant, container: Wired, c
 
 @router.get("/servers")
 async def list_servers(session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[ServerOut]:
+    """By name, each with its status, its last cause and how many tools it has."""
     return items(await servers.list_servers(session, tenant.id, page), ServerOut.model_validate)
 
 
 @router.get("/servers/{server_id}")
 async def get_server(server_id: str, session: Session, tenant: Tenant, _: Reading) -> ServerOut:
+    """What is known of it; of its headers the names alone."""
     return ServerOut.model_validate(await servers.get_server(session, tenant.id, server_id))
 
 
@@ -64,6 +66,7 @@ async def get_server(server_id: str, session: Session, tenant: Tenant, _: Readin
 async def change_server(
     server_id: str, body: ServerChanges, tenant: Tenant, container: Wired, caller: Writing
 ) -> ServerOut:
+    """Only the fields that are given. A new address or new headers: it is asked for its tools again."""
     after = await change_known_server(
         container.database, container.upstream, container.sealer, tenant.id, server_id, given(body), caller.actor
     )
@@ -75,6 +78,7 @@ async def change_server(
 async def delete_server(
     server_id: str, session: Session, tenant: Tenant, container: Wired, caller: Writing
 ) -> Response:
+    """With its tools and its runs."""
     await remove_server(session, tenant.id, server_id, container.settings.search_ann_above, caller.actor)
     container.upstream.forget(tenant.id, server_id)
     return Response(status_code=204)

@@ -104,6 +104,7 @@ async def list_tools(
     flag: Annotated[Flag | None, Query()] = None,
     project_id: ProjectId = None,
 ) -> Items[ToolOut]:
+    """By name; those that cannot be found are listed too, with the reason. A project's key sees its project's alone."""
     project = await _project(session, tenant.id, caller, project_id)
     wanted = ToolFilter(server_id, name, tag, enabled, visible, state, flag, project)
     return items(await tools.list_tools(session, tenant.id, container.model.id, wanted, page), ToolOut.model_validate)
@@ -111,6 +112,7 @@ async def list_tools(
 
 @router.get("/tools/{tool_id}")
 async def get_tool(tool_id: str, session: Session, tenant: Tenant, container: Wired, caller: Browsing) -> ToolOut:
+    """Its definition, whether it can be found and run, and who decided that."""
     project = caller.within(None)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id, project))
 
@@ -119,6 +121,7 @@ async def get_tool(tool_id: str, session: Session, tenant: Tenant, container: Wi
 async def change_tool(
     tool_id: str, body: ToolChanges, session: Session, tenant: Tenant, container: Wired, caller: Writing
 ) -> ToolOut:
+    """Enable, tag or pin it: only the fields that are given."""
     await tools.update_tool(session, tenant.id, tool_id, given(body))
     await audit.record(session, tenant.id, caller.actor, "tool.change", tool_id)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
@@ -166,6 +169,7 @@ async def _project(session: DatabaseSession, user_id: str, caller: Caller, named
 
 @router.get("/core-tools")
 async def get_core_tools(container: Wired, caller: Reading) -> CoreToolsOut:
+    """The user's own; an admin key that names no user gets everyone's."""
     owner = _owner(caller)
     async with container.database.transaction(owner) as session:
         return CoreToolsOut(tools=await core_tools.own_core_tools(session, owner))

@@ -12,31 +12,36 @@ from app.search.ranking import Strategy
 
 UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["alice"])]
 
+_UNLESS_ASKED = "of requests that name none, where no project does"
+_NAME = "for people"
+
 
 class UserSettings(Input):
-    strategy: Strategy | None = None
-    similarity_threshold: float | None = Field(None, ge=0, le=1)
-    limit: int | None = Field(None, ge=1, le=50)
+    strategy: Strategy | None = Field(None, description=_UNLESS_ASKED)
+    similarity_threshold: float | None = Field(None, ge=0, le=1, description=_UNLESS_ASKED)
+    limit: int | None = Field(None, ge=1, le=50, description=_UNLESS_ASKED)
     selection_log: bool | None = Field(None, description="keep messages and what was chosen for them, for a while")
 
 
 class NewUserBody(Input):
-    id: UserId
-    name: Name | None = None
+    id: UserId = Field(description="the chat backend's own")
+    name: Name | None = Field(None, description=_NAME)
 
 
 class UserChanges(Input):
-    name: Name | None = None
-    discovery_enabled: bool = True
-    settings: UserSettings = UserSettings()
+    name: Name | None = Field(None, description=_NAME)
+    discovery_enabled: bool = Field(True, description="false: every answer offers all tools, up to the limit")
+    settings: UserSettings = Field(UserSettings(), description="what discovery does where a request does not say")
 
 
 class NewKeyBody(Input):
-    kind: KeyKind
-    name: Name | None = None
-    user_id: UserId | None = None
+    kind: KeyKind = Field(description="`user` acts for one user, `service` and `admin` for the one in `X-User-Id`")
+    name: Name | None = Field(None, description=_NAME)
+    user_id: UserId | None = Field(None, description="whose, of a user key")
     project_id: Identifier | None = Field(None, description="the key sees and runs what this project shows, no more")
-    expires_at: datetime | None = Field(None, strict=False, examples=["2030-01-01T00:00:00Z"])
+    expires_at: datetime | None = Field(
+        None, strict=False, description="null: never", examples=["2030-01-01T00:00:00Z"]
+    )
 
     @field_validator("expires_at")
     @classmethod

@@ -14,7 +14,12 @@ Ids = Annotated[list[Identifier], Field(max_length=1_000)]
 
 
 class DiscoverBody(Input):
-    query: str | None = Field(None, max_length=200_000, examples=["search github for rust http servers"])
+    query: str | None = Field(
+        None,
+        max_length=200_000,
+        description="the message; beyond 4,000 characters its two ends are searched",
+        examples=["search github for rust http servers"],
+    )
     messages: list[dict[str, Any]] | None = Field(
         None, max_length=500, description="recent turns, OpenAI or Anthropic shaped, instead of `query`"
     )
@@ -22,17 +27,17 @@ class DiscoverBody(Input):
     similarity_threshold: float | None = Field(
         None, ge=0, le=1, description="decides alone on the cosine; null: the model's calibrated default"
     )
-    include_core_tools: bool = True
+    include_core_tools: bool = Field(True, description="native tools come with every answer")
     server_ids: Ids | None = Field(None, description="only these servers; unknown ids are ignored, `[]` means none")
     tags: Tags | None = Field(None, description="only tools with at least one of them; each match adds 0.2")
-    project_id: Identifier | None = None
-    strategy: Strategy | None = None
+    project_id: Identifier | None = Field(None, description="only what this project sees")
+    strategy: Strategy | None = Field(None, description="null: the project's, the user's, or `hybrid`")
     max_tokens: int | None = Field(None, ge=1, description="bounds the size of the definitions")
     keep: Annotated[list[Identifier], Field(max_length=200)] | None = Field(
         None, description="tool keys that the model was given before: they come first, in order"
     )
-    format: Format = "mcp"
-    explain: bool = False
+    format: Format = Field("mcp", description="the shape of `definitions`")
+    explain: bool = Field(False, description="adds to each tool why it ranks where it does")
 
     @model_validator(mode="after")
     def _something_to_search_for(self) -> "DiscoverBody":

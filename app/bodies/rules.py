@@ -31,7 +31,7 @@ Rules = Annotated[list[RuleBody], Field(max_length=200)]
 
 
 class RulesBody(Input):
-    rules: Rules
+    rules: Rules = Field(description="in order")
 
 
 class PreviewBody(RulesBody):

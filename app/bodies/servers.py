@@ -22,6 +22,13 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 
 HeaderValue = Annotated[str, StringConstraints(max_length=8_192, pattern=r"^[\x20-\x7e\t]*$")]
 ToolPermissions = Annotated[dict[Name, bool], Field(max_length=1_000)]
+_NAME = "unique among the user's servers; of a stdio server, its name in the operator's file"
+_URL = "where it answers: https, or what TOOLSCOUT_OUTBOUND_ALLOW lists; not for `stdio` and `push`"
+_DESCRIPTION = "what it is for; kept for people"
+_HEADERS = "sent with every request to it, such as its token; stored sealed, never shown again"
+_TAGS = "of all its tools"
+_ENABLED = "false: none of its tools can be found or run"
+_TRANSPORT = "`push`: its tools are sent by `PUT /servers/{server_id}/tools`"
 _PERMISSIONS = "which tools may be found and run, by name; `*` is for those that are not named; none: all"
 
 
@@ -44,13 +51,13 @@ class _ServerFields(Input):
 
 
 class NewServerBody(_ServerFields):
-    name: Name = Field(examples=["github"])
-    transport: Transport = Field(examples=["push"])
-    description: str = Field("", max_length=4_000)
-    url: str | None = Field(None, max_length=2_048)
-    headers: dict[str, HeaderValue] = Field({}, max_length=32, description="stored sealed, never shown again")
-    tags: Tags = []
-    enabled: bool = True
+    name: Name = Field(description=_NAME, examples=["github"])
+    transport: Transport = Field(description=_TRANSPORT, examples=["push"])
+    description: str = Field("", max_length=4_000, description=_DESCRIPTION)
+    url: str | None = Field(None, max_length=2_048, description=_URL)
+    headers: dict[str, HeaderValue] = Field({}, max_length=32, description=_HEADERS)
+    tags: Tags = Field([], description=_TAGS)
+    enabled: bool = Field(True, description=_ENABLED)
     tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)
 
     @model_validator(mode="after")
@@ -60,11 +67,11 @@ class NewServerBody(_ServerFields):
 
 
 class ServerChanges(_ServerFields):
-    name: Name = ""
-    description: str = Field("", max_length=4_000)
-    transport: Transport = "push"
-    url: str | None = Field(None, max_length=2_048)
-    headers: dict[str, HeaderValue] | None = Field(None, max_length=32)
-    tags: Tags = []
-    enabled: bool = True
+    name: Name = Field("", description=_NAME)
+    description: str = Field("", max_length=4_000, description=_DESCRIPTION)
+    transport: Transport = Field("push", description=_TRANSPORT)
+    url: str | None = Field(None, max_length=2_048, description=_URL)
+    headers: dict[str, HeaderValue] | None = Field(None, max_length=32, description=_HEADERS)
+    tags: Tags = Field([], description=_TAGS)
+    enabled: bool = Field(True, description=_ENABLED)
     tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)

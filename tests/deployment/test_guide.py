@@ -19,9 +19,9 @@ from app.sealing import Owner
 from app.wiring import open_container
 from tests.conftest import OpenService, make_settings, new_user, no_names, tool
 from tests.database.test_roles import as_superuser, owned, owner_in
+from tests.documents import DOCS
 from tests.indexing.by_hand import rows
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 GUIDE = (DOCS / "operations.md").read_text()
 SECURITY = (DOCS / "security.md").read_text()
 
@@ -165,16 +165,3 @@ def test_every_promise_is_shown_by_some_test() -> None:
     promises = [line for line in SECURITY.splitlines() if line.startswith("| **")]
     assert len(promises) == 16
     assert all("::test_" in promise for promise in promises)
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
-
-
-def test_settings_that_the_guides_name_exist() -> None:
-    named = set(re.findall(r"`(TOOLSCOUT_[A-Z_]+)(?:=\w+)?`", GUIDE + SECURITY))
-    known = set(re.findall(r"^\| `(TOOLSCOUT_\w+)`", (DOCS.parent / "README.md").read_text(), re.MULTILINE))
-    assert named
-    assert {name.removesuffix("_FILE") for name in named} <= known

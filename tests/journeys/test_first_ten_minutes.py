@@ -18,6 +18,7 @@ from app.database.embedded import EmbeddedPostgres
 from app.database.migrate import newest_revision
 from bench.service import Service, running_service
 from tests.conftest import tool
+from tests.documents import PAGES, README, name_of, run_as_a_reader, runnable
 
 DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": ""}
 FIRST = [
@@ -34,6 +35,15 @@ AMONG_SIBLINGS = [
     ("Move tomorrow's appointment with the auditors to 3 pm.", "calendar", "update_event"),
     ("How many orders did we ship last month? Count the rows in the orders table.", "database", "run_query"),
 ]
+TELLING = {
+    "README.md": r"  1  0\.\d+  weather\.get_forecast ",
+    "docs/backend.md": '"name":"search_repositories"',
+    "docs/evaluation.md": "hit@1",
+    "docs/mcp.md": "get_forecast",
+    "docs/operations.md": r"(?:^ok .*\n){4}",
+    "docs/visibility.md": '"was_visible":true',
+}
+"""What the commands of a page print, if they have done what the page says."""
 
 
 @pytest.fixture(scope="module")
@@ -100,16 +110,41 @@ def toolscout(service: Service, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def test_commands_work_beside_the_running_service(demo: Service) -> None:
-    asked = toolscout(demo, "discover", "will it rain tomorrow?")
-    assert asked.returncode == 0, asked.stderr
-    assert "weather.get_forecast" in asked.stdout.splitlines()[0]
     made = toolscout(demo, "key", "create", "--user", "carol", "--days", "1")
     with httpx.Client(base_url=demo.url, headers={"X-API-Key": made.stdout.strip()}) as carol:
         assert carol.get("/servers").json() == {"items": [], "next_cursor": None}
-    examined = toolscout(demo, "doctor")
-    assert examined.returncode == 0, examined.stdout
-    assert examined.stdout.count("ok") == 4
     assert str(newest_revision()) in toolscout(demo, "migrate").stdout
+
+
+def read_along(service: Service, folder: Path, commands: str) -> subprocess.CompletedProcess[str]:
+    """With the keys that the greeting shows, and the service's own data folder for commands."""
+    keys = {kind: key for key, kind in re.findall(r"(ts_(admin|user)_[\w-]+)", greeting(service))}
+    variables = {"KEY": keys["user"], "ADMIN_KEY": keys["admin"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
+    return run_as_a_reader(commands, folder, service.port, variables)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page.read_text())], ids=name_of)
+def test_the_commands_of_a_page_that_are_marked_runnable_run(demo: Service, tmp_path: Path, page: Path) -> None:
+    done = read_along(demo, tmp_path, runnable(page.read_text()))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(TELLING[name_of(page)], done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_command_that_is_refused_would_be_noticed(demo: Service, tmp_path: Path) -> None:
+    asked = "curl -s http://127.0.0.1:8000/tools -H"
+    assert read_along(demo, tmp_path, f'{asked} "Authorization: Bearer $KEY"').returncode == 0
+    assert read_along(demo, tmp_path, f'{asked} "Authorization: Bearer nobody"').returncode != 0
+
+
+def test_the_first_answer_of_the_readme_is_the_real_one(demo: Service, tmp_path: Path) -> None:
+    text = README.read_text()
+    documented = re.findall(r'"(\w+)":', text.partition("```json\n")[2].partition("```")[0])
+    answered = read_along(demo, tmp_path, runnable(text).partition("\n.venv")[0]).stdout
+    assert len(documented) > 25
+    assert set(documented) <= set(re.findall(r'"(\w+)":', answered))
+    for figure in ('"total_searched": 62', '"all": 10121', '"saved_percent": 97.2', '"alias": "get_forecast"'):
+        assert figure in text
+        assert figure.replace(": ", ":") in answered
 
 
 def test_a_second_service_on_the_same_folder_is_refused_with_the_reason(demo: Service) -> None:
