@@ -41,8 +41,8 @@ class SearchBody(Input):
         examples=[["create a calendar event"]],
     )
     context: Phrase | None = Field(None, description="what it is about")
-    tools: list[SentToolBody] = Field(max_length=MAX_TOOLS)
-    max_results: int | None = Field(None, ge=1, le=50)
+    tools: list[SentToolBody] = Field(max_length=MAX_TOOLS, description="what is searched; none of it is stored")
+    max_results: int | None = Field(None, ge=1, le=50, description="how many at most, of all queries together")
 
     @model_validator(mode="after")
     def _something_to_search_for(self) -> "SearchBody":
