@@ -23,7 +23,7 @@ async def test_successes_of_one_half_help_the_other_within_bounds(container: Con
     assert 0 < simulation.largest_change <= PRIOR_MOST + 1e-6
     assert simulation.within_bounds
     assert simulation.moved == ENOUGH
-    assert "within 0.05" in shown(simulation)
+    assert f"within {PRIOR_MOST:g}" in shown(simulation)
 
 
 async def test_too_few_successes_change_nothing(container: Container) -> None:
