@@ -1,5 +1,6 @@
 """What may be asked of a discovery."""
 
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -7,7 +8,7 @@ from pydantic import Field, model_validator
 from app.bodies.shapes import Identifier, Input, Tags
 from app.discovery.asking import Wishes
 from app.discovery.wire import Format
-from app.search.query import read_query
+from app.search.query import Query, read_query
 from app.search.ranking import Strategy
 
 Ids = Annotated[list[Identifier], Field(max_length=1_000)]
@@ -43,13 +44,17 @@ class DiscoverBody(Input):
     def _something_to_search_for(self) -> "DiscoverBody":
         if (self.query is None) == (self.messages is None):
             raise ValueError("give either `query` or `messages`")
-        if not read_query(self.query, self.messages).said:
+        if not self._read.said:
             raise ValueError("there is no text to search for")
         return self
 
+    @cached_property
+    def _read(self) -> Query:
+        return read_query(self.query, self.messages)
+
     def wishes(self) -> Wishes:
         return Wishes(
-            query=read_query(self.query, self.messages),
+            query=self._read,
             project_id=self.project_id,
             server_ids=self.server_ids,
             tags=self.tags,

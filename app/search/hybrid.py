@@ -29,7 +29,6 @@ from app.search.ranking import (
     is_named,
     matched_tags,
     nothing_fits,
-    query_terms,
     rank,
     scale_of,
 )
@@ -124,12 +123,11 @@ class HybridSearch:
     ) -> Found:
         """Without vectors it is a search by words. `ann` says that the user is large enough for HNSW. Without a limit
         it is the whole ranking of all that passes."""
-        places = query_terms(question)
-        counts = await self._lexicon.counts(session, scope, places[0])
+        counts = await self._lexicon.counts(session, scope, question.places[0])
         rows = await self._rows(session, scope, question, counts, vectors, limit=limit, ann=ann)
         if rows and rows[0][0] != counts.version:
             # the catalogue has changed since the terms were counted
-            counts = await self._lexicon.recount(session, scope, places[0])
+            counts = await self._lexicon.recount(session, scope, question.places[0])
             rows = await self._rows(session, scope, question, counts, vectors, limit=limit, ann=ann)
         candidates = [_candidate(row) for row in rows if row[2] is not None]
         scale = _scale(question, counts)
@@ -142,7 +140,7 @@ class HybridSearch:
         self, session: Session, scope: Scope, question: Question, vectors: _Vectors, tool_ids: Sequence[str]
     ) -> dict[str, Evidence]:
         """Of those that are visible, by id. A look at every tool, always exact: nobody explains every message."""
-        places = query_terms(question)[:1]
+        places = question.places[:1]
         counts = await self._lexicon.recount(session, scope, places[0])
         parameters = scope.parameters() | _asked(counts, places, vectors) | {"tool_ids": list(tool_ids)}
         rows = await session.rows(_explained(), parameters)
@@ -159,7 +157,7 @@ class HybridSearch:
         limit: int | None,
         ann: bool,
     ) -> _Rows:
-        places = query_terms(question)
+        places = question.places
         parameters = scope.parameters() | _asked(counts, places, vectors) | _weighed(question, counts)
         parameters["pool"] = None if limit is None else max(POOL, limit)
         if ann and vectors is not None and limit is not None:
@@ -180,7 +178,7 @@ def _asked(counts: Counts, places: Sequence[Sequence[int]], vectors: _Vectors) -
 
 
 def _scale(question: Question, counts: Counts) -> Scale:
-    return scale_of(question, [counts.most(terms) for terms in query_terms(question)])
+    return scale_of(question, [counts.most(terms) for terms in question.places])
 
 
 def _weighed(question: Question, counts: Counts) -> dict[str, Any]:

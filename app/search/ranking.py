@@ -12,6 +12,7 @@ of candidates the sum is level or ahead on all of them, and needs no pool.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from operator import itemgetter
 from typing import Literal, NamedTuple
@@ -80,6 +81,15 @@ class Question:
     def least_similarity(self) -> float:
         return self.calibration.threshold if self.threshold is None else self.threshold
 
+    @cached_property
+    def places(self) -> Sequence[Sequence[int]]:
+        """Where the terms of the query stand, and those of each aim."""
+        if self.strategy == "semantic":
+            return [() for _ in self.query.texts]
+        whole = query_places(self.query.whole)
+        known = set(whole)
+        return [whole, *([place for place in query_places(aim) if place in known] for aim in self.query.aims)]
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -104,15 +114,6 @@ class Scale:
 
     def of_aim(self, candidate: Candidate, aim: int) -> float:
         return self.evidence(candidate.similarities[aim], candidate.bm25s[aim], self.words[aim])
-
-
-def query_terms(question: Question) -> list[list[int]]:
-    """Where the terms of the query stand, and those of each aim."""
-    if question.strategy == "semantic":
-        return [[] for _ in question.query.texts]
-    whole = query_places(question.query.whole)
-    known = set(whole)
-    return [whole, *([place for place in query_places(aim) if place in known] for aim in question.query.aims)]
 
 
 def scale_of(question: Question, most_bm25: Sequence[float]) -> Scale:

@@ -27,7 +27,6 @@ from app.search.ranking import (
     is_named,
     nothing_fits,
     passes,
-    query_terms,
     rank,
     scale_of,
 )
@@ -125,7 +124,7 @@ class HeldTools:
 
     def _bm25(self, question: Question) -> tuple[_Floats, list[float]]:
         """One column for each of the query's texts, and the most that each could score."""
-        texts = query_terms(question)
+        texts = question.places
         columns = np.sort(np.array(texts[0], np.int64))
         asked = np.isin(self._places, columns)
         matrix = np.zeros((len(self.tools), len(columns)), np.float32)
