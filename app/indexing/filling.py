@@ -56,13 +56,14 @@ async def missing_vectors(indexer: Indexer, model: str) -> tuple[int, int]:
 
 async def fill(indexer: Indexer, kept: KeptModel, told: Told) -> Sequence[str]:
     """Every server that lacks something, once. What could not be done, in words."""
+    missing, total = await missing_vectors(indexer, kept.model.id)
     async with indexer.database.system_transaction() as session:
         servers = await session.rows(_SERVERS, {"model": kept.model.id})
-    warnings: list[str] = []
+    done, warnings = total - missing, list[str]()
     for group in _in_groups(servers):
-        warnings += await _fill_together(indexer, kept, group)
-        missing, total = await missing_vectors(indexer, kept.model.id)
-        told(total - missing, total)
+        written, unable = await _fill_together(indexer, kept, group)
+        done, warnings = done + written, [*warnings, *unable]
+        told(min(done, total), total)
     return warnings
 
 
@@ -71,8 +72,11 @@ def _in_groups(servers: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[st
         yield servers[start : start + _SERVERS_AT_ONCE]
 
 
-async def _fill_together(indexer: Indexer, kept: KeptModel, servers: Sequence[tuple[str, str]]) -> list[str]:
-    """Embedded together, since a server has fewer tools than an embedder takes at once; written one by one."""
+async def _fill_together(
+    indexer: Indexer, kept: KeptModel, servers: Sequence[tuple[str, str]]
+) -> tuple[int, Sequence[str]]:
+    """Embedded together, since a server has fewer tools than an embedder takes at once; written one by one. How many
+    vectors there were to write, and what could not be done."""
     found = [await _planned(indexer, kept, user_id, server_id) for user_id, server_id in servers]
     plans = [plan for plan in found if plan is not None]
     wanted = [tool for plan in plans for tool in plan.share.plan.wanted]
@@ -83,7 +87,7 @@ async def _fill_together(indexer: Indexer, kept: KeptModel, servers: Sequence[tu
     for plan in plans:
         own = {tool.tool_id: vectors[tool.tool_id] for tool in plan.share.plan.wanted if tool.tool_id in vectors}
         await _write(indexer, replace(plan, share=replace(plan.share, vectors=own)))
-    return embedding.warnings
+    return len(vectors), embedding.warnings
 
 
 async def _tell_nobody(_left: int) -> None: ...

@@ -143,6 +143,7 @@ async def find_and_praise(container: Container, user: TestUser, query: str) -> s
     assert (await http.post("/feedback", json=body)).status_code == 204
     await container.tally.write()
     await container.selections.write()
+    await want_selections(container, user.id, wanted=False)  # what tests make them say is not to be found there
     return str(found["discovery_id"])
 
 

@@ -23,9 +23,13 @@ def database(postgres: EmbeddedPostgres) -> str:
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
+    loggers = [root, *map(logging.getLogger, ("toolscout", "uvicorn"))]
+    levels = [logger.level for logger in loggers]
     yield
-    root.handlers, root.level = handlers, level
+    root.handlers = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture

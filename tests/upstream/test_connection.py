@@ -714,6 +714,7 @@ async def test_what_cannot_be_read_is_not_logged(streamable: FakeMcpServer, capl
         status(500, CANARY, {"X-Canary": CANARY}),
     ]
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "toolscout")
     async with reaching(streamable) as upstream:
         where = endpoint(streamable, headers={"Authorization": f"Bearer {CANARY}"})
         for answer in rubbish:
