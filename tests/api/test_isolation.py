@@ -354,10 +354,13 @@ async def test_labels_of_an_evaluation_mean_ones_own_tools_alone(world: World) -
         assert [each["label"] for each in body["unknown_labels"]] in ([], labels)
         return body
 
-    foreign, missing, own = [await evaluated(each) for each in (world.theirs, belongings_of_nobody(), world.mine)]
+    nobodys = belongings_of_nobody()
+    # twice: what another test has queued may change my own tools meanwhile
+    asked = (nobodys, world.theirs, nobodys, world.mine)
+    missing, foreign, again, own = [await evaluated(each) for each in asked]
     assert len(foreign["unknown_labels"]) == len(missing["unknown_labels"]) == 3
     for part in ("answers", "misses", "suggestions"):
-        assert foreign[part] == missing[part]
+        assert foreign[part] in (missing[part], again[part])
         assert not traces_in(str(foreign[part]), world.theirs)
     assert own["unknown_labels"] == []
     assert own["measures"]["recall_at_10"] == 1
