@@ -214,9 +214,15 @@ def _shapes(shapes: Shapes) -> str:
     return "## Shapes\n\n" + "\n".join(_shape(key, shape) for key, shape in shapes.items())
 
 
+def _must(field: Field, sent: bool) -> str:
+    return ", **required**" if sent and field.required else ""
+
+
 def _shape(key: str, shape: Schema) -> str:
     told = f"{' '.join(shape['description'].split())}\n\n" if "description" in shape else ""
-    rows = [(f"`{each.name}`", kind_of(each.shape), each.meaning) for each in fields_of(shape)]
+    # what is sent may lack a field; what is answered has them all
+    sent = not key.endswith("Out")
+    rows = [(f"`{each.name}`", kind_of(each.shape) + _must(each, sent), each.meaning) for each in fields_of(shape)]
     return f"### {key}\n\n{told}{_TABLE}{_rows(rows)}"
 
 

@@ -166,7 +166,7 @@ async def test_vectors_of_a_local_pack_that_is_not_there_are_not_compared_with_o
 
 
 async def test_an_endpoint_needs_an_address_or_a_key(fresh_database: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="needs OPENAI_API_KEY or OPENAI_BASE_URL"):
+    with pytest.raises(ConfigurationError, match="needs OPENAI_API_KEY or "):
         async with open_container(make_settings(tmp_path, embedding_provider="openai"), fresh_database):
             pass
 

@@ -24,7 +24,9 @@ class DiscoverBody(Input):
     messages: list[dict[str, Any]] | None = Field(
         None, max_length=500, description="recent turns, OpenAI or Anthropic shaped, instead of `query`"
     )
-    limit: int | None = Field(None, ge=1, le=50, description="the search's top k")
+    limit: int | None = Field(
+        None, ge=1, le=50, description="the search's top k; null: the project's, the user's, or 8"
+    )
     similarity_threshold: float | None = Field(
         None, ge=0, le=1, description="decides alone on the cosine; null: the model's calibrated default"
     )

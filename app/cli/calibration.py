@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from app.cli.evaluation import Telling, read_items
 from app.cli.opening import ACTOR, add_user_option, opened_with_url
 from app.demo.seed import catalogue
 from app.embeddings.calibration import Calibration
+from app.errors import InvalidInput
 from app.evaluation.calibrate import (
     Fit,
     calibrate,
@@ -20,12 +22,14 @@ from app.evaluation.calibrate import (
     tools_of_user,
 )
 from app.evaluation.fitting import Shares
+from app.evaluation.labelled import Labelled
 from app.protocol import Json
 from app.search.stateless import HeldTools
 from app.settings import Settings
 from app.stateless.reading import SentTool
 from app.wiring import Container, keep_calibration
 
+_ENOUGH = 50
 _NOTICED = "services that are running notice it within a second"
 
 
@@ -45,6 +49,8 @@ def add_calibration_command(commands: Any) -> None:
 
 async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
     items = shipped_labelled() if options.file is None else read_items(options.file)
+    if not options.dry_run:
+        _check_enough(items)
     async with opened_with_url(settings) as (container, url):
         if options.reset:
             await _keep(container, url, None)
@@ -55,10 +61,22 @@ async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
         fit = await calibrate(container.list_searcher, tools, items, shipped_messages(), telling.tell)
         telling.end()
         _print(fit)
-        if not options.dry_run:
+        if options.dry_run:
+            print("nothing was stored")
+        else:
             await _keep(container, url, fit.calibration)
             print(f"stored with {container.model.id}; {_NOTICED}")
     return 0
+
+
+def _check_enough(items: Sequence[Labelled]) -> None:
+    """A few would fit anything, and everybody's search goes by it."""
+    needing = sum(bool(item.tools) for item in items)
+    if needing < _ENOUGH:
+        raise InvalidInput(
+            f"{needing} messages that need a tool are too few to fit to: give at least {_ENOUGH}, "
+            "or look at what they would change with --dry-run"
+        )
 
 
 async def _tools(container: Container, options: argparse.Namespace) -> HeldTools:

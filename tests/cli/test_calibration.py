@@ -58,20 +58,25 @@ def test_ones_own_messages_are_about_ones_own_tools(
     mcp.tools = [tool("get_forecast", "Weather forecast for a city."), tool("read_file", "Read a text file.")]
     command("server", "add", "things", mcp.url, "--user", "lin")
     labelled = tmp_path / "labelled.jsonl"
-    labelled.write_text(
-        """{"message": "weather forecast for Oslo", "tools": ["things.get_forecast"]}
+    few = """{"message": "weather forecast for Oslo", "tools": ["things.get_forecast"]}
         {"message": "read a text file", "tools": ["read_file"]}
         {"message": "fly to the moon", "tools": ["no_such_tool"], "id": "moon"}"""
-    )
+    labelled.write_text(few)
+    assert "too few to fit to" in command("calibrate", str(labelled), "--user", "lin", status=1)
+    assert "nothing was stored" in command("calibrate", str(labelled), "--user", "lin", "--dry-run")
+    assert stored(database) == UNCALIBRATED
+
+    cities = (f'{{"message": "weather forecast for city {n}", "tools": ["get_forecast"]}}' for n in range(48))
+    labelled.write_text("\n".join([few, *cities]))
     told = command("calibrate", str(labelled), "--user", "lin")
     assert "left out, since the tools that they name are not there: moon" in told
-    assert "2 messages that need one of 2 tools, 800 that need none" in told
+    assert "50 messages that need one of 2 tools, 800 that need none" in told
     assert shares(told, "after")[0] == 0
     assert stored(database) != UNCALIBRATED
     assert "get_forecast" in command("discover", "weather forecast for Rome", "--user", "lin")
 
     labelled.write_text('{"message": "fly to the moon", "tools": ["no_such_tool"]}')
-    refused = command("calibrate", str(labelled), "--user", "lin", status=1)
+    refused = command("calibrate", str(labelled), "--user", "lin", "--dry-run", status=1)
     assert "none of the messages needs a tool of this catalogue" in refused
 
 
