@@ -30,7 +30,8 @@ USER = "user-0"
 VERBS = ["create", "list", "get", "update", "delete", "search", "export", "archive", "share", "watch"]
 THINGS = ["invoice", "ticket", "branch", "calendar event", "contact"]
 PRODUCTS = ["acorn", "birch", "cedar", "dahlia", "elder", "fern", "gorse", "hazel", "iris", "juniper"]
-MESSAGE = "please search the tickets about the broken login in cedar and share the newest one"
+MESSAGE = "please search the tickets about the broken login in cedar that came in last week"
+TWO_WISHES = "please search the tickets about the broken login in cedar and share the newest one"
 
 COPY_USER = "INSERT INTO users (id, tool_count) SELECT 'user-' || n, 500 FROM generate_series(1, %(last)s) n"
 COPY_ROWS = """
@@ -124,6 +125,10 @@ def cached_requests() -> Iterator[bytes]:
     return itertools.repeat(discover_request(MESSAGE))
 
 
+def two_wishes_requests() -> Iterator[bytes]:
+    return itertools.repeat(discover_request(TWO_WISHES))
+
+
 def uncached_requests() -> Iterator[bytes]:
     start = time.time_ns()
     return (discover_request(f"{MESSAGE} number {start + n}") for n in itertools.count())
@@ -151,6 +156,7 @@ KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
     CACHED: cached_requests,
     OVER_MCP: mcp_requests,
     OVER_OLDER_MCP: older_mcp_requests,
+    "discover, two wishes, cached": two_wishes_requests,
     "discover, question new": uncached_requests,
 }
 
@@ -198,11 +204,11 @@ def allowing(*ports: int) -> dict[str, str]:
 
 def print_table(results: list[Result]) -> None:
     empty = {result.clients: result.rate for result in results if result.label == "empty"}
-    print(f"\n{'':28}{'clients':>8}{'req/s':>9}{'of empty':>10}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}")
+    print(f"\n{'':30}{'clients':>8}{'req/s':>9}{'of empty':>10}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}")
     for result in results:
         quantiles = "".join(f"{result.quantile(share):9.2f}" for share in (0.5, 0.95, 0.99))
         share = result.rate / empty[result.clients]
-        print(f"{result.label:28}{result.clients:8}{result.rate:9.0f}{share:10.2f}{quantiles}")
+        print(f"{result.label:30}{result.clients:8}{result.rate:9.0f}{share:10.2f}{quantiles}")
 
 
 def print_doors(results: list[Result]) -> None:

@@ -67,11 +67,9 @@ FROM ranked r JOIN mcp_tool_embeddings v ON v.user_id = %(user_id)s AND v.model 
 WHERE r.tool_id = ANY(%(tool_ids)s)
 """
 
-# the same as ranking.boost
-_BOOST = f"""
-    (least(prior, {PRIOR_MOST}) + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST} ELSE 0 END
-     + {TAG_BOOST} * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted)s::text[]))))
-"""
+# the same as ranking.boost; comparing tags takes longer than all the rest, and few requests name any
+_BOOST = f"least(prior, {PRIOR_MOST}) + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST} ELSE 0 END"
+_TAG_BOOST = f" + {TAG_BOOST} * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted)s::text[])))"
 
 _Rows = Sequence[tuple[Any, ...]]
 _Vectors = Sequence[Vector] | None
@@ -162,11 +160,12 @@ class HybridSearch:
         parameters["pool"] = None if limit is None else max(POOL, limit)
         if ann and vectors is not None and limit is not None:
             await session.rows(vector.HNSW_SETTINGS)
-            rows = await session.rows(_through_hnsw(scope.model, len(vectors[0]), len(places)), parameters)
+            statement = _through_hnsw(scope.model, len(vectors[0]), len(places), tagged=bool(question.tags))
+            rows = await session.rows(statement, parameters)
             if rows and rows[0][1] >= min(limit, counts.searched):
                 return rows
             # HNSW filters after it has looked: fewer rows than there are to find means that it lost some
-        return await session.rows(_exact(len(places)), parameters)
+        return await session.rows(_exact(len(places), tagged=bool(question.tags)), parameters)
 
 
 def _asked(counts: Counts, places: Sequence[Sequence[int]], vectors: _Vectors) -> dict[str, Any]:
@@ -203,7 +202,7 @@ def _scored(texts: int, joined: str = "") -> str:
     return _SCORED.format(evidence=evidence, joined=joined, visible=VISIBLE, tags=TAGS)
 
 
-def _statement(texts: int, joined: str = "") -> str:
+def _statement(texts: int, joined: str = "", *, tagged: bool) -> str:
     """The same as `Scale.fused`, and as `passes`."""
     above = "coalesce(similarity_{0}, %(unrelated)s) - %(unrelated)s"
     whole, *aims = (f"(%(meaning)s * ({above.format(text)}) + %(words_{text})s * bm25_{text})" for text in range(texts))
@@ -212,13 +211,13 @@ def _statement(texts: int, joined: str = "") -> str:
         columns=", ".join([f"similarity_{n}" for n in range(texts)] + [f"bm25_{n}" for n in range(texts)]),
         similarity=f"coalesce(greatest({', '.join(f'similarity_{n}' for n in range(texts))}), -1)",
         score=f"greatest({', '.join([whole, *(f'({whole} + {aim}) / 2' for aim in aims)])})",
-        boost=_BOOST,
+        boost=_BOOST + (_TAG_BOOST if tagged else ""),
     )
 
 
 @lru_cache(maxsize=16)
-def _exact(texts: int) -> str:
-    return _statement(texts)
+def _exact(texts: int, *, tagged: bool) -> str:
+    return _statement(texts, tagged=tagged)
 
 
 @lru_cache(maxsize=1)
@@ -227,8 +226,8 @@ def _explained() -> str:
 
 
 @lru_cache(maxsize=64)
-def _through_hnsw(model: str, dimension: int, texts: int) -> str:
-    return _statement(texts, vector.promising(model, dimension, texts))
+def _through_hnsw(model: str, dimension: int, texts: int, *, tagged: bool) -> str:
+    return _statement(texts, vector.promising(model, dimension, texts), tagged=tagged)
 
 
 def _candidate(row: tuple[Any, ...]) -> Candidate:

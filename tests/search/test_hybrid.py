@@ -117,7 +117,7 @@ async def test_a_user_above_the_line_is_searched_through_hnsw_with_the_same_answ
 
 async def test_the_hnsw_route_can_use_the_partial_index(large: tuple[Container, TestUser]) -> None:
     container, user = large
-    statement = hybrid._through_hnsw(container.model.id, container.model.dimension, 1)
+    statement = hybrid._through_hnsw(container.model.id, container.model.dimension, 1, tagged=False)
     vectors, nothing = [np.ones(container.model.dimension, np.float32)], Counts(0, 0, 0, {})
     asked = hybrid._asked(nothing, [[]], vectors) | hybrid._weighed(SEMANTIC, nothing)
     parameters = Scope(user.id, container.model.id).parameters() | asked | {"pool": 8}
