@@ -35,6 +35,7 @@ def shares(told: str, when: str) -> tuple[float, float]:
 
 
 def test_a_model_that_nobody_has_measured_learns_when_nothing_fits(command: Command, database: str) -> None:
+    command("calibrate", "--reset")
     told = command("calibrate", "--dry-run")
     assert "243 messages that need one of 62 tools, 45 that need none" in told
     assert stored(database) == UNCALIBRATED
@@ -54,6 +55,7 @@ def test_a_model_that_nobody_has_measured_learns_when_nothing_fits(command: Comm
 def test_ones_own_messages_are_about_ones_own_tools(
     command: Command, database: str, mcp: FakeMcpServer, tmp_path: Path
 ) -> None:
+    command("calibrate", "--reset")
     command("key", "create", "--user", "lin")
     mcp.tools = [tool("get_forecast", "Weather forecast for a city."), tool("read_file", "Read a text file.")]
     command("server", "add", "things", mcp.url, "--user", "lin")
@@ -73,7 +75,7 @@ def test_ones_own_messages_are_about_ones_own_tools(
     assert "50 messages that need one of 2 tools, 800 that need none" in told
     assert shares(told, "after")[0] <= 4.9
     assert stored(database) != UNCALIBRATED
-    assert "get_forecast" in command("discover", "weather forecast for Rome", "--user", "lin")
+    assert "get_forecast" in command("discover", "weather forecast for city 7", "--user", "lin")
 
     labelled.write_text('{"message": "fly to the moon", "tools": ["no_such_tool"]}')
     refused = command("calibrate", str(labelled), "--user", "lin", "--dry-run", status=1)

@@ -327,12 +327,18 @@ def test_a_folder_that_cannot_be_made_is_refused(scratch: Path) -> None:
         EmbeddedPostgres(scratch / "file" / "data").start()
 
 
-def test_an_ordinary_user_can_run_it() -> None:
+def test_an_ordinary_user_can_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     user = pwd.getpwnam("nobody") if AS_ROOT else pwd.getpwuid(os.geteuid())
     become: dict[str, Any] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if AS_ROOT else {}
     home = Path(tempfile.mkdtemp())  # not in the scratch folder, which belongs to root
     os.chown(home, user.pw_uid, user.pw_gid)
-    found_by = {"PYTHONPATH": os.pathsep.join(sys.path), "LD_LIBRARY_PATH": str(home / "lib")}
+    # both look for the socket there, also where the system's own folder for such things is closed to this user
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    found_by = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "LD_LIBRARY_PATH": str(home / "lib"),
+        "TMPDIR": str(home),
+    }
     server = EmbeddedPostgres(home / "data")
 
     python = python_for(become, home)
@@ -343,7 +349,7 @@ def test_an_ordinary_user_can_run_it() -> None:
         parent.kill()
         wait_until(lambda: has_ended(postgres))
 
-    shutil.rmtree(socket_dir)
+    assert Path(str(socket_dir)).parent == home
     shutil.rmtree(home)
 
 
