@@ -276,8 +276,8 @@ UserFactory = Callable[[], Awaitable[TestUser]]
 
 
 @asynccontextmanager
-async def new_user(container: Container) -> AsyncIterator[TestUser]:
-    user_id = f"user-{uuid.uuid4().hex[:12]}"
+async def new_user(container: Container, user_id: str | None = None) -> AsyncIterator[TestUser]:
+    user_id = user_id or f"user-{uuid.uuid4().hex[:12]}"
     async with client_of(container, Authorization=f"Bearer {ADMIN_KEY}") as administrator:
         await administrator.post("/users", json={"id": user_id})
         made = await administrator.post("/keys", json={"kind": "user", "user_id": user_id})

@@ -447,8 +447,11 @@ async def test_nothing_is_run_in_a_project_of_theirs(world: World) -> None:
 
 
 async def test_nothing_is_told_of_a_tool_of_theirs(world: World) -> None:
+    # one of its own: what was praised and found irrelevant is no example any more, and others look for mine
+    discovery_id = await find_and_praise(world.container, world.me, f"{world.mine.mark}_read")
+
     async def tell(tool_key: str) -> httpx.Response:
-        body = {"discovery_id": world.mine.ids["discovery_id"], "tool_key": tool_key, "outcome": "irrelevant"}
+        body = {"discovery_id": discovery_id, "tool_key": tool_key, "outcome": "irrelevant"}
         return await world.me.http.post("/feedback", json=body)
 
     before = await world.rows_of_the_other()

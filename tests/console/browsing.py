@@ -70,10 +70,21 @@ class Watched:
         await self.page.set_viewport_size({"width": DESK[0], "height": DESK[1]})
         await self.page.emulate_media(color_scheme="light")
 
+    async def measure(self, name: str) -> None:
+        """At a desk and on a phone: whether all of it is on the screen."""
+        for width, height in (DESK, PHONE):
+            await self.page.set_viewport_size({"width": width, "height": height})
+            if await _too_wide(self.page):
+                await self.page.screenshot(path=ARTIFACTS / f"{name}-{width}.png")
+                self.judged.append(f"{name}, {width}: wider than the screen")
+
 
 async def _faults(page: Page) -> list[str]:
     found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     serious = [fault for fault in found["violations"] if fault["impact"] in ("serious", "critical")]
     faults = [f"{fault['id']} {[node['html'][:100] for node in fault['nodes'][:3]]}" for fault in serious]
-    too_wide = await page.evaluate("document.documentElement.scrollWidth > innerWidth")
-    return [*faults, "wider than the screen"] if too_wide else faults
+    return [*faults, "wider than the screen"] if await _too_wide(page) else faults
+
+
+async def _too_wide(page: Page) -> bool:
+    return bool(await page.evaluate("document.documentElement.scrollWidth > innerWidth"))

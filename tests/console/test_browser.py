@@ -1,5 +1,6 @@
 """The console in a real browser: a first visit from the sign-in to the sign-out, and every page looked at."""
 
+import uuid
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
@@ -8,7 +9,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from app.wiring import Container
-from tests.conftest import ADMIN_KEY, TestUser, tool
+from tests.conftest import ADMIN_KEY, TestUser, new_user, tool
 from tests.console.browsing import ARTIFACTS, Watched, open_browser
 from tests.fakes.mcp_server import FakeMcpServer
 
@@ -123,7 +124,9 @@ async def test_every_other_page_of_a_user_is_fit_to_be_seen(
         "server-delete": f"/servers/{server_id}/delete",
         "tools": "/tools",
         "projects": "/projects",
+        "project-new": "/projects/new",
         "project": f"/projects/{project['id']}",
+        "project-delete": f"/projects/{project['id']}/delete",
         "activity": "/activity",
         "not-there": "/nowhere",
     }.items():
@@ -148,7 +151,59 @@ async def test_an_administrators_pages_are_fit_to_be_seen(
     await page.get_by_role("button", name="Make the key").click()
     await expect(page.locator("#secret")).to_contain_text("ts_user_")
     await watched.judge("key-made")
+    made = (await admin.get("/keys", params={"user_id": user.id})).json()["items"][0]
+    await page.goto(f"/console/keys/{made['id']}/revoke")
+    await watched.judge("key-revoke")
     assert (watched.complaints, watched.foreign, watched.judged) == ([], [], [])
+
+
+LONGEST = "W" * 128
+TAG = "W" * 64
+
+
+async def test_names_as_long_as_they_may_be_fit_on_every_page(container: Container, watched: Watched) -> None:
+    async with new_user(container, f"0{uuid.uuid4().hex}{LONGEST}"[:128]) as user:  # the first of all users
+        server_id = await user.add_tools(tool(LONGEST, LONGEST), server=LONGEST, tags=[TAG])
+        tool_id = (await user.tools())[LONGEST]["id"]
+        rules = [{"pattern": [LONGEST], "server": LONGEST, "tags": [TAG]}]
+        wanted = {"name": LONGEST, "rules": rules, "server_ids": [server_id]}
+        project = (await user.http.post("/projects", json=wanted)).json()
+        assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
+        await user.discover(LONGEST)
+        await container.tally.write()
+        page = watched.page
+        await sign_in(page, user.key)
+        for path in (
+            "overview",
+            "servers",
+            f"servers/{server_id}",
+            f"servers/{server_id}/change",
+            f"servers/{server_id}/delete",
+            "tools",
+            f"tools/{tool_id}",
+            "projects",
+            f"projects/{project['id']}",
+            f"projects/{project['id']}/delete",
+            "rules",
+            "try",
+            "activity",
+        ):
+            await page.goto(f"/console/{path}")
+            await watched.measure(path.replace("/", "-"))
+        await page.goto("/console/try")
+        await page.get_by_label("Message").fill(LONGEST)
+        await expect(page.locator(".ranked .name").first).to_have_text(LONGEST)
+        await watched.measure("try-answered")
+        await page.get_by_role("button", name="Sign out").click()
+        await sign_in(page, ADMIN_KEY)
+        for path in ("users", "keys", "activity", "overview"):
+            await page.goto(f"/console/{path}")
+            await watched.measure(f"all-{path}")
+        await page.goto("/console/users")
+        await page.get_by_role("button", name=f"Act for {user.id}").click()
+        await page.goto("/console/keys")
+        await watched.measure("acting-keys")
+    assert watched.judged == [], "\n".join(watched.judged)
 
 
 async def test_the_keyboard_alone_finds_the_content_and_leads_through_the_pages(
