@@ -86,7 +86,7 @@ class Session:
     async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         with self._errors_sorted():
             cursor = await self._driver.execute(statement, parameters)
-            return await cursor.fetchall() if cursor.description else []
+            return [] if cursor.rownumber is None else await cursor.fetchall()
 
     @contextmanager
     def _errors_sorted(self) -> Iterator[None]:

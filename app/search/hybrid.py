@@ -27,6 +27,7 @@ from app.search.ranking import (
     Question,
     Scale,
     is_named,
+    looked_at_again,
     matched_tags,
     nothing_fits,
     rank,
@@ -34,27 +35,24 @@ from app.search.ranking import (
 )
 from app.usage.prior import PRIOR_MOST
 
-POOL = 32
-"""How many of the best are looked at again, by what only `ranking.py` can tell."""
-
 _SCORED = """
     SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.prior, {evidence}
     FROM mcp_tool_embeddings v {joined}
     WHERE {visible}
 """
+# most messages name no tool, and to bring every name to lower case takes longer than to weigh the tools
+_NAMED = "cardinality(%(names)s::text[]) > 0 AND lower(v.tool_name) = ANY(%(names)s::text[]) AS named"
 
-_STATEMENT = """
-WITH scored AS MATERIALIZED ({scored})
-SELECT u.catalog_version, (SELECT count(*) FROM scored), best.*
+_BEST = """
+SELECT u.catalog_version, {weighed}, best.*
 FROM users u LEFT JOIN (
-    SELECT tool_id, server_name, tool_name, tags, prior, {columns} FROM scored
-    WHERE bm25_0 >= %(strong)s OR {similarity} >= %(least)s OR lower(tool_name) = ANY(%(names)s::text[])
-    ORDER BY lower(tool_name) = ANY(%(names)s::text[]) DESC, {score} + {boost} DESC, server_name, tool_name
+    SELECT tool_id, server_name, tool_name, tags, prior, {columns} FROM {rows}
+    WHERE bm25_0 >= %(strong)s OR {similarity} >= %(least)s OR named
+    ORDER BY named DESC, {score} + {boost} DESC, server_name, tool_name
     LIMIT %(pool)s
 ) best ON true
 WHERE u.id = %(user_id)s
 """
-
 _EVIDENCE = """
 WITH scored AS MATERIALIZED ({scored}),
 ranked AS (
@@ -157,7 +155,7 @@ class HybridSearch:
     ) -> _Rows:
         places = question.places
         parameters = scope.parameters() | _asked(counts, places, vectors) | _weighed(question, counts)
-        parameters["pool"] = None if limit is None else max(POOL, limit)
+        parameters["pool"] = None if limit is None else looked_at_again(question, limit)
         if ann and vectors is not None and limit is not None:
             await session.rows(vector.HNSW_SETTINGS)
             statement = _through_hnsw(scope.model, len(vectors[0]), len(places), tagged=bool(question.tags))
@@ -194,20 +192,20 @@ def _weighed(question: Question, counts: Counts) -> dict[str, Any]:
     }
 
 
-def _scored(texts: int, joined: str = "") -> str:
-    evidence = ", ".join(
-        f"{vector.similarity(text)} AS similarity_{text}, -(v.lexical <#> %(terms_{text})s::sparsevec) AS bm25_{text}"
-        for text in range(texts)
-    )
+def _scored(texts: int, *more: str, joined: str = "") -> str:
+    similarities = [f"{vector.similarity(text)} AS similarity_{text}" for text in range(texts)]
+    bm25s = [f"-(v.lexical <#> %(terms_{text})s::sparsevec) AS bm25_{text}" for text in range(texts)]
+    evidence = ", ".join([*similarities, *bm25s, *more])
     return _SCORED.format(evidence=evidence, joined=joined, visible=VISIBLE, tags=TAGS)
 
 
-def _statement(texts: int, joined: str = "", *, tagged: bool) -> str:
+def _best(texts: int, rows: str, weighed: str, *, tagged: bool) -> str:
     """The same as `Scale.fused`, and as `passes`."""
     above = "coalesce(similarity_{0}, %(unrelated)s) - %(unrelated)s"
     whole, *aims = (f"(%(meaning)s * ({above.format(text)}) + %(words_{text})s * bm25_{text})" for text in range(texts))
-    return _STATEMENT.format(
-        scored=_scored(texts, joined),
+    return _BEST.format(
+        weighed=weighed,
+        rows=rows,
         columns=", ".join([f"similarity_{n}" for n in range(texts)] + [f"bm25_{n}" for n in range(texts)]),
         similarity=f"coalesce(greatest({', '.join(f'similarity_{n}' for n in range(texts))}), -1)",
         score=f"greatest({', '.join([whole, *(f'({whole} + {aim}) / 2' for aim in aims)])})",
@@ -217,17 +215,21 @@ def _statement(texts: int, joined: str = "", *, tagged: bool) -> str:
 
 @lru_cache(maxsize=16)
 def _exact(texts: int, *, tagged: bool) -> str:
-    return _statement(texts, tagged=tagged)
+    """Each row is weighed once, before any other clause looks at it: nothing is moved across an OFFSET."""
+    return _best(texts, f"({_scored(texts, _NAMED)} OFFSET 0) scored", "NULL", tagged=tagged)
+
+
+@lru_cache(maxsize=64)
+def _through_hnsw(model: str, dimension: int, texts: int, *, tagged: bool) -> str:
+    """The rows that were found are counted as well, and so have to be kept."""
+    found = _scored(texts, _NAMED, joined=vector.promising(model, dimension, texts))
+    best = _best(texts, "scored", "(SELECT count(*) FROM scored)", tagged=tagged)
+    return f"WITH scored AS MATERIALIZED ({found}) {best}"
 
 
 @lru_cache(maxsize=1)
 def _explained() -> str:
     return _EVIDENCE.format(scored=_scored(1))
-
-
-@lru_cache(maxsize=64)
-def _through_hnsw(model: str, dimension: int, texts: int, *, tagged: bool) -> str:
-    return _statement(texts, vector.promising(model, dimension, texts), tagged=tagged)
 
 
 def _candidate(row: tuple[Any, ...]) -> Candidate:

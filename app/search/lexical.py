@@ -94,7 +94,7 @@ def _spelled(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _terms_of(word: str) -> Iterable[str]:
-    if (run := _UNSPACED.search(word)) is None:
+    if word.isascii() or (run := _UNSPACED.search(word)) is None:
         return (_stem(word),)
     return (word,) if len(run[0]) < 2 else ("".join(pair) for pair in pairwise(word))
 
@@ -108,6 +108,8 @@ def _stem(word: str) -> str:
 
 def _normal(text: str) -> str:
     """Without accents on Latin letters, since people leave them out."""
+    if text.isascii():
+        return text[:_MAX_CHARACTERS]
     bare = _ACCENTS.sub("", unicodedata.normalize("NFKD", text[:_MAX_CHARACTERS])[:_MAX_CHARACTERS])
     return unicodedata.normalize("NFKC", bare)
 
@@ -117,6 +119,8 @@ def _identifiers(normal: str) -> list[str]:
 
 
 def _parts(word: str) -> list[str]:
+    if word.isalpha() and word.islower():
+        return [word]
     numbered = _NUMBERED.fullmatch(word)
     split = _CAMEL.split(word) if numbered is None else list(numbered.groups())
     return split if len(split) == 1 else [*split, word]
@@ -146,7 +150,8 @@ def possible_names(text: str) -> list[str]:
 
 
 def _camel_words(normal: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(normal) if _CAMEL.search(word) or not word.isalpha()]
+    marked = (word for word in _WORD.findall(normal) if not (word.isalpha() and word.islower()))
+    return [word.lower() for word in marked if not word.isalpha() or _CAMEL.search(word)]
 
 
 def most_terms(dimension: int) -> int:

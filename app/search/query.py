@@ -122,6 +122,8 @@ def _aims(text: str) -> tuple[str, ...]:
     if len(text) > _LONGEST_WITH_AIMS:
         return ()
     parts = [part for sentence in _SENTENCE.split(text) for part in _NEXT_AIM.split(sentence)]
+    if len(parts) == 1:
+        return ()
     aims = [part.strip() for part in parts if len(set(terms(part))) > 1]
     return tuple(aims[:_MOST_AIMS]) if len(aims) > 1 else ()
 

@@ -32,6 +32,8 @@ CALLED_BOOST = 0.03
 """For a tool that the conversation has called lately."""
 STRONG_WORDS = 0.5
 """A tool found by words alone must match at least this share of the message's weight in words."""
+_MORE_THAN_WANTED = 8
+_OF_EACH_TEXT = 12
 _ANY_WORD = 1e-9
 _NEVER = 1e9
 _WITH_ONE_AIM = 2
@@ -102,18 +104,17 @@ class Scale:
     least: float
     strong: float
 
-    def evidence(self, similarity: float | None, bm25: float, words: float) -> float:
-        """What has no vector yet is as near as an unrelated tool would be."""
+    def evidence(self, candidate: Candidate, text: int) -> float:
+        """For the whole query (0), or for an aim. What has no vector yet is as near as an unrelated tool would be."""
+        similarity = candidate.similarities[text]
         above = 0.0 if similarity is None else similarity - self.unrelated
-        return self.meaning * above + words * bm25
+        return self.meaning * above + self.words[text] * candidate.bm25s[text]
 
     def fused(self, candidate: Candidate) -> float:
-        pairs = zip(candidate.similarities, candidate.bm25s, self.words, strict=True)
-        whole, *aims = (self.evidence(*each) for each in pairs)
-        return max(whole, *((whole + aim) / 2 for aim in aims)) if aims else whole
-
-    def of_aim(self, candidate: Candidate, aim: int) -> float:
-        return self.evidence(candidate.similarities[aim], candidate.bm25s[aim], self.words[aim])
+        best = whole = self.evidence(candidate, 0)
+        for aim in range(1, len(self.words)):
+            best = max(best, (whole + self.evidence(candidate, aim)) / 2)
+        return best
 
 
 def scale_of(question: Question, most_bm25: Sequence[float]) -> Scale:
@@ -132,9 +133,15 @@ def _both(calibration: Calibration, texts: int, least: float = _NEVER, strong: f
     return Scale(calibration.unrelated, 1 / calibration.span, [WORD_WEIGHT] * texts, least, strong)
 
 
+def looked_at_again(question: Question, limit: int) -> int:
+    """How many of the best are to be ranked: more than are wanted, since names and aims change their order."""
+    return max(limit + _MORE_THAN_WANTED, _OF_EACH_TEXT * len(question.query.texts))
+
+
 def passes(candidate: Candidate, scale: Scale) -> bool:
-    known = (similarity for similarity in candidate.similarities if similarity is not None)
-    return candidate.bm25s[0] >= scale.strong or max(known, default=-1.0) >= scale.least
+    if candidate.bm25s[0] >= scale.strong or scale.least <= -1:
+        return True
+    return any(similarity is not None and similarity >= scale.least for similarity in candidate.similarities)
 
 
 def rank(candidates: Iterable[Candidate], question: Question, scale: Scale, limit: int) -> list[Hit]:
@@ -162,7 +169,7 @@ def boost(candidate: Candidate, question: Question) -> float:
 def _chosen(ranked: Sequence[Candidate], scale: Scale, limit: int) -> set[str]:
     """The first `limit`; but of several aims each one's best tool takes the place of the last that is nobody's best."""
     aims = range(1, len(scale.words)) if ranked and len(scale.words) > _WITH_ONE_AIM else ()
-    best = dict.fromkeys(max(ranked, key=lambda each: scale.of_aim(each, aim)).tool_id for aim in aims)
+    best = dict.fromkeys(max(ranked, key=lambda each: scale.evidence(each, aim)).tool_id for aim in aims)
     others = (each.tool_id for each in ranked if each.tool_id not in best)
     return set(islice((*islice(best, limit), *others), limit))
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from pgvector import SparseVector
 
 from app.embeddings.base import Vector, Vectors
-from app.search.hybrid import POOL
 from app.search.lexical import matching_words, possible_names
 from app.search.lexicon import Counts
 from app.search.ranking import (
@@ -25,6 +24,7 @@ from app.search.ranking import (
     Scale,
     boost,
     is_named,
+    looked_at_again,
     nothing_fits,
     passes,
     rank,
@@ -89,7 +89,7 @@ class HeldTools:
         candidates, scale = self.candidates(question, vectors)
         if vectors is not None and nothing_fits(candidates, question, vectors[0]):
             return []
-        best = self._best(candidates, question, scale, max(POOL, limit))
+        best = self._best(candidates, question, scale, looked_at_again(question, limit))
         evidence = {candidate.tool_id: candidate for candidate in best}
         words = {tool.tool_id: tool.lexical for tool in self.tools if tool.tool_id in evidence}
         hits = rank(best, question, scale, limit)

@@ -1,7 +1,8 @@
 """Where cosines come from: exactly, by scanning one user's rows, or through HNSW for the few very large users.
 
-Exact by construction: the distance is computed in the select list of a materialized scan, so that no plan can answer
-it from an index. One HNSW index with a user filter looks right and silently loses answers.
+Exact by construction: the distance is computed in the select list of a scan of its own, which no other clause is moved
+into, so that no plan can answer it from an index. One HNSW index with a user filter looks right and silently loses
+answers.
 """
 
 import hashlib
