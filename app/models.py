@@ -22,6 +22,7 @@ from sqlalchemy import (
     MetaData,
     PrimaryKeyConstraint,
     Sequence,
+    SmallInteger,
     Table,
     Text,
     UniqueConstraint,
@@ -182,6 +183,8 @@ mcp_tool_embeddings = Table(
     _required("projects", ARRAY(BigInteger), "'{}'"),
     _required("project_tags", JSONB, "'{}'"),
     _required("ann", Boolean, "false"),
+    # what it does, see search/actions.py
+    _required("action", SmallInteger, "0"),
     # what its use so far adds to its score, see usage/prior.py
     _required("prior", REAL, "0"),
     PrimaryKeyConstraint("user_id", "model", "tool_id"),

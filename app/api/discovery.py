@@ -40,7 +40,7 @@ class SelectedOut(Output):
     server_status: Status | None = Field(description="of the last contact with its server")
     explanation: dict[str, Any] | None = Field(
         None,
-        description="with `explain`: cosine, BM25, the rank by each, tag boost, prior and matched words",
+        description="with `explain`: cosine, BM25, the rank by each, tag boost, action boost, prior and matched words",
     )
 
 

@@ -151,7 +151,7 @@ class Database:
             connection, driver = await self._begun(begin)
             try:
                 yield Session(connection, driver)
-                await driver.execute("COMMIT")
+                await driver.commit()
             finally:
                 await connection.close()  # the pool rolls back what did not get that far
         except _CONNECTION_LOST as error:

@@ -23,7 +23,7 @@ from app.stateless.search import ListSearcher, held_with_vectors
 
 _MESSAGES = files("app.evaluation") / "messages"
 _ROWS = f"""
-    SELECT v.tool_id, v.server_name, v.tool_name, v.lexical, v.embedding
+    SELECT v.tool_id, v.server_name, v.tool_name, v.lexical, v.action, v.embedding
     FROM mcp_tool_embeddings v WHERE {VISIBLE} ORDER BY v.tool_id
 """
 
@@ -62,8 +62,8 @@ async def tools_of_user(searcher: ListSearcher, user: User) -> HeldTools:
     scope = Scope(user.id, searcher.discoverer.model.id)
     async with searcher.discoverer.database.snapshot(user.id) as session:
         rows = await session.rows(_ROWS, scope.parameters())
-    vectors: list[Vector | None] = [None if row[4] is None else row[4].to_numpy() for row in rows]
-    return HeldTools.of([HeldTool(*row[:4]) for row in rows]).with_vectors(vectors)
+    vectors: list[Vector | None] = [None if row[5] is None else row[5].to_numpy() for row in rows]
+    return HeldTools.of([HeldTool(*row[:5]) for row in rows]).with_vectors(vectors)
 
 
 async def tools_in_memory(searcher: ListSearcher, tools: Sequence[SentTool]) -> HeldTools:

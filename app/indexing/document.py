@@ -9,8 +9,8 @@ from pgvector import SparseVector
 from app.protocol import ToolDefinition, canonical
 from app.search.lexical import Field, document_vector, most_terms, words
 
-# Part of every hash: raise it when the enriched text or its terms change, and every tool is indexed anew.
-ENRICHMENT_VERSION = 2
+# Part of every hash: raise it when the enriched text, its terms or its action change, and every tool is indexed anew.
+ENRICHMENT_VERSION = 3
 
 MAX_EMBEDDED_BYTES = 8_192
 _MAX_PARAMETERS = 64

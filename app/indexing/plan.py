@@ -12,6 +12,7 @@ from app.indexing import document
 from app.indexing.cleaning import Finding
 from app.indexing.listing import ListedTool
 from app.protocol import ToolDefinition
+from app.search.actions import Action, action_of_tool
 
 CountTokens = Callable[[str], int]
 
@@ -40,6 +41,7 @@ class ToolRow:
     index_hash: str
     enriched_description: str
     lexical: SparseVector
+    action: Action
     tokens: int
     findings: Sequence[Finding]
 
@@ -173,6 +175,7 @@ def _row(listed: ListedTool, index_hash: str, place: Place, count_tokens: CountT
         index_hash=index_hash,
         enriched_description=document.enriched_description(tool, place.server_name),
         lexical=document.lexical_vector(tool, place.server_name, place.dimension),
+        action=action_of_tool(tool.name, tool.description),
         tokens=definition_tokens(tool, count_tokens),
         findings=listed.findings,
     )

@@ -250,6 +250,7 @@ async def _write_index(session: Session, user_id: str, share: Share, decided: Ma
             "server_name": place.server_name,
             "tool_name": row.definition.name,
             "lexical": row.lexical,
+            "action": row.action,
             "tokens": row.tokens,
             **_stored(decided[row.tool_id]),
             "ann": ann,

@@ -17,6 +17,7 @@ from app.catalog.visibility import TAGS, VISIBLE, Scope
 from app.database.engine import Session
 from app.embeddings.base import Vector
 from app.search import vector
+from app.search.actions import KNOWN
 from app.search.lexical import matching_words, possible_names
 from app.search.lexicon import Counts, Lexicon
 from app.search.ranking import (
@@ -36,7 +37,7 @@ from app.search.ranking import (
 from app.usage.prior import PRIOR_MOST
 
 _SCORED = """
-    SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.prior, {evidence}
+    SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {evidence}
     FROM mcp_tool_embeddings v {joined}
     WHERE {visible}
 """
@@ -46,7 +47,7 @@ _NAMED = "cardinality(%(names)s::text[]) > 0 AND lower(v.tool_name) = ANY(%(name
 _BEST = """
 SELECT u.catalog_version, {weighed}, best.*
 FROM users u LEFT JOIN (
-    SELECT tool_id, server_name, tool_name, tags, prior, {columns} FROM {rows}
+    SELECT tool_id, server_name, tool_name, tags, action, prior, {columns} FROM {rows}
     WHERE bm25_0 >= %(strong)s OR {similarity} >= %(least)s OR named
     ORDER BY named DESC, {score} + {boost} DESC, server_name, tool_name
     LIMIT %(pool)s
@@ -60,13 +61,17 @@ ranked AS (
            row_number() OVER (ORDER BY bm25_0 DESC, server_name, tool_name) AS bm25_rank
     FROM scored
 )
-SELECT r.tool_id, r.tool_name, r.tags, r.similarity_0, r.cosine_rank, r.bm25_0, r.bm25_rank, r.prior, v.lexical
+SELECT r.tool_id, r.tool_name, r.tags, r.similarity_0, r.cosine_rank, r.bm25_0, r.bm25_rank, r.action, r.prior,
+       v.lexical
 FROM ranked r JOIN mcp_tool_embeddings v ON v.user_id = %(user_id)s AND v.model = %(model)s AND v.tool_id = r.tool_id
 WHERE r.tool_id = ANY(%(tool_ids)s)
 """
 
 # the same as ranking.boost; comparing tags takes longer than all the rest, and few requests name any
-_BOOST = f"least(prior, {PRIOR_MOST}) + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST} ELSE 0 END"
+_BOOST = f"""
+    coalesce((%(actions)s::real[])[action], 0) + least(prior, {PRIOR_MOST})
+    + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST} ELSE 0 END
+"""
 _TAG_BOOST = f" + {TAG_BOOST} * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted)s::text[])))"
 
 _Rows = Sequence[tuple[Any, ...]]
@@ -96,6 +101,7 @@ class Evidence:
     bm25: float
     bm25_rank: int | None
     tag_boost: float
+    action_boost: float
     prior: float
     matched_words: Sequence[str]
     named_in_message: bool
@@ -187,6 +193,7 @@ def _weighed(question: Question, counts: Counts) -> dict[str, Any]:
         "strong": scale.strong,
         "least": scale.least,
         "names": possible_names(question.query.said),
+        "actions": [question.action_boost(action) for action in KNOWN],
         "called": list(question.query.called),
         "boosted": list(question.tags),
     }
@@ -233,9 +240,9 @@ def _explained() -> str:
 
 
 def _candidate(row: tuple[Any, ...]) -> Candidate:
-    _, _, tool_id, server_name, tool_name, tags, prior, *evidence = row
+    _, _, tool_id, server_name, tool_name, tags, action, prior, *evidence = row
     texts = len(evidence) // 2
-    return Candidate(tool_id, server_name, tool_name, tags, evidence[:texts], evidence[texts:], prior)
+    return Candidate(tool_id, server_name, tool_name, tags, evidence[:texts], evidence[texts:], action, prior)
 
 
 def _evidence(
@@ -246,6 +253,7 @@ def _evidence(
     cosine_rank: int,
     bm25: float,
     bm25_rank: int,
+    action: int,
     prior: float,
     words: SparseVector,
 ) -> Evidence:
@@ -255,6 +263,7 @@ def _evidence(
         bm25=bm25,
         bm25_rank=bm25_rank if bm25 > 0 else None,
         tag_boost=TAG_BOOST * len(matched_tags(tags, question)),
+        action_boost=question.action_boost(action),
         prior=prior,
         matched_words=matching_words(question.query.whole, words),
         named_in_message=is_named(question.query.said.lower(), tool_name),

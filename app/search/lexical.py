@@ -95,12 +95,12 @@ def _spelled(text: str) -> Iterator[tuple[str, str]]:
 
 def _terms_of(word: str) -> Iterable[str]:
     if word.isascii() or (run := _UNSPACED.search(word)) is None:
-        return (_stem(word),)
+        return (stem(word),)
     return (word,) if len(run[0]) < 2 else ("".join(pair) for pair in pairwise(word))
 
 
 @lru_cache(_REMEMBERED_STEMS)
-def _stem(word: str) -> str:
+def stem(word: str) -> str:
     """English, which tools are described in; words of other languages lose an ending at most, on both sides alike."""
     stem: str = _STEMMER.stemWord(word)
     return stem

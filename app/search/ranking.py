@@ -3,7 +3,8 @@
 The evidence for a tool is a sum: how much nearer its vector is to the query's than an unrelated tool's would be, in the
 model's own measure, and a little for each unit of BM25. Nothing is scaled to the best of the lot, so a score means the
 same in every answer, and words weigh the more, the rarer they are among the user's own tools. Where a message has
-several aims, the evidence for an aim lifts a tool half of the way up to it: `max(whole, (whole + aim) / 2)`.
+several aims, the evidence for an aim lifts a tool half of the way up to it: `max(whole, (whole + aim) / 2)`. On top
+come small boosts: for asked tags, for doing what the message wants done (`actions.py`), for good use and recent calls.
 
 Chosen on public sets of labelled messages (`make bench-relevance`): against scores that are brought to 0..1 over a pool
 of candidates the sum is level or ahead on all of them, and needs no pool.
@@ -19,6 +20,7 @@ from typing import Literal, NamedTuple
 
 from app.embeddings.base import Vector
 from app.embeddings.calibration import UNCALIBRATED, Calibration
+from app.search.actions import Action, actions_wanted, agreement
 from app.search.lexical import query_places
 from app.search.query import Query
 from app.usage.prior import PRIOR_MOST
@@ -28,6 +30,8 @@ Strategy = Literal["hybrid", "semantic", "bm25"]
 WORD_WEIGHT = 0.011
 """Of one unit of BM25, beside a way of 1 from unrelated to the same."""
 TAG_BOOST = 0.2
+ACTION_BOOST = 0.03
+"""For a tool that does what the message wants to be done; as much off for one that does something else."""
 CALLED_BOOST = 0.03
 """For a tool that the conversation has called lately."""
 STRONG_WORDS = 0.5
@@ -49,6 +53,7 @@ class Candidate(NamedTuple):
     tags: Sequence[str]
     similarities: Sequence[float | None]
     bm25s: Sequence[float]
+    action: int = Action.UNKNOWN
     prior: float = 0.0
 
     @property
@@ -91,6 +96,14 @@ class Question:
         whole = query_places(self.query.whole)
         known = set(whole)
         return [whole, *([place for place in query_places(aim) if place in known] for aim in self.query.aims)]
+
+    @cached_property
+    def actions(self) -> frozenset[Action]:
+        """That are wanted; none where a search by one kind of evidence alone was asked for."""
+        return actions_wanted(self.query.aims or (self.query.whole,)) if self.strategy == "hybrid" else frozenset()
+
+    def action_boost(self, action: int) -> float:
+        return ACTION_BOOST * agreement(self.actions, action)
 
 
 @dataclass(frozen=True)
@@ -161,9 +174,10 @@ def rank(candidates: Iterable[Candidate], question: Question, scale: Scale, limi
 
 
 def boost(candidate: Candidate, question: Question) -> float:
-    """What tags, good use (by `PRIOR_MOST` at most) and the conversation add."""
+    """What tags, the tool's action, good use (by `PRIOR_MOST` at most) and the conversation add."""
+    tagged = TAG_BOOST * len(matched_tags(candidate.tags, question))
     called = CALLED_BOOST if candidate.tool_name in question.query.called else 0.0
-    return TAG_BOOST * len(matched_tags(candidate.tags, question)) + min(candidate.prior, PRIOR_MOST) + called
+    return tagged + question.action_boost(candidate.action) + min(candidate.prior, PRIOR_MOST) + called
 
 
 def _chosen(ranked: Sequence[Candidate], scale: Scale, limit: int) -> set[str]:

@@ -42,6 +42,7 @@ class HeldTool:
     server_name: str
     tool_name: str
     lexical: SparseVector
+    action: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class HeldTools:
         names = set(possible_names(question.query.said))
         evidence = zip(self.tools, self._similarities(question, vectors), bm25s.tolist(), strict=True)
         judged = (
-            Candidate(tool.tool_id, tool.server_name, tool.tool_name, (), similarities, its_bm25s)
+            Candidate(tool.tool_id, tool.server_name, tool.tool_name, (), similarities, its_bm25s, tool.action)
             for tool, similarities, its_bm25s in evidence
         )
         return [each for each in judged if passes(each, scale) or each.tool_name.lower() in names], scale

@@ -12,6 +12,7 @@ from app.cache import TtlCache
 from app.indexing.document import embedded_text, lexical_vector, text_hash
 from app.indexing.listing import Refusal, read_alone
 from app.protocol import Json, canonical
+from app.search.actions import Action, action_of_tool
 from app.unseen import without_hidden
 
 _REMEMBERED_TOOLS = 8_000
@@ -36,6 +37,7 @@ class ReadTool:
     server_name: str
     description: str
     lexical: SparseVector
+    action: Action
     text: str
     """What is embedded."""
     text_hash: bytes
@@ -80,7 +82,8 @@ def _read(tool: SentTool, dimension: int) -> ReadTool | Refusal:
     server_name = without_hidden(tool.server_name)
     text = embedded_text(definition, server_name)
     lexical = lexical_vector(definition, server_name, dimension)
-    return ReadTool(definition.name, server_name, definition.description, lexical, text, text_hash(text))
+    action = action_of_tool(definition.name, definition.description)
+    return ReadTool(definition.name, server_name, definition.description, lexical, action, text, text_hash(text))
 
 
 def _as_mcp(tool: SentTool) -> Json:

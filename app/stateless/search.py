@@ -114,7 +114,7 @@ async def _held(searcher: ListSearcher, kept: KeptModel, tools: Sequence[SentToo
     keyed = [(tool.tool_key, outcome) for tool, outcome in zip(tools, outcomes, strict=True)]
     read = {key: tool for key, tool in keyed if isinstance(tool, ReadTool)}
     refused = {key: refusal.reason for key, refusal in keyed if isinstance(refusal, Refusal)}
-    held = [HeldTool(key, tool.server_name, tool.name, tool.lexical) for key, tool in read.items()]
+    held = [HeldTool(key, tool.server_name, tool.name, tool.lexical, tool.action) for key, tool in read.items()]
     return Held(read, refused, await asyncio.to_thread(HeldTools.of, held))
 
 

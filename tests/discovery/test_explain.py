@@ -22,7 +22,17 @@ TOOLS = [
     tool("search_code", "Search code by text."),
 ]
 MESSAGE = "weather forecast for the city: will it rain, and how much rain?"
-FIELDS = {"cosine", "cosine_rank", "bm25", "bm25_rank", "tag_boost", "prior", "matched_words", "named_in_message"}
+FIELDS = {
+    "cosine",
+    "cosine_rank",
+    "bm25",
+    "bm25_rank",
+    "tag_boost",
+    "action_boost",
+    "prior",
+    "matched_words",
+    "named_in_message",
+}
 
 
 @pytest.fixture
@@ -118,6 +128,13 @@ async def test_a_strategy_explains_itself_by_what_it_looks_at(user: TestUser, sk
     meaning = await explained(user, strategy="semantic")
     assert {(each["bm25"], each["bm25_rank"]) for each in meaning.values()} == {(0, None)}
     assert sorted(each["cosine_rank"] for each in meaning.values()) == [1, 2, 3, 4, 5]
+
+
+async def test_a_tool_that_does_what_the_message_wants_has_a_boost(user: TestUser, sky: str) -> None:
+    shown = await explained(user, "show me the weather")
+    removed = await explained(user, "delete the weather")
+    assert (shown["get_forecast"]["action_boost"], removed["get_forecast"]["action_boost"]) == (0.03, -0.03)
+    assert {each["action_boost"] for each in (await explained(user, "the weather")).values()} == {0}
 
 
 async def test_each_matching_tag_adds_its_boost(user: TestUser, sky: str) -> None:

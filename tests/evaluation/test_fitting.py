@@ -9,6 +9,7 @@ from app.embeddings.base import Vector
 from app.embeddings.calibration import UNCALIBRATED
 from app.evaluation.calibrate import Messages, calibrate, shipped_labelled, shipped_messages, tools_in_memory
 from app.evaluation.fitting import MOST_LOST, Material, Sample, fitted, separating, shares
+from app.search.actions import Action
 from app.search.lexical import Field, document_vector
 from app.search.query import read_query
 from app.search.stateless import HeldTool, HeldTools
@@ -24,7 +25,7 @@ def at(*angles: float) -> list[Vector]:
 
 
 def held(*names: str) -> HeldTools:
-    tools = [HeldTool(name, "server", name, document_vector([Field(name, 1.0)])) for name in names]
+    tools = [HeldTool(name, "server", name, document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names]
     return HeldTools.of(tools).with_vectors(list(np.eye(3, dtype=np.float32)[: len(names)]))
 
 

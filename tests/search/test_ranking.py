@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.embeddings.calibration import Calibration
+from app.search.actions import Action
 from app.search.query import Query, read_query
 from app.search.ranking import (
+    ACTION_BOOST,
     CALLED_BOOST,
     Candidate,
     Hit,
@@ -167,6 +169,32 @@ def test_an_aim_whose_best_tool_is_below_the_threshold_keeps_none() -> None:
     finders = [candidate(f"find_{n}", 0.9, aims=((0.9, 0.0), (0.1, 0.0))) for n in range(4)]
     mail = candidate("mail", 0.3, aims=((0.1, 0.0), (0.5, 0.0)))
     assert "mail" not in names(ranked([*finders, mail], asked("semantic", 0.6, TWO_AIMS), limit=3))
+
+
+def test_of_tools_that_fit_alike_the_one_that_does_what_is_wanted_comes_first() -> None:
+    removing = candidate("purge", 0.701)._replace(action=Action.REMOVE)
+    showing = candidate("shelf", 0.7)._replace(action=Action.LOOK)
+    other = candidate("other", 0.7005)
+    assert names(ranked([removing, showing, other], asked("hybrid", query="show the books"))) == [
+        "shelf",
+        "other",
+        "purge",
+    ]
+    assert names(ranked([removing, showing, other], asked("hybrid", query="the books"))) == ["purge", "other", "shelf"]
+
+
+def test_what_is_wanted_moves_no_tool_further_than_said() -> None:
+    removing, showing = candidate("purge", 0.75)._replace(action=Action.REMOVE), candidate("shelf", 0.7)
+    [first, second] = ranked([removing, showing._replace(action=Action.LOOK)], asked("hybrid", query="show the books"))
+    assert names([first, second]) == ["purge", "shelf"]
+    assert first.score - second.score == pytest.approx(0.05 / CALIBRATION.span - 2 * ACTION_BOOST)
+
+
+@pytest.mark.parametrize("strategy", ["semantic", "bm25"])
+def test_a_search_by_one_kind_of_evidence_looks_at_nothing_else(strategy: Strategy) -> None:
+    tools = [candidate("purge", 0.7, 5.0), candidate("shelf", 0.7, 5.0)._replace(action=Action.LOOK)]
+    first, second = ranked(tools, asked(strategy, query="show the books"))
+    assert first.score == second.score
 
 
 JUDGING = Calibration(0.2, 0.8, 0.3, direction=(1.0, 0.0), offset=0.0, weight=0.5, cut=0.5)
