@@ -89,11 +89,15 @@ def open_doors(role: Role = "all") -> FastAPI:
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
         openapi_url=None if role == "worker" else "/openapi.json",
     )
+    if role != "worker":
+        _add_doors(app)
     app.include_router(operations.router)
-    if role == "worker":
-        return app
+    return app
+
+
+def _add_doors(app: FastAPI) -> None:
+    """Routes are looked through in this order, and most requests are discoveries."""
     for door in _DOORS:
         app.include_router(door.router)
     app.include_router(mcp_router())
     add_console(app)
-    return app

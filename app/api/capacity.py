@@ -21,7 +21,7 @@ class Capacity:
         self._app = app
         self._most = most
         self._in_flight = 0
-        self._gauge = metrics.requests_in_flight
+        metrics.requests_in_flight.set_function(lambda: self._in_flight)
         self._refused = metrics.refused.labels("overloaded")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,12 +36,10 @@ class Capacity:
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._in_flight += 1
-        self._gauge.set(self._in_flight)
         try:
             await self._app(scope, receive, send)
         finally:
             self._in_flight -= 1
-            self._gauge.set(self._in_flight)
 
 
 class Farewell:

@@ -1,5 +1,6 @@
 """Connections and transactions: the only place that commits, and where the driver's errors end."""
 
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -121,6 +122,8 @@ class Database:
         self._metrics = metrics or Metrics()
         self._metrics.pool_size.set(pool_size)
         self._metrics.pool_in_use.set_function(self._in_use)
+        self._waiting = 0
+        self._metrics.pool_waiting.set_function(lambda: self._waiting)
         event.listen(self._engine.sync_engine, "connect", _prepare)
 
     @property
@@ -180,13 +183,16 @@ class Database:
         return connection, driver
 
     async def _connected(self) -> AsyncConnection:
-        metrics = self._metrics
-        with metrics.pool_waiting.track_inprogress(), metrics.pool_wait_seconds.time():
-            try:
-                return await self._engine.connect()
-            except PoolTimeout:
-                metrics.pool_timeouts.inc()
-                raise
+        started = time.perf_counter()
+        self._waiting += 1
+        try:
+            return await self._engine.connect()
+        except PoolTimeout:
+            self._metrics.pool_timeouts.inc()
+            raise
+        finally:
+            self._waiting -= 1
+            self._metrics.pool_wait_seconds.observe(time.perf_counter() - started)
 
     def _in_use(self) -> int:
         pool = self._engine.pool

@@ -23,8 +23,6 @@ class Action(IntEnum):
     REMOVE = 4
 
 
-KNOWN = [action for action in Action if action is not Action.UNKNOWN]
-
 _VERBS = {
     Action.LOOK: """
         analyse analyze browse check compare count describe determine discover display explore fetch find get how
@@ -40,12 +38,13 @@ _VERBS = {
 _ACTIONS = {stem(verb): action for action, verbs in _VERBS.items() for verb in verbs.split()}
 
 _FIRST_WORDS = 16
+_FIRST_CHARACTERS = 500
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _GET_RID = re.compile(r"\bget(?:ting)?(?= rid of\b)", re.IGNORECASE)
 
 
 def actions_wanted(texts: Iterable[str]) -> frozenset[Action]:
-    return frozenset(_first(_GET_RID.sub("", text), _FIRST_WORDS) for text in texts) - {Action.UNKNOWN}
+    return frozenset([_first(_GET_RID.sub("", text), _FIRST_WORDS) for text in texts]) - {Action.UNKNOWN}
 
 
 def action_of_tool(name: str, description: str) -> Action:
@@ -60,5 +59,7 @@ def agreement(wanted: Collection[Action], action: int) -> int:
 
 
 def _first(text: str, words: int) -> Action:
-    found = (_ACTIONS.get(stem(word.lower())) for word in _WORD.findall(text)[:words])
-    return next((action for action in found if action is not None), Action.UNKNOWN)
+    for word in _WORD.findall(text[:_FIRST_CHARACTERS])[:words]:
+        if (action := _ACTIONS.get(stem(word.lower()))) is not None:
+            return action
+    return Action.UNKNOWN

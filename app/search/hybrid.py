@@ -17,7 +17,6 @@ from app.catalog.visibility import TAGS, VISIBLE, Scope
 from app.database.engine import Session
 from app.embeddings.base import Vector
 from app.search import vector
-from app.search.actions import KNOWN
 from app.search.lexical import matching_words, possible_names
 from app.search.lexicon import Counts, Lexicon
 from app.search.ranking import (
@@ -193,7 +192,7 @@ def _weighed(question: Question, counts: Counts) -> dict[str, Any]:
         "strong": scale.strong,
         "least": scale.least,
         "names": possible_names(question.query.said),
-        "actions": [question.action_boost(action) for action in KNOWN],
+        "actions": question.action_boosts[1:],
         "called": list(question.query.called),
         "boosted": list(question.tags),
     }
@@ -263,7 +262,7 @@ def _evidence(
         bm25=bm25,
         bm25_rank=bm25_rank if bm25 > 0 else None,
         tag_boost=TAG_BOOST * len(matched_tags(tags, question)),
-        action_boost=question.action_boost(action),
+        action_boost=question.action_boosts[action],
         prior=prior,
         matched_words=matching_words(question.query.whole, words),
         named_in_message=is_named(question.query.said.lower(), tool_name),

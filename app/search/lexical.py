@@ -12,7 +12,7 @@ import re
 import unicodedata
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -82,15 +82,12 @@ def words(text: str) -> list[str]:
     return [word for word, _ in _spelled(text)]
 
 
-def _spelled(text: str) -> Iterator[tuple[str, str]]:
+def _spelled(text: str) -> list[tuple[str, str]]:
     """Each term behind the word that it stands for."""
     normal = _normal(text)
-    for identifier in _identifiers(normal):
-        yield identifier, identifier
-    parts = (part.lower() for word in _WORD.findall(normal) for part in _parts(word))
-    for word in parts:
-        if word not in STOP_WORDS:
-            yield from ((word, term) for term in _terms_of(word))
+    parts = [part.lower() for word in _WORD.findall(normal) for part in _parts(word)]
+    known = [(word, term) for word in parts if word not in STOP_WORDS for term in _terms_of(word)]
+    return [(identifier, identifier) for identifier in _identifiers(normal)] + known
 
 
 def _terms_of(word: str) -> Iterable[str]:

@@ -102,8 +102,10 @@ class Question:
         """That are wanted; none where a search by one kind of evidence alone was asked for."""
         return actions_wanted(self.query.aims or (self.query.whole,)) if self.strategy == "hybrid" else frozenset()
 
-    def action_boost(self, action: int) -> float:
-        return ACTION_BOOST * agreement(self.actions, action)
+    @cached_property
+    def action_boosts(self) -> Sequence[float]:
+        """By the action of a tool."""
+        return [ACTION_BOOST * agreement(self.actions, action) for action in Action]
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,9 @@ def rank(candidates: Iterable[Candidate], question: Question, scale: Scale, limi
 
 def boost(candidate: Candidate, question: Question) -> float:
     """What tags, the tool's action, good use (by `PRIOR_MOST` at most) and the conversation add."""
-    tagged = TAG_BOOST * len(matched_tags(candidate.tags, question))
+    tagged = TAG_BOOST * len(matched_tags(candidate.tags, question)) if question.tags else 0.0
     called = CALLED_BOOST if candidate.tool_name in question.query.called else 0.0
-    return tagged + question.action_boost(candidate.action) + min(candidate.prior, PRIOR_MOST) + called
+    return tagged + question.action_boosts[candidate.action] + min(candidate.prior, PRIOR_MOST) + called
 
 
 def _chosen(ranked: Sequence[Candidate], scale: Scale, limit: int) -> set[str]:
@@ -190,12 +192,13 @@ def _chosen(ranked: Sequence[Candidate], scale: Scale, limit: int) -> set[str]:
 
 def nothing_fits(candidates: Sequence[Candidate], question: Question, vector: Vector) -> bool:
     """By the model's own judgement, which a request's threshold takes the place of. A named tool always fits."""
-    message = question.query.said.lower()
-    if question.threshold is not None or any(is_named(message, each.tool_name) for each in candidates):
+    if question.threshold is not None:
         return False
     scale = _both(question.calibration, len(question.query.texts))
-    best = max((scale.fused(candidate) for candidate in candidates), default=0.0)
-    return not question.calibration.fits(best, vector)
+    if question.calibration.fits(max(map(scale.fused, candidates), default=0.0), vector):
+        return False
+    message = question.query.said.lower()
+    return not any(is_named(message, each.tool_name) for each in candidates)
 
 
 def matched_tags(tags: Sequence[str], question: Question) -> list[str]:
