@@ -196,7 +196,7 @@ async def address(container: Container) -> AsyncIterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app_of(container), log_config=None, lifespan="off", ws="none"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not server.started:  # noqa: ASYNC110 uvicorn offers nothing to wait for
             await asyncio.sleep(0.01)
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"

