@@ -219,12 +219,24 @@ class TestUser:
         self.id = user_id
         self.key = key
         self.http = http
+        self._reached: list[str] = []
 
     async def add_server(self, name: str = "files", **fields: Any) -> str:
         answer = await self.http.post("/servers", json={"name": name, "transport": "push", **fields})
         assert answer.status_code == 201, answer.text
         server_id: str = answer.json()["id"]
+        self._reached += [server_id] * ("url" in fields)
         return server_id
+
+    async def leave(self, container: Container) -> None:
+        """Connections and runs that stay would ask the fakes again, among the requests of later tests."""
+        for server_id in self._reached:
+            await self.http.delete(f"/servers/{server_id}")
+        upstream = container.upstream
+        for place in [place for place in upstream._places if place[0] == self.id]:
+            upstream.forget(*place)
+        if upstream._closing:
+            await asyncio.wait(set(upstream._closing), timeout=5)
 
     async def push(self, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:
         """The finished run."""
@@ -283,7 +295,9 @@ async def new_user(container: Container, user_id: str | None = None) -> AsyncIte
         made = await administrator.post("/keys", json={"kind": "user", "user_id": user_id})
     key = made.json()["key"]
     async with client_of(container, Authorization=f"Bearer {key}") as http:
-        yield TestUser(user_id, key, http)
+        user = TestUser(user_id, key, http)
+        yield user
+        await user.leave(container)
 
 
 @pytest.fixture

@@ -211,7 +211,7 @@ class FakeMcpServer:
 
     def announce_change(self) -> None:
         """To those who listen now: nothing is kept for later streams."""
-        asyncio.run_coroutine_threadsafe(self._running.mcp.announce_change(), self._running.loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._running.mcp.announce_change(), self._running.loop).result(60)
 
     def page(self, cursor: str | None) -> Json:
         """A cursor is the number of its page."""

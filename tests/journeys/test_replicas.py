@@ -48,7 +48,7 @@ class Replicas:
         process = self.services[place].process
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         return time.monotonic() - started
 
     def restart(self, place: int) -> None:

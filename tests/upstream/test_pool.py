@@ -315,7 +315,7 @@ def test_it_all_works_on_the_event_loop_that_the_service_runs_on(server: FakeMcp
             assert await upstream.list_tools(endpoint(mcp, server_id="another")) == []
 
     with ThreadPoolExecutor(1) as elsewhere:  # here, there is a loop already
-        elsewhere.submit(uvloop.run, ask()).result(20)
+        elsewhere.submit(uvloop.run, ask()).result(60)
     assert (sessions(server), farewells(server)) == (1, 1)
 
 
