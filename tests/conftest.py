@@ -25,6 +25,8 @@ from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_
 from tests.fakes.mcp_server import FakeMcpServer, one_of_each
 
 ADMIN_KEY = "an-admin-key-for-tests"
+PATIENT = {"TOOLSCOUT_QUERY_EMBED_BUDGET_MS": "60000"}
+"""For services in processes of their own: on a busy machine a query may wait for longer than a user would."""
 SECRET_KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
 
@@ -106,6 +108,8 @@ def make_settings(tmp_path: Path, **changes: Any) -> Settings:
         "demo": False,
         "database_pool_size": 5,
         "reindex_every_s": 0,  # servers of tests that are long over would be asked again
+        "query_embed_budget_ms": 60_000,  # as `PATIENT` says
+        "catalog_embed_budget_s": 60.0,
         **changes,
     }
     return Settings(_env_file=None, **values)

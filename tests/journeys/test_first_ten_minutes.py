@@ -17,10 +17,10 @@ import pytest
 from app.database.embedded import EmbeddedPostgres
 from app.database.migrate import newest_revision
 from bench.service import Service, running_service
-from tests.conftest import tool
+from tests.conftest import PATIENT, tool
 from tests.documents import PAGES, README, name_of, run_as_a_reader, runnable
 
-DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": ""}
+DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": "", **PATIENT}
 FIRST = [
     ("do I need an umbrella in Salzburg this weekend?", "weather", "get_forecast"),
     ("How warm is it in Lisbon right now?", "weather", "get_current_weather"),
@@ -104,7 +104,7 @@ def test_the_greeting_leads_to_the_console_and_the_demos_key_signs_in(demo: Serv
 
 
 def toolscout(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
+    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data"), **PATIENT}
     command = [sys.executable, "-m", "app", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 

@@ -17,7 +17,7 @@ import psycopg
 
 from app.database.embedded import EmbeddedPostgres
 from bench.service import Service, running_service
-from tests.conftest import SECRET_KEY, allowing, tool
+from tests.conftest import PATIENT, SECRET_KEY, allowing, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.fakes.mcp_server import FakeMcpServer, Fault, behind, running_mcp_server
 from tests.indexing.by_hand import listing_of
@@ -37,6 +37,7 @@ def settings_for(upstream: FakeMcpServer, embeddings: FakeEmbeddingServer) -> di
         "TOOLSCOUT_EMBEDDING_PROVIDER": "openai",
         "TOOLSCOUT_EMBEDDING_MODEL": "fake-words",
         "OPENAI_BASE_URL": embeddings.base_url,
+        **PATIENT,
     }
 
 

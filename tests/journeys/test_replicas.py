@@ -16,7 +16,7 @@ import pytest
 
 from app.database.embedded import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
-from tests.conftest import SECRET_KEY, make_database, tool
+from tests.conftest import PATIENT, SECRET_KEY, make_database, tool
 from tests.deployment.proxies import running_nginx
 from tests.indexing.by_hand import until
 
@@ -36,7 +36,7 @@ class Replicas:
     """Both start at once, as they would after a release."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._settings = {"DATABASE_URL": url, "TOOLSCOUT_SECRET_KEY": SECRET_KEY}
+        self._settings = {"DATABASE_URL": url, "TOOLSCOUT_SECRET_KEY": SECRET_KEY, **PATIENT}
         self._folders = [folder / name for name in ("a", "b")]
         self._stacks = [ExitStack(), ExitStack()]
         for each in self._folders:
