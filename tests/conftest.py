@@ -76,6 +76,14 @@ def _no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _time_for_a_hundred_at_once() -> Iterator[None]:
+    """However slowly this machine answers them, nobody is told to come again who would have had a connection."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.database.engine._POOL_WAIT_S", 60)
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))

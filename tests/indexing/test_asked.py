@@ -608,8 +608,9 @@ async def test_credentials_that_are_refused_heal_when_they_are_changed(
 
 
 async def test_no_connection_to_the_database_is_held_while_a_server_hangs(
-    open_service: OpenService, mcp: FakeMcpServer, fake: FakeEmbeddingServer
+    open_service: OpenService, mcp: FakeMcpServer, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("app.database.engine._POOL_WAIT_S", 5)  # a listing may take thirty
     mcp.fault = Fault(hang, on={"tools/list"})
     options = fake.settings(database_pool_size=1, outbound_allow=allowing(mcp))
     async with open_service(**options) as container, new_user(container) as user:
@@ -617,7 +618,7 @@ async def test_no_connection_to_the_database_is_held_while_a_server_hangs(
         server_id = await register(user, mcp)
         waiting = asyncio.create_task(user.http.post(f"/servers/{server_id}/reindex", params={"wait": True}))
         await until(lambda: seen(listings(mcp, user) == 1))
-        # of the pool's one connection; who waits for it in vain is told so
+        # with the pool's one connection: who waits for it in vain is told to come again
         assert (await user.http.get("/servers")).status_code == 200
         assert (await user.discover("weather forecast"))["tools"]
         assert not waiting.done()
