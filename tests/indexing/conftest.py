@@ -121,7 +121,7 @@ def door(service: Container) -> httpx.ASGITransport:
 
 
 @asynccontextmanager
-async def user_through(door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
+async def user_through(door: httpx.ASGITransport, container: Container) -> AsyncIterator[TestUser]:
     def client(key: str) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
         return httpx.AsyncClient(transport=door, base_url="http://toolscout", headers=headers, timeout=60)
@@ -132,7 +132,9 @@ async def user_through(door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
         made = await administrator.post("/keys", json={"kind": "user", "user_id": user_id})
         key = made.json()["key"]
         async with client(key) as http:
-            yield TestUser(user_id, key, http)
+            user = TestUser(user_id, key, http)
+            yield user
+            await user.leave(container)
         # what is left pending would have the embedder asked, for all time, among the requests of later tests
         await administrator.delete(f"/users/{user_id}")
 
@@ -140,24 +142,24 @@ async def user_through(door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
 @pytest.fixture
 async def alice(hand: Hand, idle_door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
     """A user of the service that is driven by hand."""
-    async with user_through(idle_door) as made:
+    async with user_through(idle_door, hand.container) as made:
         yield made
 
 
 @pytest.fixture
 async def bob(hand: Hand, idle_door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
-    async with user_through(idle_door) as made:
+    async with user_through(idle_door, hand.container) as made:
         yield made
 
 
 @pytest.fixture
-async def carol(door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
+async def carol(service: Container, door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
     """A user of the service whose worker works."""
-    async with user_through(door) as made:
+    async with user_through(door, service) as made:
         yield made
 
 
 @pytest.fixture
-async def dave(door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
-    async with user_through(door) as made:
+async def dave(service: Container, door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
+    async with user_through(door, service) as made:
         yield made
