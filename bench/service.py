@@ -51,7 +51,7 @@ def running_service(
         yield service
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 def free_port() -> int:

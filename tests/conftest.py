@@ -25,6 +25,8 @@ from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_
 from tests.fakes.mcp_server import FakeMcpServer, one_of_each
 
 ADMIN_KEY = "an-admin-key-for-tests"
+PATIENT = {"TOOLSCOUT_QUERY_EMBED_BUDGET_MS": "60000"}
+"""For services in processes of their own: on a busy machine a query may wait for longer than a user would."""
 SECRET_KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
 
@@ -74,6 +76,14 @@ def _no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _time_for_a_hundred_at_once() -> Iterator[None]:
+    """However slowly this machine answers them, nobody is told to come again who would have had a connection."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.database.engine._POOL_WAIT_S", 60)
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     server = EmbeddedPostgres(tmp_path_factory.mktemp("postgres"))
@@ -106,6 +116,8 @@ def make_settings(tmp_path: Path, **changes: Any) -> Settings:
         "demo": False,
         "database_pool_size": 5,
         "reindex_every_s": 0,  # servers of tests that are long over would be asked again
+        "query_embed_budget_ms": 60_000,  # as `PATIENT` says
+        "catalog_embed_budget_s": 60.0,
         **changes,
     }
     return Settings(_env_file=None, **values)
@@ -196,7 +208,7 @@ async def address(container: Container) -> AsyncIterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app_of(container), log_config=None, lifespan="off", ws="none"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not server.started:  # noqa: ASYNC110 uvicorn offers nothing to wait for
             await asyncio.sleep(0.01)
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -219,12 +231,24 @@ class TestUser:
         self.id = user_id
         self.key = key
         self.http = http
+        self._reached: list[str] = []
 
     async def add_server(self, name: str = "files", **fields: Any) -> str:
         answer = await self.http.post("/servers", json={"name": name, "transport": "push", **fields})
         assert answer.status_code == 201, answer.text
         server_id: str = answer.json()["id"]
+        self._reached += [server_id] * ("url" in fields)
         return server_id
+
+    async def leave(self, container: Container) -> None:
+        """Connections and runs that stay would ask the fakes again, among the requests of later tests."""
+        for server_id in self._reached:
+            await self.http.delete(f"/servers/{server_id}")
+        upstream = container.upstream
+        for place in [place for place in upstream._places if place[0] == self.id]:
+            upstream.forget(*place)
+        if upstream._closing:
+            await asyncio.wait(set(upstream._closing), timeout=5)
 
     async def push(self, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:
         """The finished run."""
@@ -283,7 +307,9 @@ async def new_user(container: Container, user_id: str | None = None) -> AsyncIte
         made = await administrator.post("/keys", json={"kind": "user", "user_id": user_id})
     key = made.json()["key"]
     async with client_of(container, Authorization=f"Bearer {key}") as http:
-        yield TestUser(user_id, key, http)
+        user = TestUser(user_id, key, http)
+        yield user
+        await user.leave(container)
 
 
 @pytest.fixture

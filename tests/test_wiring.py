@@ -61,7 +61,7 @@ async def check_no_connection_is_left(url: str) -> None:
     async def none_left() -> bool:
         return connections(url) == 0
 
-    await until(none_left, seconds=5)  # Postgres notices a moment later than we do
+    await until(none_left)  # Postgres notices a moment later than we do
 
 
 def closed_port() -> int:

@@ -37,6 +37,8 @@ _SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
 _USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
 _SNAPSHOT = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('app.user_id', {}, true)")
 
+_POOL_WAIT_S = 5
+"""For a connection that others use; whoever has none by then is told to come again."""
 
 # SQLSTATEs: connections lost and servers that stop; and what may go well the next time: deadlocks, time-outs, no room
 _DOWN = ("08", "57P0")
@@ -113,7 +115,7 @@ class Database:
             driver_url(url),
             pool_size=pool_size,
             max_overflow=0,
-            pool_timeout=5,
+            pool_timeout=_POOL_WAIT_S,
             hide_parameters=True,  # an error that is logged must not carry a user's texts
             isolation_level="AUTOCOMMIT",  # transactions begin and end below
             connect_args={"connect_timeout": 3},

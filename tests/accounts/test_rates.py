@@ -1,6 +1,7 @@
 """A user over its rate is told when to come again, and nobody else notices."""
 
 import itertools
+from functools import partial
 
 import httpx
 import pytest
@@ -81,6 +82,13 @@ def test_zero_means_no_limit() -> None:
         limits.spend("alice")
 
 
+@pytest.fixture
+def _at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token flows in, however long this machine takes from one request to the next."""
+    monkeypatch.setattr("app.wiring.Rates", partial(Rates, clock=Clock()))
+
+
+@pytest.mark.usefixtures("_at_one_moment")
 async def test_one_user_over_its_rate_does_not_touch_another(open_service: OpenService) -> None:
     async with open_service(rate_per_user=0.5) as service, new_user(service) as greedy, new_user(service) as other:
         answers = [await greedy.http.get("/tools") for _ in range(4)]
@@ -92,6 +100,7 @@ async def test_one_user_over_its_rate_does_not_touch_another(open_service: OpenS
         assert 'toolscout_requests_refused_total{reason="rate_limited"} 2.0' in (await greedy.http.get("/metrics")).text
 
 
+@pytest.mark.usefixtures("_at_one_moment")
 async def test_a_service_key_spends_for_the_user_that_it_names_and_an_admin_key_spends_nothing(
     open_service: OpenService,
 ) -> None:
@@ -104,6 +113,7 @@ async def test_a_service_key_spends_for_the_user_that_it_names_and_an_admin_key_
     assert [answer.status_code for answer in asked] == [200, 200, 429]
 
 
+@pytest.mark.usefixtures("_at_one_moment")
 async def test_the_mcp_door_keeps_to_the_same_rate(open_service: OpenService) -> None:
     async with open_service(rate_per_user=0.25) as service, new_user(service) as user:
         answers = [await listed(user.http) for _ in range(2)]

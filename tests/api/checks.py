@@ -95,7 +95,7 @@ async def everything(http: httpx.AsyncClient, path: str, **query: Any) -> list[J
 
 
 async def finished_run(http: httpx.AsyncClient, run_id: str) -> Json:
-    for _ in range(200):
+    for _ in range(1_200):
         answer = await http.get(f"/runs/{run_id}")
         assert answer.status_code == 200, answer.text
         run: Json = answer.json()

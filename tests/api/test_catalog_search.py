@@ -237,7 +237,7 @@ async def test_what_there_is_no_time_to_embed_is_found_by_words_and_known_later(
 ) -> None:
     """The embedder hangs with the second batch, once the query has its vector."""
     many = [sent(f"tool_{n}", f"Does thing number {n}.") for n in range(200)]
-    settings = embedding_server.settings(catalog_embed_budget_s=0.5)
+    settings = embedding_server.settings(catalog_embed_budget_s=2.0)
     async with open_service(**settings) as service, new_user(service) as user:
         embedding_server.mode, embedding_server.quick = "hang_later", 2
         first = await search(user, "weather forecast city", tools=[*many, FORECAST])

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -157,6 +157,24 @@ async def streamed(
     return list(events_of(answer.text.splitlines()))
 
 
+async def lines_of(
+    address: str, user: TestUser, name: str, arguments: Json, *, until_three: str, then: Callable[[], None]
+) -> list[str]:
+    """Of the stream, as they come; when three of that kind have come, something is to be done."""
+    body = {"tool_key": (await user.tools())[name]["id"], "arguments": arguments}
+    headers = {"Authorization": f"Bearer {user.key}", **EVENTS}
+    lines: list[str] = []
+    async with (
+        httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client,
+        client.stream("POST", "/execute", json=body) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            lines.append(line)
+            if lines.count(until_three) == 3:
+                then()
+    return lines
+
+
 @pytest.fixture(params=["mcp", "legacy_mcp", "sse_mcp"])
 def any_mcp(request: pytest.FixtureRequest) -> FakeMcpServer:
     server: FakeMcpServer = request.getfixturevalue(request.param)
@@ -164,12 +182,13 @@ def any_mcp(request: pytest.FixtureRequest) -> FakeMcpServer:
 
 
 async def test_progress_comes_as_events_and_the_result_at_last(
-    user: TestUser, container: Container, any_mcp: FakeMcpServer
+    user: TestUser, container: Container, any_mcp: FakeMcpServer, address: str
 ) -> None:
     await offer(user, any_mcp, "work")
     any_mcp.progress["work"] = 3
-    any_mcp.delays["work"] = 0.05  # what was said on one stream may overtake what was said on another
-    *reports, (kind, last) = await streamed(user, "work", {"a": 1})
+    any_mcp.stalled.add("work")  # what is said on one stream may overtake what was said on another
+    lines = await lines_of(address, user, "work", {"a": 1}, until_three="event: progress", then=any_mcp.stalled.clear)
+    *reports, (kind, last) = events_of(lines)
     assert reports == [("progress", {"progress": step, "total": 3, "message": f"step {step}"}) for step in (1, 2, 3)]
     assert kind == "result"
     assert last["result"]["content"] == [{"type": "text", "text": '{"a": 1}'}]
@@ -233,15 +252,13 @@ async def test_a_repeated_call_is_answered_as_events_too(user: TestUser, mcp: Fa
 
 
 async def test_a_silent_call_shows_that_it_is_still_there(
-    user: TestUser, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+    user: TestUser, mcp: FakeMcpServer, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.api.execution.HEARTBEAT_S", 0.02)
     await offer(user, mcp, "work")
-    mcp.delays["work"] = 0.3
-    body = {"tool_key": (await user.tools())["work"]["id"]}
-    answer = await user.http.post("/execute", json=body, headers=EVENTS)
-    assert answer.text.count(": still here\n\n") > 2
-    assert [kind for kind, _ in events_of(answer.text.splitlines())] == ["result"]
+    mcp.stalled.add("work")
+    lines = await lines_of(address, user, "work", {}, until_three=": still here", then=mcp.stalled.clear)
+    assert [kind for kind, _ in events_of(lines)] == ["result"]
 
 
 class _Server(uvicorn.Server):
@@ -312,12 +329,20 @@ async def test_a_plain_call_goes_on_though_its_caller_has_left_and_its_answer_is
     user: TestUser, container: Container, mcp: FakeMcpServer, address: str
 ) -> None:
     await offer(user, mcp, "work")
-    mcp.delays["work"] = 1.0
+    mcp.stalled.add("work")
     body = {"tool_key": (await user.tools())["work"]["id"]}
     headers = {"Authorization": f"Bearer {user.key}", "Idempotency-Key": "k"}
-    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=httpx.Timeout(5, read=0.5)) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post("/execute", json=body)
+
+    async def called() -> bool:
+        return len(mcp.calls) == 1
+
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
+        leaving = asyncio.create_task(client.post("/execute", json=body))
+        await until(called)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+    await asyncio.sleep(0.1)  # the service has time to notice
+    mcp.stalled.clear()
     assert await outcome_of(container, user) == "succeeded"
     again = await user.http.post("/execute", json=body, headers={"Idempotency-Key": "k"})
     assert text(again) == "{}"

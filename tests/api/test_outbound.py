@@ -116,7 +116,6 @@ async def service(
     settings = make_settings(
         tmp_path_factory.mktemp("outbound"),
         outbound_allow=", ".join(listed),
-        connect_timeout_s=1.5,
         upstream_max_bytes=ENOUGH_BYTES,
     )
     async with open_container(settings, make_database(postgres), names) as opened:
@@ -350,13 +349,14 @@ async def test_an_sse_server_cannot_send_us_elsewhere(
     service: Container, user: TestUser, sse_mcp: FakeMcpServer, inside: Inside
 ) -> None:
     server_id = await user.add_tools(tool("read_file"))
-    await move(service, user, server_id, sse_mcp.url, "sse")
     for place in (f"http://127.0.0.1:{inside.port}/messages/", f"//x@127.0.0.1:{inside.port}"):
         sse_mcp.fault = naming_endpoint(place)
-        assert_problem(await user.execute("read_file"), 502, "SERVER_CONNECTION_ERROR")
+        await move(service, user, server_id, sse_mcp.url, "sse")
+        assert_problem(await user.execute("read_file", timeout_ms=1_500), 502, "SERVER_CONNECTION_ERROR")
     assert inside.connects == 0
     assert {request.method for request in sse_mcp.requests} == {"GET"}
     sse_mcp.fault, sse_mcp.tools = None, [tool("read_file")]
+    await move(service, user, server_id, sse_mcp.url, "sse")
     assert (await user.execute("read_file")).status_code == 200
     assert {request.path.partition("?")[0] for request in sse_mcp.requests} == {"/sse", "/messages/"}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from app.wiring import Container
 from bench.service import free_port
 from tests.api.checks import assert_problem, finished_run
 from tests.conftest import TestUser, app_of, tool
-from tests.fakes.mcp_server import FakeMcpServer, Fault, status
+from tests.fakes.mcp_server import FakeMcpServer, Fault, behind, status
 
 Json = dict[str, Any]
 
@@ -28,7 +29,7 @@ async def address(container: Container) -> AsyncIterator[str]:
     config = uvicorn.Config(app_of(container), port=port, log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not server.started:  # noqa: ASYNC110 uvicorn offers nothing to wait for
             await asyncio.sleep(0.01)
     yield f"http://127.0.0.1:{port}"
@@ -41,7 +42,7 @@ async def watching(address: str, user: TestUser, run_id: str) -> AsyncIterator[A
     """The events, each when it comes; they end with the stream."""
     headers = {"Authorization": f"Bearer {user.key}"}
     async with (
-        httpx.AsyncClient(base_url=address, headers=headers, timeout=20) as client,
+        httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client,
         client.stream("GET", f"/runs/{run_id}/events") as answer,
     ):
         assert answer.status_code == 200
@@ -61,7 +62,7 @@ async def events_of(answer: httpx.Response) -> AsyncIterator[tuple[str, Json]]:
 
 
 async def all_events(address: str, user: TestUser, run_id: str) -> list[tuple[str, Json]]:
-    async with asyncio.timeout(20), watching(address, user, run_id) as events:
+    async with asyncio.timeout(60), watching(address, user, run_id) as events:
         return [each async for each in events]
 
 
@@ -75,13 +76,14 @@ async def test_progress_is_told_while_the_run_is_under_way_and_the_run_when_it_h
 ) -> None:
     mcp.tools = [tool("read", "Reads a file.")]
     server_id = await user.connect(mcp)
-    mcp.latency_s = 0.6
+    mcp.stalled.add("tools/list")
     run_id = await accepted(user, server_id)
-    async with asyncio.timeout(20), watching(address, user, run_id) as events:
+    async with asyncio.timeout(60), watching(address, user, run_id) as events:
         kind, first = await anext(events)
         assert (kind, first["id"], first["finished_at"]) == ("progress", run_id, None)
         looked_up = (await user.http.get(f"/runs/{run_id}")).json()
         assert looked_up["finished_at"] is None, "the event came only when all was over"
+        mcp.stalled.clear()
         rest = [each async for each in events]
     assert [kind for kind, _ in rest[:-1]] == ["progress"] * (len(rest) - 1)
     kind, last = rest[-1]
@@ -108,9 +110,12 @@ async def test_a_finished_run_is_told_once(address: str, user: TestUser) -> None
 
 async def test_a_run_that_fails_is_told_with_its_cause(address: str, user: TestUser, mcp: FakeMcpServer) -> None:
     server_id = await user.connect(mcp)
-    mcp.fault, mcp.latency_s = Fault(status(401)), 0.2
-    events = await all_events(address, user, await accepted(user, server_id))
-    kind, last = events[-1]
+    gate = threading.Event()
+    mcp.fault = Fault(behind(gate, status(401)))
+    async with asyncio.timeout(60), watching(address, user, await accepted(user, server_id)) as events:
+        assert (await anext(events))[0] == "progress"
+        gate.set()
+        *_, (kind, last) = [each async for each in events]
     assert (kind, last["state"], last["error"]["cause"]) == ("run", "failed", "unauthorized")
 
 
@@ -118,8 +123,8 @@ async def test_the_stream_ends_when_the_runs_server_is_deleted(
     address: str, user: TestUser, mcp: FakeMcpServer
 ) -> None:
     server_id = await user.connect(mcp)
-    mcp.latency_s = 1.0
-    async with asyncio.timeout(20), watching(address, user, await accepted(user, server_id)) as events:
+    mcp.stalled.add("tools/list")
+    async with asyncio.timeout(60), watching(address, user, await accepted(user, server_id)) as events:
         assert (await anext(events))[0] == "progress"
         assert (await user.http.delete(f"/servers/{server_id}")).status_code == 204
         assert {kind async for kind, _ in events} <= {"progress"}
@@ -141,8 +146,10 @@ async def test_an_admin_watches_any_run_by_its_id_alone(user: TestUser, admin: h
 
 async def test_a_watcher_who_leaves_does_not_disturb_the_run(address: str, user: TestUser, mcp: FakeMcpServer) -> None:
     server_id = await user.connect(mcp)
-    mcp.latency_s, mcp.tools = 0.4, [tool("read")]
+    mcp.tools = [tool("read")]
+    mcp.stalled.add("tools/list")
     run_id = await accepted(user, server_id)
     async with watching(address, user, run_id) as events:
         assert (await anext(events))[0] == "progress"
+    mcp.stalled.clear()
     assert (await finished_run(user.http, run_id))["state"] == "succeeded"

@@ -341,7 +341,7 @@ async def test_a_renamed_server_is_found_under_its_new_name(user: TestUser) -> N
     server_id = await user.add_tools(tool("list_items", "Lists what is there."), server="warehouse")
     await user.add_tools(tool("list_items", "Lists what is there."), server="theatre")
     assert (await user.http.patch(f"/servers/{server_id}", json={"name": "zoo"})).json()["name"] == "zoo"
-    for _ in range(60):
+    for _ in range(1_200):
         found = await user.discover("zoo", strategy="bm25")
         if found["tools"]:
             break

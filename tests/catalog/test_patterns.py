@@ -122,9 +122,9 @@ def test_no_pattern_takes_long_over_a_long_name(pattern: str) -> None:
     name = "a" * 64 * 1024 + "!"
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         assert many.matching(name) == set()
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
     # the best of five: what is shown is that it is no matter of seconds, not how busy this machine is
     assert min(took) < 0.01
     assert many.matching(name[:-1] + ("b" if "b" in pattern else "")) == {0}

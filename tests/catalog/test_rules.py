@@ -140,11 +140,11 @@ def test_ten_thousand_tools_and_a_hundred_rules_take_no_time() -> None:
         Rule([f"*_{NOUNS[n % 10]}_{n}*", f"/^get_.*{n}$/i", "!*delete*"], enabled=n % 2 == 0, tags=[f"tag-{n}"])
         for n in range(100)
     ]
-    began = time.perf_counter()
+    began = time.thread_time()
     judge = Judge(Policy(), Rulebook(rules), [])
     verdicts = [judge.judge(each) for each in tools]
-    took = time.perf_counter() - began
-    # a quarter of a second on a quiet machine
+    took = time.thread_time() - began
+    # a quarter of a second; what others took from this machine meanwhile is not counted
     assert took < 5, took
     assert sum(verdict.visible for verdict in verdicts) > 100
     assert sum(verdict.hidden_by == "rule" for verdict in verdicts) > 100

@@ -177,13 +177,14 @@ class HeldRow:
         statement = (
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
+        await self.connection.execute("SELECT pg_stat_clear_snapshot()")  # else it sees what was there at first
         cursor = await self.connection.execute(statement)
         [(count,)] = await cursor.fetchall()
         return int(count)
 
     async def until(self, there: int, ended: asyncio.Task[Any] | None = None) -> None:
         """So many sessions wait for a lock, or the task has not been held up at all."""
-        for _ in range(200):
+        for _ in range(3_000):
             if await self.waiters() >= there or (ended is not None and ended.done()):
                 return
             await asyncio.sleep(0.02)

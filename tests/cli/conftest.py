@@ -9,7 +9,7 @@ import pytest
 from app.cli import servers
 from app.cli.main import main
 from app.database.embedded import EmbeddedPostgres
-from tests.conftest import SECRET_KEY, allowing, make_database
+from tests.conftest import PATIENT, SECRET_KEY, allowing, make_database
 from tests.fakes.mcp_server import FakeMcpServer
 
 Command = Callable[..., str]
@@ -47,6 +47,7 @@ def command(
         "TOOLSCOUT_SECRET_KEY": SECRET_KEY,
         "TOOLSCOUT_DATA_DIR": str(tmp_path),
         "TOOLSCOUT_OUTBOUND_ALLOW": allowing(mcp),
+        **PATIENT,
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)

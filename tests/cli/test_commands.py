@@ -24,7 +24,7 @@ def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) ->
     mcp.on_call["shout"] = lambda _: {"content": [{"type": "text", "text": "\x1b[31mno"}], "isError": True}
 
     assert "2 added" in command("server", "add", "files", mcp.url, "--user", "ada", "--header", "X-Token=canary")
-    assert mcp.requests[0].headers["x-token"] == "canary"
+    assert "canary" in {request.headers.get("x-token") for request in mcp.requests}
     assert "2 tools" in command("server", "list", "--user", "ada")
     assert "echo" in command("discover", "echo", "--user", "ada")
     assert command("execute", "files.echo", '{"a": 1}', "--user", "ada").strip() == '{"a": 1}'

@@ -20,9 +20,14 @@ WEATHER = [
 ]
 
 
+PATIENCE_MS = 60_000
+"""A browser beside everything else takes its time."""
+
+
 @pytest.fixture(scope="session")
 async def chromium() -> AsyncIterator[Browser]:
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    expect.set_options(timeout=PATIENCE_MS)
     async with open_browser() as opened:
         yield opened
 
@@ -30,7 +35,7 @@ async def chromium() -> AsyncIterator[Browser]:
 @pytest.fixture
 async def watched(chromium: Browser, address: str) -> AsyncIterator[Watched]:
     context = await chromium.new_context(base_url=address)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE_MS)
     yield Watched(await context.new_page(), urlsplit(address).netloc)
     await context.close()
 
@@ -45,7 +50,7 @@ async def sign_in(page: Page, key: str) -> None:
 async def test_a_first_visit_from_the_sign_in_to_the_sign_out(
     watched: Watched, user: TestUser, mcp: FakeMcpServer
 ) -> None:
-    mcp.tools, mcp.latency_s = WEATHER, 0.15
+    mcp.tools = WEATHER
     page = watched.page
     await page.goto("/console")
     await watched.judge("sign-in")
@@ -59,8 +64,10 @@ async def test_a_first_visit_from_the_sign_in_to_the_sign_out(
     await page.get_by_role("button", name="Test the connection").click()
     await expect(page.get_by_text("offers 3 tools")).to_be_visible()
     await watched.judge("server-tried")
+    mcp.stalled.add("tools/list")  # until the page has been seen
     await page.get_by_role("button", name="Add the server").click()
     await expect(page.get_by_role("progressbar")).to_be_visible()
+    mcp.stalled.clear()
     await expect(page.get_by_text("succeeded")).to_be_visible()
     await expect(page.get_by_role("progressbar")).to_have_count(0)
     await expect(page.get_by_text("connected")).to_be_visible()

@@ -123,7 +123,7 @@ async def terminate_all(url: str) -> int:
     """Ends every other connection to the database, as a restart of Postgres does."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
         cursor = await owner.execute(
-            "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
         return len(await cursor.fetchall())

@@ -306,11 +306,11 @@ def test_a_nasty_schema_takes_bounded_time(monkeypatch: pytest.MonkeyPatch, sche
     monkeypatch.setattr("app.execution.arguments._SCHEMA_S", 0.1)
     monkeypatch.setattr("app.execution.arguments._ARGUMENTS_S", 0.1)
     written = json.dumps(schema)
-    started = time.monotonic()
+    started = time.process_time()
     is_valid_schema(written)
     with suppress(ArgumentsInvalid):
         check_arguments(written, arguments)
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.process_time() - started < PATIENCE_S
 
 
 def test_the_largest_schema_is_still_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

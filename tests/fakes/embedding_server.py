@@ -33,30 +33,37 @@ Mode = Literal[
 
 
 class FakeEmbeddingServer:
-    """`mode` may be changed at any time; `requests` holds the texts of every request, `models` whom they were for. With
-    `hang_later` as many requests as `quick` says are answered at once."""
+    """`mode` may be changed at any time; `requests` holds the texts of every request, `models` whom they were for. What
+    came while it was `hang` is answered when it is released, by the mode of then. With `hang_later` as many requests as
+    `quick` says are answered at once."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.mode: Mode = "ok"
         self.status = 500
-        self.hang_s = 5.0
         self.quick = 0
         self.delay_s = 0.0
         self.requests: list[list[str]] = []
         self.models: list[str] = []
+        self.gate = threading.Event()
 
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
+    def release(self) -> None:
+        """Whoever hangs; later ones hang anew."""
+        self.gate, opened = threading.Event(), self.gate
+        opened.set()
+
     def settings(self, **changes: Any) -> dict[str, Any]:
-        """For `open_service`: this server as the embedder, with a breaker that is quick to try again."""
+        """For `open_service`: this server as the embedder, with a breaker that is quick to try again. Its budget is one
+        that also a slow machine keeps; who wants it to run out makes it smaller."""
         return {
             "embedding_provider": "openai",
             "embedding_model": "fake-words",
             "openai_base_url": self.base_url,
-            "query_embed_budget_ms": 300,
+            "query_embed_budget_ms": 20_000,
             "breaker_retry_s": 0.3,
             "pending_retry_s": 0.2,
             **changes,
@@ -115,12 +122,14 @@ def _handler(server: FakeEmbeddingServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            server.requests.append(body["input"])
             server.quick -= 1
+            hangs = server.mode == "hang" or (server.mode == "hang_later" and server.quick < 0)
+            gate = server.gate  # before anybody can see that it has come
             server.models.append(body["model"])
+            server.requests.append(body["input"])
             time.sleep(server.delay_s)
-            if server.mode == "hang" or (server.mode == "hang_later" and server.quick < 0):
-                time.sleep(server.hang_s)
+            if hangs:
+                gate.wait()
             self._reply(body["model"], body["input"])
 
         def _reply(self, model: str, texts: list[str]) -> None:
@@ -155,6 +164,7 @@ def running_embedding_server(port: int = 0) -> Iterator[FakeEmbeddingServer]:
     try:
         yield fake
     finally:
+        fake.release()
         http.shutdown()
         http.server_close()
         thread.join()

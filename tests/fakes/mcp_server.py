@@ -83,6 +83,17 @@ def redirect(url: str) -> ASGIApp:
     return RedirectResponse(url, status_code=307)
 
 
+def behind(gate: threading.Event, answer: ASGIApp) -> ASGIApp:
+    """The answer, once the gate is open."""
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        while not gate.is_set():  # noqa: ASYNC110 opened by another thread
+            await asyncio.sleep(0.005)
+        await answer(scope, receive, send)
+
+    return wait
+
+
 malformed_json = Response(b'{"jsonrpc": "2.0", "id": ', media_type="application/json")
 wrong_content_type = Response("<html></html>", media_type="text/html")
 
@@ -160,7 +171,7 @@ class FakeMcpServer:
     progress: dict[str, int] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)  # for the caller's user, as the older protocol asks them
     delays: dict[str, float] = field(default_factory=dict)
-    stalled: set[str] = field(default_factory=set)  # tools that answer when they are taken out of here
+    stalled: set[str] = field(default_factory=set)  # tools, or "tools/list": answered when they are taken out of here
 
     latency_s: float = 0.0
     fault: Fault | None = None
@@ -200,7 +211,7 @@ class FakeMcpServer:
 
     def announce_change(self) -> None:
         """To those who listen now: nothing is kept for later streams."""
-        asyncio.run_coroutine_threadsafe(self._running.mcp.announce_change(), self._running.loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._running.mcp.announce_change(), self._running.loop).result(60)
 
     def page(self, cursor: str | None) -> Json:
         """A cursor is the number of its page."""
@@ -264,6 +275,7 @@ class _Mcp(Server[Any]):
     async def list_tools(self, ctx: ServerRequestContext[Any], params: PaginatedRequestParams) -> Json:
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         caching = {"ttlMs": 0, "cacheScope": "private"} if modern else {}
+        await self.take_time("tools/list")
         return {**self.fake.page(params.cursor), **caching}
 
     async def call_tool(self, ctx: ServerRequestContext[Any], params: CallToolRequestParams) -> Json:

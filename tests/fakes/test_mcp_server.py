@@ -67,13 +67,13 @@ def streamable(request: pytest.FixtureRequest) -> Iterator[FakeMcpServer]:
 async def connected(server: FakeMcpServer, **options: Any) -> AsyncIterator[Client]:
     """Has listed the tools once, lest the SDK do it at the first call."""
     target: Any = sse_client(server.url) if server.transport == "sse" else server.url
-    async with Client(target, read_timeout_seconds=5, **options) as client:
+    async with Client(target, read_timeout_seconds=60, **options) as client:
         await client.list_tools()
         yield client
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread
             await asyncio.sleep(0.005)
 
@@ -178,17 +178,22 @@ async def test_a_tool_answers_as_it_was_told(server: FakeMcpServer) -> None:
 
 async def test_a_tool_reports_progress_and_takes_its_time(server: FakeMcpServer) -> None:
     server.progress["read"] = 3
-    server.delays["read"] = 0.2
+    server.stalled = {"read"}
     steps: list[float] = []
 
     async def note(progress: float, total: float | None, message: str | None) -> None:
         steps.append(progress)
 
     async with connected(server) as client:
-        began = time.monotonic()
-        await client.call_tool("read", {}, progress_callback=note)
-        assert time.monotonic() - began >= 0.2
+        calling = asyncio.create_task(client.call_tool("read", {}, progress_callback=note))
+        await until(lambda: len(steps) == 3)
+        assert not calling.done()
+        server.stalled, server.delays["read"] = set(), 0.2
+        await calling
         assert steps == [1, 2, 3]
+        began = time.monotonic()
+        await client.call_tool("read", {})
+        assert time.monotonic() - began >= 0.2
 
 
 async def test_a_tool_stalls_until_it_is_let_go_or_given_up(server: FakeMcpServer) -> None:
@@ -302,7 +307,7 @@ async def test_it_stops_at_once_whatever_hangs(server: FakeMcpServer) -> None:
         await until(lambda: {"write", "tools/call"} <= {request.rpc_method for request in server.requests})
         began = time.monotonic()
         server.stop()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 30
         await asyncio.gather(hanging, calling, return_exceptions=True)
         assert isinstance(hanging.exception(), httpx2.RemoteProtocolError)
 
@@ -328,10 +333,11 @@ async def test_a_redirect_brings_those_elsewhere_who_follow_it(streamable: FakeM
                 await call(client)
         assert elsewhere.connects == 0
         streamable.fault = Fault(redirect(f"http://127.0.0.1:{elsewhere.port}/mcp"))
-        async with httpx2.AsyncClient(follow_redirects=True, timeout=0.2) as http:
-            with pytest.raises(httpx2.ReadTimeout):
-                await http.post(streamable.url)
-        assert elsewhere.connects == 1
+        async with httpx2.AsyncClient(follow_redirects=True, timeout=60) as http:
+            following = asyncio.create_task(http.post(streamable.url))
+            await until(lambda: elsewhere.connects == 1)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_an_answer_may_be_huge_and_small_on_the_wire(streamable: FakeMcpServer) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from app.indexing import jobs
 from app.indexing.reindex import Indexer, reindex_server
@@ -69,7 +69,7 @@ async def rows(container: Container, statement: str, **parameters: Any) -> list[
         return await session.rows(statement, parameters)
 
 
-async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 15.0) -> T:
+async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 60.0) -> T:
     """What `look` sees, as soon as that is true."""
     async with asyncio.timeout(seconds):
         while True:
@@ -90,8 +90,13 @@ async def holding(
 
 
 async def waiting(blocker: psycopg.AsyncConnection[Any], count: int) -> None:
+    """For a lock in this database: in others, other services lock what they like."""
+
     async def look() -> bool:
-        cursor = await blocker.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        await blocker.execute("SELECT pg_stat_clear_snapshot()")  # else it sees what was there when it first looked
+        cursor = await blocker.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
         [(waiting,)] = await cursor.fetchall()
         return bool(waiting >= count)
 
@@ -131,14 +136,6 @@ async def server_of(user: TestUser, server_id: str) -> dict[str, Any]:
 def listing_of(tools: str) -> ASGIApp:
     """Answers `tools/list` with these, written in JSON, whatever the server offers by then."""
     return verbatim(f'{{"tools": {tools}, "ttlMs": 0, "cacheScope": "private", "resultType": "complete"}}'.encode())
-
-
-def late(answer: ASGIApp, seconds: float) -> ASGIApp:
-    async def answer_late(scope: Scope, receive: Receive, send: Send) -> None:
-        await asyncio.sleep(seconds)
-        await answer(scope, receive, send)
-
-    return answer_late
 
 
 def unheard(name: str) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, running
 from tests.fakes.mcp_server import FakeMcpServer
 from tests.indexing.by_hand import Hand, rows
 
-INDEX_TIMEOUT_S = 0.6
 NOBODY = "127.0.0.1:9"
 """Where we may connect and nobody listens."""
 
@@ -41,9 +40,10 @@ def shared_fake() -> Iterator[FakeEmbeddingServer]:
 @pytest.fixture
 def fake(shared_fake: FakeEmbeddingServer) -> Iterator[FakeEmbeddingServer]:
     """Well and with an empty log, and left well for whoever comes next."""
-    shared_fake.mode, shared_fake.status, shared_fake.hang_s, shared_fake.requests = "ok", 500, 5.0, []
+    shared_fake.mode, shared_fake.status, shared_fake.requests = "ok", 500, []
     yield shared_fake
     shared_fake.mode = "ok"
+    shared_fake.release()
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ async def service(
     settings = make_settings(
         tmp_path_factory.mktemp("indexing"),
         outbound_allow=allowing(*mcp_servers.values()),
-        **shared_fake.settings(index_embed_timeout_s=INDEX_TIMEOUT_S),
+        **shared_fake.settings(),
     )
     async with open_container(settings, make_database(postgres), no_names) as opened:
         yield opened
@@ -81,7 +81,7 @@ async def idle_service(
 @pytest.fixture(scope="session")
 async def embedder(shared_fake: FakeEmbeddingServer) -> AsyncIterator[OpenAIEmbedder]:
     client = AsyncOpenAI(api_key="none", base_url=shared_fake.base_url)
-    made = OpenAIEmbedder(client, "fake-words", query_timeout_s=0.3, index_timeout_s=INDEX_TIMEOUT_S)
+    made = OpenAIEmbedder(client, "fake-words", query_timeout_s=20, index_timeout_s=20)
     made.expect_dimension(DIMENSION)
     yield made
     await made.aclose()
@@ -121,7 +121,7 @@ def door(service: Container) -> httpx.ASGITransport:
 
 
 @asynccontextmanager
-async def user_through(door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
+async def user_through(door: httpx.ASGITransport, container: Container) -> AsyncIterator[TestUser]:
     def client(key: str) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
         return httpx.AsyncClient(transport=door, base_url="http://toolscout", headers=headers, timeout=60)
@@ -130,32 +130,36 @@ async def user_through(door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
     async with client(ADMIN_KEY) as administrator:
         await administrator.post("/users", json={"id": user_id})
         made = await administrator.post("/keys", json={"kind": "user", "user_id": user_id})
-    key = made.json()["key"]
-    async with client(key) as http:
-        yield TestUser(user_id, key, http)
+        key = made.json()["key"]
+        async with client(key) as http:
+            user = TestUser(user_id, key, http)
+            yield user
+            await user.leave(container)
+        # what is left pending would have the embedder asked, for all time, among the requests of later tests
+        await administrator.delete(f"/users/{user_id}")
 
 
 @pytest.fixture
 async def alice(hand: Hand, idle_door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
     """A user of the service that is driven by hand."""
-    async with user_through(idle_door) as made:
+    async with user_through(idle_door, hand.container) as made:
         yield made
 
 
 @pytest.fixture
 async def bob(hand: Hand, idle_door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
-    async with user_through(idle_door) as made:
+    async with user_through(idle_door, hand.container) as made:
         yield made
 
 
 @pytest.fixture
-async def carol(door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
+async def carol(service: Container, door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
     """A user of the service whose worker works."""
-    async with user_through(door) as made:
+    async with user_through(door, service) as made:
         yield made
 
 
 @pytest.fixture
-async def dave(door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
-    async with user_through(door) as made:
+async def dave(service: Container, door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
+    async with user_through(door, service) as made:
         yield made

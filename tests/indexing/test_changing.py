@@ -204,11 +204,12 @@ async def test_a_tool_that_changes_while_it_is_being_filled_gets_no_vector_of_wh
     server_id = await ada.add_tools(READ)
     kept = await world.register()
     world.fake.requests.clear()
-    world.fake.delay_s = 0.3
+    world.fake.mode = "hang"
     filling = asyncio.create_task(fill(world.service.indexer, kept, _nobody))
     await until(world.is_asked)
-    world.fake.delay_s = 0.0
+    world.fake.mode = "ok"
     await ada.push(server_id, [tool("read", "Read something else.")])
+    world.fake.release()
     await filling
     assert await world.rows(ada) == {ALPHA: [("read", True)], BETA: [("read", False)]}
     await fill(world.service.indexer, kept, _nobody)
@@ -222,11 +223,12 @@ async def test_a_run_that_was_planned_before_a_switch_is_planned_anew(world: Wor
     await fill(world.service.indexer, world.service.models.named(BETA), _nobody)
     world.fake.requests.clear()
     world.fake.models.clear()
-    world.fake.delay_s = 0.5
+    world.fake.mode = "hang"
     run = await send(ada, server_id, [READ, WRITE])
     await until(world.is_asked)
-    world.fake.delay_s = 0.0
+    world.fake.mode = "ok"
     await world.change(BETA)
+    world.fake.release()
     assert (await finished(ada, run["id"]))["state"] == "succeeded"
     assert world.fake.models == ["alpha@64", "beta@48"]
     assert await missing_vectors(world.service.indexer, BETA) == (0, 2)

@@ -243,6 +243,6 @@ HEAVY = [
 @pytest.mark.parametrize("start", ["", f"{ESC}]", f"{ESC}["], ids=ascii)
 def test_the_largest_text_is_cleaned_in_little_time(start: str, unit: str) -> None:
     text = start + unit * (MAX_TOOL_BYTES // len(unit))
-    begin = time.perf_counter()
+    begin = time.thread_time()
     without_hidden(text)
-    assert time.perf_counter() - begin < 2
+    assert time.thread_time() - begin < 2

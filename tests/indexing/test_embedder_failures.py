@@ -7,13 +7,12 @@ import pytest
 
 from app.database.embedded import EmbeddedPostgres
 from app.wiring import Container, open_container
-from tests.conftest import TestUser, make_database, make_settings, new_user
+from tests.conftest import OpenService, TestUser, make_database, make_settings, new_user
 from tests.embeddings.healing import ChangesAfter, Refuses
 from tests.fakes.embedding_server import FakeEmbeddingServer, Mode, embed, running_embedding_server
 from tests.indexing.by_hand import numbered, rows, server_of, unheard, until
 
 FAILURES: list[tuple[Mode, int, str]] = [
-    ("hang", 0, "timeout"),
     ("status", 500, "status_500"),
     ("status", 429, "status_429"),
     ("status", 401, "status_401"),
@@ -119,6 +118,18 @@ async def test_a_failing_embedder_delays_the_vectors_and_nothing_else(
     await found_by_words_alone(carol)
     fake.mode = "ok"
     await healed(service, carol, server_id)
+
+
+async def test_an_embedder_that_hangs_delays_the_vectors_and_nothing_else(
+    open_service: OpenService, fake: FakeEmbeddingServer
+) -> None:
+    impatient = fake.settings(index_embed_timeout_s=0.1, query_embed_budget_ms=100)
+    async with open_service(**impatient) as service, new_user(service) as user:
+        fake.mode = "hang"
+        server_id = await pushed_without_vectors(service, user, "timeout")
+        await found_by_words_alone(user)
+        fake.mode = "ok"
+        await healed(service, user, server_id)
 
 
 async def test_an_embedder_that_fails_with_many_texts_is_asked_for_one_at_a_time(

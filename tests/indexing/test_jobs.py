@@ -154,7 +154,7 @@ async def test_a_stalled_worker_that_wakes_after_its_lease_finds_the_run_done(
 ) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [unheard("a")])
-    fake.mode, fake.hang_s = "hang", 0.5
+    fake.mode = "hang"
     stalled = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
     await asked(fake)
     fake.mode = "ok"
@@ -162,6 +162,7 @@ async def test_a_stalled_worker_that_wakes_after_its_lease_finds_the_run_done(
     await hand.perform()
     await send(alice, server_id, [tool("b")])
     await hand.perform()
+    fake.release()
     with pytest.raises(jobs.LeaseLost):
         await stalled
     assert await names(alice) == {"b"}
@@ -213,7 +214,7 @@ async def test_a_worker_that_stops_cleanly_gives_its_run_back_at_once(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     await send(alice, await alice.add_server(), [unheard("a")])
-    fake.mode, fake.hang_s = "hang", 0.5
+    fake.mode = "hang"
     worker = Worker(hand.indexer, Pace(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
     worker.start()
     await asked(fake)
@@ -299,10 +300,11 @@ async def test_a_run_whose_server_was_deleted_writes_nothing(
 ) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [unheard("a")])
-    fake.mode, fake.hang_s = "hang", 0.3
+    fake.mode = "hang"
     underway = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
     await asked(fake)
     await alice.http.delete(f"/servers/{server_id}")
+    fake.release()
     with pytest.raises(jobs.LeaseLost):
         await underway
     assert await names(alice) == set()

@@ -248,6 +248,6 @@ def test_only_the_first_findings_are_kept() -> None:
 )
 def test_the_largest_text_is_searched_in_little_time(unit: str) -> None:
     text = unit * (MAX_TOOL_BYTES // len(unit.encode()))
-    begin = time.perf_counter()
+    begin = time.thread_time()
     orders_in(tool("add", text))
-    assert time.perf_counter() - begin < 5
+    assert time.thread_time() - begin < 5

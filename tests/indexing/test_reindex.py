@@ -9,7 +9,7 @@ from app.indexing.document import text_hash
 from app.wiring import Container
 from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, embed
-from tests.indexing.by_hand import Hand, asked, holding, numbered, rows, send, server_of, unheard, waiting
+from tests.indexing.by_hand import Hand, asked, finished, holding, numbered, rows, send, server_of, unheard, waiting
 
 READ = tool("read_file", "Read a file from disk.", inputSchema={"type": "object", "properties": {"path": {}, "at": {}}})
 WRITE = tool("write_file", "Write a file to disk.")
@@ -210,10 +210,11 @@ async def test_a_switch_turned_while_a_run_is_under_way_holds(
     await hand.perform()
     key = (await alice.tools())["write_file"]["id"]
     await send(alice, server_id, [unheard("write_file")])
-    fake.mode, fake.hang_s = "hang", 0.2
+    fake.mode, fake.requests = "hang", []
     underway = asyncio.create_task(hand.perform())
-    await asyncio.sleep(0.1)
+    await asked(fake)
     await alice.http.patch(f"/tools/{key}", json={"enabled": False})
+    fake.release()
     await underway
     assert (await alice.discover("write_file", strategy="bm25"))["tools"] == []
 
@@ -264,10 +265,12 @@ async def test_a_server_renamed_while_its_run_is_under_way_is_indexed_under_its_
 ) -> None:
     server_id = await alice.add_server("old")
     await send(alice, server_id, [unheard("a")])
-    fake.mode, fake.hang_s = "hang", 0.2
+    fake.mode = "hang"
     underway = asyncio.create_task(hand.perform())
     await asked(fake)
     assert (await alice.http.patch(f"/servers/{server_id}", json={"name": "brand-new"})).status_code == 200
+    fake.mode = "ok"
+    fake.release()
     await underway
     statement = "SELECT server_name FROM mcp_tool_embeddings WHERE user_id = %(u)s"
     assert await rows(hand.container, statement, u=alice.id) == [("brand-new",)]
@@ -322,23 +325,21 @@ async def test_a_tool_without_output_schema_and_annotations_is_shown_without_the
 
 
 async def test_progress_rises_while_a_long_list_is_embedded(carol: TestUser, fake: FakeEmbeddingServer) -> None:
-    fake.mode, fake.hang_s = "hang", 0.15
+    fake.mode = "hang"
     server_id = await carol.add_server()
     note = unheard("a")["description"]
     accepted = await send(carol, server_id, numbered(400, note))
     seen: list[dict[str, int]] = []
-    while True:
-        run = (await carol.http.get(f"/runs/{accepted['id']}")).json()
-        seen.append(run["progress"])
-        if run["state"] in ("succeeded", "failed"):
-            break
-        await asyncio.sleep(0.02)
+    for batch in range(1, 5):
+        await asked(fake, times=batch)  # what was embedded before has been told
+        seen.append((await carol.http.get(f"/runs/{accepted['id']}")).json()["progress"])
+        fake.mode = "hang" if batch < 4 else "ok"
+        fake.release()
+    run = await finished(carol, accepted["id"])
     assert counts(run) == {"added": 400, "embedded": 400}
     assert [len(request) for request in fake.requests] == [128, 128, 128, 16]
-    done = [progress["done"] for progress in seen]
-    assert done == sorted(done)
-    assert {128, 256, 384} & set(done)
-    assert seen[-1] == {"done": 400, "total": 400}
+    assert [progress["done"] for progress in seen] == [0, 128, 256, 384]
+    assert run["progress"] == {"done": 400, "total": 400}
 
 
 async def test_a_list_beyond_one_batch_goes_on_where_the_cache_ends(

@@ -80,11 +80,12 @@ async def test_a_run_whose_server_is_deleted_midway_does_not_stop_the_worker(
     doomed, other = await alice.add_server("doomed"), await alice.add_server("other")
     await send(alice, doomed, [unheard("a")])
     run = await send(alice, other, [unheard("b")])
-    fake.mode, fake.hang_s = "hang", 0.2
+    fake.mode = "hang"
     async with working(hand):
         await asked(fake)
         await alice.http.delete(f"/servers/{doomed}")
         fake.mode = "ok"
+        fake.release()
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
     assert set(await alice.tools()) == {"b"}
 
@@ -110,7 +111,7 @@ async def test_a_server_deleted_as_its_run_begins_is_nothing_to_complain_about(
 
 async def test_a_run_in_work_keeps_its_lease(hand: Hand, alice: TestUser, fake: FakeEmbeddingServer) -> None:
     run = await send(alice, await alice.add_server(), [unheard("a")])
-    fake.mode, fake.hang_s = "hang", 0.4
+    fake.mode = "hang"
     async with working(hand, lease_s=0.1):
         await asked(fake)
         await hand.expire_leases()
@@ -120,6 +121,7 @@ async def test_a_run_in_work_keeps_its_lease(hand: Hand, alice: TestUser, fake: 
             return bool(alive)
 
         await until(leased_again)
+        fake.release()
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
 
 
@@ -187,16 +189,17 @@ async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pen
     """The list of pending servers is read, then the embedder is asked, then they are queued: time enough for that."""
     doomed = await add_pending(hand, alice, fake, "doomed")
     late = await add_pending(hand, alice, fake, "late")
-    fake.mode, fake.hang_s, fake.requests = "hang", 0.2, []
+    fake.mode, fake.requests = "hang", []
     async with working(hand, pending_retry_s=0.05):
         await asked(fake)
         assert (await alice.http.delete(f"/servers/{doomed}")).status_code == 204
         fake.mode = "ok"
+        fake.release()
 
         async def followed() -> bool:
             return (await server_of(alice, late))["pending_count"] == 0  # type: ignore[no-any-return]
 
-        await until(followed, seconds=5)
+        await until(followed)
 
 
 async def announce(hand: Hand, worker: Worker, user: TestUser, server_id: str, times: int = 1) -> None:

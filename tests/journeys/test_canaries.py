@@ -77,7 +77,7 @@ def keep_a_log(http: httpx.Client) -> None:
     settings = {"settings": {"selection_log": True}}
     http.patch(f"/users/{WITH_A_LOG}", json=settings).raise_for_status()
     http.post("/discover", json={"query": KEPT_MESSAGE}).raise_for_status()
-    for _ in range(100):
+    for _ in range(1_200):
         if http.get("/selections").json()["items"]:
             return
         time.sleep(0.05)

@@ -17,10 +17,10 @@ import pytest
 from app.database.embedded import EmbeddedPostgres
 from app.database.migrate import newest_revision
 from bench.service import Service, running_service
-from tests.conftest import tool
+from tests.conftest import PATIENT, tool
 from tests.documents import PAGES, README, name_of, run_as_a_reader, runnable
 
-DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": ""}
+DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": "", **PATIENT}
 FIRST = [
     ("do I need an umbrella in Salzburg this weekend?", "weather", "get_forecast"),
     ("How warm is it in Lisbon right now?", "weather", "get_current_weather"),
@@ -104,7 +104,7 @@ def test_the_greeting_leads_to_the_console_and_the_demos_key_signs_in(demo: Serv
 
 
 def toolscout(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
+    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data"), **PATIENT}
     command = [sys.executable, "-m", "app", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -167,7 +167,7 @@ def test_a_second_start_is_quick_and_finds_everything_as_it_was(tmp_path: Path) 
     assert service.process.returncode == 0
     started = time.monotonic()
     with running_service(tmp_path) as service, service.admin("alice") as alice:
-        assert time.monotonic() - started < 10  # a promise of 5 s on a quiet machine
+        assert time.monotonic() - started < 30  # a promise of 5 s on a quiet machine
         assert alice.get("/tools").json() == before
         assert alice.post("/discover", json={"query": "read a file"}).json()["tools"]
 
@@ -181,7 +181,7 @@ def test_an_accepted_list_is_indexed_although_the_service_is_killed(tmp_path: Pa
         postgres = [child for child in psutil.Process(service.process.pid).children() if child.name() == "postgres"]
         service.process.send_signal(signal.SIGKILL)
         service.process.wait()
-        gone, alive = psutil.wait_procs(postgres, timeout=10)
+        gone, alive = psutil.wait_procs(postgres, timeout=60)
         assert gone
         assert not alive
     with running_service(tmp_path) as service, service.admin("alice") as alice:

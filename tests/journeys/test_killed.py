@@ -17,10 +17,10 @@ import psycopg
 
 from app.database.embedded import EmbeddedPostgres
 from bench.service import Service, running_service
-from tests.conftest import SECRET_KEY, allowing, tool
+from tests.conftest import PATIENT, SECRET_KEY, allowing, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
-from tests.fakes.mcp_server import FakeMcpServer, Fault, running_mcp_server
-from tests.indexing.by_hand import late, listing_of
+from tests.fakes.mcp_server import FakeMcpServer, Fault, behind, running_mcp_server
+from tests.indexing.by_hand import listing_of
 
 SERVICES = 2
 KILLS = int(os.environ.get("PROOF_KILLS", "3"))
@@ -37,6 +37,7 @@ def settings_for(upstream: FakeMcpServer, embeddings: FakeEmbeddingServer) -> di
         "TOOLSCOUT_EMBEDDING_PROVIDER": "openai",
         "TOOLSCOUT_EMBEDDING_MODEL": "fake-words",
         "OPENAI_BASE_URL": embeddings.base_url,
+        **PATIENT,
     }
 
 
@@ -90,7 +91,9 @@ class Reader:
 
     def _read(self, service: Service, stopped: threading.Event) -> None:
         with service.admin("alice") as client:
-            while not stopped.wait(0.01):
+            is_last = False
+            while not is_last:
+                is_last = stopped.wait(0.01)
                 for look in (listed, discovered):
                     try:
                         self.answers.add(tuple(seen(look(client))))
@@ -103,7 +106,7 @@ def kill(service: Service) -> None:
     service.process.wait()
 
 
-def until(look: Callable[[], Any], seconds: float = 20) -> Any:
+def until(look: Callable[[], Any], seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := look():
@@ -138,9 +141,10 @@ def kill_and_check(place: Path) -> int:
         for number in range(2, KILLS + 2):
             with running_service(place, settings) as service, service.admin("alice") as alice, reader.reading(service):
                 upstream.tools = generation(number)
-                assert alice.post(f"/servers/{server_id}/reindex").status_code == 202
-                time.sleep(random.uniform(0, took_s))
+                with any_moment(upstream, took_s) if number % 3 else while_it_is_asked(upstream):
+                    assert alice.post(f"/servers/{server_id}/reindex").status_code == 202
                 kill(service)
+                upstream.stalled.clear()
         with running_service(place, settings) as service, service.admin("alice") as alice, reader.reading(service):
             runs = until(lambda: all_ended(alice, server_id))
             assert all(run["state"] == "succeeded" or run["error"]["cause"] for run in runs)
@@ -153,6 +157,21 @@ def kill_and_check(place: Path) -> int:
     assert reader.answers <= {tuple(seen(generation(number))) for number in range(KILLS + 3)}
     assert len(reader.answers) > 1
     return interrupted
+
+
+@contextmanager
+def any_moment(upstream: FakeMcpServer, took_s: float) -> Iterator[None]:
+    yield
+    time.sleep(random.uniform(0, took_s))
+
+
+@contextmanager
+def while_it_is_asked(upstream: FakeMcpServer) -> Iterator[None]:
+    """A moment that comes on any machine: how long the rest takes on a busy one nobody knows."""
+    asked = upstream.listings
+    upstream.stalled.add("tools/list")
+    yield
+    until(lambda: upstream.listings > asked)
 
 
 def first_generations(place: Path, settings: dict[str, str], upstream: FakeMcpServer) -> tuple[str, float]:
@@ -195,11 +214,12 @@ def test_a_process_that_was_stopped_beyond_its_lease_writes_nothing_when_it_goes
         mcp.tools = generation(2)
         reindexed(alice, server_id)
         # what it is about to index again has been embedded before: between the list and the writing lies nothing else
-        outdated = listing_of(json.dumps(generation(1)))
-        mcp.fault, asked = Fault(late(outdated, 0.3), on={"tools/list"}, times=1), mcp.listings
+        outdated, gate = listing_of(json.dumps(generation(1))), threading.Event()
+        mcp.fault, asked = Fault(behind(gate, outdated), on={"tools/list"}, times=1), mcp.listings
         alice.post(f"/servers/{server_id}/reindex")
         until(lambda: mcp.listings > asked)
         first.process.send_signal(signal.SIGSTOP)
+        gate.set()
         try:
             mcp.tools = generation(3)
             with running_service(folder(tmp_path, "second"), settings) as second, second.admin("alice") as client:

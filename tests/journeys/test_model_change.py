@@ -45,13 +45,13 @@ class World:
         given = {"name": model.removeprefix("openai:"), "provider": None, "incomplete": False, **options}
         assert await commands._use(self.settings, Namespace(**given)) == 0
 
-    async def serve(self, model: str, seconds: float = 2.0) -> None:
-        """Until all replicas do, which is soon."""
+    async def serve(self, model: str) -> None:
+        """Until all replicas do."""
 
         async def all_of_them() -> bool:
             return all(replica.model.id == model for replica in self.replicas)
 
-        await until(all_of_them, seconds)
+        await until(all_of_them)
 
     async def calibrate(self, model: str, threshold: float) -> None:
         """And wait until all replicas know of it."""
@@ -118,7 +118,7 @@ class Load:
         async def enough() -> bool:
             return all(len(answers) >= wanted for answers, wanted in zip(self.answers, goal, strict=True))
 
-        await until(enough, 30)
+        await until(enough)
 
 
 @asynccontextmanager

@@ -16,11 +16,15 @@ import pytest
 
 from app.database.embedded import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
-from tests.conftest import SECRET_KEY, make_database, tool
+from tests.conftest import PATIENT, SECRET_KEY, make_database, tool
 from tests.deployment.proxies import running_nginx
 from tests.indexing.by_hand import until
 
 PER_SECOND = 50
+AT_ONCE = 10
+"""On a machine that cannot keep up, no more than it can answer in the time that a stop grants."""
+STOPPED_AFTER_S = 15
+"""What docker-compose.yml grants."""
 QUESTION = {"query": "list the files", "limit": 5}
 TOOLS = [
     tool(name, f"Does {name.replace('_', ' ')}.") for name in ("list_files", "read_file", "send_mail", "get_weather")
@@ -32,7 +36,7 @@ class Replicas:
     """Both start at once, as they would after a release."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._settings = {"DATABASE_URL": url, "TOOLSCOUT_SECRET_KEY": SECRET_KEY}
+        self._settings = {"DATABASE_URL": url, "TOOLSCOUT_SECRET_KEY": SECRET_KEY, **PATIENT}
         self._folders = [folder / name for name in ("a", "b")]
         self._stacks = [ExitStack(), ExitStack()]
         for each in self._folders:
@@ -48,7 +52,7 @@ class Replicas:
         process = self.services[place].process
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         return time.monotonic() - started
 
     def restart(self, place: int) -> None:
@@ -113,8 +117,10 @@ def names(client: httpx.Client) -> set[str]:
 
 
 def within_a_second(look: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 1
-    while time.monotonic() < deadline:
+    """Who looks when the second is over sees it, however long the looking takes."""
+    deadline, is_last = time.monotonic() + 1, False
+    while not is_last:
+        is_last = time.monotonic() >= deadline
         if look():
             return True
     return False
@@ -147,10 +153,11 @@ def test_both_answer_the_same_request_with_the_same_bytes(owner: Owner, shape: s
 
 
 class Load:
-    """So many requests a second, whether the ones before are answered or not."""
+    """So many requests a second, whether the ones before are answered or not, up to a bound."""
 
     def __init__(self, send: Callable[[], Awaitable[httpx.Response]]) -> None:
         self._send = send
+        self._unanswered = 0
         self.outcomes: list[str] = []
 
     @asynccontextmanager
@@ -164,14 +171,18 @@ class Load:
     async def _fire(self, stopped: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as requests:
             while not stopped.is_set():
-                requests.create_task(self._one())
+                if self._unanswered < AT_ONCE:
+                    requests.create_task(self._one())
                 await asyncio.sleep(1 / PER_SECOND)
 
     async def _one(self) -> None:
+        self._unanswered += 1
         try:
             self.outcomes.append(str((await self._send()).status_code))
         except httpx.TransportError as error:
             self.outcomes.append(repr(error))
+        finally:
+            self._unanswered -= 1
 
     async def is_under_way(self) -> bool:
         return len(self.outcomes) >= PER_SECOND
@@ -190,7 +201,7 @@ async def test_a_rolling_restart_behind_the_proxy_costs_nobody_a_request(
             load = Load(lambda: http.post("/discover", json=QUESTION))
             async with load.running():
                 for place in (0, 1):
-                    assert await asyncio.to_thread(replicas.stop, place) < 10
+                    assert await asyncio.to_thread(replicas.stop, place) < STOPPED_AFTER_S
                     await asyncio.to_thread(replicas.restart, place)
     assert len(load.outcomes) > PER_SECOND
     assert load.failures == []
@@ -210,7 +221,7 @@ async def test_a_stop_under_load_costs_nobody_a_request_that_was_let_in(replicas
         load = Load(ask)
         async with load.running():
             await until(load.is_under_way)
-            assert await asyncio.to_thread(replicas.stop, 0) < 10
+            assert await asyncio.to_thread(replicas.stop, 0) < STOPPED_AFTER_S
     assert load.failures == []
     with pytest.raises(httpx.ConnectError):
         owner.first.get("/healthz")

@@ -21,6 +21,7 @@ from mcp import Client
 from mcp_types import CallToolResult, ElicitResult, ImageContent
 
 from bench.service import Service, free_port, running_service
+from tests.conftest import PATIENT
 from tests.fakes.events import events_of
 from tests.mcp_server.speaking import MODES, Mode, client_at, text_of
 
@@ -96,7 +97,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, everything: str, reposito
     }
     listed = tmp_path_factory.mktemp("operator") / "stdio.json"
     listed.write_text(json.dumps(programs))
-    return {"TOOLSCOUT_STDIO_SERVERS": str(listed), "TOOLSCOUT_OUTBOUND_ALLOW": everything}
+    return {"TOOLSCOUT_STDIO_SERVERS": str(listed), "TOOLSCOUT_OUTBOUND_ALLOW": everything, **PATIENT}
 
 
 def program(name: str) -> str:

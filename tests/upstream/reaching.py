@@ -30,7 +30,7 @@ async def reaching(
     factory, token = loop.get_task_factory(), _begun.set(begun)
     loop.set_task_factory(_noting)
     allowed = [f"127.0.0.1:{port if isinstance(port, int) else port.port}" for port in ports]
-    bounds = Limits(**{"connect_s": 5, "list_s": 5, "max_bytes": 1_000_000, "max_tools": 1_000, **limits})
+    bounds = Limits(**{"connect_s": 60, "list_s": 60, "max_bytes": 1_000_000, "max_tools": 1_000, **limits})
     upstream = Upstream(
         _guard(tuple(allowed)),
         operators or OperatorsServers({}),
@@ -46,7 +46,7 @@ async def reaching(
         loop.set_task_factory(factory)
         _begun.reset(token)
     if left := {task for task in begun if not task.done()}:
-        _, staying = await asyncio.wait(left, timeout=15)
+        _, staying = await asyncio.wait(left, timeout=60)
         assert not staying, staying
 
 
@@ -79,15 +79,15 @@ def endpoint(server: FakeMcpServer | str, **changes: Any) -> Endpoint:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread or process
             await asyncio.sleep(0.005)
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """On a quiet machine; one that is busy with other things is given four times as long."""
+    """On a quiet machine; one that is busy with other things is given ten times as long."""
     started = time.monotonic()
     yield
     took = time.monotonic() - started
-    assert took < 4 * seconds, f"it took {took:.2f} s"
+    assert took < 10 * seconds, f"it took {took:.2f} s"

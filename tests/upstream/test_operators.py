@@ -123,9 +123,9 @@ async def test_a_server_made_with_the_sdk_is_listed_and_called(listed: Listed) -
     async with reaching(operators=listed(WITH_THE_SDK), connect_s=20) as upstream:
         [found] = await upstream.list_tools(TINY)
         assert (found["name"], found["description"]) == ("add", "Adds.")
-        result = await upstream.call_tool(TINY, "add", {"a": 2, "b": 3}, 5)
+        result = await upstream.call_tool(TINY, "add", {"a": 2, "b": 3}, 60)
         assert (result["structuredContent"], result["isError"]) == ({"result": 5}, False)
-        result = await upstream.call_tool(TINY, "add", {"a": "two"}, 5)
+        result = await upstream.call_tool(TINY, "add", {"a": "two"}, 60)
         assert result["isError"]
 
 
@@ -137,7 +137,7 @@ async def test_a_program_gets_what_the_operator_gives_it_and_none_of_our_secrets
     given = {"TOKEN": "a b $HOME `id` ü", "EMPTY": "", "USER": "tiny"}
     arguments = ["$HOME", "`id`", "; exit", "*", "", "ü"]
     async with reaching(operators=listed(env=given, arguments=arguments)) as upstream:
-        seen = (await upstream.call_tool(TINY, "look", {}, 5))["structuredContent"]
+        seen = (await upstream.call_tool(TINY, "look", {}, 60))["structuredContent"]
     assert seen["argv"][1:] == arguments
     assert CANARY not in json.dumps(seen)
     usual = {name: os.environ[name] for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM") if name in os.environ}
@@ -147,7 +147,7 @@ async def test_a_program_gets_what_the_operator_gives_it_and_none_of_our_secrets
 
 async def test_a_program_runs_once_for_all_and_is_gone_after(listed: Listed) -> None:
     async with reaching(operators=listed()) as upstream:
-        results = await asyncio.gather(*[upstream.call_tool(TINY, "look", {}, 5) for _ in range(5)])
+        results = await asyncio.gather(*[upstream.call_tool(TINY, "look", {}, 60) for _ in range(5)])
         pids = {result["structuredContent"]["pid"] for result in results}
         assert len(pids) == 1
         assert psutil.pid_exists(*pids)
@@ -176,7 +176,7 @@ async def test_what_a_program_says_beside_the_protocol_is_ignored(
 )
 async def test_a_program_that_does_not_speak_mcp_is_left(listed: Listed, before: str, cause: str) -> None:
     # to start a program and see it end takes its time on a busy machine
-    connect_s = 0.5 if cause == "timeout" else 5.0
+    connect_s = 0.5 if cause == "timeout" else 60.0
     async with reaching(operators=listed(before=before), connect_s=connect_s) as upstream:
         with within(6), pytest.raises(ServerUnreachable) as failure:
             await upstream.list_tools(TINY)
@@ -218,20 +218,21 @@ async def test_a_call_that_ends_its_program_is_not_repeated_and_the_next_starts_
     async with reaching(operators=listed()) as upstream:
         await upstream.list_tools(TINY)
         with within(3), pytest.raises(ToolFailed) as failure:
-            await upstream.call_tool(TINY, "exit", {}, 5)
+            await upstream.call_tool(TINY, "exit", {}, 60)
         assert failure.value.outcome == "unknown"
         assert log.calls == ["exit"]
-        assert await upstream.call_tool(TINY, "look", {}, 5)
+        assert await upstream.call_tool(TINY, "look", {}, 60)
     assert log.calls == ["exit", "look"]
 
 
 async def test_a_program_that_died_between_two_calls_is_started_again(listed: Listed, log: Log) -> None:
     async with reaching(operators=listed()) as upstream:
-        first = (await upstream.call_tool(TINY, "look", {}, 5))["structuredContent"]["pid"]
+        first = (await upstream.call_tool(TINY, "look", {}, 60))["structuredContent"]["pid"]
         psutil.Process(first).kill()
         await until(lambda: not psutil.pid_exists(first))
-        await asyncio.sleep(0.05)  # until its end of the pipe was read, nobody knows that it is dead
-        assert (await upstream.call_tool(TINY, "look", {}, 5))["structuredContent"]["pid"] != first
+        for _ in range(10):  # until its end of the pipe was read, nobody knows that it is dead
+            await asyncio.sleep(0.005)
+        assert (await upstream.call_tool(TINY, "look", {}, 60))["structuredContent"]["pid"] != first
     assert log.calls == ["look", "look"]
 
 
@@ -242,7 +243,7 @@ async def test_a_call_of_a_program_has_its_deadline(listed: Listed) -> None:
             await upstream.call_tool(TINY, "sleep", {}, 0.2)
         assert failure.value.outcome == "unknown"
         with within(1.5):
-            assert await upstream.call_tool(TINY, "look", {}, 5)
+            assert await upstream.call_tool(TINY, "look", {}, 60)
 
 
 @pytest.mark.parametrize("opened", [True, False])

@@ -55,7 +55,7 @@ async def calling(upstream: Upstream, server: FakeMcpServer, **where: Any) -> As
     """A call is under way inside, and ends after."""
     gate = asyncio.Event()
     server.fault = Fault(behind(gate, done), on={"tools/call"})
-    task = asyncio.create_task(upstream.call_tool(endpoint(server, **where), "echo", {}, 5))
+    task = asyncio.create_task(upstream.call_tool(endpoint(server, **where), "echo", {}, 60))
     await until(lambda: server.calls)
     server.fault = None
     try:
@@ -81,7 +81,7 @@ async def test_a_server_has_one_session_for_all_that_is_asked_of_it(server: Fake
     async with reaching(server) as upstream:
         for _ in range(3):
             await upstream.list_tools(endpoint(server))
-            await upstream.call_tool(endpoint(server), "echo", {}, 5)
+            await upstream.call_tool(endpoint(server), "echo", {}, 60)
         assert (sessions(server), farewells(server)) == (1, 0)
     assert (sessions(server), farewells(server)) == (1, 1)
 
@@ -222,7 +222,8 @@ async def test_when_all_go_while_connecting_nothing_is_left_over(server: FakeMcp
         await asyncio.wait({listing})
         gate.set()
         await until(lambda: len(server.requests) == 2 if fails else farewells(server) == 1)
-        await asyncio.sleep(0.05)  # else one could still wait for what is failing
+        for _ in range(10):  # else one could still wait for what is failing
+            await asyncio.sleep(0.005)
         server.fault = None
         assert await upstream.list_tools(endpoint(server)) == server.tools
 
@@ -233,7 +234,7 @@ async def test_a_connection_that_failed_someone_gets_no_new_users(server: FakeMc
         async with calling(upstream, server) as call:
             server.fault = Fault(drop, on={"tools/call"})
             with pytest.raises(ToolFailed):
-                await upstream.call_tool(endpoint(server), "echo", {}, 5)
+                await upstream.call_tool(endpoint(server), "echo", {}, 60)
             server.fault = None
             await upstream.list_tools(endpoint(server))
             assert sessions(server) == 2
@@ -247,7 +248,7 @@ async def test_closing_ends_what_is_under_way_and_begins_nothing_new(server: Fak
         await upstream.list_tools(endpoint(server))
         server.fault = Fault(hang, on={"tools/list", "tools/call"})
         listing = asyncio.create_task(upstream.list_tools(endpoint(server)))
-        call = asyncio.create_task(upstream.call_tool(endpoint(server), "echo", {}, 5))
+        call = asyncio.create_task(upstream.call_tool(endpoint(server), "echo", {}, 60))
         await until(lambda: server.listings == 2 and server.calls)
         with within(2):
             await upstream.aclose()
@@ -310,11 +311,11 @@ def test_it_all_works_on_the_event_loop_that_the_service_runs_on(server: FakeMcp
     async def ask() -> None:
         async with reaching(server, mcp) as upstream:
             assert await upstream.list_tools(endpoint(server)) == server.tools
-            assert await upstream.call_tool(endpoint(server), "echo", {}, 5)
+            assert await upstream.call_tool(endpoint(server), "echo", {}, 60)
             assert await upstream.list_tools(endpoint(mcp, server_id="another")) == []
 
     with ThreadPoolExecutor(1) as elsewhere:  # here, there is a loop already
-        elsewhere.submit(uvloop.run, ask()).result(20)
+        elsewhere.submit(uvloop.run, ask()).result(60)
     assert (sessions(server), farewells(server)) == (1, 1)
 
 
@@ -327,5 +328,5 @@ async def test_the_time_for_a_call_includes_the_handshake(server: FakeMcpServer)
     assert server.calls == []
     server.fault = None
     async with reaching(server) as upstream:
-        await upstream.call_tool(endpoint(server), "echo", {}, 5)
+        await upstream.call_tool(endpoint(server), "echo", {}, 60)
     assert len(server.calls) == 1

@@ -82,6 +82,7 @@ async def test_what_cannot_be_written_just_now_is_written_later(world: World, mo
     await want_selections(world.container, world.user.id)
     log = SelectionLog(world.container.database)
     log.note(world.user.id, Selection(str(uuid.uuid4()), datetime.now(UTC), ASKED, [], "hybrid", None, no_match=False))
+    await world.container.selections.write()  # what others have left to be written would wait, too
     statement = "LOCK TABLE selections IN ACCESS EXCLUSIVE MODE"
     async with holding(world.container, statement) as blocker:
         writing = asyncio.create_task(log.write())
