@@ -7,20 +7,22 @@ from it.
 """
 
 import re
-from collections.abc import Collection, Iterable
-from enum import IntEnum
+from collections.abc import Iterable
+from enum import IntFlag
+from functools import reduce
+from operator import or_
 
 from app.search.lexical import stem
 
 
-class Action(IntEnum):
-    """As rows store it."""
+class Action(IntFlag):
+    """As rows store it: a tool has one, or none that we know; a message may want several."""
 
     UNKNOWN = 0
     LOOK = 1
     MAKE = 2
-    CHANGE = 3
-    REMOVE = 4
+    CHANGE = 4
+    REMOVE = 8
 
 
 _VERBS = {
@@ -43,19 +45,19 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _GET_RID = re.compile(r"\bget(?:ting)?(?= rid of\b)", re.IGNORECASE)
 
 
-def actions_wanted(texts: Iterable[str]) -> frozenset[Action]:
-    return frozenset([_first(_GET_RID.sub("", text), _FIRST_WORDS) for text in texts]) - {Action.UNKNOWN}
+def actions_wanted(texts: Iterable[str]) -> Action:
+    return reduce(or_, [_first(_GET_RID.sub("", text), _FIRST_WORDS) for text in texts], Action.UNKNOWN)
 
 
 def action_of_tool(name: str, description: str) -> Action:
     return _first(name, _FIRST_WORDS) or _first(description, 1)
 
 
-def agreement(wanted: Collection[Action], action: int) -> int:
+def agreement(wanted: int, action: int) -> int:
     """1 for a tool that does something of what is wanted, -1 for one that does something else."""
-    if not wanted or action == Action.UNKNOWN:
+    if wanted == Action.UNKNOWN or action == Action.UNKNOWN:
         return 0
-    return 1 if action in wanted else -1
+    return 1 if action & wanted else -1
 
 
 def _first(text: str, words: int) -> Action:

@@ -17,9 +17,11 @@ from app.catalog.visibility import TAGS, VISIBLE, Scope
 from app.database.engine import Session
 from app.embeddings.base import Vector
 from app.search import vector
+from app.search.actions import agreement
 from app.search.lexical import matching_words, possible_names
 from app.search.lexicon import Counts, Lexicon
 from app.search.ranking import (
+    ACTION_BOOST,
     CALLED_BOOST,
     TAG_BOOST,
     Candidate,
@@ -43,12 +45,15 @@ _SCORED = """
 # most messages name no tool, and to bring every name to lower case takes longer than to weigh the tools
 _NAMED = "cardinality(%(names)s::text[]) > 0 AND lower(v.tool_name) = ANY(%(names)s::text[]) AS named"
 
+# what a name weighs: more than all else together
+_FIRST = 1000
+
 _BEST = """
 SELECT u.catalog_version, {weighed}, best.*
 FROM users u LEFT JOIN (
     SELECT tool_id, server_name, tool_name, tags, action, prior, {columns} FROM {rows}
     WHERE bm25_0 >= %(strong)s OR {similarity} >= %(least)s OR named
-    ORDER BY named DESC, {score} + {boost} DESC, server_name, tool_name
+    ORDER BY {score} + {boost} + CASE WHEN named THEN {first}::float8 ELSE 0::float8 END DESC, server_name, tool_name
     LIMIT %(pool)s
 ) best ON true
 WHERE u.id = %(user_id)s
@@ -68,10 +73,14 @@ WHERE r.tool_id = ANY(%(tool_ids)s)
 
 # the same as ranking.boost; comparing tags takes longer than all the rest, and few requests name any
 _BOOST = f"""
-    coalesce((%(actions)s::real[])[action], 0) + least(prior, {PRIOR_MOST})
-    + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST} ELSE 0 END
+    CASE WHEN action = 0 OR %(wanted)s = 0 THEN 0::float8
+         WHEN action & %(wanted)s > 0 THEN {ACTION_BOOST}::float8 ELSE -{ACTION_BOOST}::float8 END
+    + least(prior, {PRIOR_MOST})
+    + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST}::float8 ELSE 0::float8 END
 """
-_TAG_BOOST = f" + {TAG_BOOST} * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted)s::text[])))"
+_TAG_BOOST = (
+    f" + {TAG_BOOST}::float8 * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted)s::text[])))"
+)
 
 _Rows = Sequence[tuple[Any, ...]]
 _Vectors = Sequence[Vector] | None
@@ -192,7 +201,7 @@ def _weighed(question: Question, counts: Counts) -> dict[str, Any]:
         "strong": scale.strong,
         "least": scale.least,
         "names": possible_names(question.query.said),
-        "actions": question.action_boosts[1:],
+        "wanted": question.wanted,
         "called": list(question.query.called),
         "boosted": list(question.tags),
     }
@@ -207,15 +216,16 @@ def _scored(texts: int, *more: str, joined: str = "") -> str:
 
 def _best(texts: int, rows: str, weighed: str, *, tagged: bool) -> str:
     """The same as `Scale.fused`, and as `passes`."""
-    above = "coalesce(similarity_{0}, %(unrelated)s) - %(unrelated)s"
-    whole, *aims = (f"(%(meaning)s * ({above.format(text)}) + %(words_{text})s * bm25_{text})" for text in range(texts))
+    above = "coalesce(similarity_{0} - %(unrelated)s, 0)"
+    whole, *aims = (f"(%(meaning)s * {above.format(text)} + %(words_{text})s * bm25_{text})" for text in range(texts))
     return _BEST.format(
         weighed=weighed,
         rows=rows,
         columns=", ".join([f"similarity_{n}" for n in range(texts)] + [f"bm25_{n}" for n in range(texts)]),
         similarity=f"coalesce(greatest({', '.join(f'similarity_{n}' for n in range(texts))}), -1)",
-        score=f"greatest({', '.join([whole, *(f'({whole} + {aim}) / 2' for aim in aims)])})",
+        score=f"greatest({', '.join([whole, *(f'({whole} + {aim}) / 2' for aim in aims)])})" if aims else whole,
         boost=_BOOST + (_TAG_BOOST if tagged else ""),
+        first=_FIRST,
     )
 
 
@@ -262,7 +272,7 @@ def _evidence(
         bm25=bm25,
         bm25_rank=bm25_rank if bm25 > 0 else None,
         tag_boost=TAG_BOOST * len(matched_tags(tags, question)),
-        action_boost=question.action_boosts[action],
+        action_boost=ACTION_BOOST * agreement(question.wanted, action),
         prior=prior,
         matched_words=matching_words(question.query.whole, words),
         named_in_message=is_named(question.query.said.lower(), tool_name),

@@ -37,7 +37,7 @@ CALLED_BOOST = 0.03
 STRONG_WORDS = 0.5
 """A tool found by words alone must match at least this share of the message's weight in words."""
 _MORE_THAN_WANTED = 8
-_OF_EACH_TEXT = 12
+_OF_EACH_TEXT = 8
 _ANY_WORD = 1e-9
 _NEVER = 1e9
 _WITH_ONE_AIM = 2
@@ -98,14 +98,9 @@ class Question:
         return [whole, *([place for place in query_places(aim) if place in known] for aim in self.query.aims)]
 
     @cached_property
-    def actions(self) -> frozenset[Action]:
-        """That are wanted; none where a search by one kind of evidence alone was asked for."""
-        return actions_wanted(self.query.aims or (self.query.whole,)) if self.strategy == "hybrid" else frozenset()
-
-    @cached_property
-    def action_boosts(self) -> Sequence[float]:
-        """By the action of a tool."""
-        return [ACTION_BOOST * agreement(self.actions, action) for action in Action]
+    def wanted(self) -> int:
+        """The actions, as numbers; none where a search by one kind of evidence alone was asked for."""
+        return int(actions_wanted(self.query.aims or (self.query.whole,))) if self.strategy == "hybrid" else 0
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,9 @@ def boost(candidate: Candidate, question: Question) -> float:
     """What tags, the tool's action, good use (by `PRIOR_MOST` at most) and the conversation add."""
     tagged = TAG_BOOST * len(matched_tags(candidate.tags, question)) if question.tags else 0.0
     called = CALLED_BOOST if candidate.tool_name in question.query.called else 0.0
-    return tagged + question.action_boosts[candidate.action] + min(candidate.prior, PRIOR_MOST) + called
+    return (
+        tagged + ACTION_BOOST * agreement(question.wanted, candidate.action) + min(candidate.prior, PRIOR_MOST) + called
+    )
 
 
 def _chosen(ranked: Sequence[Candidate], scale: Scale, limit: int) -> set[str]:
