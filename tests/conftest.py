@@ -245,8 +245,7 @@ class TestUser:
         for server_id in self._reached:
             await self.http.delete(f"/servers/{server_id}")
         upstream = container.upstream
-        for place in [place for place in upstream._places if place[0] == self.id]:
-            upstream.forget(*place)
+        upstream.forget_user(self.id)
         if upstream._closing:
             await asyncio.wait(set(upstream._closing), timeout=5)
 

@@ -86,6 +86,7 @@ async def delete_user(user_id: str, container: Wired, caller: Administering) -> 
     async with _forgetting(container) as session:
         await users.delete_user(session, user_id)
         await audit.record(session, user_id, caller.actor, "user.delete", user_id)
+    container.upstream.forget_user(user_id)
     return Response(status_code=204)
 
 

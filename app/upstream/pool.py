@@ -100,6 +100,11 @@ class Upstream:
         if place is not None:
             self._retire(place)
 
+    def forget_user(self, user_id: str) -> None:
+        for owner, server_id in list(self._places):
+            if owner == user_id:
+                self.forget(owner, server_id)
+
     async def _with_one_reconnect(
         self,
         endpoint: Endpoint,

@@ -12,6 +12,8 @@ from app.accounts.callers import Keyring
 from app.wiring import Container
 from tests.api.checks import assert_problem, everything, find_and_praise, leave_a_call, pages, rows_of
 from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, new_user, tool
+from tests.execution.test_execute import offer
+from tests.fakes.mcp_server import FakeMcpServer
 
 PUSHED = {"name": "files", "transport": "push"}
 DEFAULTS: dict[str, Any] = {"name": None, "settings": {}, "discovery_enabled": True, "tool_count": 0}
@@ -194,6 +196,19 @@ async def test_a_deleted_user_takes_everything_along_and_nothing_of_others(
     assert (await other_user.http.get("/servers")).status_code == 200
     assert_problem(await admin.delete(f"/users/{user.id}"), 404)
     assert user.id not in {shown["id"] for shown in await everything(admin, "/users")}
+
+
+async def test_a_deleted_users_servers_are_let_go(
+    admin: httpx.AsyncClient, container: Container, user: TestUser, other_user: TestUser, mcp: FakeMcpServer
+) -> None:
+    def connected() -> set[str]:
+        return {owner for owner, _ in container.upstream._places} & {user.id, other_user.id}
+
+    for somebody in (user, other_user):
+        await offer(somebody, mcp, "read")
+    assert connected() == {user.id, other_user.id}
+    assert (await admin.delete(f"/users/{user.id}")).status_code == 204
+    assert connected() == {other_user.id}
 
 
 async def test_a_user_that_comes_back_after_deletion_starts_with_nothing(

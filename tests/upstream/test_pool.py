@@ -146,6 +146,16 @@ async def test_forgetting_a_server_that_is_not_connected_does_nothing(server: Fa
         assert await upstream.list_tools(endpoint(server))
 
 
+async def test_a_user_who_is_forgotten_leaves_no_connection_and_others_keep_theirs(server: FakeMcpServer) -> None:
+    async with reaching(server) as upstream:
+        for user_id, server_id in (("someone", "a"), ("someone", "b"), ("another", "a")):
+            await upstream.list_tools(endpoint(server, user_id=user_id, server_id=server_id))
+        upstream.forget_user("someone")
+        await until(lambda: farewells(server) == 2)
+        await upstream.list_tools(endpoint(server, user_id="another", server_id="a"))
+        assert sessions(server) == 3
+
+
 async def test_idle_connections_are_closed_and_used_ones_are_not(server: FakeMcpServer) -> None:
     async with reaching(server, idle_s=0.15) as upstream:
         async with calling(upstream, server) as call:
