@@ -95,7 +95,7 @@ def test_a_name_alone_makes_a_tool_without_parameters() -> None:
         (tool("a", _meta=0), "a", "`_meta` must be an object"),
         (nested(MAX_DEPTH + 1), "deep", "deeper than 32"),
         (nested(500), "deep", "deeper than 32"),
-        (parts(MAX_NODES + 1), "wide", "2001 parts"),
+        (parts(MAX_NODES + 1), "wide", "10001 parts"),
         (sized(MAX_TOOL_BYTES + 1), "large", "larger than 256 KiB"),
         ({"name": "large", "description": "ü" * (MAX_TOOL_BYTES // 2)}, "large", "larger than 256 KiB"),
         ({"name": "large", "x" * MAX_TOOL_BYTES: 1}, "large", "larger than 256 KiB"),
