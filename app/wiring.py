@@ -150,9 +150,9 @@ def _ground(settings: Settings, url: str, tracing: Tracing, closing: AsyncExitSt
     database = Database(url, settings.database_pool_size, metrics)
     closing.push_async_callback(database.close)
     tally, selection_log = Tally(database), SelectionLog(database)
-    for writer in (tally, selection_log):
-        writer.start()
-        closing.push_async_callback(writer.stop)
+    for scribe in (tally.scribe, selection_log.scribe):
+        scribe.start()
+        closing.push_async_callback(scribe.stop)
     return _Ground(settings, sealer, metrics, tracing, database, tally, selection_log)
 
 
