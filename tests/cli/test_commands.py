@@ -71,6 +71,32 @@ def test_labelled_messages_from_a_terminal(command: Command, mcp: FakeMcpServer,
     assert "line 2: `tools` must be a list" in command("eval", str(labelled), "--user", "lin", status=1)
 
 
+def test_tools_that_are_found_but_not_first_are_counted_and_a_handful_shown(
+    command: Command, mcp: FakeMcpServer, tmp_path: Path
+) -> None:
+    command("key", "create", "--user", "amy")
+    mcp.tools = [
+        tool("get_forecast", "The weather forecast for a city."),
+        tool("get_weather", "The weather in a city."),
+    ]
+    command("server", "add", "sky", mcp.url, "--user", "amy")
+    labelled = tmp_path / "labelled.jsonl"
+    right = '{"message": "get the weather forecast for a city", "tools": ["get_forecast"]}\n'
+    wrong = right.replace('["get_forecast"]', '["get_weather"]')
+    labelled.write_text(right + wrong * 5)
+    told = command("eval", str(labelled), "--user", "amy")
+    assert "5 found, but not at the first place:" in told
+    assert told.count("sky.get_weather: at place 2, behind sky.get_forecast") == 5
+    assert "more" not in told
+    labelled.write_text(right + wrong * 7)
+    told = command("eval", str(labelled), "--user", "amy")
+    assert "7 found, but not at the first place:" in told
+    assert told.count("sky.get_weather: at place 2, behind sky.get_forecast") == 5
+    assert "and 2 more" in told
+    labelled.write_text(right)
+    assert "not at the first place" not in command("eval", str(labelled), "--user", "amy")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
