@@ -20,7 +20,6 @@ from app.evaluation.suggest import Suggestions, suggest
 from app.evaluation.summary import Summary
 from app.settings import Settings
 
-_STEPS = 10
 _MESSAGE_SHOWN = 60
 _NOT_FIRST_SHOWN = 5
 
@@ -85,8 +84,7 @@ class Telling:
         if what != self._what:
             self.end()
             self._what, self._bar = what, ProgressBar(what)
-        if done == total or done * _STEPS // total > (done - 1) * _STEPS // total:
-            self._bar.show(done, total, "")
+        self._bar.show(done, total, "")
 
     def end(self) -> None:
         self._bar.end()
