@@ -15,7 +15,7 @@ from app.database.migrate import check_server, current_revision, newest_revision
 from app.errors import ToolscoutError
 from app.settings import Settings
 from app.upstream.operators import OperatorsServers
-from app.wiring import reachable_database, read_active_model, sealer_of, wanted_embedder
+from app.wiring import has_data, reachable_database, read_active_model, sealer_of, wanted_embedder
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 def _settings(settings: Settings) -> Finding:
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    sealer_of(settings)
+    if has_data(settings):
+        sealer_of(settings)
     where = "embedded" if settings.embedded else "DATABASE_URL"
     return Finding("settings", ok=True, message=f"{settings.environment}, Postgres: {where}")
 

@@ -258,11 +258,18 @@ async def owned_database(settings: Settings) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def reachable_database(settings: Settings) -> AsyncIterator[str]:
-    """For commands: beside a running service they use its Postgres; without one they start it for the while."""
+async def reachable_database(settings: Settings, *, from_nothing: bool = False) -> AsyncIterator[str]:
+    """For commands: beside a running service they use its Postgres; without one they start it for the while. Where
+    there is no data most of them have nothing to do: they refuse rather than begin anew in what is a wrong folder."""
     if await is_served(settings):
         yield EmbeddedPostgres(settings.data_dir).url
         return
+    if not (from_nothing or has_data(settings)):
+        _refuse_embedded_in_production(settings)
+        raise ConfigurationError(
+            f"there is no data yet in {EmbeddedPostgres(settings.data_dir).data_dir}: run this where `toolscout serve` "
+            "runs, or set TOOLSCOUT_DATA_DIR to the folder of its data; `toolscout migrate` begins anew here"
+        )
     async with owned_database(settings) as url:
         yield url
 
@@ -270,6 +277,11 @@ async def reachable_database(settings: Settings) -> AsyncIterator[str]:
 async def is_served(settings: Settings) -> bool:
     """Whether a service runs on the embedded Postgres: it lives no longer than its service."""
     return settings.embedded and await asyncio.to_thread(_answers, EmbeddedPostgres(settings.data_dir).url)
+
+
+def has_data(settings: Settings) -> bool:
+    """False where the embedded Postgres was never started; of any other, its database will tell."""
+    return not settings.embedded or EmbeddedPostgres(settings.data_dir).exists
 
 
 def _answers(url: str) -> bool:

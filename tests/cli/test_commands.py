@@ -97,6 +97,42 @@ def test_tools_that_are_found_but_not_first_are_counted_and_a_handful_shown(
     assert "not at the first place" not in command("eval", str(labelled), "--user", "amy")
 
 
+@pytest.fixture
+def elsewhere(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which no service has run, with no Postgres but the embedded one."""
+    for name in ("DATABASE_URL", "TOOLSCOUT_SECRET_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLSCOUT_DATA_DIR", str(tmp_path / "elsewhere"))
+    return tmp_path / "elsewhere"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["discover", "read a file"],
+        ["key", "create", "--user", "ada"],
+        ["server", "list"],
+        ["model", "list"],
+        ["selections", "export"],
+        ["eval", "--suggest"],
+        ["calibrate", "--reset"],
+        ["doctor"],
+    ],
+)
+def test_a_command_in_a_folder_without_data_names_it_and_makes_none(
+    command: Command, elsewhere: Path, arguments: list[str]
+) -> None:
+    assert f"there is no data yet in {elsewhere}: " in command(*arguments, status=1)
+    assert not elsewhere.exists()
+
+
+def test_a_folder_without_data_is_begun_by_migrating(command: Command, elsewhere: Path) -> None:
+    assert "the schema is at" in command("migrate")
+    assert (elsewhere / "postgres").exists()
+    assert command("key", "create", "--user", "ada").startswith("ts_user_")
+    assert "FAIL" not in command("doctor")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
