@@ -12,10 +12,10 @@ from sqlalchemy.pool import NullPool
 from app.catalog.servers import count_unopenable
 from app.database.engine import Database, driver_url
 from app.database.migrate import check_server, current_revision, newest_revision
-from app.errors import ToolscoutError
+from app.errors import ConfigurationError, ToolscoutError
 from app.settings import Settings
 from app.upstream.operators import OperatorsServers
-from app.wiring import reachable_database, read_active_model, sealer_of, wanted_embedder
+from app.wiring import has_data, reachable_database, read_active_model, sealer_of, wanted_embedder
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,18 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 def _settings(settings: Settings) -> Finding:
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    sealer_of(settings)
+    if has_data(settings):
+        sealer_of(settings)
     where = "embedded" if settings.embedded else "DATABASE_URL"
     return Finding("settings", ok=True, message=f"{settings.environment}, Postgres: {where}")
 
 
 def _programs(settings: Settings) -> list[Finding]:
     """Only what is wrong with them."""
-    programs = OperatorsServers.read(settings.stdio_servers).programs
+    try:
+        programs = OperatorsServers.read(settings.stdio_servers).programs
+    except ConfigurationError as error:
+        return [Finding("stdio", ok=False, message=error.message)]
     missing = {name: program.argv[0] for name, program in programs.items() if shutil.which(program.argv[0]) is None}
     return [
         Finding("stdio", ok=False, message=f"{name}: there is no program {command!r} in the PATH of this process")

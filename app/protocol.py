@@ -12,18 +12,22 @@ from app.errors import InvalidInput
 Json = dict[str, Any]
 
 
-def parse_json(body: bytes) -> Any:
-    """JSON as the RFC has it: no NaN, no Infinity, no lone surrogates; and no NUL, which Postgres cannot store."""
+def parse_json(body: bytes, called: str = "the body") -> Any:
+    """JSON as the RFC has it: no NaN, no Infinity, no lone surrogates; and no NUL, which Postgres cannot store. What is
+    wrong is told of what it is `called`."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(
-            f"the body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        ) from error
+        raise InvalidInput(f"{called} is not valid JSON: {error.msg} ({_place(body, error)})") from error
     # the escape is the only way for a NUL to get through the parser, so most bodies need no walk
     if b"\\u0000" in body and any("\0" in text for text in strings_in(value)):
-        raise InvalidInput("the body holds a NUL character, which cannot be stored")
+        raise InvalidInput(f"{called} holds a NUL character, which cannot be stored")
     return value
+
+
+def _place(body: bytes, error: orjson.JSONDecodeError) -> str:
+    """Where there is one line, its number would be taken for that of a file which it comes from."""
+    return f"line {error.lineno}, column {error.colno}" if b"\n" in body else f"column {error.colno}"
 
 
 def strings_in(value: Any) -> Iterator[str]:

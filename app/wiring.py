@@ -112,92 +112,126 @@ async def open_container(
         tracing = tracing or open_tracing(settings.otel_endpoint if serving else None)
         closing.push_async_callback(tracing.aclose)
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
-        sealer = sealer_of(settings)
-        metrics = Metrics()
-        database = Database(url, settings.database_pool_size, metrics)
-        closing.push_async_callback(database.close)
-        tally = Tally(database)
-        tally.start()
-        closing.push_async_callback(tally.stop)
-        selection_log = SelectionLog(database)
-        selection_log.start()
-        closing.push_async_callback(selection_log.stop)
+        ground = _ground(settings, url, tracing, closing)
         if serving:
-            await adopt_policy(database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
-        models = await _models(settings, url, database, metrics, closing)
+            await adopt_policy(ground.database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
+        models = await _models(ground, url, closing)
         if serving:
             models.start()
         count_tokens = await asyncio.to_thread(token_counter)
         upstream = _upstream(settings, resolve)
         upstream.start()
         closing.push_async_callback(upstream.aclose)
-        indexer = Indexer(
-            database=database,
-            models=models.refresh,
-            count_tokens=count_tokens,
-            metrics=metrics,
-            max_tools=settings.max_tools_per_server,
-            ann_above=settings.search_ann_above,
-            upstream=upstream,
-            sealer=sealer,
-            computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
-            tracing=tracing,
-        )
+        indexer = _indexer(ground, models, count_tokens, upstream)
         worker = Worker(indexer, _pace(settings))
         upstream.on_tools_changed = worker.tools_changed
-        kept = timedelta(days=settings.selection_log_days)
-        outdated = [repeats.outdated(), *counting.outdated(), *selections.outdated(kept)]
-        closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(database, outdated)))
-        if serving:
-            closing.push_async_callback(_cancelled, asyncio.create_task(watch_queue(database, metrics)))
+        _keep_house(ground, closing, watching=serving)
         if working and settings.works:
             worker.start()
         closing.push_async_callback(worker.stop)
-        discoverer = Discoverer(
-            database=database,
-            models=models,
-            search=HybridSearch(),
-            shelf=Shelf(),
-            metrics=metrics,
-            sealer=sealer,
-            tally=tally,
-            selections=selection_log,
-            max_tools=settings.max_tools,
-            tracing=tracing,
-        )
-        yield Container(
-            settings=settings,
-            database=database,
-            keyring=Keyring(database, _revealed(settings.admin_api_key)),
-            rates=Rates(settings.rate_per_user, metrics),
-            sealer=sealer,
-            models=models,
-            count_tokens=count_tokens,
-            discoverer=discoverer,
-            list_searcher=ListSearcher(
-                discoverer=discoverer,
-                reader=Reader(),
-                budget_s=settings.catalog_embed_budget_s,
-            ),
-            executor=Executor(
-                database=database,
-                upstream=upstream,
-                sealer=sealer,
-                metrics=metrics,
-                tally=tally,
-                timeout_s=settings.call_timeout_s,
-                max_result_bytes=settings.max_result_bytes,
-                tracing=tracing,
-            ),
-            upstream=upstream,
-            indexer=indexer,
-            worker=worker,
-            tally=tally,
-            selections=selection_log,
-            metrics=metrics,
-            tracing=tracing,
-            draining=asyncio.Event(),
-        )
+        yield _container(ground, models, upstream, indexer, worker)
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What all the rest stands on."""
+
+    settings: Settings
+    sealer: Sealer
+    metrics: Metrics
+    tracing: Tracing
+    database: Database
+    tally: Tally
+    selections: SelectionLog
+
+
+def _ground(settings: Settings, url: str, tracing: Tracing, closing: AsyncExitStack) -> _Ground:
+    sealer, metrics = sealer_of(settings), Metrics()
+    database = Database(url, settings.database_pool_size, metrics)
+    closing.push_async_callback(database.close)
+    tally, selection_log = Tally(database), SelectionLog(database)
+    for scribe in (tally.scribe, selection_log.scribe):
+        scribe.start()
+        closing.push_async_callback(scribe.stop)
+    return _Ground(settings, sealer, metrics, tracing, database, tally, selection_log)
+
+
+def _indexer(ground: _Ground, models: Models, count_tokens: Callable[[str], int], upstream: Upstream) -> Indexer:
+    settings = ground.settings
+    return Indexer(
+        database=ground.database,
+        models=models.refresh,
+        count_tokens=count_tokens,
+        metrics=ground.metrics,
+        max_tools=settings.max_tools_per_server,
+        ann_above=settings.search_ann_above,
+        upstream=upstream,
+        sealer=ground.sealer,
+        computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
+        tracing=ground.tracing,
+    )
+
+
+def _keep_house(ground: _Ground, closing: AsyncExitStack, *, watching: bool) -> None:
+    """In the background: forgets what is old and, if `watching`, measures the queue."""
+    kept = timedelta(days=ground.settings.selection_log_days)
+    outdated = [repeats.outdated(), *counting.outdated(), *selections.outdated(kept)]
+    closing.push_async_callback(_cancelled, asyncio.create_task(forget_for_ever(ground.database, outdated)))
+    if watching:
+        closing.push_async_callback(_cancelled, asyncio.create_task(watch_queue(ground.database, ground.metrics)))
+
+
+def _container(ground: _Ground, models: Models, upstream: Upstream, indexer: Indexer, worker: Worker) -> Container:
+    settings, database, metrics = ground.settings, ground.database, ground.metrics
+    discoverer = _discoverer(ground, models)
+    return Container(
+        settings=settings,
+        database=database,
+        keyring=Keyring(database, _revealed(settings.admin_api_key)),
+        rates=Rates(settings.rate_per_user, metrics),
+        sealer=ground.sealer,
+        models=models,
+        count_tokens=indexer.count_tokens,
+        discoverer=discoverer,
+        list_searcher=ListSearcher(discoverer, Reader(), budget_s=settings.catalog_embed_budget_s),
+        executor=_executor(ground, upstream),
+        upstream=upstream,
+        indexer=indexer,
+        worker=worker,
+        tally=ground.tally,
+        selections=ground.selections,
+        metrics=metrics,
+        tracing=ground.tracing,
+        draining=asyncio.Event(),
+    )
+
+
+def _discoverer(ground: _Ground, models: Models) -> Discoverer:
+    return Discoverer(
+        database=ground.database,
+        models=models,
+        search=HybridSearch(),
+        shelf=Shelf(),
+        metrics=ground.metrics,
+        sealer=ground.sealer,
+        tally=ground.tally,
+        selections=ground.selections,
+        max_tools=ground.settings.max_tools,
+        tracing=ground.tracing,
+    )
+
+
+def _executor(ground: _Ground, upstream: Upstream) -> Executor:
+    return Executor(
+        database=ground.database,
+        upstream=upstream,
+        sealer=ground.sealer,
+        metrics=ground.metrics,
+        tally=ground.tally,
+        timeout_s=ground.settings.call_timeout_s,
+        max_result_bytes=ground.settings.max_result_bytes,
+        tracing=ground.tracing,
+    )
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:
@@ -224,11 +258,18 @@ async def owned_database(settings: Settings) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def reachable_database(settings: Settings) -> AsyncIterator[str]:
-    """For commands: beside a running service they use its Postgres; without one they start it for the while."""
+async def reachable_database(settings: Settings, *, from_nothing: bool = False) -> AsyncIterator[str]:
+    """For commands: beside a running service they use its Postgres; without one they start it for the while. Where
+    there is no data most of them have nothing to do: they refuse rather than begin anew in what is a wrong folder."""
     if await is_served(settings):
         yield EmbeddedPostgres(settings.data_dir).url
         return
+    if not (from_nothing or has_data(settings)):
+        _refuse_embedded_in_production(settings)
+        raise ConfigurationError(
+            f"there is no data yet in {EmbeddedPostgres(settings.data_dir).data_dir}: run this where `toolscout serve` "
+            "runs, or set TOOLSCOUT_DATA_DIR to the folder of its data; `toolscout migrate` begins anew here"
+        )
     async with owned_database(settings) as url:
         yield url
 
@@ -236,6 +277,11 @@ async def reachable_database(settings: Settings) -> AsyncIterator[str]:
 async def is_served(settings: Settings) -> bool:
     """Whether a service runs on the embedded Postgres: it lives no longer than its service."""
     return settings.embedded and await asyncio.to_thread(_answers, EmbeddedPostgres(settings.data_dir).url)
+
+
+def has_data(settings: Settings) -> bool:
+    """False where the embedded Postgres was never started; of any other, its database will tell."""
+    return not settings.embedded or EmbeddedPostgres(settings.data_dir).exists
 
 
 def _answers(url: str) -> bool:
@@ -277,16 +323,15 @@ def _kept_secret_key(path: Path) -> bytes:
     return decoded_secret_key(path.read_text())
 
 
-async def _models(
-    settings: Settings, url: str, database: Database, metrics: Metrics, closing: AsyncExitStack
-) -> Models:
+async def _models(ground: _Ground, url: str, closing: AsyncExitStack) -> Models:
     """The active one serves, whatever the settings name: vectors of two models never meet."""
+    settings, metrics = ground.settings, ground.metrics
     wanted = await asyncio.to_thread(wanted_embedder, settings)
     closing.push_async_callback(wanted.aclose)
     if await asyncio.to_thread(read_active_model, url) is None:
         await _first_model(wanted, url)
     models = Models(
-        database,
+        ground.database,
         build=lambda model: wanted if model.id == wanted.model else embedder_of(settings, model.id),
         queries=lambda embedder: _queries(settings, embedder, metrics),
         wanted=wanted.model,

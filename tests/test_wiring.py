@@ -200,6 +200,17 @@ async def test_everything_that_was_opened_is_closed(
     await check_no_connection_is_left(fresh_database)
 
 
+async def test_what_was_counted_last_is_written_before_the_database_closes(
+    fresh_database: str, embedding_server: FakeEmbeddingServer, tmp_path: Path
+) -> None:
+    async with open_container(make_settings(tmp_path, **embedding_server.settings()), fresh_database) as service:
+        async with new_user(service, "ada"):
+            pass
+        service.tally.called("ada", "some-tool", succeeded=None)
+        assert as_owner(fresh_database, "SELECT * FROM tool_usage") == []
+    assert as_owner(fresh_database, "SELECT user_id, tool_id, called FROM tool_usage") == [("ada", "some-tool", 1)]
+
+
 def test_a_secret_key_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, secret_key=None)
     key = secret_key(settings)

@@ -11,7 +11,7 @@ from app.api.shapes import Identifier, Input, Output
 from app.dependencies import Discovering, Wired
 from app.evaluation.answering import DEFAULT_LIMIT, Answer
 from app.evaluation.describing import Alike, Likeness, Problem
-from app.evaluation.evaluate import Course, Evaluation, Miss, evaluate
+from app.evaluation.evaluate import Course, Evaluation, Miss, NotFirst, evaluate
 from app.evaluation.labelled import Labelled
 from app.evaluation.measures import Measures
 from app.evaluation.suggest import Suggestions, suggest
@@ -89,6 +89,15 @@ class MissOut(Output):
     message: str | None
 
 
+class NotFirstOut(Output):
+    id: str
+    tool: str = Field(description="`SERVER.TOOL`")
+    tool_key: str
+    place: int
+    first: str = Field(description="what stands there instead")
+    first_key: str
+
+
 class UnknownOut(Output):
     id: str
     label: str = Field(description="names no tool of the catalogue, and counts as not found")
@@ -128,6 +137,9 @@ class EvalOut(Output):
     degraded: int = Field(description="answers that were searched by words alone, or not at all")
     answers: list[AnswerOut]
     misses: list[MissOut] = Field(description="right tools that are not among the first five")
+    not_first: list[NotFirstOut] = Field(
+        description="of each message whose first right tool stands at the second to fifth place: that tool"
+    )
     unknown_labels: list[UnknownOut]
     suggestions: SuggestionsOut | None = None
 
@@ -157,6 +169,7 @@ def shown(evaluation: Evaluation, suggestions: Suggestions | None) -> EvalOut:
         degraded=summary.degraded,
         answers=[_answer(answer) for answer in evaluation.answers],
         misses=[_miss(miss) for miss in evaluation.misses],
+        not_first=[_not_first(each) for each in evaluation.not_first],
         unknown_labels=[UnknownOut(id=each.asked.id, label=each.label) for each in evaluation.unknown],
         suggestions=None if suggestions is None else _suggestions(suggestions),
     )
@@ -189,6 +202,17 @@ def _miss(miss: Miss) -> MissOut:
         place=miss.place,
         reason=miss.reason and miss.reason.code,
         message=miss.reason and miss.reason.message,
+    )
+
+
+def _not_first(found: NotFirst) -> NotFirstOut:
+    return NotFirstOut(
+        id=found.asked.id,
+        tool=found.tool,
+        tool_key=found.tool_key,
+        place=found.place,
+        first=found.first,
+        first_key=found.first_key,
     )
 
 

@@ -14,14 +14,14 @@ from app.cli.progress import ProgressBar
 from app.cli.tools import printable
 from app.errors import InvalidInput
 from app.evaluation.answering import DEFAULT_LIMIT
-from app.evaluation.evaluate import Course, Evaluation, Miss, evaluate
+from app.evaluation.evaluate import Course, Evaluation, Miss, NotFirst, evaluate
 from app.evaluation.labelled import Labelled, read_labelled
 from app.evaluation.suggest import Suggestions, suggest
 from app.evaluation.summary import Summary
 from app.settings import Settings
 
-_STEPS = 10
 _MESSAGE_SHOWN = 60
+_NOT_FIRST_SHOWN = 5
 
 
 def add_evaluation_commands(commands: Any) -> None:
@@ -84,8 +84,7 @@ class Telling:
         if what != self._what:
             self.end()
             self._what, self._bar = what, ProgressBar(what)
-        if done == total or done * _STEPS // total > (done - 1) * _STEPS // total:
-            self._bar.show(done, total, "")
+        self._bar.show(done, total, "")
 
     def end(self) -> None:
         self._bar.end()
@@ -93,7 +92,8 @@ class Telling:
 
 def _print(evaluation: Evaluation, suggestions: Suggestions | None) -> None:
     if evaluation.answers:
-        for line in (*_table(evaluation.summary), *_unknown(evaluation), *_misses(evaluation.misses)):
+        wrong = (*_unknown(evaluation), *_misses(evaluation.misses), *_not_first(evaluation.not_first))
+        for line in (*_table(evaluation.summary), *wrong):
             print(printable(line))
     if suggestions is not None:
         for line in _suggested(suggestions):
@@ -126,6 +126,15 @@ def _unknown(evaluation: Evaluation) -> list[str]:
 def _misses(misses: Sequence[Miss]) -> list[str]:
     lines = [f"  {miss.asked.id}: {_short(miss.asked.text)}\n      {miss.tool}: {_reason(miss)}" for miss in misses]
     return ["", "not among the first five:", *lines] if lines else []
+
+
+def _not_first(found: Sequence[NotFirst]) -> list[str]:
+    lines = [
+        f"  {each.asked.id}: {_short(each.asked.text)}\n      {each.tool}: at place {each.place}, behind {each.first}"
+        for each in found[:_NOT_FIRST_SHOWN]
+    ]
+    more = [f"  and {len(found) - len(lines)} more: --json lists them all"] if len(found) > len(lines) else []
+    return ["", f"{len(found)} found, but not at the first place:", *lines, *more] if found else []
 
 
 def _reason(miss: Miss) -> str:

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
-    async with reachable_database(settings) as url:
+    async with reachable_database(settings, from_nothing=True) as url:
         production = settings.environment == "production"
         revision = await asyncio.to_thread(migrate, url, revision=options.to, production=production)
     print(f"the schema is at {revision}")

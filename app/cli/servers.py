@@ -18,6 +18,7 @@ from app.indexing import jobs
 from app.indexing.jobs import Run
 from app.indexing.registering import register_server, remove_server
 from app.settings import Settings
+from app.upstream.operators import OperatorsServers
 from app.wiring import Container
 
 _LOOK_S = 0.2
@@ -54,6 +55,8 @@ def add_server_commands(commands: Any) -> None:
 
 async def _add(settings: Settings, options: argparse.Namespace) -> int:
     wanted = _wanted(options)
+    if wanted.transport == "stdio":
+        _check_listed(settings, wanted.name)
     async with opened(settings, options.user) as (container, _):
         await container.upstream.check(wanted.transport, wanted.name, wanted.url)
         async with container.database.transaction(options.user) as session:
@@ -75,6 +78,15 @@ def _wanted(options: argparse.Namespace) -> NewServer:
     except ValidationError as error:
         raise InvalidInput("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from None
     return NewServer(**body.model_dump())
+
+
+def _check_listed(settings: Settings, name: str) -> None:
+    listed = OperatorsServers.read(settings.stdio_servers).programs
+    if name not in listed:
+        raise InvalidInput(
+            f"give the URL of its MCP endpoint (`toolscout server add {name} URL`, with `--transport sse` if need be) "
+            f"or the name of a stdio server that TOOLSCOUT_STDIO_SERVERS lists ({', '.join(listed) or 'it lists none'})"
+        )
 
 
 def _header(text: str) -> tuple[str, str]:

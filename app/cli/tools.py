@@ -70,7 +70,7 @@ def _print_discovery(discovery: Discovery) -> None:
 
 
 async def _execute(settings: Settings, options: argparse.Namespace) -> int:
-    arguments = parse_json(options.arguments.encode())
+    arguments = parse_json(options.arguments.encode(errors="surrogateescape"), "the text of the arguments")
     if not isinstance(arguments, dict):
         raise InvalidInput("the arguments must be a JSON object")
     async with opened(settings, options.user) as (container, user):

@@ -67,10 +67,10 @@ class EmbeddedPostgres:
     """
 
     def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir.expanduser().resolve()
-        self._cluster = self._data_dir / "postgres"
-        self._log = self._data_dir / "postgres.log"
-        self._socket_dir = _socket_dir_for(self._data_dir)
+        self.data_dir = data_dir.expanduser().resolve()
+        self._cluster = self.data_dir / "postgres"
+        self._log = self.data_dir / "postgres.log"
+        self._socket_dir = _socket_dir_for(self.data_dir)
         self._turn = threading.Lock()
         self._lock: IO[str] | None = None
         self._child: ChildProcess | None = None
@@ -78,6 +78,11 @@ class EmbeddedPostgres:
     @property
     def url(self) -> str:
         return f"postgresql://{SUPERUSER}@/{DATABASE}?host={quote(str(self._socket_dir))}&port={PORT}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether it has ever been started."""
+        return self._cluster.exists()
 
     @property
     def running(self) -> bool:
@@ -89,8 +94,8 @@ class EmbeddedPostgres:
 
     def start(self) -> None:
         with self._turn, self._os_errors_explained(), ExitStack() as undo:
-            self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = undo.enter_context((self._data_dir / "postgres.lock").open("a+"))
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = undo.enter_context((self.data_dir / "postgres.lock").open("a+"))
             self._claim(lock)
             undo.callback(self._clear_away)
             self._launch()
@@ -139,7 +144,7 @@ class EmbeddedPostgres:
         except BlockingIOError:
             lock.seek(0)
             raise ConfigurationError(
-                f"The folder {self._data_dir} is in use by another Toolscout (pid {lock.read() or 'unknown'}). "
+                f"The folder {self.data_dir} is in use by another Toolscout (pid {lock.read() or 'unknown'}). "
                 "Stop that one, or choose another folder (TOOLSCOUT_DATA_DIR)."
             ) from None
         lock.truncate(0)
@@ -151,9 +156,9 @@ class EmbeddedPostgres:
         self._await_predecessor()
         account = self._choose_account()
         if account != Account.ours():
-            for folder in (self._data_dir, _binaries(), self._socket_dir.parent):
+            for folder in (self.data_dir, _binaries(), self._socket_dir.parent):
                 _let_through(account, folder)
-        if not self._cluster.exists():
+        if not self.exists:
             self._initialise(account)
         _make_private_folder(self._socket_dir, account)
         settings = SETTINGS | {"unix_socket_directories": str(self._socket_dir)}
@@ -179,13 +184,13 @@ class EmbeddedPostgres:
         """Postgres refuses to run as root, who therefore hands it to the owner of the data or to a user made for it."""
         if os.geteuid() != 0:
             return Account.ours()
-        if self._cluster.exists() and (owner := self._cluster.stat()).st_uid != 0:
+        if self.exists and (owner := self._cluster.stat()).st_uid != 0:
             return Account(owner.st_uid, owner.st_gid)
         return _os_user()
 
     def _initialise(self, account: Account) -> None:
         # Renamed when whole, so that a run killed half-way is not taken for a database.
-        fresh = self._data_dir / "postgres.new"
+        fresh = self.data_dir / "postgres.new"
         _make_private_folder(fresh, account)
         initdb = self._run(account, "initdb", *INITDB_OPTIONS, "-D", str(fresh))
         initdb.wait(START_PATIENCE_S)
@@ -231,7 +236,7 @@ class EmbeddedPostgres:
         try:
             yield
         except OSError as error:
-            raise ConfigurationError(f"Postgres cannot be run in {self._data_dir}: {error}") from error
+            raise ConfigurationError(f"Postgres cannot be run in {self.data_dir}: {error}") from error
 
 
 def _binaries() -> Path:

@@ -43,6 +43,20 @@ class Miss:
 
 
 @dataclass(frozen=True)
+class NotFirst:
+    """A message's first right tool, where a wrong one stands before it."""
+
+    asked: Labelled
+    tool_key: str
+    tool: str
+    """`SERVER.TOOL`."""
+    place: int
+    first_key: str
+    first: str
+    """What stands at the first place instead."""
+
+
+@dataclass(frozen=True)
 class UnknownLabel:
     asked: Labelled
     label: str
@@ -53,6 +67,7 @@ class Evaluation:
     summary: Summary
     answers: Sequence[Answer]
     misses: Sequence[Miss]
+    not_first: Sequence[NotFirst]
     unknown: Sequence[UnknownLabel]
 
 
@@ -76,6 +91,7 @@ async def evaluate(
         summary=summed_up(answers),
         answers=answers,
         misses=await _misses(discoverer, caller, answers, meaning, course, told),
+        not_first=[each for answer in answers for each in _not_first(answer, meaning)],
         unknown=[UnknownLabel(asked, label) for asked in items for label in meaning.unknown(asked.tools)],
     )
 
@@ -97,6 +113,18 @@ def _missed(answer: Answer, meaning: Meaning) -> list[str]:
     first = answer.ranked[:FOUND_WITHIN]
     relevant = meaning.relevant(answer.asked.tools)
     return [key for key in relevant if key in meaning.called and key not in first]
+
+
+def _not_first(answer: Answer, meaning: Meaning) -> list[NotFirst]:
+    """At most one: who is told of the best place knows the others. Further down it is a miss."""
+    relevant = set(meaning.relevant(answer.asked.tools))
+    places = [(place, key) for place, key in enumerate(answer.ranked[:FOUND_WITHIN], start=1) if key in relevant]
+    first = answer.ranked[0] if answer.ranked else ""
+    return [
+        NotFirst(answer.asked, key, meaning.called[key], place, first, meaning.called.get(first, first))
+        for place, key in places[:1]
+        if place > 1 and key in meaning.called
+    ]
 
 
 def _place(answer: Answer, key: str) -> int | None:

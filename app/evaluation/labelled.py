@@ -49,10 +49,9 @@ def _read(content: bytes) -> Iterator[Labelled]:
         if not line.strip():
             continue
         try:
-            yield _labelled(parse_json(line), str(number))
+            yield _labelled(parse_json(line, "it"), str(number))
         except InvalidInput as error:
-            wrong = error.message.replace("the body", "it")
-            raise InvalidInput(f"line {number}: {wrong}") from error
+            raise InvalidInput(f"line {number}: {error.message}") from error
 
 
 def _labelled(value: Any, number: str) -> Labelled:

@@ -20,15 +20,13 @@ from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
 from app.errors import QueryFailed, QueryInterrupted, Unavailable
 from app.models import selections
+from app.usage.writing import Scribe
 
 logger = logging.getLogger("toolscout.usage")
 
 MOST_KEPT = 5_000
 """Selections that wait to be written; later ones are not kept while a database is away."""
 MOST_EXPORTED = 10_000
-
-_WRITE_EVERY_S = 1.0
-_LAST_WRITE_S = 3.0
 
 # who has changed their mind meanwhile, or has gone, has nothing written any more
 _WRITE = """
@@ -99,7 +97,7 @@ class SelectionLog:
         self._database = database
         self._waiting: list[tuple[str, Selection]] = []
         self._writing = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self.scribe = Scribe("selections", self.write, self.write, lambda: {"selections": len(self._waiting)})
 
     def note(self, user_id: str, selection: Selection) -> None:
         if len(self._waiting) < MOST_KEPT:
@@ -109,24 +107,6 @@ class SelectionLog:
         """What waits to be written of a user who wants it gone; what is just being written is there afterwards."""
         async with self._writing:
             self._waiting = [each for each in self._waiting if each[0] != user_id]
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._write_for_ever())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        try:
-            async with asyncio.timeout(_LAST_WRITE_S):
-                await self.write()
-        except TimeoutError:
-            logger.warning("selections could not be written down in time", extra={"selections": len(self._waiting)})
-
-    async def _write_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(_WRITE_EVERY_S)
-            await self.write()
 
     async def write(self) -> None:
         """What the database cannot take just now is kept for the next time; what it refuses is not."""

@@ -16,6 +16,7 @@ from app.errors import DatabaseDown, QueryFailed
 from app.usage.counting import USES, Batch, Use, add_counts
 from app.usage.latency import SPANS, span_of
 from app.usage.learning import learn
+from app.usage.writing import Scribe
 
 logger = logging.getLogger("toolscout.usage")
 
@@ -23,10 +24,8 @@ MOST_KEPT = 50_000
 """Counters, of tools and of minutes, that wait to be written. Beyond it no new ones begin: a database that is away for
 hours must not fill the memory."""
 
-_WRITE_EVERY_S = 1.0
 _AFTER_FAILURE_S = 10.0
 _WRITES_UNTIL_LEARNING = 30
-_LAST_WRITE_S = 3.0
 _USERS_AT_ONCE = 100
 
 _Key = TypeVar("_Key", bound=tuple[str, str | int])
@@ -72,7 +71,8 @@ class Tally:
         self._unlearnt: set[str] = set()
         self._lost = 0
         self._writing = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._turns = 0
+        self.scribe = Scribe("usage", self._turn, self._last, lambda: {"counters": self.kept})
 
     def discovered(self, user_id: str, tool_ids: Iterable[str], figures: Figures) -> None:
         for tool_id in tool_ids:
@@ -103,28 +103,16 @@ class Tally:
         else:
             self._lost += 1
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._write_for_ever())
-
-    async def stop(self) -> None:
-        """Writes what there is, unless the database takes too long for a service that is to end."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        try:
-            async with asyncio.timeout(_LAST_WRITE_S):
-                await self.write()
-                await self.learn()
-        except TimeoutError:
-            logger.warning("usage could not be written down in time", extra={"counters": self.kept})
-
-    async def _write_for_ever(self) -> None:
-        while True:
-            for _ in range(_WRITES_UNTIL_LEARNING):
-                await asyncio.sleep(_WRITE_EVERY_S)
-                if not await self.write():
-                    await asyncio.sleep(_AFTER_FAILURE_S)
+    async def _turn(self) -> None:
+        self._turns += 1
+        if not await self.write():
+            await asyncio.sleep(_AFTER_FAILURE_S)
+        if self._turns % _WRITES_UNTIL_LEARNING == 0:
             await self.learn()
+
+    async def _last(self) -> None:
+        await self.write()
+        await self.learn()
 
     async def write(self) -> bool:
         """Whether all of it is written; what is not is kept for the next time."""

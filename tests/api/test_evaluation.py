@@ -48,7 +48,7 @@ async def test_what_is_found_at_once_scores_one_however_the_tool_is_named(team: 
     assert (shown["messages"], shown["lost"], shown["abstained"], shown["degraded"]) == (4, 0, None, 0)
     assert shown["median_tokens"] > 0
     assert 0 < shown["median_saved_percent"] < 100
-    assert shown["misses"] == shown["unknown_labels"] == []
+    assert shown["misses"] == shown["not_first"] == shown["unknown_labels"] == []
     assert shown["suggestions"] is None
 
 
@@ -106,6 +106,26 @@ async def test_a_tool_behind_the_fifth_place_is_a_miss_with_its_place(user: Test
     assert shown["measures"]["recall_at_10"] == 1
     [miss] = shown["misses"]
     assert (miss["tool_key"], miss["place"], miss["reason"]) == (ranked[5], 6, "included")
+
+
+async def test_a_tool_that_is_found_behind_another_is_told_with_its_place_and_the_other(user: TestUser) -> None:
+    siblings = [tool(f"get_forecast_{n}", f"The weather forecast for city number {n}.") for n in range(8)]
+    await user.add_tools(*siblings, server="weather")
+    names = {each["id"]: f"weather.{name}" for name, each in (await user.tools()).items()}
+    ranked = (await evaluated(user, item(RAIN)))["answers"][0]["ranked"]
+    first, second, third, *_, sixth, _seventh, _eighth = ranked
+    shown = await evaluated(user, item(RAIN, second, third, id="rain"), item(RAIN, first, third), item(RAIN, sixth))
+    assert shown["not_first"] == [
+        {
+            "id": "rain",
+            "tool": names[second],
+            "tool_key": second,
+            "place": 2,
+            "first": names[first],
+            "first_key": first,
+        }
+    ]
+    assert [miss["tool_key"] for miss in shown["misses"]] == [sixth]
 
 
 async def test_the_limit_is_how_many_are_asked_for(team: TestUser) -> None:

@@ -4,6 +4,8 @@ import base64
 import json
 import os
 import re
+import sys
+import textwrap
 from pathlib import Path
 
 import psycopg
@@ -14,6 +16,7 @@ from tests.cli.conftest import Command
 from tests.conftest import SECRET_KEY, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer
 from tests.fakes.mcp_server import FakeMcpServer
+from tests.upstream.test_operators import BY_HAND
 
 
 def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) -> None:
@@ -71,17 +74,84 @@ def test_labelled_messages_from_a_terminal(command: Command, mcp: FakeMcpServer,
     assert "line 2: `tools` must be a list" in command("eval", str(labelled), "--user", "lin", status=1)
 
 
+def test_tools_that_are_found_but_not_first_are_counted_and_a_handful_shown(
+    command: Command, mcp: FakeMcpServer, tmp_path: Path
+) -> None:
+    command("key", "create", "--user", "amy")
+    mcp.tools = [
+        tool("get_forecast", "The weather forecast for a city."),
+        tool("get_weather", "The weather in a city."),
+    ]
+    command("server", "add", "sky", mcp.url, "--user", "amy")
+    labelled = tmp_path / "labelled.jsonl"
+    right = '{"message": "get the weather forecast for a city", "tools": ["get_forecast"]}\n'
+    wrong = right.replace('["get_forecast"]', '["get_weather"]')
+    labelled.write_text(right + wrong * 5)
+    told = command("eval", str(labelled), "--user", "amy")
+    assert "5 found, but not at the first place:" in told
+    assert told.count("sky.get_weather: at place 2, behind sky.get_forecast") == 5
+    assert "more" not in told
+    labelled.write_text(right + wrong * 7)
+    told = command("eval", str(labelled), "--user", "amy")
+    assert "7 found, but not at the first place:" in told
+    assert told.count("sky.get_weather: at place 2, behind sky.get_forecast") == 5
+    assert "and 2 more" in told
+    labelled.write_text(right)
+    assert "not at the first place" not in command("eval", str(labelled), "--user", "amy")
+
+
+@pytest.fixture
+def elsewhere(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which no service has run, with no Postgres but the embedded one."""
+    for name in ("DATABASE_URL", "TOOLSCOUT_SECRET_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLSCOUT_DATA_DIR", str(tmp_path / "elsewhere"))
+    return tmp_path / "elsewhere"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["discover", "read a file"],
+        ["key", "create", "--user", "ada"],
+        ["server", "list"],
+        ["model", "list"],
+        ["selections", "export"],
+        ["eval", "--suggest"],
+        ["calibrate", "--reset"],
+        ["doctor"],
+    ],
+)
+def test_a_command_in_a_folder_without_data_names_it_and_makes_none(
+    command: Command, elsewhere: Path, arguments: list[str]
+) -> None:
+    assert f"there is no data yet in {elsewhere}: " in command(*arguments, status=1)
+    assert not elsewhere.exists()
+
+
+def test_a_folder_without_data_is_begun_by_migrating(command: Command, elsewhere: Path) -> None:
+    assert "the schema is at" in command("migrate")
+    assert (elsewhere / "postgres").exists()
+    assert command("key", "create", "--user", "ada").startswith("ts_user_")
+    assert "FAIL" not in command("doctor")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["server", "add", "inside", "https://127.0.0.1/mcp"], "not a public address"),
-        (["server", "add", "shell"], "only those that the operator has listed"),
+        (["server", "add", "shell"], "give the URL of its MCP endpoint (`toolscout server add shell URL`"),
+        (["server", "add", "shell", "--transport", "stdio"], "TOOLSCOUT_STDIO_SERVERS lists (it lists none)"),
         (["server", "add", "odd", "--transport", "sse"], "needs a URL"),
         (["server", "add", "odd", "https://example.com", "--header", "Host=elsewhere"], "set by the connection itself"),
         (["server", "add", "odd", "https://example.com", "--header", "nothing"], "NAME=VALUE"),
         (["server", "reindex", "nobody"], "no server named 'nobody'"),
         (["server", "remove", "nobody"], "no server named 'nobody'"),
         (["execute", "files.echo", "[]"], "must be a JSON object"),
+        (["execute", "files.echo", "{bad"], "the text of the arguments is not valid JSON"),
+        (["execute", "files.echo", "{bad"], "(column 2)"),
+        (["execute", "files.echo", '{"a":\n bad}'], "(line 2, column 2)"),
+        (["execute", "files.echo", "\udcff"], "the text of the arguments is not valid JSON"),
         (["execute", "files.nothing"], "no such tool"),
         (["discover", " "], "no text"),
         (["eval"], "give a file of labelled messages, or --suggest"),
@@ -168,15 +238,41 @@ def test_a_models_life_from_a_terminal(
     assert "gamma" not in command("model", "list")
 
 
-def test_doctor_names_a_program_that_is_not_there(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = tmp_path / "stdio.json"
-    listed.write_text('{"time": {"argv": ["no-such-program-here"]}}')
-    monkeypatch.setenv("TOOLSCOUT_STDIO_SERVERS", str(listed))
+@pytest.fixture
+def stdio(command: Command, fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The operator's file, which is not there yet, beside a database of which doctor has nothing to say."""
+    monkeypatch.setenv("DATABASE_URL", fresh_database)
+    monkeypatch.setenv("TOOLSCOUT_STDIO_SERVERS", str(tmp_path / "stdio.json"))
+    command("migrate")
+    return tmp_path / "stdio.json"
+
+
+def test_doctor_names_a_program_that_is_not_there(command: Command, stdio: Path) -> None:
+    stdio.write_text('{"time": {"argv": ["no-such-program-here"]}}')
     assert "no program 'no-such-program-here'" in command("doctor", status=1)
-    listed.write_text("[]")
-    assert "TOOLSCOUT_STDIO_SERVERS" in command("doctor", status=1)
+    stdio.write_text(json.dumps({"time": {"argv": [sys.executable]}}))
+    assert "stdio" not in command("doctor")
+
+
+def test_doctor_tells_of_a_stdio_file_of_no_use_under_its_own_name_and_goes_on(command: Command, stdio: Path) -> None:
+    for reason in ("No such file or directory", "should be an object"):
+        first, wrong, *others = command("doctor", status=1).splitlines()
+        assert re.match(rf"FAIL  stdio +TOOLSCOUT_STDIO_SERVERS: .*{reason}", wrong)
+        assert [line.split()[:2] for line in (first, *others)] == [
+            ["ok", subject] for subject in ("settings", "database", "secrets", "embedder")
+        ]
+        stdio.write_text("[]")
+
+
+def test_a_server_without_a_url_is_one_of_those_that_the_operator_has_listed(
+    command: Command, stdio: Path, tmp_path: Path
+) -> None:
+    code = tmp_path / "server.py"
+    code.write_text(textwrap.dedent(BY_HAND).replace("BEFORE", "").replace("AFTER", ""))
+    stdio.write_text(json.dumps({name: {"argv": [sys.executable, str(code)]} for name in ("time", "notes")}))
+    command("key", "create", "--user", "joe")
+    assert "TOOLSCOUT_STDIO_SERVERS lists (time, notes)" in command("server", "add", "tim", "--user", "joe", status=1)
+    assert "1 added" in command("server", "add", "time", "--user", "joe")
 
 
 def test_a_worker_without_work_is_told_which_setting_is_wrong(

@@ -30,7 +30,8 @@ def test_the_format_of_public_sets_is_read_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("{", "it is not valid JSON"),
+        ('{"message": bad}', "it is not valid JSON: unexpected character, expected a JSON value (column 13)"),
+        (r'{"message": "\u0000", "tools": []}', "it holds a NUL character"),
         ("[]", "it must be an object"),
         ('{"message": "hello"}', "`tools` must be a list of names"),
         ('{"message": "hello", "tools": "a"}', "`tools` must be a list of names"),

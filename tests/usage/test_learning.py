@@ -6,6 +6,7 @@ import pytest
 
 from app.usage.learning import STEP
 from app.usage.prior import ENOUGH, PRIOR_MOST
+from app.usage.tally import Tally
 from app.wiring import Container
 from tests.conftest import TestUser, new_user, tool
 from tests.usage.counters import live_through
@@ -69,6 +70,17 @@ async def test_nothing_is_learnt_before_there_is_enough(container: Container, us
     await live_through(container, user.id, key, *[True] * (ENOUGH - 1))
     assert await priors(container, user) == {}
     await live_through(container, user.id, await key_of(user, "north"), False)
+    assert (await priors(container, user)).keys() == {key}
+
+
+async def test_what_is_known_is_learnt_with_every_thirtieth_write(container: Container, user: TestUser) -> None:
+    key, tally = await key_of(user, "south"), Tally(container.database)
+    for _ in range(ENOUGH):
+        tally.called(user.id, key, succeeded=True)
+    for _ in range(29):
+        await tally.scribe.turn()
+    assert await priors(container, user) == {}
+    await tally.scribe.turn()
     assert (await priors(container, user)).keys() == {key}
 
 
