@@ -145,11 +145,12 @@ async def _servers(container: Container, user_id: str) -> list[Server]:
 
 
 async def _follow(container: Container, server: Server, run: Run) -> int:
-    """Until it has ended, whoever does it: a service, or this process if none seems to be there."""
+    """Until it has ended, or failed and waits to be tried again, whoever does it: a service, or this process if none
+    seems to be there."""
     container.worker.wake()
     bar = ProgressBar(server.name)
     begun = time.monotonic()
-    while not run.finished:
+    while not (run.finished or _waits_to_try_again(run)):
         bar.show(run.done, run.total, run.state)
         await asyncio.sleep(_LOOK_S)
         if run.state == "queued" and time.monotonic() - begun > _PATIENCE_S:
@@ -161,6 +162,11 @@ async def _follow(container: Container, server: Server, run: Run) -> int:
     return _tell(server, run)
 
 
+def _waits_to_try_again(run: Run) -> bool:
+    """It stays under way; of an attempt that failed it has the error."""
+    return not run.finished and run.error is not None
+
+
 def _tell(server: Server, run: Run) -> int:
     for refusal in run.refused:
         print(f"  refused {refusal['name']}: {refusal['reason']}")
@@ -168,7 +174,8 @@ def _tell(server: Server, run: Run) -> int:
         print(f"  {warning}")
     if run.error is not None:
         print(f"{server.name}: failed ({run.error['cause']}): {run.error['message']}")
-        print(f"it stays registered; ask it again with `toolscout server reindex {server.name}`")
+        again = "a service that runs asks it again by itself" if _waits_to_try_again(run) else "it stays registered"
+        print(f"{again}; or `toolscout server reindex {server.name}`")
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in run.all_counts.items() if count)
     print(f"{server.name}: {counts or 'no tools'}")

@@ -109,24 +109,31 @@ class SelectionLog:
             self._waiting = [each for each in self._waiting if each[0] != user_id]
 
     async def write(self) -> None:
-        """What the database cannot take just now is kept for the next time; what it refuses is not."""
+        """What the database cannot take just now, or what was broken off, is kept for the next time; what it refuses is
+        not."""
         async with self._writing:
             taken, self._waiting = self._waiting, []
-            by_user: defaultdict[str, list[Selection]] = defaultdict(list)
+            unwritten: defaultdict[str, list[Selection]] = defaultdict(list)
             for user_id, selection in taken:
-                by_user[user_id].append(selection)
-            for user_id, of_user in by_user.items():
-                await self._write_of(user_id, of_user)
+                unwritten[user_id].append(selection)
+            try:
+                for user_id, of_user in list(unwritten.items()):
+                    if await self._is_done(user_id, of_user):
+                        del unwritten[user_id]
+            finally:
+                for user_id, of_user in unwritten.items():
+                    for selection in of_user:
+                        self.note(user_id, selection)
 
-    async def _write_of(self, user_id: str, of_user: Sequence[Selection]) -> None:
+    async def _is_done(self, user_id: str, of_user: Sequence[Selection]) -> bool:
         try:
             async with self._database.transaction(user_id) as session:
                 await session.rows(_WRITE, {"user_id": user_id, "selections": orjson.dumps(of_user).decode()})
         except (Unavailable, QueryInterrupted):
-            for selection in of_user:
-                self.note(user_id, selection)
+            return False
         except QueryFailed:
             logger.warning("a user's selections could not be written down", exc_info=True)
+        return True
 
 
 async def list_selections(

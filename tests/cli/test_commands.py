@@ -275,6 +275,17 @@ def test_a_server_without_a_url_is_one_of_those_that_the_operator_has_listed(
     assert "1 added" in command("server", "add", "time", "--user", "joe")
 
 
+def test_a_server_that_does_not_answer_is_not_waited_for_until_it_does(
+    command: Command, stdio: Path, tmp_path: Path
+) -> None:
+    stdio.write_text(json.dumps({"gone": {"argv": [str(tmp_path / "nothing-there")]}}))
+    command("key", "create", "--user", "kim")
+    told = command("server", "add", "gone", "--user", "kim", status=1)
+    assert "gone: failed (" in told
+    assert "asks it again by itself" in told
+    assert "gone" in command("server", "list", "--user", "kim")
+
+
 def test_a_worker_without_work_is_told_which_setting_is_wrong(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,20 @@ async def test_what_cannot_be_written_just_now_is_written_later(world: World, mo
     assert [each["message"] for each in await world.kept()] == [ASKED]
 
 
+async def test_a_write_that_is_broken_off_loses_nothing(world: World) -> None:
+    log = SelectionLog(world.container.database)  # of its own: nobody else writes what waits here
+    await want_selections(world.container, world.user.id)
+    log.note(world.user.id, Selection(str(uuid.uuid4()), datetime.now(UTC), ASKED, [], "hybrid", None, no_match=True))
+    async with holding(world.container, "LOCK TABLE selections IN ACCESS EXCLUSIVE MODE") as blocker:
+        writing = asyncio.create_task(log.write())
+        await waiting(blocker, 1)
+        writing.cancel()
+        await asyncio.wait([writing])
+    assert await world.kept() == []
+    await log.write()
+    assert [each["message"] for each in await world.kept()] == [ASKED]
+
+
 async def test_questions_of_our_own_are_not_kept(world: World) -> None:
     await want_selections(world.container, world.user.id)
     why = await world.user.http.post("/discover/why", json={"query": ASKED, "tool": "send_mail"})
