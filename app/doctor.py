@@ -13,9 +13,10 @@ from app.catalog.servers import count_unopenable
 from app.database.engine import Database, driver_url
 from app.database.migrate import check_server, current_revision, newest_revision
 from app.errors import ConfigurationError, ToolscoutError
+from app.premises import has_data, reachable_database, sealer_of
 from app.settings import Settings
 from app.upstream.operators import OperatorsServers
-from app.wiring import has_data, reachable_database, read_active_model, sealer_of, wanted_embedder
+from app.wiring import read_active_model, wanted_embedder
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,20 @@
 """Builds everything, in order, and closes it in reverse. No other module makes an engine, a client or a cache."""
 
 import asyncio
-import base64
 import logging
-import os
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 from pydantic import SecretStr
-from sqlalchemy import Connection, create_engine
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.pool import NullPool
 
 from app.accounts.callers import Keyring
 from app.accounts.rates import Rates
 from app.catalog.offers import Shelf
 from app.catalog.verdicts import Policy
 from app.catalog.visibility import adopt_policy
-from app.database.embedded import EmbeddedPostgres
-from app.database.engine import Database, driver_url
+from app.database.engine import Database
 from app.database.forgetting import forget_for_ever
 from app.database.migrate import migrate
 from app.discovery.discover import Discoverer
@@ -40,11 +32,12 @@ from app.execution.execute import Executor
 from app.indexing.figures import watch_queue
 from app.indexing.reindex import Indexer
 from app.indexing.worker import Pace, Worker
+from app.premises import owner_connection, sealer_of
 from app.sealing import Sealer
 from app.search.hybrid import HybridSearch
 from app.search.lexical import MAX_DIMENSION
 from app.search.vector import ensure_hnsw
-from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
+from app.settings import Settings
 from app.stateless.reading import Reader
 from app.stateless.search import ListSearcher
 from app.telemetry import Metrics
@@ -239,90 +232,6 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@asynccontextmanager
-async def owned_database(settings: Settings) -> AsyncIterator[str]:
-    """For the service: its own Postgres, watched and started again when it dies, unless the settings name another."""
-    if settings.database_url is not None:
-        yield settings.database_url.get_secret_value()
-        return
-    _refuse_embedded_in_production(settings)
-    postgres = EmbeddedPostgres(settings.data_dir)
-    await asyncio.to_thread(postgres.start)
-    supervisor = asyncio.create_task(postgres.supervise())
-    try:
-        yield postgres.url
-    finally:
-        supervisor.cancel()
-        await asyncio.gather(supervisor, return_exceptions=True)
-        await asyncio.to_thread(postgres.stop)
-
-
-@asynccontextmanager
-async def reachable_database(settings: Settings, *, from_nothing: bool = False) -> AsyncIterator[str]:
-    """For commands: beside a running service they use its Postgres; without one they start it for the while. Where
-    there is no data most of them have nothing to do: they refuse rather than begin anew in what is a wrong folder."""
-    if await is_served(settings):
-        yield EmbeddedPostgres(settings.data_dir).url
-        return
-    if not (from_nothing or has_data(settings)):
-        _refuse_embedded_in_production(settings)
-        raise ConfigurationError(
-            f"there is no data yet in {EmbeddedPostgres(settings.data_dir).data_dir}: run this where `toolscout serve` "
-            "runs, or set TOOLSCOUT_DATA_DIR to the folder of its data; `toolscout migrate` begins anew here"
-        )
-    async with owned_database(settings) as url:
-        yield url
-
-
-async def is_served(settings: Settings) -> bool:
-    """Whether a service runs on the embedded Postgres: it lives no longer than its service."""
-    return settings.embedded and await asyncio.to_thread(_answers, EmbeddedPostgres(settings.data_dir).url)
-
-
-def has_data(settings: Settings) -> bool:
-    """False where the embedded Postgres was never started; of any other, its database will tell."""
-    return not settings.embedded or EmbeddedPostgres(settings.data_dir).exists
-
-
-def _answers(url: str) -> bool:
-    try:
-        with owner_connection(url):
-            return True
-    except OperationalError:
-        return False
-
-
-def _refuse_embedded_in_production(settings: Settings) -> None:
-    if settings.environment == "production":
-        raise ConfigurationError(
-            "TOOLSCOUT_ENVIRONMENT=production needs DATABASE_URL: the embedded Postgres is for trying out"
-        )
-
-
-def sealer_of(settings: Settings) -> Sealer:
-    former = [decoded_secret_key(key) for key in settings.former_secret_keys]
-    return Sealer(secret_key(settings), former)
-
-
-def secret_key(settings: Settings) -> bytes:
-    """Made and kept beside the embedded database; anywhere else it is the operator's to set and to keep."""
-    if settings.secret_key is not None:
-        return decoded_secret_key(settings.secret_key.get_secret_value())
-    if not settings.embedded:
-        raise ConfigurationError(
-            "TOOLSCOUT_SECRET_KEY is missing; it seals stored credentials: make one with `openssl rand -base64 32`"
-        )
-    return _kept_secret_key(settings.data_dir / "secret_key")
-
-
-def _kept_secret_key(path: Path) -> bytes:
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(base64.b64encode(secrets.token_bytes(SECRET_KEY_BYTES)))
-    return decoded_secret_key(path.read_text())
-
-
 async def _models(ground: _Ground, url: str, closing: AsyncExitStack) -> Models:
     """The active one serves, whatever the settings name: vectors of two models never meet."""
     settings, metrics = ground.settings, ground.metrics
@@ -423,17 +332,6 @@ def _activate(url: str, embedder: Embedder, dimension: int) -> None:
     with owner_connection(url) as connection:
         model = activate_first(connection, embedder, dimension)
         ensure_hnsw(connection, model.id, model.dimension)
-
-
-@contextmanager
-def owner_connection(url: str, *, autocommit: bool = False) -> Iterator[Connection]:
-    """As the owner, for what the app's role may not do: indexes and the list of models."""
-    engine = create_engine(driver_url(url), poolclass=NullPool, isolation_level="AUTOCOMMIT" if autocommit else None)
-    try:
-        with engine.begin() as connection:
-            yield connection
-    finally:
-        engine.dispose()
 
 
 def _upstream(settings: Settings, resolve: Resolve | None) -> Upstream:

@@ -12,7 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from app.errors import ConfigurationError
-from app.wiring import Container, open_container, owned_database, reachable_database, secret_key
+from app.premises import owned_database, reachable_database, secret_key
+from app.wiring import Container, open_container
 from tests.conftest import client_of, make_settings, new_user, tool
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer
 from tests.indexing.by_hand import until

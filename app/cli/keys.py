@@ -15,8 +15,8 @@ from app.cli.opening import ACTOR
 from app.database.engine import Database, Session
 from app.database.migrate import migrate
 from app.errors import InvalidInput
+from app.premises import reachable_database, sealer_of
 from app.settings import Settings
-from app.wiring import reachable_database, sealer_of
 
 
 def add_key_commands(commands: Any) -> None:

@@ -22,9 +22,9 @@ from app.cli.tools import add_tool_commands
 from app.database.migrate import migrate
 from app.doctor import examine
 from app.errors import ToolscoutError
+from app.premises import reachable_database
 from app.settings import Settings, variable_of
 from app.telemetry import configure_logging
-from app.wiring import reachable_database
 
 
 def main(arguments: list[str] | None = None) -> None:

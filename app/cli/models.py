@@ -13,16 +13,9 @@ from app.embeddings.registry import EmbeddingModel, all_models, register
 from app.errors import InvalidInput
 from app.indexing.changing import change_model, drop_model
 from app.indexing.filling import Told, missing_vectors
+from app.premises import owner_connection, reachable_database
 from app.settings import Settings
-from app.wiring import (
-    Container,
-    embedder_of,
-    local_embedders,
-    open_container,
-    owner_connection,
-    probed_dimension,
-    reachable_database,
-)
+from app.wiring import Container, embedder_of, local_embedders, open_container, probed_dimension
 
 _GRACE_S = 5.0
 

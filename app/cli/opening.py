@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 
 from app.accounts.users import User, get_user
 from app.demo.seed import DEMO_USER
+from app.premises import is_served, reachable_database
 from app.settings import Settings
-from app.wiring import Container, is_served, open_container, reachable_database
+from app.wiring import Container, open_container
 
 ACTOR = "operator:cli"
 

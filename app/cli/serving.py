@@ -18,8 +18,9 @@ from app.cli.opening import ACTOR
 from app.demo.seed import finish_demo, seed_demo
 from app.errors import ConfigurationError
 from app.main import create_app
+from app.premises import owned_database
 from app.settings import Settings
-from app.wiring import Container, open_container, owned_database
+from app.wiring import Container, open_container
 
 _GRACE_S = 6
 _FIRST_WORDS_S = 0.5

@@ -58,6 +58,7 @@ FROM users u LEFT JOIN (
 ) best ON true
 WHERE u.id = %(user_id)s
 """
+
 _EVIDENCE = """
 WITH scored AS MATERIALIZED ({scored}),
 ranked AS (
@@ -71,7 +72,8 @@ FROM ranked r JOIN mcp_tool_embeddings v ON v.user_id = %(user_id)s AND v.model 
 WHERE r.tool_id = ANY(%(tool_ids)s)
 """
 
-# the same as ranking.boost; comparing tags takes longer than all the rest, and few requests name any
+# The same as ranking.boost. A plain .03 would be numeric, and converted for each row; comparing tags takes longer than
+# all the rest, and few requests name any.
 _BOOST = f"""
     CASE WHEN action = 0 OR %(wanted)s = 0 THEN 0::float8
          WHEN action & %(wanted)s > 0 THEN {ACTION_BOOST}::float8 ELSE -{ACTION_BOOST}::float8 END

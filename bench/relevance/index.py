@@ -19,8 +19,9 @@ from app.cli.progress import ProgressBar
 from app.embeddings.base import Vector
 from app.errors import NotFound
 from app.indexing import jobs
+from app.premises import owned_database
 from app.settings import Settings
-from app.wiring import Container, open_container, owned_database
+from app.wiring import Container, open_container
 from bench.relevance.sets import BenchSet, BenchTool
 
 _LOOK_AGAIN_S = 0.2

@@ -16,7 +16,8 @@ from app.catalog.visibility import adopt_policy, decide_again
 from app.database.engine import Database
 from app.database.migrate import migrate, newest_revision, parsed_version
 from app.errors import ConfigurationError
-from app.wiring import open_container, owned_database
+from app.premises import owned_database
+from app.wiring import open_container
 from tests.conftest import OpenService, make_settings
 
 

@@ -13,7 +13,8 @@ from app.database.embedded import EmbeddedPostgres
 from app.database.engine import APP_ROLE, Database
 from app.database.migrate import migrate, newest_revision
 from app.errors import ConfigurationError
-from app.wiring import open_container, owned_database
+from app.premises import owned_database
+from app.wiring import open_container
 from tests.conftest import make_settings, new_user, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer
 

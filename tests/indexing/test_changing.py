@@ -17,8 +17,9 @@ from app.errors import Conflict, NotFound
 from app.indexing.changing import Owner, change_model, drop_model
 from app.indexing.document import content_hash
 from app.indexing.filling import fill, missing_vectors
+from app.premises import owner_connection
 from app.search.vector import hnsw_indexes, hnsw_name
-from app.wiring import Container, embedder_of, open_container, owner_connection
+from app.wiring import Container, embedder_of, open_container
 from tests.conftest import TestUser, client_of, make_settings, new_user, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.indexing.by_hand import finished, rows, send, server_of, until
