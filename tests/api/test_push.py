@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.indexing.listing import MAX_NODES
 from tests.api.checks import JSON_TYPE, assert_problem, finished_run
 from tests.conftest import OpenService, TestUser, new_user, tool
 
@@ -143,7 +144,7 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("input schema not an object", {"name": "bad", "inputSchema": []}, "bad", "inputSchema"),
     ("output schema not an object", {"name": "bad", "outputSchema": "x"}, "bad", "outputSchema"),
     ("annotations not an object", {"name": "bad", "annotations": True}, "bad", "annotations"),
-    ("too many parts", tool("bad", inputSchema={"enum": [0] * 2_001}), "bad", "parts"),
+    ("too many parts", tool("bad", inputSchema={"enum": [0] * MAX_NODES}), "bad", "parts"),
     ("too large", tool("bad", "x" * (256 * 1024)), "bad", "KiB"),
     ("too large by far", tool("bad", "x" * 10_000_000), "bad", "KiB"),
 ]

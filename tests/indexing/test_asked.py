@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from app.indexing import jobs
-from app.indexing.listing import MAX_TOOL_BYTES
+from app.indexing.listing import MAX_NODES, MAX_TOOL_BYTES
 from app.indexing.reindex import reindex_server
 from app.indexing.worker import Pace, Worker
 from app.wiring import Container
@@ -500,7 +500,7 @@ def nested(depth: int) -> Json:
 BAD_TOOLS: dict[str, tuple[str, str]] = {
     "large": (json.dumps(tool("bad", "x" * MAX_TOOL_BYTES)), "larger than"),
     "deep": (json.dumps(tool("bad", inputSchema=nested(40))), "deeper than"),
-    "wide": (json.dumps(tool("bad", inputSchema={"type": "object", "enum": [*range(2_000)]})), "parts"),
+    "wide": (json.dumps(tool("bad", inputSchema={"type": "object", "enum": [*range(MAX_NODES)]})), "parts"),
     "nul": (json.dumps(tool("bad", "before\0after")), "NUL"),
     "nul-in-a-key": (json.dumps(tool("bad", inputSchema={"type": "object", "a\0b": 1})), "NUL"),
     "nul-in-its-name": (json.dumps(tool("b\0ad")), "cannot be shown"),
