@@ -40,8 +40,10 @@ _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
 Register a user's servers with `POST /servers`, or push their tools with `PUT /servers/{id}/tools`; call
 `POST /discover` for each message, and `POST /execute` for what the model then calls."""
 
+# looked through in this order: most requests are discoveries
 _DOORS = (
     discovery,
+    operations,
     catalog,
     execution,
     feedback,
@@ -89,15 +91,9 @@ def open_doors(role: Role = "all") -> FastAPI:
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
         openapi_url=None if role == "worker" else "/openapi.json",
     )
-    if role != "worker":
-        _add_doors(app)
-    app.include_router(operations.router)
-    return app
-
-
-def _add_doors(app: FastAPI) -> None:
-    """Routes are looked through in this order, and most requests are discoveries."""
-    for door in _DOORS:
+    for door in (operations,) if role == "worker" else _DOORS:
         app.include_router(door.router)
-    app.include_router(mcp_router())
-    add_console(app)
+    if role != "worker":
+        app.include_router(mcp_router())
+        add_console(app)
+    return app
