@@ -16,6 +16,7 @@ from app.search.lexical import terms
 LONGEST_SEARCHED = 4_000
 _LONGEST_WITH_AIMS = 1_000
 _LONGEST_TURN = 600
+_LONGEST_CLOSING = 80
 _MOST_AIMS = 4
 _RECENT_TURNS = 8
 
@@ -34,7 +35,9 @@ _VERBS = """
 _CLAUSES = r"i(?:'d|'ll| would| want| need| also| am| have| will)|can|could|would|will|what|how|who|when|where|which"
 _LINKS = r"(?:(?:please|also|then|finally|lastly|afterwards|maybe|just|kindly),?\s+)*"
 _NEXT_AIM = re.compile(
-    rf",?\s+(?:and|then|plus|but)\s+(?={_LINKS}(?:{_CLAUSES}|is|are|do|does|{'|'.join(_VERBS)})\b)", re.IGNORECASE
+    rf",?\s+(?:and|then|plus|but)\s+(?={_LINKS}(?:{_CLAUSES}|is|are|do|does|{'|'.join(_VERBS)})\b)"
+    rf"|,\s+(?={_LINKS}(?:{'|'.join(_VERBS)})\s)",
+    re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 
@@ -49,6 +52,16 @@ _FEWEST_WORDS = 3
 _AGREEING = frozenset(
     "yes yeah yep sure ok okay great perfect lovely good nice thanks thank go ahead exactly right correct fine".split()
 )
+
+# "Thanks, that is all" wants nothing, whatever was spoken of before. Only where all of it says so.
+_CLOSING = frozenset("thank thanks thx cheers bye goodbye no nope nothing nevermind mind".split())
+_BESIDE_CLOSING = _AGREEING | frozenset(
+    """
+    a all am and are day done else everything for got have help helpful i is it lot m more much need needed never now
+    one re really s so that thats the time very was we ya you your
+    """.split()
+)
+_SPOKEN = re.compile(r"\w+")
 
 # A file's name says that a file is meant; its words are of the file's content, and lead a search by meaning astray.
 _FILE = re.compile(
@@ -68,6 +81,12 @@ class Query:
     """Parts of it that are searched for by themselves as well."""
     called: frozenset[str] = frozenset()
     """The names of tools that were called lately."""
+
+    @property
+    def closes(self) -> bool:
+        """Whether it wants nothing any more: thanks, and a goodbye."""
+        words = set(_SPOKEN.findall(self.said[:_LONGEST_CLOSING].lower()))
+        return len(self.said) <= _LONGEST_CLOSING and bool(words & _CLOSING) and words <= _CLOSING | _BESIDE_CLOSING
 
     @property
     def texts(self) -> tuple[str, ...]:

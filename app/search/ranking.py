@@ -191,6 +191,8 @@ def nothing_fits(candidates: Sequence[Candidate], question: Question, vector: Ve
     """By the model's own judgement, which a request's threshold takes the place of. A named tool always fits."""
     if question.threshold is not None:
         return False
+    if question.query.closes:
+        return True
     scale = _both(question.calibration, len(question.query.texts))
     if question.calibration.fits(max(map(scale.fused, candidates), default=0.0), vector):
         return False

@@ -80,6 +80,16 @@ async def test_a_message_that_needs_no_tool_gets_none_and_says_so(demo: TestUser
     assert [item["reason"] for item in why.json()["items"]] == ["no_match"]
 
 
+async def test_thanks_at_the_end_of_a_conversation_get_none_whatever_it_was_about(demo: TestUser) -> None:
+    turns = [
+        {"role": "user", "content": "what will the weather be in Graz tomorrow?"},
+        {"role": "assistant", "content": "Sunny."},
+    ]
+    for said, none in (("thanks, that is all", True), ("and in Linz?", False)):
+        answer = await discovered(demo, messages=[*turns, {"role": "user", "content": said}])
+        assert (not answer["tools"], answer["no_match"]) == (none, none)
+
+
 @pytest.mark.parametrize("threshold", [0, 0.4])
 async def test_a_threshold_of_ones_own_takes_the_judgement_away(demo: TestUser, threshold: float) -> None:
     answer = await discovered(demo, query="Why is the sky blue?", similarity_threshold=threshold)

@@ -16,7 +16,7 @@ import pytest
 
 from app.database.embedded import EmbeddedPostgres
 from app.database.migrate import newest_revision
-from bench.service import Service, running_service
+from bench.service import Service, free_port, running_service
 from tests.conftest import PATIENT, tool
 from tests.documents import PAGES, README, name_of, run_as_a_reader, runnable
 
@@ -104,7 +104,9 @@ def test_the_greeting_leads_to_the_console_and_the_demos_key_signs_in(demo: Serv
 
 
 def toolscout(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """On no port that others may have."""
     environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data"), **PATIENT}
+    environment["TOOLSCOUT_PORT"] = str(free_port())
     command = [sys.executable, "-m", "app", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 

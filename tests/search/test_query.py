@@ -88,6 +88,12 @@ def test_who_says_apart_what_it_is_about_is_searched_with_it_and_alone() -> None
             "What is the weather in Rome? Book a table for two, then please tell Carla about it.",
             ("What is the weather in Rome?", "Book a table for two", "please tell Carla about it."),
         ),
+        (
+            "find the issue about slow login, post it to #dev and schedule a meeting",
+            ("find the issue about slow login", "post it to #dev", "schedule a meeting"),
+        ),
+        ("In Rome, what is the weather like?", ()),
+        ("list files, folders and links", ()),
         ("list files and folders", ()),
         ("compare apples and pears", ()),
         ("Thanks! Delete the old branch.", ()),
@@ -97,6 +103,22 @@ def test_each_aim_of_a_message_is_searched_for_by_itself(message: str, aims: tup
     query = read_query(message)
     assert query.whole == message
     assert query.aims == aims
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["thanks", "Thanks!", "thanks, that is all", "no", "nope, that's it", "Great, thanks a lot!", "never mind"],
+)
+def test_thanks_and_a_goodbye_want_nothing(message: str) -> None:
+    assert read_query(message).closes
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["", "ok great", "yes please", "no, the other one", "no 5", "thank the team in #general", "thanks, cancel it"],
+)
+def test_whatever_else_is_said_may_want_something(message: str) -> None:
+    assert not read_query(message).closes
 
 
 def test_a_message_has_a_few_aims_at_most_and_a_document_none() -> None:
