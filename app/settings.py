@@ -129,7 +129,12 @@ class Settings(BaseSettings):
         description="seconds after the signal to stop in which requests are still taken, while `/readyz` is 503",
     )
 
-    max_tools: int = Field(10, ge=1, le=128, description="most tools in an answer, unless `limit` asks for more")
+    max_tools: int = Field(
+        10,
+        ge=1,
+        le=128,
+        description="most tools in an answer, core tools among them, unless `limit` asks for more; `keep` is on top",
+    )
     max_tools_per_server: int = Field(1_000, ge=1, description="tools beyond it are refused, one by one")
     search_ann_above: int = Field(20_000, ge=0, description="users with more tools are searched through HNSW")
 

@@ -22,6 +22,7 @@ from toolscout_client import Discovery, InvalidInput, NotFound, ToolFailed, Tool
 
 MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.5")
 MOST_TURNS = 10
+MOST_TOOLS = 20
 
 
 def run_tool(toolscout: Toolscout, found: Discovery, call: Any) -> str:
@@ -40,10 +41,11 @@ def run_tool(toolscout: Toolscout, found: Discovery, call: Any) -> str:
 
 
 def answer(toolscout: Toolscout, model: OpenAI, messages: list[Any], kept: list[str]) -> str:
-    """What the model says to the user; `messages` and `kept` grow, for the next time."""
+    """What the model says to the user; `messages` and `kept` are for the next time."""
     # native tools are left out: a backend has its own, and runs them itself
     found = toolscout.discover(messages=messages[-20:], keep=kept, include_core_tools=False, format="openai")
-    kept[:] = found.tool_keys  # first and in this order next time, so that the model's prompt cache holds
+    # first and in this order next time, so that the model's prompt cache holds; anew where they have become too many
+    kept[:] = found.tool_keys if len(found.tools) < MOST_TOOLS else []
     print(f"found      {', '.join(tool.alias for tool in found.tools) or 'nothing'} ({found.tokens.selected} tokens)")
     definitions: Any = found.definitions or omit
     for _ in range(MOST_TURNS):

@@ -123,6 +123,21 @@ async def test_a_chat_finds_tools_for_each_message_and_keeps_those_it_had(
 
 
 @pytest.mark.usefixtures("surroundings")
+async def test_a_chat_that_has_gathered_too_many_tools_begins_anew(
+    user: TestUser, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await user.add_tools(*TOOLS)
+    said = (MESSAGE, "send a mail to somebody")
+
+    async def last_found() -> str:
+        return [text for word, text in await chat(capsys, *said) if word == "found"][-1]
+
+    assert (await last_found()).startswith("get_forecast, send_mail (")
+    monkeypatch.setattr(chat_backend, "MOST_TOOLS", 1)
+    assert (await last_found()).startswith("send_mail")
+
+
+@pytest.mark.usefixtures("surroundings")
 async def test_a_chat_tells_the_model_that_a_tool_cannot_run(
     user: TestUser, capsys: pytest.CaptureFixture[str]
 ) -> None:

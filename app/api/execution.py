@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Header, Request, Response
-from pydantic import BaseModel, Field, StringConstraints, model_validator
+from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 
 from app.api.errors import PROBLEM_RESPONSE, as_problem
 from app.api.events import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
@@ -70,6 +70,13 @@ class ExecuteBody(Input):
     )
     timeout_ms: int | None = Field(None, ge=1, le=_MAX_TIMEOUT_MS, description="null: TOOLSCOUT_CALL_TIMEOUT_S")
     project_id: Identifier | None = Field(None, description="only what this project sees")
+
+    @field_validator("tool_call", mode="before")
+    @classmethod
+    def _of_a_known_type(cls, call: Any) -> Any:
+        if isinstance(call, dict) and "type" not in call:
+            raise ValueError("its `type` is missing: `function`, `function_call` or `tool_use`")
+        return call
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> "ExecuteBody":

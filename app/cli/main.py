@@ -58,10 +58,19 @@ def _environment_name(field: str) -> str:
     return field if field.isupper() else variable_of(field)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses by itself what it does not know: the parser above it, to which that would be left, shows its own usage,
+    in which nothing of the command is said."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="toolscout", description="Finds, for each chat message, the tools that matter."
-    )
+    parser = _Parser(prog="toolscout", description="Finds, for each chat message, the tools that matter.")
     parser.add_argument("--version", action="version", version=f"toolscout {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

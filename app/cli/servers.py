@@ -13,7 +13,7 @@ from app.catalog.servers import NewServer, Server
 from app.cli.opening import ACTOR, add_user_option, opened
 from app.cli.progress import ProgressBar
 from app.database.paging import MAX_PAGE, PageRequest
-from app.errors import InvalidInput
+from app.errors import Conflict, InvalidInput
 from app.indexing import jobs
 from app.indexing.jobs import Run
 from app.indexing.registering import register_server, remove_server
@@ -59,10 +59,17 @@ async def _add(settings: Settings, options: argparse.Namespace) -> int:
         _check_listed(settings, wanted.name)
     async with opened(settings, options.user) as (container, _):
         await container.upstream.check(wanted.transport, wanted.name, wanted.url)
-        async with container.database.transaction(options.user) as session:
-            server, run = await register_server(session, container.sealer, options.user, wanted, ACTOR)
+        server, run = await _registered(container, options.user, wanted)
         print(f"{server.name}  {server.id}")
         return 0 if run is None else await _follow(container, server, run)
+
+
+async def _registered(container: Container, user_id: str, wanted: NewServer) -> tuple[Server, Run | None]:
+    try:
+        async with container.database.transaction(user_id) as session:
+            return await register_server(session, container.sealer, user_id, wanted, ACTOR)
+    except Conflict as error:
+        raise Conflict(f"{error.message}: `toolscout server reindex {wanted.name}` asks it again") from None
 
 
 def _wanted(options: argparse.Namespace) -> NewServer:
@@ -174,9 +181,14 @@ def _tell(server: Server, run: Run) -> int:
         print(f"  {warning}")
     if run.error is not None:
         print(f"{server.name}: failed ({run.error['cause']}): {run.error['message']}")
-        again = "a service that runs asks it again by itself" if _waits_to_try_again(run) else "it stays registered"
-        print(f"{again}; or `toolscout server reindex {server.name}`")
+        print(_what_now(f"`toolscout server reindex {server.name}`", run))
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in run.all_counts.items() if count)
     print(f"{server.name}: {counts or 'no tools'}")
     return 0
+
+
+def _what_now(reindex: str, run: Run) -> str:
+    if _waits_to_try_again(run):
+        return f"a service that runs asks it again by itself, as does {reindex}"
+    return f"it stays registered: {reindex} asks it again"

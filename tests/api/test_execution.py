@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -125,6 +126,7 @@ USE = {"type": "tool_use", "name": "now", "input": {}}
         {"tool_key": KEY, "timeout_ms": 1.5},
         {"tool_key": KEY, "timeout_s": 1},
         {"tool_call": {"type": "custom", "name": "now"}},
+        {"tool_call": []},
         {"tool_call": {"type": "tool_use"}},
         {"tool_call": {"type": "function", "function": {"name": "now", "arguments": {}}}},
         {"tool_call": {"type": "tool_use", "name": "x" * 257}},
@@ -134,6 +136,14 @@ USE = {"type": "tool_use", "name": "now", "input": {}}
 async def test_a_body_that_says_it_wrong_is_refused(user: TestUser, body: Json) -> None:
     failed(await user.http.post("/execute", json=body), 422, "invalid_input")
     failed(await user.http.post("/execute", json={"tool_key": KEY, "timeout_ms": 3_600_000}), 404, "TOOL_NOT_FOUND")
+
+
+@pytest.mark.parametrize("call", [{"name": "now"}, {"type": "custom", "name": "now"}])
+async def test_a_call_of_no_known_type_is_told_which_there_are(user: TestUser, call: Json) -> None:
+    refused = failed(await user.http.post("/execute", json={"tool_call": call}), 422, "invalid_input")
+    assert refused["detail"].startswith("body.tool_call: ")
+    for known in ("function", "function_call", "tool_use"):
+        assert re.search(rf"['`]{known}['`]", refused["detail"])
 
 
 @pytest.mark.parametrize("key", [b"", b" ", b"a b", "ü".encode(), b"x" * 256, b"a\x7f"])

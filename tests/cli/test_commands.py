@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from app.cli import models
+from app.cli.main import main
 from tests.cli.conftest import Command
 from tests.conftest import SECRET_KEY, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer
@@ -38,7 +39,11 @@ def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) ->
     assert "1 unchanged" in told
     assert "refused" in told
     mcp.tools = []
-    assert "empty_listing" in command("server", "reindex", "files", "--user", "ada", status=1)
+    told = command("server", "reindex", "files", "--user", "ada", status=1)
+    assert "empty_listing" in told
+    assert "it stays registered: `toolscout server reindex files` asks it again\n" in told
+    told = command("server", "add", "files", mcp.url, "--user", "ada", status=1)
+    assert told.endswith("a server named 'files': `toolscout server reindex files` asks it again")
     assert "removed" in command("server", "remove", "files", "--user", "ada")
     assert "no servers yet" in command("server", "list", "--user", "ada")
 
@@ -170,6 +175,25 @@ def test_a_command_that_cannot_be_done_says_why(command: Command, arguments: lis
     assert reason in command(*arguments, *user, status=1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (["server", "add", "files", "--nonsense"], "usage: toolscout server add "),
+        (["discover", "read a file", "--nonsense"], "usage: toolscout discover "),
+        (["server", "--nonsense", "list"], "usage: toolscout server "),
+        (["--nonsense", "doctor"], "usage: toolscout [-h]"),
+    ],
+)
+def test_an_option_that_a_command_does_not_know_is_answered_with_its_own_usage(
+    arguments: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    told = capsys.readouterr().err
+    assert told.startswith(usage)
+    assert "unrecognized arguments: --nonsense" in told
+
+
 def test_a_new_key_takes_over_and_doctor_sees_where_it_did_not(
     command: Command, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +306,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for_until_it_does(
     command("key", "create", "--user", "kim")
     told = command("server", "add", "gone", "--user", "kim", status=1)
     assert "gone: failed (" in told
-    assert "asks it again by itself" in told
+    assert "a service that runs asks it again by itself, as does `toolscout server reindex gone`\n" in told
     assert "gone" in command("server", "list", "--user", "kim")
 
 
