@@ -1,4 +1,4 @@
-"""A chat backend in sixty lines: messages in, the few tools they need, the model, the tools it calls, an answer out.
+"""A chat backend in a page: messages in, the few tools they need, the model, the tools it calls, an answer out.
 
     make run                                         # in another terminal; prints a demo user's key on its first start
     .venv/bin/pip install ./clients/python           # once: toolscout_client
