@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from app.search import hybrid
 from app.search.hybrid import Found
 from app.search.lexicon import Counts
 from app.search.query import read_query
-from app.search.ranking import Question
+from app.search.ranking import Question, boost
 from app.wiring import Container
 from tests.conftest import OpenService, TestUser, client_of, new_user, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer
@@ -155,6 +156,37 @@ async def test_a_user_who_shrinks_leaves_hnsw(large: tuple[Container, TestUser])
             (user.id,),
         ).fetchall()
     assert rows == [(False, False, 10)]
+
+
+async def test_postgres_adds_up_what_the_ranking_adds_up(container: Container, user: TestUser) -> None:
+    """A boost that only the ranking knew would come too late: the tool would not be among those that it looks at."""
+    things = ("invoice", "order", "ticket", "parcel", "branch", "event", "contact", "file", "page", "photo")
+    await user.add_tools(
+        *(tool(f"{verb}_{thing}") for verb in ("show", "create", "rename", "delete") for thing in things)
+    )
+    keys = {name: each["id"] for name, each in (await user.tools()).items()}
+    assert (await user.http.patch(f"/tools/{keys['rename_photo']}", json={"tags": ["wanted"]})).status_code == 200
+    with owner_connection(container) as connection:
+        connection.execute("UPDATE mcp_tool_embeddings SET prior = 0.02 WHERE tool_id = %s", (keys["create_page"],))
+    query = replace(read_query("delete the invoice and show the order"), called=frozenset({"create_event"}))
+    question = Question(query, "hybrid", 0.0, ("wanted",), container.discoverer.model.calibration)
+    vectors = (await container.discoverer.queries.embed(user.id, query.texts)).vectors
+    search, scope = container.discoverer.search, Scope(user.id, container.model.id)
+    async with container.database.snapshot(user.id) as session:
+        counts = await search._lexicon.counts(session, scope, question.places[0])
+        everything, first = [
+            [hybrid._candidate(row) for row in await search._rows(session, scope, question, counts, vectors, **how)]
+            for how in ({"limit": None, "ann": False}, {"limit": K, "ann": False})
+        ]
+    scale = hybrid._scale(question, counts)
+    boosts = {each.tool_name: boost(each, question) for each in everything}
+    assert [boosts[name] for name in ("rename_photo", "create_page", "create_event", "delete_file")] == pytest.approx(
+        [0.2 - 0.03, 0.02 - 0.03, 0.03 - 0.03, 0.03]
+    )
+    ordered = sorted(everything, key=lambda each: -scale.fused(each) - boosts[each.tool_name])
+    assert len(first) < len(everything) == 40
+    assert everything == ordered
+    assert first == ordered[: len(first)]
 
 
 async def test_two_replicas_give_the_same_bytes(container: Container, user: TestUser) -> None:
