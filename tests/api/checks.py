@@ -132,6 +132,13 @@ async def want_selections(container: Container, user_id: str, *, wanted: bool = 
     container.keyring.forget()
 
 
+async def write_down(container: Container) -> None:
+    """What else would be written, and learnt, some time later."""
+    assert await container.tally.write()
+    await container.tally.learn()
+    await container.selections.write()
+
+
 async def find_and_praise(container: Container, user: TestUser, query: str) -> str:
     """The id of a discovery whose first tool its user was content with; all that is counted and kept of it is
     written."""
@@ -141,8 +148,7 @@ async def find_and_praise(container: Container, user: TestUser, query: str) -> s
     [tool_key, *_] = [each["tool_key"] for each in found["tools"] if each["server_id"] is not None]
     body = {"discovery_id": found["discovery_id"], "tool_key": tool_key, "outcome": "succeeded"}
     assert (await http.post("/feedback", json=body)).status_code == 204
-    await container.tally.write()
-    await container.selections.write()
+    await write_down(container)
     await want_selections(container, user.id, wanted=False)  # what tests make them say is not to be found there
     return str(found["discovery_id"])
 
