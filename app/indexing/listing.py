@@ -17,7 +17,8 @@ from app.unseen import without_hidden
 
 MAX_TOOL_BYTES = 256 * 1024
 MAX_DEPTH = 32
-MAX_NODES = 10_000
+MAX_NODES = 2_000
+"""Objects and lists: real tools have enums of thousands of values."""
 MAX_NAME_CHARACTERS = 128
 MAX_SHOWN_REFUSALS = 100
 
@@ -136,14 +137,14 @@ def _check_shape(raw: Json) -> None:
     """Depth before anything else: serialisers have limits of their own, which must not decide for us."""
     nodes, level = 0, [raw]
     for _ in range(MAX_DEPTH):
-        nodes += len(level)
+        nodes += sum(isinstance(value, dict | list) for value in level)
         level = [child for value in level for child in _children(value)]
         if not level:
             break
     else:
         raise _Refused(f"the definition is nested deeper than {MAX_DEPTH} levels")
     if nodes > MAX_NODES:
-        raise _Refused(f"the definition has {nodes} parts, more than {MAX_NODES}")
+        raise _Refused(f"the definition has {nodes} objects and lists, more than {MAX_NODES}")
     if sum(len(text) for text in strings_in(raw)) > MAX_TOOL_BYTES:
         raise _too_large()
     if any("\0" in text for text in strings_in(raw)):

@@ -144,7 +144,7 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("input schema not an object", {"name": "bad", "inputSchema": []}, "bad", "inputSchema"),
     ("output schema not an object", {"name": "bad", "outputSchema": "x"}, "bad", "outputSchema"),
     ("annotations not an object", {"name": "bad", "annotations": True}, "bad", "annotations"),
-    ("too many parts", tool("bad", inputSchema={"enum": [0] * MAX_NODES}), "bad", "parts"),
+    ("too many parts", tool("bad", inputSchema={"allOf": [{}] * MAX_NODES}), "bad", "objects and lists"),
     ("too large", tool("bad", "x" * (256 * 1024)), "bad", "KiB"),
     ("too large by far", tool("bad", "x" * 10_000_000), "bad", "KiB"),
 ]

@@ -500,7 +500,7 @@ def nested(depth: int) -> Json:
 BAD_TOOLS: dict[str, tuple[str, str]] = {
     "large": (json.dumps(tool("bad", "x" * MAX_TOOL_BYTES)), "larger than"),
     "deep": (json.dumps(tool("bad", inputSchema=nested(40))), "deeper than"),
-    "wide": (json.dumps(tool("bad", inputSchema={"type": "object", "enum": [*range(MAX_NODES)]})), "parts"),
+    "wide": (json.dumps(tool("bad", inputSchema={"type": "object", "allOf": [{}] * MAX_NODES})), "lists"),
     "nul": (json.dumps(tool("bad", "before\0after")), "NUL"),
     "nul-in-a-key": (json.dumps(tool("bad", inputSchema={"type": "object", "a\0b": 1})), "NUL"),
     "nul-in-its-name": (json.dumps(tool("b\0ad")), "cannot be shown"),

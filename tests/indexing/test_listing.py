@@ -33,8 +33,8 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def parts(count: int) -> dict[str, Any]:
-    """A tool of this many parts: itself, its name, its schema, the list in it and that list's items."""
-    return {"name": "wide", "inputSchema": {"enum": list(range(count - 4))}}
+    """A tool of this many objects and lists: itself, its schema, the properties in it and each of those."""
+    return {"name": "wide", "inputSchema": {"properties": {f"p{n}": {"type": "string"} for n in range(count - 3)}}}
 
 
 def sized(size: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def test_a_name_alone_makes_a_tool_without_parameters() -> None:
         (tool("a", _meta=0), "a", "`_meta` must be an object"),
         (nested(MAX_DEPTH + 1), "deep", "deeper than 32"),
         (nested(500), "deep", "deeper than 32"),
-        (parts(MAX_NODES + 1), "wide", "10001 parts"),
+        (parts(MAX_NODES + 1), "wide", "2001 objects and lists"),
         (sized(MAX_TOOL_BYTES + 1), "large", "larger than 256 KiB"),
         ({"name": "large", "description": "ü" * (MAX_TOOL_BYTES // 2)}, "large", "larger than 256 KiB"),
         ({"name": "large", "x" * MAX_TOOL_BYTES: 1}, "large", "larger than 256 KiB"),
@@ -145,6 +145,7 @@ def test_a_name_with_characters_that_cannot_be_shown_is_refused(name: str) -> No
         tool("strange", execution=["required"]),
         nested(MAX_DEPTH),
         parts(MAX_NODES),
+        tool("choice", inputSchema={"enum": list(range(10 * MAX_NODES))}),
         sized(MAX_TOOL_BYTES),
         tool("self", inputSchema={"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
         tool("remote", inputSchema={"$ref": "https://example.com/schema.json"}),
