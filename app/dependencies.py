@@ -56,7 +56,9 @@ async def get_caller(
         raise Unauthenticated("give an API key: `Authorization: Bearer …` or `X-API-Key: …`")
     caller = await container.keyring.authenticate(key, x_user_id)
     if caller.user is not None and not caller.may(Permission.ADMINISTER):
-        container.rates.spend(caller.user.id)
+        # in line: refusals, too, take their time from no one else
+        async with container.discoverer.fairness.turn(caller.user.id):
+            container.rates.spend(caller.user.id)
     return caller
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pydantic import SecretStr
 
 from app.accounts.callers import Keyring
+from app.accounts.fairness import Fairness
 from app.accounts.rates import Rates
 from app.catalog.offers import Shelf
 from app.catalog.verdicts import Policy
@@ -207,6 +208,7 @@ def _discoverer(ground: _Ground, models: Models) -> Discoverer:
         shelf=Shelf(),
         metrics=ground.metrics,
         sealer=ground.sealer,
+        fairness=Fairness(),
         tally=ground.tally,
         selections=ground.selections,
         max_tools=ground.settings.max_tools,

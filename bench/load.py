@@ -26,7 +26,7 @@ from app.protocol import Json
 from bench import upstream
 from bench.service import ADMIN_KEY, Service, running_service
 
-USER = "user-0"
+USER, NEIGHBOUR = "user-0", "user-1"
 VERBS = ["create", "list", "get", "update", "delete", "search", "export", "archive", "share", "watch"]
 THINGS = ["invoice", "ticket", "branch", "calendar event", "contact"]
 PRODUCTS = ["acorn", "birch", "cedar", "dahlia", "elder", "fern", "gorse", "hazel", "iris", "juniper"]
@@ -93,17 +93,17 @@ def fill(service: Service, users: int) -> None:
         connection.execute("VACUUM ANALYZE")
 
 
-def post(path: str, body: Json, **headers: str) -> bytes:
+def post(path: str, body: Json, user: str = USER, **headers: str) -> bytes:
     written = orjson.dumps(body)
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_KEY}\r\nX-User-Id: {USER}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_KEY}\r\nX-User-Id: {user}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(written)}\r\n"
     )
     return "".join([head, *(f"{name}: {value}\r\n" for name, value in headers.items()), "\r\n"]).encode() + written
 
 
-def discover_request(query: str) -> bytes:
-    return post("/discover", {"query": query})
+def discover_request(query: str, user: str = USER) -> bytes:
+    return post("/discover", {"query": query}, user)
 
 
 def mcp_request(version: str, meta: Json) -> bytes:
@@ -134,6 +134,10 @@ def uncached_requests() -> Iterator[bytes]:
     return (discover_request(f"{MESSAGE} number {start + n}") for n in itertools.count())
 
 
+def neighbours_requests() -> Iterator[bytes]:
+    return itertools.repeat(discover_request(MESSAGE, NEIGHBOUR))
+
+
 def mcp_requests() -> Iterator[bytes]:
     version = LATEST_MODERN_VERSION
     return itertools.repeat(
@@ -146,9 +150,12 @@ def older_mcp_requests() -> Iterator[bytes]:
 
 
 CACHED = "discover, question cached"
+NEW = "discover, question new"
 OVER_MCP = "the same, by tool_discovery"
 OVER_OLDER_MCP = "the same, older protocol"
+OF_A_NEIGHBOUR = "discover, a neighbour's"
 HANGING = 50
+CROWD = 100
 CALLS = 300
 
 KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
@@ -157,8 +164,9 @@ KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
     OVER_MCP: mcp_requests,
     OVER_OLDER_MCP: older_mcp_requests,
     "discover, two wishes, cached": two_wishes_requests,
-    "discover, question new": uncached_requests,
+    NEW: uncached_requests,
 }
+_ALL_KINDS = KINDS | {OF_A_NEIGHBOUR: neighbours_requests}
 
 
 async def _client(port: int, requests: Iterator[bytes], until: float, latencies_ms: list[float]) -> None:
@@ -181,7 +189,7 @@ async def _read_body(reader: asyncio.StreamReader, head: bytes) -> bytes:
 
 async def _clients(port: int, kind: str, clients: int, seconds: float) -> list[float]:
     latencies_ms: list[float] = []
-    requests = KINDS[kind]()
+    requests = _ALL_KINDS[kind]()
     until = time.perf_counter() + seconds
     await asyncio.gather(*(_client(port, requests, until, latencies_ms) for _ in range(clients)))
     return latencies_ms
@@ -196,6 +204,15 @@ def measure(service: Service, kind: str, clients: int, seconds: float) -> Result
         pool.apply(_measure, (service.port, kind, clients, 0.5))
         latencies_ms = pool.apply(_measure, (service.port, kind, clients, seconds))
     return Result(kind, clients, seconds, latencies_ms)
+
+
+def measure_beside_a_crowd(service: Service, kind: str, seconds: float) -> Result:
+    """While another user asks over many connections, each as fast as it is answered."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        crowd = pool.apply_async(_measure, (service.port, OF_A_NEIGHBOUR, CROWD, seconds + 4))
+        result = measure(service, kind, 1, seconds)
+        crowd.get()
+    return result
 
 
 def allowing(*ports: int) -> dict[str, str]:
@@ -228,11 +245,11 @@ def print_execution(direct: list[float], through: list[float]) -> None:
     print(f"added: {added:.1f} ms, {statistics.median(through) / statistics.median(direct):.1f} times a direct call")
 
 
-def print_hanging(quiet: Result, hanging: Result) -> None:
-    print(f"\n{'/discover, question cached':36}{'p50 ms':>9}{'p95 ms':>9}")
-    for label, result in (("all quiet", quiet), (f"while {HANGING} servers hang", hanging)):
-        print(f"{label:36}{result.quantile(0.5):9.2f}{result.quantile(0.95):9.2f}")
-    print(f"p95: {hanging.quantile(0.95) / quiet.quantile(0.95):.2f} times the quiet value")
+def print_beside(trouble: str, quiet: Result, beside: Result) -> None:
+    print(f"\n{quiet.label:44}{'p50 ms':>9}{'p95 ms':>9}")
+    for label, result in (("all quiet", quiet), (trouble, beside)):
+        print(f"{label:44}{result.quantile(0.5):9.2f}{result.quantile(0.95):9.2f}")
+    print(f"p95: {beside.quantile(0.95) / quiet.quantile(0.95):.2f} times the quiet value")
 
 
 def measure_upstream(service: Service, echo_port: int, silent: int, seconds: float) -> None:
@@ -240,7 +257,15 @@ def measure_upstream(service: Service, echo_port: int, silent: int, seconds: flo
     print_execution(*upstream.direct_and_through(service, echo_port, tool_key, CALLS))
     quiet = measure(service, CACHED, 1, seconds)
     upstream.add_hanging_servers(service, silent, HANGING)
-    print_hanging(quiet, measure(service, CACHED, 1, seconds))
+    print_beside(f"while {HANGING} servers hang", quiet, measure(service, CACHED, 1, seconds))
+
+
+def measure_neighbours(service: Service, seconds: float) -> None:
+    for kind in (CACHED, NEW):
+        quiet = measure(service, kind, 1, seconds)
+        print_beside(
+            f"while another asks over {CROWD} connections", quiet, measure_beside_a_crowd(service, kind, seconds)
+        )
 
 
 def main() -> None:
@@ -259,6 +284,7 @@ def main() -> None:
         results = [measure(service, kind, clients, options.seconds) for clients in (1, 16) for kind in KINDS]
         print_table(results)
         print_doors(results)
+        measure_neighbours(service, options.seconds)
         measure_upstream(service, echo_port, silent, options.seconds)
         memory = psutil.Process(service.process.pid).memory_info().rss / 2**20
         print(f"\nmemory of the app: {memory:.0f} MB")

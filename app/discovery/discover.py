@@ -12,9 +12,11 @@ It heals by itself: every request starts at the top.
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from app.accounts.fairness import Fairness
 from app.accounts.users import User
 from app.catalog.offers import Offer, Offers, Shelf, read_offers, visible_offers
 from app.catalog.visibility import Scope
@@ -82,6 +84,7 @@ class Discoverer:
     shelf: Shelf
     metrics: Metrics
     sealer: Sealer
+    fairness: Fairness
     tally: Tally
     selections: SelectionLog
     max_tools: int
@@ -121,7 +124,8 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
         discovery = await _everything(discoverer, user, ask, "disabled")
     else:
         try:
-            discovery = await _searched(discoverer, user, ask, rung)
+            async with discoverer.fairness.turn(user.id):
+                discovery = await _searched(discoverer, user, ask, rung)
         except QueryFailed:
             logger.exception("search failed, answering with all visible tools")
             discovery = await _everything(discoverer, user, ask, "search_failed")
@@ -138,8 +142,9 @@ async def embedded(discoverer: Discoverer, user: User, ask: Ask) -> Rung:
     if strategy == "bm25" or not user.discovery_enabled:
         return Rung(strategy, None, None)
     try:
-        queries = discoverer.models.named(ask.scope.model).queries
-        return Rung(strategy, await queries.embed(user.id, ask.query.texts), None)
+        kept = discoverer.models.named(ask.scope.model)
+        async with discoverer.fairness.turn(user.id) if kept.embedder.runs_here else nullcontext():
+            return Rung(strategy, await kept.queries.embed(user.id, ask.query.texts), None)
     except EmbeddingFailed as error:
         logger.warning("searching by words alone", extra={"reason": error.reason})
         return Rung("bm25", None, f"embedder_{error.reason}")

@@ -26,6 +26,10 @@ class Embedder(Protocol):
     def batch_size(self) -> int:
         """How many documents are best given at once: small enough to show progress between batches."""
 
+    @property
+    def runs_here(self) -> bool:
+        """It takes the processor from all else that this process does."""
+
     def expect_dimension(self, dimension: int) -> None:
         """From now on an answer of another size is a failure: vectors of two models are never compared."""
 

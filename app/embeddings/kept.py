@@ -147,6 +147,7 @@ class _Missing:
     """Stands for an embedder that the settings do not allow for."""
 
     batch_size = 1
+    runs_here = False
 
     def __init__(self, model: str) -> None:
         self._model = model

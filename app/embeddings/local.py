@@ -17,6 +17,7 @@ class LocalEmbedder:
     """Granite on threads of its own: numpy lets go of the interpreter while it computes, so the event loop runs on."""
 
     batch_size = 32
+    runs_here = True
 
     def __init__(self, path: Path | None = None) -> None:
         """With no `path`, the pack of the pinned package, whose hash is known; else the operator's own pack."""

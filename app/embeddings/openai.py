@@ -28,6 +28,10 @@ class OpenAIEmbedder:
         return f"openai:{self._name}"
 
     @property
+    def runs_here(self) -> bool:
+        return False
+
+    @property
     def batch_size(self) -> int:
         return 128
 

@@ -16,6 +16,7 @@ class FakeEmbedder:
 
     model = "fake:v1"
     batch_size = 8
+    runs_here = False
 
     def __init__(self) -> None:
         self.asked: list[str] = []

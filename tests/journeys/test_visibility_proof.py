@@ -259,6 +259,7 @@ class InstantEmbedder:
     """The fake endpoint's vectors without the endpoint. `meanwhile` happens once, in the middle of a run."""
 
     batch_size = 64
+    runs_here = False
 
     def __init__(self, model: str) -> None:
         self.model = model
