@@ -14,7 +14,7 @@ from app.database.engine import Database, driver_url
 from app.database.migrate import check_server, current_revision, newest_revision
 from app.errors import ConfigurationError, ToolscoutError
 from app.premises import has_data, reachable_database, sealer_of
-from app.settings import Settings
+from app.settings import Settings, misspelt
 from app.upstream.operators import OperatorsServers
 from app.wiring import read_active_model, wanted_embedder
 
@@ -32,6 +32,7 @@ async def examine(settings: Settings) -> list[Finding]:
     async with AsyncExitStack() as closing:
         try:
             findings.append(_settings(settings))
+            findings += [Finding("settings", ok=False, message=message) for message in misspelt()]
             findings += _programs(settings)
             url = await closing.enter_async_context(reachable_database(settings))
             findings.append(await asyncio.to_thread(_database, settings, url))

@@ -6,12 +6,14 @@ Read from the environment and from `.env`. The README's table lists them all; a 
 import base64
 import binascii
 import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
+    DotEnvSettingsSource,
     EnvSettingsSource,
     InitSettingsSource,
     PydanticBaseSettingsSource,
@@ -21,6 +23,8 @@ from pydantic_settings import (
 from app.errors import ConfigurationError
 
 SECRET_KEY_BYTES = 32
+_PREFIX = "TOOLSCOUT_"
+_ALIKE = 0.75
 _NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
@@ -31,7 +35,7 @@ Role = Literal["all", "web", "worker"]
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="TOOLSCOUT_",
+        env_prefix=_PREFIX,
         env_file=".env",
         extra="ignore",
         populate_by_name=True,
@@ -259,12 +263,24 @@ class Settings(BaseSettings):
 def variable_of(field: str) -> str:
     """The environment's name for it."""
     alias = Settings.model_fields[field].validation_alias
-    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"TOOLSCOUT_{field.upper()}"
+    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"{_PREFIX}{field.upper()}"
 
 
 def secret_fields() -> list[str]:
     """Each of them can also be given as a file, which its variable with `_FILE` names."""
     return [name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)]
+
+
+def misspelt() -> list[str]:
+    """Of variables that are set, in the environment or in `.env`: what reads almost like a setting, and which."""
+    known = {variable_of(name) for name in Settings.model_fields}
+    known |= {f"{variable_of(name)}_FILE" for name in secret_fields()}
+    sources = EnvSettingsSource(Settings), DotEnvSettingsSource(Settings)
+    given = {name.upper() for source in sources for name in source.env_vars}
+    ours = {name.removeprefix(_PREFIX): name for name in known if name.startswith(_PREFIX)}
+    strange = sorted(name for name in given - known if name.startswith(_PREFIX))
+    meant = {name: get_close_matches(name.removeprefix(_PREFIX), ours, n=1, cutoff=_ALIKE) for name in strange}
+    return [f"{name} is no setting: is {ours[nearest]} meant?" for name, near in meant.items() for nearest in near]
 
 
 def _secrets_in_files(*sources: PydanticBaseSettingsSource) -> dict[str, str]:

@@ -60,6 +60,7 @@ class Metrics:
         self.requests = self._counter("requests", "HTTP requests", "method", "route", "status")
         self.request_seconds = self._histogram("request_seconds", "Time to answer", "route")
         self.requests_in_flight = self._gauge("requests_in_flight", "HTTP requests being answered")
+        self.requests_waiting = self._gauge("requests_waiting", "HTTP requests behind others of the same user")
         self.refused = self._counter("requests_refused", "HTTP requests refused to spare the rest", "reason")
         _begin_at_zero(self.refused, [("rate_limited",), ("overloaded",)])
         self.mcp_calls = self._counter("mcp_calls", "Calls of the MCP door's own tools", "tool", "outcome")

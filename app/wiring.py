@@ -208,7 +208,7 @@ def _discoverer(ground: _Ground, models: Models) -> Discoverer:
         shelf=Shelf(),
         metrics=ground.metrics,
         sealer=ground.sealer,
-        fairness=Fairness(),
+        fairness=Fairness(ground.metrics),
         tally=ground.tally,
         selections=ground.selections,
         max_tools=ground.settings.max_tools,

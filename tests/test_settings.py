@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from app.errors import ConfigurationError
-from app.settings import Settings, decoded_secret_key, secret_fields
+from app.settings import Settings, decoded_secret_key, misspelt, secret_fields
 
 NAMES_OF_THEIR_OWN = {
     "database_url": "DATABASE_URL",
@@ -246,3 +246,32 @@ def test_a_worker_that_would_not_work_is_refused() -> None:
     with pytest.raises(ValidationError, match="would do nothing"):
         Settings(role="worker", index_concurrency=0)
     assert Settings(role="web", index_concurrency=0).role == "web"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TOOLSCOUT_RATE_PER_USR", "TOOLSCOUT_RATE_PER_USER"),
+        ("TOOLSCOUT_MAXTOOLS", "TOOLSCOUT_MAX_TOOLS"),
+        ("toolscout_log_levl", "TOOLSCOUT_LOG_LEVEL"),
+        ("TOOLSCOUT_REINDEX_EVERY_S", "TOOLSCOUT_REINDEX_EVERY"),
+        ("TOOLSCOUT_SECRET_KEYFILE", "TOOLSCOUT_SECRET_KEY_FILE"),
+    ],
+)
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_a_name_that_is_almost_a_setting_is_told_with_the_one_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, name: str, meant: str, *, in_a_file: bool
+) -> None:
+    if in_a_file:
+        Path(".env").write_text(f"{name}=7\n")
+    else:
+        monkeypatch.setenv(name, "7")
+    assert misspelt() == [f"{name.upper()} is no setting: is {meant} meant?"]
+
+
+def test_names_of_others_and_settings_themselves_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOOLSCOUT_URL", "TOOLSCOUT_KEY", "RATE_PER_USR", *map(variable, Settings.model_fields)):
+        monkeypatch.setenv(name, "7")
+    for field in secret_fields():
+        monkeypatch.setenv(f"{variable(field)}_FILE", "7")
+    assert misspelt() == []

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from app.telemetry import Metrics
+
 ALONE = 4
 """Requests at work at once. More of them were not answered faster, and would be in the way of the next to ask."""
 IN_COMPANY = 1
@@ -26,11 +28,12 @@ class _Line:
 
 
 class Fairness:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lines: defaultdict[str, _Line] = defaultdict(_Line)
         self._newest: tuple[str, float] = "", -math.inf
         self._newest_of_another = -math.inf
+        metrics.requests_waiting.set_function(lambda: sum(len(line.waiting) for line in self._lines.values()))
 
     @asynccontextmanager
     async def turn(self, user_id: str) -> AsyncIterator[None]:

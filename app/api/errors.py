@@ -17,7 +17,10 @@ from app.telemetry import request_id
 
 logger = logging.getLogger("toolscout.api")
 
-_CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed"}
+_OF_THE_FRAMEWORK = {
+    404: ("not_found", "there is nothing at this path; /docs shows those that there are"),
+    405: ("method_not_allowed", "this path does not take that method; /docs shows which it takes"),
+}
 
 
 class Problem(BaseModel):
@@ -78,8 +81,9 @@ def _shown(item: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _framework(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 registered for nothing else
-    code = _CODES_BY_STATUS.get(error.status_code, "bad_request")
-    return _response(_body(error.status_code, code, str(error.detail), str(error.detail)), error.headers)
+    title = str(error.detail)
+    code, detail = _OF_THE_FRAMEWORK.get(error.status_code, ("bad_request", title))
+    return _response(_body(error.status_code, code, title, detail), error.headers)
 
 
 class LastResort:

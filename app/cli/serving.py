@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -20,8 +21,10 @@ from app.demo.seed import finish_demo, seed_demo
 from app.errors import ConfigurationError
 from app.main import create_app
 from app.premises import owned_database
-from app.settings import Settings
+from app.settings import Settings, misspelt
 from app.wiring import Container, open_container
+
+logger = logging.getLogger("toolscout")
 
 _GRACE_S = 6
 _FIRST_WORDS_S = 0.5
@@ -32,6 +35,8 @@ async def serve(settings: Settings, _options: argparse.Namespace) -> int:
     # before anything else: keys that are made and shown once must not be made for a service that cannot start
     with _listening(settings) as listener:
         async with owned_database(settings) as url, open_container(settings, url) as container:
+            for message in misspelt():
+                logger.warning(message)
             await _announce_keys(container)
             await _serve_until_stopped(container, listener)
     return 0

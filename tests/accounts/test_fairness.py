@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from app.accounts.fairness import ALONE, COMPANY_S, IN_COMPANY, Fairness
+from app.telemetry import Metrics
 from tests.conftest import OpenService, new_user, tool
 
 
@@ -20,7 +21,8 @@ class Place:
     leaving: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.fairness = Fairness(lambda: self.now)
+        self.metrics = Metrics()
+        self.fairness = Fairness(self.metrics, lambda: self.now)
 
     async def come(self, *names: str) -> None:
         """A user's requests are named after the user: `alice 1`."""
@@ -89,6 +91,7 @@ async def test_whoever_comes_is_at_work_at_once_however_many_of_another_wait(pla
     await place.come("bob 0")
     assert "bob 0" in place.at_work
     assert len(place.at_work) == ALONE + 1
+    assert b"toolscout_requests_waiting 96.0" in place.metrics.render()
 
 
 async def test_the_one_who_was_alone_makes_room_as_its_work_ends(place: Place) -> None:

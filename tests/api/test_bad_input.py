@@ -332,6 +332,10 @@ async def test_a_wrong_method_is_a_problem_that_names_the_right_one(
     assert answer.headers["allow"] == allowed
 
 
+async def test_a_path_that_is_none_is_a_problem_that_says_where_those_are_that_there_are(asker: TestUser) -> None:
+    assert "/docs" in assert_problem(await asker.http.get("/discovery"), 404)["detail"]
+
+
 async def test_a_body_up_to_the_limit_is_read_and_beyond_it_is_not(asker: TestUser) -> None:
     """White space is content like any other."""
     assert (await post(asker, asking() + b" " * (MIB - len(asking())))).status_code == 200

@@ -278,6 +278,16 @@ def test_doctor_names_a_program_that_is_not_there(command: Command, stdio: Path)
     assert "stdio" not in command("doctor")
 
 
+def test_doctor_names_a_setting_that_is_misspelt_and_goes_on(
+    command: Command, stdio: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdio.write_text("{}")
+    monkeypatch.setenv("TOOLSCOUT_MAX_TOLS", "5")
+    told = command("doctor", status=1)
+    assert "TOOLSCOUT_MAX_TOLS is no setting: is TOOLSCOUT_MAX_TOOLS meant?" in told
+    assert told.count("FAIL") == 1
+
+
 def test_doctor_tells_of_a_stdio_file_of_no_use_under_its_own_name_and_goes_on(command: Command, stdio: Path) -> None:
     for reason in ("No such file or directory", "should be an object"):
         first, wrong, *others = command("doctor", status=1).splitlines()

@@ -48,7 +48,7 @@ TELLING = {
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running_service(tmp_path_factory.mktemp("demo"), DEMO) as service:
+    with running_service(tmp_path_factory.mktemp("demo"), {**DEMO, "TOOLSCOUT_MAX_TOLS": "5"}) as service:
         yield service
 
 
@@ -89,6 +89,10 @@ def test_the_greeting_holds_a_key_for_each_and_a_curl_that_works(demo: Service) 
     assert command is not None
     answered = subprocess.run(["sh", "-c", command[0]], capture_output=True, text=True, check=True)
     assert '"get_forecast"' in answered.stdout
+
+
+def test_a_misspelt_setting_is_told_of_at_the_start(demo: Service) -> None:
+    assert "TOOLSCOUT_MAX_TOLS is no setting: is TOOLSCOUT_MAX_TOOLS meant?" in greeting(demo)
 
 
 def test_the_greeting_leads_to_the_console_and_the_demos_key_signs_in(demo: Service) -> None:
