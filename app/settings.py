@@ -123,7 +123,10 @@ class Settings(BaseSettings):
         "beyond it 429; 0: no limit",
     )
     max_in_flight: int = Field(
-        500, ge=0, description="requests that one process answers at once; beyond it 503; 0: no limit"
+        500,
+        ge=0,
+        description="requests that one process answers at once; beyond it 503, and 429 for a key that has four fifths "
+        "of them; 0: no limit",
     )
 
     drain_s: float = Field(

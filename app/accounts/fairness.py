@@ -63,8 +63,8 @@ class Fairness:
             if not ticket.cancelled():
                 ticket.set_result(None)
                 line.working += 1
-        if not line.waiting and not line.working:
-            self._lines.pop(user_id, None)
+        if not line.waiting and not line.working and self._lines.get(user_id) is line:
+            del self._lines[user_id]
 
     def _at_once(self, user_id: str) -> int:
         last, at = self._newest
