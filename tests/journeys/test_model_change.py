@@ -2,9 +2,12 @@
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,10 @@ from pydantic import SecretStr
 from app.cli import models as commands
 from app.database.embedded import EmbeddedPostgres
 from app.embeddings.calibration import UNCALIBRATED
+from app.indexing.filling import _SERVERS_AT_ONCE
 from app.settings import Settings
 from app.wiring import Container, open_container
-from tests.conftest import TestUser, client_of, make_database, make_settings, new_user, no_names, tool
+from tests.conftest import SECRET_KEY, TestUser, client_of, make_database, make_settings, new_user, no_names, tool
 from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.indexing.by_hand import until
 
@@ -187,3 +191,49 @@ async def test_switches_under_load_have_one_moment_and_no_mixture_and_a_way_back
             "Tool: list files. Server: files. Description: List the files of a folder."
         ]
         assert [(await ask(each, QUESTIONS[0]))[2] for each in clients] == [5, 5]
+
+
+@contextmanager
+def command(world: World, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own, that can be killed."""
+    assert world.settings.database_url is not None
+    environment = {
+        "PATH": os.environ["PATH"],
+        "DATABASE_URL": world.settings.database_url.get_secret_value(),
+        "OPENAI_BASE_URL": world.fake.base_url,
+        "TOOLSCOUT_DATA_DIR": str(world.settings.data_dir),
+        "TOOLSCOUT_SECRET_KEY": SECRET_KEY,
+        "TOOLSCOUT_EMBEDDING_PROVIDER": "openai",
+        "TOOLSCOUT_EMBEDDING_MODEL": "alpha@64",
+    }
+    started = subprocess.Popen([sys.executable, "-m", "app", *arguments], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+async def test_a_change_that_is_killed_changes_nothing_and_goes_on_where_it_stood(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    async with opened(postgres, tmp_path) as world, new_user(world.replicas[0]) as user:
+        for number in range(_SERVERS_AT_ONCE + 5):
+            await user.add_tools(tool(f"tool_{number}", f"Does the work of day {number}."), server=f"server {number}")
+        before = await ask(user.http, QUESTIONS[0])
+        world.fake.mode, world.fake.quick = "hang_later", 2  # to learn the dimension, and the first of two groups
+        with command(world, "model", "use", "beta@64"):
+
+            async def one_group_is_done() -> bool:
+                counted = world.as_owner("SELECT count(*) FROM mcp_tool_embeddings WHERE model = %s", BETA)
+                return counted == [(_SERVERS_AT_ONCE,)]
+
+            await until(one_group_is_done)
+        world.fake.mode = "ok"
+        world.fake.release()
+        assert await ask(user.http, QUESTIONS[0]) == before
+        world.fake.requests.clear()
+        await world.use(BETA)
+        await world.serve(BETA)
+        assert len([text for texts in world.fake.requests for text in texts if text.startswith("Tool:")]) == 5
+        assert (await ask(user.http, QUESTIONS[0]))[2] == _SERVERS_AT_ONCE + 5
