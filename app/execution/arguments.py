@@ -54,11 +54,29 @@ def check_writable(arguments: Json) -> None:
         raise ArgumentsInvalid(f"the arguments {wrong}") from error
 
 
-def is_valid_schema(text: str) -> bool:
-    """Takes far longer than the arguments do: worth remembering. False also where nobody can tell in time."""
+def checkable(text: str) -> str | None:
+    """As much of a schema as arguments can be checked against: without what it says of single properties, where that is
+    no schema. Takes far longer than the arguments do: worth remembering."""
+    if is_valid_schema(text):
+        return text
     schema = orjson.loads(text)
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return None
     dialect = _dialect(schema)
+    known = {name: part if _is_valid(dialect, part) else {} for name, part in properties.items()}
+    reduced = orjson.dumps({**schema, "properties": known}).decode()
+    return reduced if is_valid_schema(reduced) else None
+
+
+def is_valid_schema(text: str) -> bool:
+    """False also where nobody can tell in time."""
+    schema = orjson.loads(text)
     _begin(_SCHEMA_S)
+    return _is_valid(_dialect(schema), schema)
+
+
+def _is_valid(dialect: Any, schema: Any) -> bool:
     with suppress(Exception):  # the library's boundary: whatever a schema makes it stumble over
         return bool(dialect(dialect.META_SCHEMA, registry=_NOTHING).is_valid(schema))
     return False

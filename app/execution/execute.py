@@ -33,7 +33,7 @@ from app.errors import (
     Unavailable,
 )
 from app.execution import repeats
-from app.execution.arguments import check_arguments, check_writable, is_valid_schema
+from app.execution.arguments import check_arguments, check_writable, checkable
 from app.execution.results import capped, writable
 from app.protocol import Dialogue, Endpoint, Json, canonical
 from app.sealing import Sealer
@@ -51,6 +51,7 @@ _NO_DIGEST = "-"
 TOOL_ERROR = "tool_error"
 CANCELLED = "cancelled"
 _SCHEMAS_REMEMBERED = 10_000
+_NO_SCHEMA = ""
 _REMEMBERED_S = 3600.0
 _REPORTS_WAITING = 100
 _MAX_REPORT = 1_000
@@ -67,8 +68,8 @@ class Executor:
     tally: Tally
     timeout_s: float
     max_result_bytes: int
-    valid_schemas: TtlCache[bytes, bool] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
-    """By a digest of the schema's text."""
+    checkable: TtlCache[bytes, str] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
+    """What of a schema is valid, by a digest of its text."""
     tracing: Tracing = field(default_factory=Tracing)
 
 
@@ -201,14 +202,14 @@ async def _meant_by_alias(session: Session, scope: Scope, alias: str) -> Offer:
 
 
 async def _check_arguments(executor: Executor, schema: str, arguments: Json) -> None:
-    """A schema that is itself not valid checks nothing: its server will."""
+    """What in a schema is itself not valid checks nothing: the server will."""
     digest = hashlib.sha256(schema.encode()).digest()
-    valid = executor.valid_schemas.get(digest)
-    if valid is None:
-        valid = await asyncio.to_thread(is_valid_schema, schema)
-        executor.valid_schemas.put(digest, valid)
-    if valid:
-        await asyncio.to_thread(check_arguments, schema, arguments)
+    known = executor.checkable.get(digest)
+    if known is None:
+        known = await asyncio.to_thread(checkable, schema) or _NO_SCHEMA
+        executor.checkable.put(digest, known)
+    if known != _NO_SCHEMA:
+        await asyncio.to_thread(check_arguments, known, arguments)
 
 
 class _Record:

@@ -110,7 +110,20 @@ def _read(raw: Any) -> ToolDefinition:
         raise _Refused(f"MCP calls the schema `inputSchema`, not `{min(other)}`")
     if _runs_only_as_a_task(raw):
         raise _Refused("it can be run only as a task, which is not done here")
-    return _definition(raw, name)
+    definition = _definition(raw, name)
+    _check_input_schema(definition.input_schema)
+    return definition
+
+
+def _check_input_schema(schema: Json) -> None:
+    """As far as MCP and the models' providers do: of one that they refuse, they refuse all tools beside it, too."""
+    if schema.get("type") != "object":
+        raise _Refused('`inputSchema` must describe an object: `"type": "object"`')
+    if not isinstance(schema.get("properties", {}), dict):
+        raise _Refused("`inputSchema.properties` must be an object")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise _Refused("`inputSchema.required` must be a list of names")
 
 
 def looked_through(definition: ToolDefinition) -> ListedTool:
@@ -126,11 +139,16 @@ def _definition(raw: Json, name: str) -> ToolDefinition:
         name=name,
         title=_optional(raw, "title", str),
         description=_optional(raw, "description", str) or "",
-        input_schema=_optional(raw, "inputSchema", dict) or {"type": "object", "properties": {}},
+        input_schema=_with_type(_optional(raw, "inputSchema", dict) or {"properties": {}}),
         output_schema=_optional(raw, "outputSchema", dict),
         annotations=_optional(raw, "annotations", dict),
         meta=_optional(raw, "_meta", dict),
     )
+
+
+def _with_type(schema: Json) -> Json:
+    """Arguments are always an object; providers want to hear it."""
+    return schema if "type" in schema else {"type": "object", **schema}
 
 
 def _check_shape(raw: Json) -> None:

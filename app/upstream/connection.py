@@ -47,6 +47,7 @@ from app.upstream.endings import (
 )
 from app.upstream.guard import Guard
 from app.upstream.operators import OperatorsServers
+from app.upstream.sifting import given_back
 from app.upstream.transport import Exchange, GuardedTransport, current_exchange
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class Connection:
         self._exchange = Exchange()
         self._holder: asyncio.Task[None] | None = None
         self._stuck = False
-        self._modern = False
+        self._version: str | None = None
         self._offers_tools = False
 
     @property
@@ -165,6 +166,7 @@ class Connection:
             page = await self._ask(partial(self._client.list_tools, cursor=cursor))
             # not as JSON, which would quietly turn what JSON cannot carry into null
             tools += [tool.model_dump(by_alias=True, exclude_unset=True) for tool in page.tools]
+            tools += given_back(page.meta)
             left -= len(page.model_dump_json())
             if left < 0:
                 raise ServerUnreachable("too_large", "the server's list of tools is larger than we take")
@@ -232,6 +234,10 @@ class Connection:
         return await self._ask(send, declared)
 
     @property
+    def _modern(self) -> bool:
+        return self._version in MODERN_PROTOCOL_VERSIONS
+
+    @property
     def _client(self) -> Client:
         return self._opened.result()
 
@@ -287,7 +293,7 @@ class Connection:
 
     def _meet(self, client: Client) -> None:
         # kept, for of a session that has ended the SDK knows nothing more
-        self._modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
+        self._version = client.protocol_version
         self._offers_tools = client.server_capabilities.tools is not None
         if not self._opened.done():
             self._opened.set_result(client)
@@ -298,7 +304,8 @@ class Connection:
             self._opened.exception()  # seen, also where nobody waits any more
 
     def _session(self, transport: Any, mode: str) -> Client:
-        return Client(noting(transport), mode=mode, cache=None, client_info=_IDENTITY, message_handler=self._on_message)
+        transport = noting(transport, lambda: self._version)
+        return Client(transport, mode=mode, cache=None, client_info=_IDENTITY, message_handler=self._on_message)
 
     def _why_not(self, error: Exception) -> ServerUnreachable:
         if self._exchange.failure is not None:

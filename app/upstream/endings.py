@@ -7,7 +7,7 @@ lost an answer it makes up an error, which looks like one of the server's: here 
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from app.errors import ServerUnreachable
 from app.protocol import Json
 from app.unseen import without_hidden
+from app.upstream.sifting import Inbox
 from app.upstream.transport import Exchange, current_exchange
 
 _MAX_WORDS = 500
@@ -141,9 +142,11 @@ def _declare(message: Any, capabilities: Json) -> None:
 
 
 @asynccontextmanager
-async def noting(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[tuple[Any, _Outbox]]:
+async def noting(
+    transport: AbstractAsyncContextManager[Any], version: Callable[[], str | None]
+) -> AsyncIterator[tuple[Inbox, _Outbox]]:
     async with transport as (read, write):
-        yield read, _Outbox(write)
+        yield Inbox(read, version), _Outbox(write)
 
 
 async def note_departure(_: httpx2.Request) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from app.execution.arguments import check_arguments, is_valid_schema
+from app.execution.arguments import check_arguments, checkable
 from app.wiring import Container
 
 Json = dict[str, Any]
@@ -35,9 +35,8 @@ def text(answer: httpx.Response) -> str:
 
 def check(schema: Json, arguments: Json) -> None:
     """As a call does it."""
-    written = json.dumps(schema)
-    if is_valid_schema(written):
-        check_arguments(written, arguments)
+    if (known := checkable(json.dumps(schema))) is not None:
+        check_arguments(known, arguments)
 
 
 async def executions(container: Container, user_id: str) -> list[tuple[Any, ...]]:

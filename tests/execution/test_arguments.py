@@ -205,6 +205,21 @@ def test_a_schema_that_is_not_valid_checks_nothing(schema: Json) -> None:
     check(schema, {"a": 0})
 
 
+def test_what_is_said_of_one_property_and_is_no_schema_leaves_the_others_checked() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "strin"}, "b": {"$ref": "#/$defs/count"}},
+        "required": ["b"],
+        "additionalProperties": False,
+        "$defs": {"count": {"type": "integer"}},
+    }
+    assert not is_valid_schema(json.dumps(schema))
+    assert places(schema, {"a": 1}) == ["arguments"]
+    assert places(schema, {"a": 1, "b": "no"}) == ["arguments.b"]
+    assert places(schema, {"b": 1, "c": 2}) == ["arguments"]
+    check(schema, {"a": 1, "b": 2})
+
+
 def test_a_pattern_that_python_cannot_read_does_not_make_a_schema_invalid() -> None:
     assert places(of_a({"pattern": r"^\p{Lu}"}) | {"required": ["b"]}, {"a": "x"}) == ["arguments.a", "arguments"]
 

@@ -510,6 +510,12 @@ BAD_TOOLS: dict[str, tuple[str, str]] = {
     "beyond-all-numbers": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": 10**400})), "JSON"),
     "no-name": (json.dumps(tool("")), "needs a name"),
     "long-name": (json.dumps(tool("b" * 200)), "longer than"),
+    # which the SDK would refuse with all their siblings
+    "no-object": (json.dumps(tool("bad", inputSchema={"type": "strin"})), "must describe an object"),
+    "no-properties": (json.dumps(tool("bad", inputSchema={"type": "object", "properties": 5})), "properties"),
+    "no-list": (json.dumps(tool("bad", inputSchema={"type": "object", "required": "x"})), "list of names"),
+    "no-schema": (json.dumps({"name": "bad", "inputSchema": 7}), "`inputSchema` must be an object"),
+    "no-text": (json.dumps(tool("bad") | {"description": ["x"]}), "`description` must be a text"),
 }
 
 
@@ -526,6 +532,14 @@ async def test_a_bad_tool_of_an_asked_server_is_refused_alone(
     assert reason in refused["reason"]
     assert refused["name"].isprintable()
     assert set(await carol.tools()) == {"first", "last"}
+
+
+async def test_a_schema_without_its_type_is_taken_for_that_of_an_object(carol: TestUser, mcp: FakeMcpServer) -> None:
+    mcp.tools = [{"name": "read", "inputSchema": {"properties": {"path": {"type": "string"}}}}]
+    server_id = await connect(carol, mcp)
+    assert (await runs_of(carol, server_id))[0]["refused"] == []
+    [read] = (await carol.discover("read", format="anthropic"))["definitions"]
+    assert read["input_schema"] == {"type": "object", "properties": {"path": {"type": "string"}}}
 
 
 async def test_a_server_that_was_away_for_a_moment_is_tried_again_and_the_cause_is_shown_meanwhile(

@@ -86,12 +86,10 @@ def test_capabilities_come_from_the_verbs_in_the_name(name: str, capabilities: s
     assert enriched_description(tool, "s").removeprefix(embedded_text(tool, "s")) == expected
 
 
-@pytest.mark.parametrize(
-    "properties",
-    [None, [], "x", {}, 7],
-)
-def test_a_schema_with_no_proper_properties_has_no_parameters(properties: Any) -> None:
-    assert embedded_text(with_properties(properties), "s") == "Tool: a. Server: s."
+@pytest.mark.parametrize("nested", [None, [], "x", {}, 7])
+def test_a_part_with_no_proper_properties_has_no_parameters(nested: Any) -> None:
+    shown = embedded_text(with_properties({"a": {"type": "object", "properties": nested}}), "s")
+    assert shown == "Tool: a. Server: s. Parameters: a."
 
 
 def test_odd_parameter_definitions_are_shown_by_name_alone() -> None:

@@ -90,6 +90,11 @@ def test_a_name_alone_makes_a_tool_without_parameters() -> None:
         ({"name": "a", "description": ["x"]}, "a", "`description` must be a text"),
         (tool("a", inputSchema=[]), "a", "`inputSchema` must be an object"),
         (tool("a", inputSchema=True), "a", "`inputSchema` must be an object"),
+        (tool("a", inputSchema={"type": "array"}), "a", "must describe an object"),
+        (tool("a", inputSchema={"type": ["object", "null"]}), "a", "must describe an object"),
+        (tool("a", inputSchema={"properties": ["b"]}), "a", "`inputSchema.properties` must be an object"),
+        (tool("a", inputSchema={"required": "b"}), "a", "`inputSchema.required` must be a list of names"),
+        (tool("a", inputSchema={"required": [1]}), "a", "`inputSchema.required` must be a list of names"),
         (tool("a", outputSchema="x"), "a", "`outputSchema` must be an object"),
         (tool("a", annotations=[]), "a", "`annotations` must be an object"),
         (tool("a", _meta=0), "a", "`_meta` must be an object"),
@@ -160,10 +165,10 @@ def test_a_tool_at_the_very_limit_is_taken(raw: dict[str, Any]) -> None:
 
 def test_a_number_beyond_64_bits_is_read_as_it_is_when_it_is_pushed() -> None:
     """A server that computes in JavaScript writes 2**64 with all its digits."""
-    largest = {"type": "integer", "maximum": 18446744073709552000}
+    largest = {"type": "object", "maxProperties": 18446744073709552000}
     [read] = read_listing([tool("a", inputSchema=largest)], max_tools=1).definitions
-    assert read.input_schema == {"type": "integer", "maximum": 2.0**64}
-    assert isinstance(read.input_schema["maximum"], float)
+    assert read.input_schema == {"type": "object", "maxProperties": 2.0**64}
+    assert isinstance(read.input_schema["maxProperties"], float)
 
 
 def test_of_doubles_the_first_is_taken_and_a_warning_names_them_once() -> None:

@@ -224,7 +224,7 @@ async def test_a_server_that_promised_tools_and_has_lost_its_way_does_not_seem_e
 
 
 NO_LIST = (
-    b'{"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "tools": [{"name": "%s", "inputSchema": 7}]}'
+    b'{"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "tools": [{"name": "a"}], "nextCursor": ["%s"]}'
 )
 
 UNUSABLE: dict[str, tuple[ASGIApp, str]] = {
@@ -274,12 +274,21 @@ async def test_an_unusable_listing_in_a_session_has_its_cause(
     assert failure.value.cause == cause
 
 
-async def test_a_list_that_is_not_mcp_is_refused_with_the_place_of_the_error(server: FakeMcpServer) -> None:
-    server.tools = [tool("echo"), {"name": "second", "inputSchema": CANARY}]
-    async with reaching(server) as upstream:
-        with pytest.raises(ServerUnreachable, match=r"tools\.1\.inputSchema") as failure:
-            await upstream.list_tools(endpoint(server))
+async def test_a_list_that_is_not_mcp_is_refused_with_the_place_of_the_error(mcp: FakeMcpServer) -> None:
+    mcp.fault = Fault(verbatim(NO_LIST % CANARY.encode()), on={"tools/list"})
+    async with reaching(mcp) as upstream:
+        with pytest.raises(ServerUnreachable, match=r"not valid MCP: .*nextCursor") as failure:
+            await upstream.list_tools(endpoint(mcp))
     assert (failure.value.cause, CANARY in failure.value.message) == ("protocol", False)
+
+
+async def test_tools_that_are_not_mcp_come_as_they_are_behind_those_that_are(server: FakeMcpServer) -> None:
+    broken: list[Any] = [{"name": "a", "inputSchema": 7}, "b", {"name": "c", "inputSchema": {"type": "strin"}}]
+    server.tools = [broken[0], tool("echo"), *broken[1:], tool("last")]
+    async with reaching(server) as upstream:
+        listed = await upstream.list_tools(endpoint(server))
+    assert [each["name"] for each in listed[:2]] == ["echo", "last"]
+    assert listed[2:] == broken
 
 
 @pytest.mark.parametrize(("answer", "cause"), UNUSABLE.values(), ids=UNUSABLE.keys())
