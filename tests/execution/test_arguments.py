@@ -505,7 +505,7 @@ async def test_a_schema_that_cannot_be_used_lets_the_call_through(
 ) -> None:
     with listener() as somebody:
         schema = {
-            "invalid": {"type": "object", "required": "a"},
+            "invalid": {"type": "object", "minProperties": "a"},
             "unreachable": of_a({"$ref": f"http://127.0.0.1:{somebody.port}/x.json"}),
         }[reason]
         mcp.tools = [tool("free", inputSchema=schema)]
