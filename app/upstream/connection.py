@@ -2,13 +2,11 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
@@ -46,9 +44,12 @@ from app.upstream.endings import (
     words_of,
 )
 from app.upstream.guard import Guard
+from app.upstream.last_words import LastWords, listening
 from app.upstream.operators import OperatorsServers
 from app.upstream.sifting import given_back
 from app.upstream.transport import Exchange, GuardedTransport, current_exchange
+
+logger = logging.getLogger("toolscout.upstream")
 
 T = TypeVar("T")
 
@@ -107,6 +108,7 @@ class Connection:
         self._stuck = False
         self._version: str | None = None
         self._offers_tools = False
+        self._program_said: LastWords | None = None
 
     @property
     def alive(self) -> bool:
@@ -279,6 +281,9 @@ class Connection:
                 failure = self._why_not(error)
             if self._opened.done() or failure.cause != "closed":
                 break
+        if self._program_said is not None and self._program_said.text and not self._opened.done():
+            said = {"server": self.endpoint.server_name, "said": self._program_said.text}
+            logger.warning("a program in TOOLSCOUT_STDIO_SERVERS does not start", extra=said)
         self._fail_to_open(failure)
 
     async def _keep_session(self, mode: str) -> None:
@@ -331,8 +336,11 @@ class Connection:
             program = self._operators.program(self.endpoint.server_name)
             command, *arguments = program.argv
             parameters = StdioServerParameters(command=command, args=arguments, env=dict(program.env))
-            with _nowhere() as nowhere:
-                yield stdio_client(parameters, errlog=nowhere)
+            with listening() as words:
+                try:
+                    yield stdio_client(parameters, errlog=words.stream)
+                finally:
+                    self._program_said = words
             return
         url = self.endpoint.url or ""
         if self.endpoint.transport == "sse":
@@ -388,11 +396,6 @@ def _answerable(asked: InputRequiredResult, dialogue: Dialogue) -> bool:
 
 async def _awaited(request: Callable[[], Awaitable[T]]) -> T:
     return await request()
-
-
-def _nowhere() -> TextIO:
-    """For what a program writes beside its answers: it may hold what it was sent."""
-    return Path(os.devnull).open("w")
 
 
 def _first(error: BaseException) -> BaseException:

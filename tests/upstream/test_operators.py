@@ -184,6 +184,22 @@ async def test_a_program_that_does_not_speak_mcp_is_left(listed: Listed, before:
     assert running_programs() == []
 
 
+async def test_the_operator_is_told_what_a_program_said_that_does_not_start(
+    listed: Listed, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = "print('noise\\x1b[31m ' * 50_000, file=sys.stderr); no_such_name"
+    async with reaching(operators=listed(before=before), connect_s=60.0) as upstream:
+        with pytest.raises(ServerUnreachable) as failure:
+            await upstream.list_tools(TINY)
+    [told] = [record for record in caplog.records if "does not start" in record.message]
+    said = str(vars(told)["said"])
+    assert "NameError: name 'no_such_name' is not defined" in said
+    assert "\x1b" not in said
+    assert len(said) <= 2_000
+    assert "no_such_name" not in failure.value.message
+    assert vars(told)["server"] == TINY.server_name
+
+
 def running_programs() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "server.py" in " ".join(child.cmdline())]
 
