@@ -102,6 +102,11 @@ async def get_tool(session: Session, user_id: str, tool_id: str, model: str, pro
     return _tool(row)
 
 
+async def is_known(session: Session, user_id: str, tool_id: str) -> bool:
+    """Whether or not it may be used."""
+    return await session.scalar(select(mcp_tools.c.id).where(*_this(user_id, tool_id))) is not None
+
+
 async def find_named(session: Session, user_id: str, name: str) -> str | None:
     """The id of the tool that `SERVER.TOOL` names."""
     server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)

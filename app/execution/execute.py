@@ -20,6 +20,7 @@ from app.cache import TtlCache
 from app.catalog import servers
 from app.catalog.aliases import DIGEST, digest_in, is_alias_of
 from app.catalog.offers import Offer, offers_called, read_offers
+from app.catalog.tools import is_known
 from app.catalog.visibility import Scope
 from app.database.engine import Database, Session
 from app.errors import (
@@ -335,10 +336,16 @@ class _Record:
             await servers.note_trouble(*this, failure.cause, failure.message, endpoint.config_version)
 
     async def _audit(self, session: Session, outcome: str) -> None:
-        target = None if self.tool is None else self.tool.offer.tool_id
         duration_ms = (time.perf_counter() - self._started) * 1000
-        user_id, actor = self._call.scope.user_id, self._call.actor
+        user_id, actor, target = self._call.scope.user_id, self._call.actor, await self._target(session)
         await audit.record(session, user_id, actor, "tool.execute", target, outcome=outcome, duration_ms=duration_ms)
+
+    async def _target(self, session: Session) -> str | None:
+        """Also where it may not be used: who tries a tool that is held is worth knowing."""
+        if self.tool is not None:
+            return self.tool.offer.tool_id
+        asked, user_id = self._call.tool_key, self._call.scope.user_id
+        return asked if asked is not None and await is_known(session, user_id, asked) else None
 
 
 def _answer(executed: Executed | None, failure: ToolscoutError | None) -> Json:

@@ -180,6 +180,9 @@ async def test_every_execution_leaves_one_row_whatever_its_outcome(
 
     await run("succeeded")
     await run("TOOL_NOT_FOUND", str(uuid.uuid4()))
+    for enabled in (False, True):  # one that may not be used is known by its key all the same
+        await user.http.patch(f"/tools/{key}", json={"enabled": enabled})
+        await run("succeeded" if enabled else "TOOL_NOT_FOUND")
     await run("TOOL_VALIDATION_ERROR", arguments={"n": "x"})
     mcp.on_call["run"] = refuse
     await run("TOOL_EXECUTION_ERROR")
@@ -194,7 +197,7 @@ async def test_every_execution_leaves_one_row_whatever_its_outcome(
     assert [(row["outcome"], row["target"], row["request_id"]) for row in reversed(found)] == expected
     assert {row["actor"] for row in found} == {await actor_of(user, admin)}
     assert all(row["duration_ms"] > 0 for row in found)
-    assert [row["duration_ms"] >= 100 for row in reversed(found)][4]
+    assert [row["duration_ms"] >= 100 for row in reversed(found)][6]
 
 
 async def test_an_index_run_that_fails_is_told_with_its_cause(user: TestUser, mcp: FakeMcpServer) -> None:
