@@ -3,6 +3,7 @@
 import asyncio
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,13 @@ def server_of(container: Container, leaving: asyncio.Event | None = None) -> _Se
     config = _config(app_of(container))
     config.lifespan = "off"
     return _Server(config, "", asyncio.Event(), drain_s=0, leaving=leaving or asyncio.Event())
+
+
+@pytest.fixture
+def leaving(container: Container) -> Iterator[asyncio.Event]:
+    """The application's own, which other tests find as it was."""
+    yield container.leaving
+    container.leaving.clear()
 
 
 async def opened(server: _Server, listeners: list[socket.socket]) -> asyncio.Task[None]:
@@ -59,7 +67,7 @@ async def test_whoever_has_knocked_is_let_in_before_the_port_is_closed(container
 
 
 async def test_whoever_waits_for_a_slow_tool_is_told_before_the_grace_ends(
-    container: Container, user: TestUser, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+    container: Container, user: TestUser, mcp: FakeMcpServer, leaving: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _FIRST_WORDS_S + _GRACE_S - _CALLS_S >= 2, "no time to write it down and to answer"
     monkeypatch.setattr("app.cli.serving._CALLS_S", 0)
@@ -70,7 +78,7 @@ async def test_whoever_waits_for_a_slow_tool_is_told_before_the_grace_ends(
     async def called() -> bool:
         return len(mcp.calls) == 1
 
-    listener, server = socket.create_server(("127.0.0.1", 0)), server_of(container, container.leaving)
+    listener, server = socket.create_server(("127.0.0.1", 0)), server_of(container, leaving)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     serving = await opened(server, [listener])
     async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {user.key}"}, timeout=30) as http:
@@ -79,7 +87,6 @@ async def test_whoever_waits_for_a_slow_tool_is_told_before_the_grace_ends(
         server.should_exit = True
         problem = failed(await waiting, 502, "TOOL_EXECUTION_ERROR")
     await serving
-    container.leaving.clear()
     assert problem["outcome"] == "unknown"
 
 
