@@ -85,9 +85,9 @@ class Metrics:
         _begin_at_zero(self.index_runs, [("succeeded",), ("failed",)])
         self.index_seconds = self._histogram("index_seconds", "Time that index runs took", "state", buckets=_SLOW)
         self.tools_embedded = self._counter("tools_embedded", "Tools whose vector was computed")
-        self.runs_queued = self._gauge("runs_queued", "Index runs that wait, of all processes")
-        self.runs_running = self._gauge("runs_running", "Index runs under way, of all processes")
-        self.oldest_queued = self._gauge("oldest_queued_run_seconds", "How long the oldest of them has waited")
+        self.runs_queued = self._gauge("runs_queued", "Index runs that no worker has under way, of all processes")
+        self.runs_running = self._gauge("runs_running", "Index runs that a worker has under way, of all processes")
+        self.oldest_queued = self._gauge("oldest_queued_run_seconds", "How long ago the oldest of them was asked for")
         self.tools_pending = self._gauge("tools_pending", "Tools without a vector yet, found by words alone")
 
     def _of_the_pool(self) -> None:

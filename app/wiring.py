@@ -75,6 +75,8 @@ class Container:
     tracing: Tracing
     draining: asyncio.Event
     """Set when the service is about to stop: whoever waits for something long answers with what there is."""
+    leaving: asyncio.Event
+    """Set later, once nobody is let in any more: a call of a tool that has not ended by then is given up."""
 
     @property
     def model(self) -> EmbeddingModel:
@@ -177,7 +179,7 @@ def _keep_house(ground: _Ground, closing: AsyncExitStack, *, watching: bool) -> 
 
 def _container(ground: _Ground, models: Models, upstream: Upstream, indexer: Indexer, worker: Worker) -> Container:
     settings, database, metrics = ground.settings, ground.database, ground.metrics
-    discoverer = _discoverer(ground, models)
+    discoverer, leaving = _discoverer(ground, models), asyncio.Event()
     return Container(
         settings=settings,
         database=database,
@@ -188,7 +190,7 @@ def _container(ground: _Ground, models: Models, upstream: Upstream, indexer: Ind
         count_tokens=indexer.count_tokens,
         discoverer=discoverer,
         list_searcher=ListSearcher(discoverer, Reader(), budget_s=settings.catalog_embed_budget_s),
-        executor=_executor(ground, upstream),
+        executor=_executor(ground, upstream, leaving),
         upstream=upstream,
         indexer=indexer,
         worker=worker,
@@ -197,6 +199,7 @@ def _container(ground: _Ground, models: Models, upstream: Upstream, indexer: Ind
         metrics=metrics,
         tracing=ground.tracing,
         draining=asyncio.Event(),
+        leaving=leaving,
     )
 
 
@@ -216,7 +219,7 @@ def _discoverer(ground: _Ground, models: Models) -> Discoverer:
     )
 
 
-def _executor(ground: _Ground, upstream: Upstream) -> Executor:
+def _executor(ground: _Ground, upstream: Upstream, leaving: asyncio.Event) -> Executor:
     return Executor(
         database=ground.database,
         upstream=upstream,
@@ -225,6 +228,7 @@ def _executor(ground: _Ground, upstream: Upstream) -> Executor:
         tally=ground.tally,
         timeout_s=ground.settings.call_timeout_s,
         max_result_bytes=ground.settings.max_result_bytes,
+        leaving=leaving,
         tracing=ground.tracing,
     )
 

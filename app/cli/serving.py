@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
 from app import audit
@@ -27,6 +28,12 @@ from app.wiring import Container, open_container
 logger = logging.getLogger("toolscout")
 
 _GRACE_S = 6
+_CALLS_S = 4
+"""From the closing of the port until calls of tools are given up: well within the grace, whose end cuts off whoever is
+left without a word, so that their callers are told and what is known of them is written down."""
+_KEEP_ALIVE_S = 75
+"""Longer than clients (httpx: 5 s) and balancers (nginx: 60 s) keep a connection that nobody uses: one that we close in
+the moment in which they write to it costs them a request."""
 _FIRST_WORDS_S = 0.5
 """Between a connection and the request on it: until then it looks like an idle one, which is closed."""
 
@@ -58,13 +65,7 @@ def _listening(settings: Settings) -> socket.socket:
 
 
 async def _serve_until_stopped(container: Container, listener: socket.socket) -> None:
-    config = uvicorn.Config(
-        create_app(container),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE_S,
-    )
+    config = _config(create_app(container))
     # modules and models stay for good: going through them again for garbage stopped all answers for 150 ms at a time
     gc.collect()
     gc.freeze()
@@ -74,11 +75,30 @@ async def _serve_until_stopped(container: Container, listener: socket.socket) ->
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_IGN)
     host, port = listener.getsockname()[:2]
-    address = f"http://{_reached_by(host)}:{port}"
-    greeting = f"\n  Toolscout answers at {address}   (API: {address}/docs, stop with Ctrl-C)\n"
-    greeting += f"  The console: {address}/console   (sign in with a key)\n"
+    greeting = _greeting(container.settings, f"http://{_reached_by(host)}:{port}")
     drain_s = container.settings.drain_s
-    await _Server(config, greeting, container.draining, drain_s).serve(sockets=[listener])
+    await _Server(config, greeting, container.draining, drain_s, container.leaving).serve(sockets=[listener])
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+
+
+def _greeting(settings: Settings, address: str) -> str:
+    """Names only what is there."""
+    if settings.role == "worker":
+        return f"\n  Toolscout works on index runs   (how it fares: {address}/metrics, stop with Ctrl-C)\n"
+    return (
+        f"\n  Toolscout answers at {address}   (API: {address}/docs, stop with Ctrl-C)\n"
+        f"  The console: {address}/console   (sign in with a key)\n"
+    )
 
 
 def _reached_by(host: str) -> str:
@@ -91,12 +111,15 @@ def _reached_by(host: str) -> str:
 class _Server(uvicorn.Server):
     """Greets when the port is open, and not before; says when it begins to stop."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str, draining: asyncio.Event, drain_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, greeting: str, draining: asyncio.Event, drain_s: float, leaving: asyncio.Event
+    ) -> None:
         super().__init__(config)
         self._drain_s = drain_s
         self._last: list[asyncio.Task[Any]] = []
         self._greeting = greeting
         self._draining = draining
+        self._leaving = leaving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -108,6 +131,7 @@ class _Server(uvicorn.Server):
         self._draining.set()
         await asyncio.sleep(self._drain_s)
         self._let_in_the_last(sockets or [])
+        asyncio.get_running_loop().call_later(_CALLS_S, self._leaving.set)
         await asyncio.sleep(_FIRST_WORDS_S)
         await asyncio.sleep(0)  # on a busy machine the time may be over before anybody has listened
         await super().shutdown(sockets)

@@ -56,6 +56,8 @@ _NO_SCHEMA = ""
 _REMEMBERED_S = 3600.0
 _REPORTS_WAITING = 100
 _MAX_REPORT = 1_000
+_STOPPED = "the service is being stopped and could not wait for the answer any longer; it may have run"
+_BROKEN_OFF = "the first caller went away, or the service stopped, before there was an answer; it may have run"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Executor:
     tally: Tally
     timeout_s: float
     max_result_bytes: int
+    leaving: asyncio.Event
+    """Set when the service waits no longer for what it has begun."""
     checkable: TtlCache[bytes, str] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
     """What of a schema is valid, by a digest of its text."""
     tracing: Tracing = field(default_factory=Tracing)
@@ -213,6 +217,27 @@ async def _check_arguments(executor: Executor, schema: str, arguments: Json) -> 
         await asyncio.to_thread(check_arguments, known, arguments)
 
 
+@asynccontextmanager
+async def _given_up_on(leaving: asyncio.Event) -> AsyncIterator[None]:
+    """What has not ended by then ends here, while there is still somebody to tell its caller and to write it down."""
+    try:
+        async with asyncio.timeout(None) as patience:
+            watching = asyncio.create_task(_end_with(leaving, patience))
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError as error:
+        if not patience.expired():
+            raise
+        raise ToolFailed(_STOPPED, outcome="unknown") from error
+
+
+async def _end_with(leaving: asyncio.Event, patience: asyncio.Timeout) -> None:
+    await leaving.wait()
+    patience.reschedule(asyncio.get_running_loop().time())
+
+
 class _Record:
     """What is written down about one call, before and after: who may repeat it, and that it happened."""
 
@@ -279,11 +304,11 @@ class _Record:
         executor, tool = self._executor, self._found
         on_progress: OnProgress | None = None if progress is None else progress.report
         started = time.perf_counter()
+        if executor.leaving.is_set():
+            raise Unavailable("the service is being stopped; nothing was run")
         self._begun = True
         with timed(executor.metrics.upstream_seconds, "call"):
-            result = await executor.upstream.call_tool(
-                tool.endpoint, tool.offer.name, self._call.arguments, self._timeout_s, on_progress, self._call.dialogue
-            )
+            result = await self._call_until(executor.leaving, on_progress)
         duration_ms = round((time.perf_counter() - started) * 1000, 2)
         asks = result.get("resultType") == INPUT_REQUIRED
         result, truncated = capped(writable(result), executor.max_result_bytes)
@@ -291,6 +316,13 @@ class _Record:
             raise ToolFailed("the tool asks its user for more, in a question larger than we take", outcome="failed")
         self._executed = Executed(result, tool.offer.tool_id, tool.endpoint.server_id, duration_ms, truncated)
         return self._executed
+
+    async def _call_until(self, leaving: asyncio.Event, on_progress: OnProgress | None) -> Json:
+        call, tool = self._call, self._found
+        async with _given_up_on(leaving):
+            return await self._executor.upstream.call_tool(
+                tool.endpoint, tool.offer.name, call.arguments, self._timeout_s, on_progress, call.dialogue
+            )
 
     @property
     def _found(self) -> _Tool:
@@ -352,7 +384,7 @@ def _answer(executed: Executed | None, failure: ToolscoutError | None) -> Json:
     if executed is not None:
         return {"executed": asdict(executed)}
     if not isinstance(failure, ToolFailed):
-        failure = ToolFailed("the first caller went away; it may have run", outcome="unknown")
+        failure = ToolFailed(_BROKEN_OFF, outcome="unknown")
     failed = {"timed_out": isinstance(failure, ToolTimedOut), "message": failure.message, "outcome": failure.outcome}
     return {"failed": failed}
 

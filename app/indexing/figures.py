@@ -9,11 +9,13 @@ from app.telemetry import Metrics
 
 _EVERY_S = 5.0
 
+# one whose lease has run out has no worker, whatever its state says: it waits for the next
 _QUEUE = """
-    SELECT count(*) FILTER (WHERE state = 'queued'), count(*) FILTER (WHERE state = 'running'),
-           coalesce(extract(epoch FROM clock_timestamp() - min(created_at) FILTER (WHERE state = 'queued')), 0)::float,
+    SELECT count(*) FILTER (WHERE waits), count(*) FILTER (WHERE NOT waits),
+           coalesce(extract(epoch FROM clock_timestamp() - min(created_at) FILTER (WHERE waits)), 0)::float,
            (SELECT coalesce(sum(pending_count), 0)::float FROM mcp_servers WHERE pending_count > 0)
-    FROM index_runs WHERE state IN ('queued', 'running')
+    FROM (SELECT created_at, state = 'queued' OR coalesce(lease_until < now(), false) AS waits
+          FROM index_runs WHERE state IN ('queued', 'running')) AS unfinished
 """
 
 

@@ -236,11 +236,23 @@ async def keep_lease(session: Session, claimed: Claim) -> None:
     await session.execute(update(index_runs).where(*_owned(claimed)).values(lease_until=lease_until))
 
 
-async def release(session: Session, claimed: Claim, pause_s: float = 0, *, attempted: bool) -> None:
-    """So that another worker can go on after the pause; a clean stop does not count as an attempt."""
-    attempts = index_runs.c.attempts - (0 if attempted else 1)
-    values = {"lease_until": func.now() + seconds(pause_s), "attempts": attempts}
+async def release(session: Session, claimed: Claim, pause_s: float) -> None:
+    """So that another worker can go on after the pause."""
+    values = {"lease_until": func.now() + seconds(pause_s)}
     await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
+
+
+async def hand_back(session: Session, claimed: Claim) -> None:
+    """Into the queue, where it is seen to wait; a clean stop does not count as an attempt. Where the server's next run
+    has the place there already, it stays before that one, for whoever takes it first."""
+    # so that nobody queues one while we look
+    server = mcp_servers.c.user_id == claimed.user_id, mcp_servers.c.id == claimed.server_id
+    await session.execute(select(mcp_servers.c.id).where(*server).with_for_update())
+    runs = index_runs.c
+    queued = runs.user_id == claimed.user_id, runs.server_id == claimed.server_id, runs.state == "queued"
+    taken = await session.scalar(select(runs.id).where(*queued)) is not None
+    place = {"lease_until": func.now()} if taken else {"lease_until": null(), "state": "queued"}
+    await session.execute(update(index_runs).where(*_owned(claimed)).values(attempts=runs.attempts - 1, **place))
 
 
 async def retry_later(session: Session, claimed: Claim, cause: str, message: str, delay_s: float) -> None:

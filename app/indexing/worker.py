@@ -162,12 +162,12 @@ class Worker:
                 async with self._lease_kept(run):
                     state = await reindex_server(self._indexer, run)
         except asyncio.CancelledError:
-            await self._release(run, attempted=False)
+            await self._hand_back(run)
             raise
         except (jobs.LeaseLost, NotFound):  # another has it, or it is gone with its server
             state = "lost"
         except (Unavailable, QueryInterrupted):
-            await self._release(run, attempted=True)
+            await self._release(run)
             raise
         except ServerUnreachable as error:
             state = await self._retry_or_fail(run, error)
@@ -213,11 +213,15 @@ class Worker:
         async with self._indexer.database.transaction(run.user_id) as session:
             await jobs.fail(session, run, cause, message, jobs.Outcome())
 
-    async def _release(self, run: jobs.Claim, *, attempted: bool) -> None:
+    async def _release(self, run: jobs.Claim) -> None:
         with suppress(Unavailable, QueryInterrupted):
-            pause_s = self._pace.retry_s if attempted else 0
             async with self._indexer.database.transaction(run.user_id) as session:
-                await jobs.release(session, run, pause_s, attempted=attempted)
+                await jobs.release(session, run, self._pace.retry_s)
+
+    async def _hand_back(self, run: jobs.Claim) -> None:
+        with suppress(Unavailable, QueryInterrupted):
+            async with self._indexer.database.transaction(run.user_id) as session:
+                await jobs.hand_back(session, run)
 
     async def _embed_pending(self) -> None:
         """Servers with tools that have no vector yet, from a time when the embedder was down, are queued again."""

@@ -112,10 +112,25 @@ async def test_the_queue_is_told_with_the_age_of_its_oldest_run(open_service: Op
         assert value(service.metrics, "toolscout_runs_running") == 0
         assert value(service.metrics, "toolscout_oldest_queued_run_seconds") == pytest.approx(3600, abs=60)
         assert value(service.metrics, "toolscout_tools_pending") == 7
-        await rows(service, "UPDATE index_runs SET state = 'running'")
+        await rows(service, "UPDATE index_runs SET state = 'running', lease_until = now() + interval '1 minute'")
         await tell_queue(service.database, service.metrics)
         assert value(service.metrics, "toolscout_runs_queued") == 0
         assert value(service.metrics, "toolscout_runs_running") == 1
+        assert value(service.metrics, "toolscout_oldest_queued_run_seconds") == 0
+
+
+async def test_a_run_whose_worker_has_died_is_told_as_one_that_waits(open_service: OpenService) -> None:
+    async with open_service(index_concurrency=0) as service, new_user(service) as user:
+        await send(user, await user.add_server(), [tool("list_files")])
+        await rows(
+            service,
+            "UPDATE index_runs SET state = 'running', created_at = now() - interval '1 hour',"
+            " lease_until = now() - interval '1 second'",
+        )
+        await tell_queue(service.database, service.metrics)
+        assert value(service.metrics, "toolscout_runs_queued") == 1
+        assert value(service.metrics, "toolscout_runs_running") == 0
+        assert value(service.metrics, "toolscout_oldest_queued_run_seconds") == pytest.approx(3600, abs=60)
 
 
 async def test_a_scrape_needs_no_database_and_tells_nothing_that_is_not_known(

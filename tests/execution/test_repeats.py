@@ -165,7 +165,7 @@ async def test_a_call_whose_caller_went_away_is_unknown_and_never_runs_again(
     mcp.stalled.clear()
     problem = failed(await send(user, "pay", "k"), 502, "TOOL_EXECUTION_ERROR")
     assert problem["outcome"] == "unknown"
-    assert "went away" in problem["detail"]
+    assert "went away, or the service stopped" in problem["detail"]
     assert len(mcp.calls) == 1
 
 

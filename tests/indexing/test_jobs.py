@@ -141,7 +141,8 @@ async def test_whoever_has_lost_the_lease_writes_nothing_and_the_new_owner_does(
         await jobs.keep_lease(session, old)
         await jobs.succeed(session, old, jobs.Outcome(added=1), 1)
         await jobs.fail(session, old, "cause", "message", jobs.Outcome())
-        await jobs.release(session, old, attempted=False)
+        await jobs.release(session, old, 0)
+        await jobs.hand_back(session, old)
     assert await hand.run_row(new.id, "state", "done", "total", "lease_until", "lease_token", "error") == before
     assert await names(alice) == set()
     await reindex_server(hand.indexer, new)
@@ -213,18 +214,52 @@ async def test_a_run_that_keeps_crashing_its_worker_fails_with_its_cause(
 async def test_a_worker_that_stops_cleanly_gives_its_run_back_at_once(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    await send(alice, await alice.add_server(), [unheard("a")])
+    server_id = await alice.add_server()
+    await send(alice, server_id, [unheard("a")])
     fake.mode = "hang"
     worker = Worker(hand.indexer, Pace(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
     worker.start()
     await asked(fake)
+    assert await states(hand.container, server_id) == ["running"]
     await worker.stop()
+    assert await states(hand.container, server_id) == ["queued"], "nobody works on it"
     fake.mode = "ok"
     again = await hand.take()
     assert (again.attempts, again.lease_token) == (1, 2)
     assert again.payload is not None
     await reindex_server(hand.indexer, again)
     assert await names(alice) == {"a"}
+
+
+async def test_a_run_given_back_beside_the_servers_next_one_is_done_before_it(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    claimed = await hand.take()
+    later = await send(alice, server_id, [tool("b")])
+    async with hand.container.database.transaction(alice.id) as session:
+        await jobs.hand_back(session, claimed)
+    assert (await hand.perform()).id == claimed.id
+    assert (await hand.perform()).id == later["id"]
+    assert await names(alice) == {"b"}
+
+
+async def test_a_run_given_back_while_the_next_one_is_being_queued_waits_for_that(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    claimed, database = await hand.take(), hand.container.database
+
+    async def give_back() -> None:
+        async with database.transaction(alice.id) as session:
+            await jobs.hand_back(session, claimed)
+
+    async with holding(hand.container, "SELECT 1") as watcher:
+        async with database.transaction(alice.id) as session:
+            await jobs.enqueue(session, alice.id, server_id)
+            giving_back = asyncio.create_task(give_back())
+            await waiting(watcher, 1)
+        await giving_back
+    assert sorted(await states(hand.container, server_id)) == ["queued", "running"]
+    assert (await hand.perform()).id == claimed.id
 
 
 async def test_the_list_is_kept_word_for_word_until_the_run_has_ended(hand: Hand, alice: TestUser) -> None:
@@ -389,7 +424,7 @@ async def test_a_run_that_the_database_interrupted_is_not_taken_up_again_at_once
     await send(alice, await alice.add_server(), [tool("a")])
     claimed = await hand.take()
     async with hand.container.database.transaction(alice.id) as session:
-        await jobs.release(session, claimed, 30.0, attempted=True)
+        await jobs.release(session, claimed, 30.0)
     assert await hand.claim() is None
     await hand.expire_leases()
     assert (await hand.take()).attempts == 2
