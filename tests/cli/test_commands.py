@@ -262,6 +262,32 @@ def test_a_models_life_from_a_terminal(
     assert "gamma" not in command("model", "list")
 
 
+@pytest.mark.parametrize("provider", ["local", "openai"])
+def test_the_way_back_from_a_model_needs_none_of_its_settings(
+    command: Command,
+    fresh_database: str,
+    embedding_server: FakeEmbeddingServer,
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+) -> None:
+    monkeypatch.setattr(models, "_GRACE_S", 0.0)
+    monkeypatch.setenv("DATABASE_URL", fresh_database)
+    monkeypatch.setenv("OPENAI_BASE_URL", embedding_server.base_url)
+    command("key", "create", "--user", "max")
+    [way_back] = re.findall(r"the way back: toolscout model use (\S+);", command("model", "use", "beta@48"))
+    command("model", "use", way_back)
+    command("model", "use", "gamma@48")
+
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    monkeypatch.setenv("TOOLSCOUT_EMBEDDING_PROVIDER", provider)
+    assert "needs OPENAI_API_KEY or OPENAI_BASE_URL" in command("discover", "echo", "--user", "max", status=1)
+    assert "* openai:gamma@48 " in command("model", "list")
+    assert "openai:beta@48: dropped" in command("model", "drop", "beta@48")
+    assert f"{way_back} is active" in command("model", "use", way_back)
+    assert "openai:gamma@48: dropped" in command("model", "drop", "gamma@48")
+    assert "needs OPENAI_API_KEY or OPENAI_BASE_URL" in command("model", "use", "delta@48", status=1)
+
+
 @pytest.fixture
 def stdio(command: Command, fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The operator's file, which is not there yet, beside a database of which doctor has nothing to say."""
