@@ -32,7 +32,7 @@ async def examine(settings: Settings) -> list[Finding]:
     async with AsyncExitStack() as closing:
         try:
             findings.append(_settings(settings))
-            findings += [Finding("settings", ok=False, message=message) for message in misspelt()]
+            findings += [Finding("misspelt", ok=False, message=message) for message in misspelt()]
             findings += _programs(settings)
             url = await closing.enter_async_context(reachable_database(settings))
             findings.append(await asyncio.to_thread(_database, settings, url))
@@ -61,9 +61,14 @@ def _programs(settings: Settings) -> list[Finding]:
         return [Finding("stdio", ok=False, message=error.message)]
     missing = {name: program.argv[0] for name, program in programs.items() if shutil.which(program.argv[0]) is None}
     return [
-        Finding("stdio", ok=False, message=f"{name}: there is no program {command!r} in the PATH of this process")
+        Finding("stdio", ok=False, message=f"{name}: there is no program {command!r}{_looked_for(command)}")
         for name, command in missing.items()
     ]
+
+
+def _looked_for(command: str) -> str:
+    """A path is not looked for elsewhere."""
+    return " that can be run" if "/" in command else " in the PATH of this process"
 
 
 async def _secrets(settings: Settings, url: str) -> Finding:

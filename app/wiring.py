@@ -96,13 +96,15 @@ async def open_container(
     *,
     working: bool = True,
     serving: bool = True,
+    embedding: bool = True,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[Container]:
     """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`.
 
     `resolve` finds the addresses of users' servers; the system's way, unless a test has another. What is not `working`
     leaves queued runs to others, unless its worker is started. What is not `serving` goes by the policy that is there,
-    whatever its own settings say.
+    whatever its own settings say. What is not `embedding` opens also where these settings lack what the active model
+    needs.
     """
     async with AsyncExitStack() as closing:
         tracing = tracing or open_tracing(settings.otel_endpoint if serving else None)
@@ -111,7 +113,7 @@ async def open_container(
         ground = _ground(settings, url, tracing, closing)
         if serving:
             await adopt_policy(ground.database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
-        models = await _models(ground, url, closing)
+        models = await _models(ground, url, closing, embedding=embedding)
         if serving:
             models.start()
         count_tokens = await asyncio.to_thread(token_counter)
@@ -238,25 +240,36 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _models(ground: _Ground, url: str, closing: AsyncExitStack) -> Models:
+async def _models(ground: _Ground, url: str, closing: AsyncExitStack, *, embedding: bool) -> Models:
     """The active one serves, whatever the settings name: vectors of two models never meet."""
     settings, metrics = ground.settings, ground.metrics
-    wanted = await asyncio.to_thread(wanted_embedder, settings)
-    closing.push_async_callback(wanted.aclose)
-    if await asyncio.to_thread(read_active_model, url) is None:
-        await _first_model(wanted, url)
+    known = await asyncio.to_thread(read_active_model, url) is not None
+    wanted = await asyncio.to_thread(_wanted_if_had, settings, needed=embedding or not known)
+    if wanted is not None:
+        closing.push_async_callback(wanted.aclose)
+        if not known:
+            await _first_model(wanted, url)
     models = Models(
         ground.database,
-        build=lambda model: wanted if model.id == wanted.model else embedder_of(settings, model.id),
+        build=lambda model: wanted if wanted and model.id == wanted.model else embedder_of(settings, model.id),
         queries=lambda embedder: _queries(settings, embedder, metrics),
-        wanted=wanted.model,
+        wanted=None if wanted is None else wanted.model,
         on_serving=metrics.tell_model,
     )
     closing.push_async_callback(models.stop)
     await models.refresh()
-    if (trouble := models.serving.trouble) is not None:
+    if embedding and (trouble := models.serving.trouble) is not None:
         raise ConfigurationError(trouble)
     return models
+
+
+def _wanted_if_had(settings: Settings, *, needed: bool) -> Embedder | None:
+    try:
+        return wanted_embedder(settings)
+    except ConfigurationError:
+        if needed:
+            raise
+        return None
 
 
 def wanted_embedder(settings: Settings) -> Embedder:

@@ -183,9 +183,9 @@ def _parameter_rows(parameters: Sequence[Schema]) -> Iterator[Row]:
 
 def _field_rows(operation: Operation, shapes: Shapes) -> Iterator[Row]:
     for each in body_of(operation, shapes):
-        # what a change leaves out stays as it is
-        default = "" if operation.method == "PATCH" else each.default
-        yield f"`{each.name}`", each.kind + default, each.meaning
+        # what a change leaves out stays as it is; null is another thing to say
+        kind = kind_of(each.shape) if operation.method == "PATCH" else each.kind + each.default
+        yield f"`{each.name}`", kind, each.meaning
 
 
 def _answers(responses: Mapping[str, Any]) -> str:

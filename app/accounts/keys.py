@@ -77,6 +77,13 @@ async def list_keys(session: Session, page: PageRequest) -> Page[ApiKey]:
     return await fetch_page(session, select(api_keys), (api_keys.c.id, api_keys.c.id), page, _api_key)
 
 
+async def get_key(session: Session, key_id: str) -> ApiKey:
+    row = (await session.execute(select(api_keys).where(api_keys.c.id == key_id))).one_or_none()
+    if row is None:
+        raise NotFound("there is no such key")
+    return _api_key(row)
+
+
 async def revoke_key(session: Session, key_id: str) -> ApiKey:
     """The row stays, so that whoever looks can see that there was such a key and when it ended."""
     statement = (

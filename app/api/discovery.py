@@ -54,7 +54,9 @@ class DiscoverOut(Output):
     discovery_id: str
     tools: list[SelectedOut]
     definitions: list[dict[str, Any]] = Field(description="ready for the model, in the order of `tools`")
-    total_searched: int = Field(description="tools that this caller may see")
+    total_searched: int = Field(
+        description="tools that this caller may see, within `tags`, `server_ids` and the project"
+    )
     search_duration_ms: float
     embedding_generated: bool = Field(description="false where the question's vector was remembered, or not needed")
     strategy: Strategy | None = Field(description="null where the project's `optimization` is")

@@ -74,7 +74,7 @@ async def _validation(_request: Request, error: Exception) -> Response:
 def _shown(item: Mapping[str, Any]) -> dict[str, Any]:
     if item["type"] == "json_invalid":
         return {"loc": ["body"], "msg": item["ctx"]["error"], "type": item["type"]}
-    if item["type"] == "model_attributes_type":
+    if item["type"] in ("model_attributes_type", "model_type"):
         return {"loc": list(item["loc"]), "msg": "Input should be an object", "type": item["type"]}
     return {"loc": list(item["loc"]), "msg": item["msg"].removeprefix("Value error, "), "type": item["type"]}
 

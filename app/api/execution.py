@@ -1,12 +1,12 @@
 """REST: run a tool."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Header, Request, Response
-from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from app.api.errors import PROBLEM_RESPONSE, as_problem
 from app.api.events import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
@@ -25,9 +25,18 @@ _MAX_TIMEOUT_MS = 3_600_000
 IdempotencyKey = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
 
 
+def _as_text(arguments: Any) -> Any:
+    if not isinstance(arguments, str | None):
+        raise ValueError("must be JSON text, as OpenAI sends it")
+    return arguments
+
+
+JsonText = Annotated[str | None, BeforeValidator(_as_text)]
+
+
 class Function(BaseModel):
     name: str = Field(max_length=256)
-    arguments: str | None = None
+    arguments: JsonText = None
 
 
 class OpenAICall(BaseModel):
@@ -45,7 +54,7 @@ class ResponsesCall(BaseModel):
 
     type: Literal["function_call"]
     name: str = Field(max_length=256)
-    arguments: str | None = None
+    arguments: JsonText = None
 
     def meaning(self) -> tuple[str, Any]:
         return self.name, _parsed(self.arguments)
@@ -62,6 +71,13 @@ class AnthropicCall(BaseModel):
         return self.name, {} if self.input is None else self.input
 
 
+_CALLS: Sequence[tuple[str, type[BaseModel]]] = (
+    ("function", OpenAICall),
+    ("function_call", ResponsesCall),
+    ("tool_use", AnthropicCall),
+)
+
+
 class ExecuteBody(Input):
     tool_key: Identifier | None = Field(None, description="from `POST /discover` or `GET /tools`")
     arguments: dict[str, Any] | None = Field(None, description="checked against the tool's input schema")
@@ -74,9 +90,13 @@ class ExecuteBody(Input):
     @field_validator("tool_call", mode="before")
     @classmethod
     def _of_a_known_type(cls, call: Any) -> Any:
-        if isinstance(call, dict) and "type" not in call:
+        if not isinstance(call, dict):
+            return call
+        if "type" not in call:
             raise ValueError("its `type` is missing: `function`, `function_call` or `tool_use`")
-        return call
+        # read here, since the union would put the type into the path of every error
+        shape = next((shape for name, shape in _CALLS if name == call["type"]), None)
+        return call if shape is None else shape.model_validate(call)
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> "ExecuteBody":

@@ -28,7 +28,11 @@ class DiscoverBody(Input):
         None, ge=1, le=50, description="the search's top k; null: the project's, the user's, or 8"
     )
     similarity_threshold: float | None = Field(
-        None, ge=0, le=1, description="decides alone on the cosine; null: the model's calibrated default"
+        None,
+        ge=0,
+        le=1,
+        description="the least cosine; a tool whose words match the message strongly passes too (not with `semantic`), "
+        "and with `bm25` it does not count; null: the model's calibrated default",
     )
     include_core_tools: bool = Field(True, description="native tools come with every answer")
     server_ids: Ids | None = Field(None, description="only these servers; unknown ids are ignored, `[]` means none")

@@ -121,9 +121,10 @@ def _names(model_id: str) -> tuple[str, str]:
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
+    """Also without the active model's settings: the way back from it needs none of them."""
     async with (
         reachable_database(settings) as url,
-        open_container(settings, url, working=False, serving=False) as container,
+        open_container(settings, url, working=False, serving=False, embedding=False) as container,
     ):
         yield container, url
 

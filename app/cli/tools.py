@@ -3,6 +3,8 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from app.catalog.projects import get_project
@@ -10,7 +12,7 @@ from app.catalog.tools import find_named
 from app.catalog.visibility import Scope
 from app.cli.opening import ACTOR, add_user_option, opened
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
-from app.errors import InvalidInput
+from app.errors import InvalidInput, ToolNotFound
 from app.execution.execute import Call, Executed, execute_telling
 from app.protocol import Json, parse_json
 from app.search.query import read_query
@@ -78,7 +80,20 @@ async def _execute(settings: Settings, options: argparse.Namespace) -> int:
             tool_key = await find_named(session, user.id, options.tool) or options.tool
         scope = Scope(user.id, container.model.id)
         call = Call(scope, ACTOR, arguments, tool_key=tool_key, timeout_s=options.timeout)
-        return _show(await execute_telling(container.executor, call, _tell))
+        with _names_explained(options.tool):
+            executed = await execute_telling(container.executor, call, _tell)
+    return _show(executed)
+
+
+@contextmanager
+def _names_explained(given: str) -> Iterator[None]:
+    """A name without its server is no name here: several may have such a tool."""
+    try:
+        yield
+    except ToolNotFound as error:
+        if "." in given:
+            raise
+        raise ToolNotFound(f"{error.message}: give it as SERVER.TOOL, or by its key") from error
 
 
 async def _tell(report: Json) -> None:

@@ -72,7 +72,9 @@ async def make_key(visit: Administering) -> Response:
 
 @router.get("/keys/{key_id}/revoke")
 async def confirm_revoke(visit: Administering, key_id: str) -> Response:
-    return visit.show("key_revoke.html", key_id=key_id, own=key_id == visit.caller.key_id)
+    async with visit.container.database.system_transaction() as session:
+        key = await keys.get_key(session, key_id)
+    return visit.show("key_revoke.html", key=key, own=key_id == visit.caller.key_id)
 
 
 @router.post("/keys/{key_id}/revoke")

@@ -36,11 +36,11 @@ class Models:
         database: Database,
         build: Callable[[EmbeddingModel], Embedder],
         queries: Callable[[Embedder], QueryEmbedder],
-        wanted: str,
+        wanted: str | None,
         on_serving: Callable[[str, int], None] = lambda _model, _dimension: None,
     ) -> None:
         """`build` raises `ConfigurationError` where the settings do not allow for a model; `wanted` is the one that
-        they name. `on_serving` is told which one serves, and its dimension, whenever that changes."""
+        they name, if it can be had. `on_serving` is told which one serves, and its dimension, whenever that changes."""
         self._database = database
         self._build = build
         self._queries = queries
@@ -71,7 +71,7 @@ class Models:
             return (f"CANNOT SERVE the active model, {active.id}: {self._known[active.id].trouble}; {_still(serving)}",)
         if serving.trouble is not None:
             return (f"CANNOT EMBED with {active.id}, so tools are found by their words alone: {serving.trouble}",)
-        if self._wanted != active.id:
+        if self._wanted not in (None, active.id):
             return (
                 f"settings name the model {self._wanted}; still serving the active one, {active.id} "
                 "(`toolscout model use` makes the change)",

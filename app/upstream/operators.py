@@ -1,6 +1,6 @@
 """The operator's own list of programs that speak MCP over stdio. Users choose from it; they never add to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
@@ -55,4 +55,9 @@ def _reason(error: OSError | ValidationError) -> str:
     if isinstance(error, OSError):
         return str(error.strerror)
     # without the values: an environment holds secrets
-    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])
+    return "; ".join(": ".join(filter(None, (_path(item["loc"]), item["msg"]))) for item in error.errors()[:3])
+
+
+def _path(places: Sequence[int | str]) -> str:
+    """Empty where the whole file is meant."""
+    return ".".join(map(str, places))

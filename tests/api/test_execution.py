@@ -146,6 +146,26 @@ async def test_a_call_of_no_known_type_is_told_which_there_are(user: TestUser, c
         assert re.search(rf"['`]{known}['`]", refused["detail"])
 
 
+@pytest.mark.parametrize(
+    ("call", "path", "reason"),
+    [
+        ({"type": "function", "function": {"name": "now", "arguments": {}}}, "function.arguments", "must be JSON text"),
+        ({"type": "function_call", "name": "now", "arguments": {}}, "arguments", "must be JSON text"),
+        ({"type": "function", "function": {}}, "function.name", "Field required"),
+        ({"type": "function", "function": "now"}, "function", "should be an object"),
+        ({"type": "function"}, "function", "Field required"),
+        ({"type": "tool_use"}, "name", "Field required"),
+    ],
+)
+async def test_what_is_wrong_within_a_call_is_told_by_its_path(
+    user: TestUser, call: Json, path: str, reason: str
+) -> None:
+    refused = failed(await user.http.post("/execute", json={"tool_call": call}), 422, "invalid_input")
+    assert refused["detail"].startswith(f"body.tool_call.{path}: ")
+    assert reason in refused["detail"]
+    assert [error["loc"] for error in refused["errors"]] == [["body", "tool_call", *path.split(".")]]
+
+
 @pytest.mark.parametrize("key", [b"", b" ", b"a b", "ü".encode(), b"x" * 256, b"a\x7f"])
 async def test_a_key_that_cannot_be_one_is_refused(user: TestUser, mcp: FakeMcpServer, key: bytes) -> None:
     await offer(user, mcp, "now")

@@ -157,7 +157,8 @@ def test_a_folder_without_data_is_begun_by_migrating(command: Command, elsewhere
         (["execute", "files.echo", "{bad"], "(column 2)"),
         (["execute", "files.echo", '{"a":\n bad}'], "(line 2, column 2)"),
         (["execute", "files.echo", "\udcff"], "the text of the arguments is not valid JSON"),
-        (["execute", "files.nothing"], "no such tool"),
+        (["execute", "files.nothing"], "there is no such tool, or it may not be used"),
+        (["execute", "nothing"], "or it may not be used: give it as SERVER.TOOL, or by its key"),
         (["discover", " "], "no text"),
         (["eval"], "give a file of labelled messages, or --suggest"),
         (["eval", "no-such-file"], "no-such-file cannot be read"),
@@ -262,6 +263,32 @@ def test_a_models_life_from_a_terminal(
     assert "gamma" not in command("model", "list")
 
 
+@pytest.mark.parametrize("provider", ["local", "openai"])
+def test_the_way_back_from_a_model_needs_none_of_its_settings(
+    command: Command,
+    fresh_database: str,
+    embedding_server: FakeEmbeddingServer,
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+) -> None:
+    monkeypatch.setattr(models, "_GRACE_S", 0.0)
+    monkeypatch.setenv("DATABASE_URL", fresh_database)
+    monkeypatch.setenv("OPENAI_BASE_URL", embedding_server.base_url)
+    command("key", "create", "--user", "max")
+    [way_back] = re.findall(r"the way back: toolscout model use (\S+);", command("model", "use", "beta@48"))
+    command("model", "use", way_back)
+    command("model", "use", "gamma@48")
+
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    monkeypatch.setenv("TOOLSCOUT_EMBEDDING_PROVIDER", provider)
+    assert "needs OPENAI_API_KEY or OPENAI_BASE_URL" in command("discover", "echo", "--user", "max", status=1)
+    assert "* openai:gamma@48 " in command("model", "list")
+    assert "openai:beta@48: dropped" in command("model", "drop", "beta@48")
+    assert f"{way_back} is active" in command("model", "use", way_back)
+    assert "openai:gamma@48: dropped" in command("model", "drop", "gamma@48")
+    assert "needs OPENAI_API_KEY or OPENAI_BASE_URL" in command("model", "use", "delta@48", status=1)
+
+
 @pytest.fixture
 def stdio(command: Command, fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The operator's file, which is not there yet, beside a database of which doctor has nothing to say."""
@@ -273,7 +300,9 @@ def stdio(command: Command, fresh_database: str, tmp_path: Path, monkeypatch: py
 
 def test_doctor_names_a_program_that_is_not_there(command: Command, stdio: Path) -> None:
     stdio.write_text('{"time": {"argv": ["no-such-program-here"]}}')
-    assert "no program 'no-such-program-here'" in command("doctor", status=1)
+    assert "no program 'no-such-program-here' in the PATH of this process" in command("doctor", status=1)
+    stdio.write_text('{"time": {"argv": ["/no/such/program"]}}')
+    assert "no program '/no/such/program' that can be run\n" in command("doctor", status=1)
     stdio.write_text(json.dumps({"time": {"argv": [sys.executable]}}))
     assert "stdio" not in command("doctor")
 
@@ -285,17 +314,17 @@ def test_doctor_names_a_setting_that_is_misspelt_and_goes_on(
     monkeypatch.setenv("TOOLSCOUT_MAX_TOLS", "5")
     told = command("doctor", status=1)
     assert "TOOLSCOUT_MAX_TOLS is no setting: is TOOLSCOUT_MAX_TOOLS meant?" in told
-    assert told.count("FAIL") == 1
+    assert re.findall(r"^FAIL +(\w+)", told, re.MULTILINE) == ["misspelt"]
 
 
 def test_doctor_tells_of_a_stdio_file_of_no_use_under_its_own_name_and_goes_on(command: Command, stdio: Path) -> None:
-    for reason in ("No such file or directory", "should be an object"):
+    for reason in ("No such file or directory", "}}: Input should be an object", "}}: Invalid JSON"):
         first, wrong, *others = command("doctor", status=1).splitlines()
         assert re.match(rf"FAIL  stdio +TOOLSCOUT_STDIO_SERVERS: .*{reason}", wrong)
         assert [line.split()[:2] for line in (first, *others)] == [
             ["ok", subject] for subject in ("settings", "database", "secrets", "embedder")
         ]
-        stdio.write_text("[]")
+        stdio.write_text("{bad" if stdio.exists() else "[]")
 
 
 def test_a_server_without_a_url_is_one_of_those_that_the_operator_has_listed(

@@ -10,7 +10,7 @@ from playwright.async_api import Browser, Page, expect
 
 from app.wiring import Container
 from tests.conftest import ADMIN_KEY, TestUser, new_user, tool
-from tests.console.browsing import ARTIFACTS, Watched, open_browser
+from tests.console.browsing import ARTIFACTS, DESK, PHONE, Watched, open_browser
 from tests.fakes.mcp_server import FakeMcpServer
 
 WEATHER = [
@@ -168,7 +168,9 @@ LONGEST = "W" * 128
 TAG = "W" * 64
 
 
-async def test_names_as_long_as_they_may_be_fit_on_every_page(container: Container, watched: Watched) -> None:
+async def test_names_as_long_as_they_may_be_fit_on_every_page(
+    container: Container, watched: Watched, admin: httpx.AsyncClient
+) -> None:
     async with new_user(container, f"0{uuid.uuid4().hex}{LONGEST}"[:128]) as user:  # the first of all users
         server_id = await user.add_tools(tool(LONGEST, LONGEST), server=LONGEST, tags=[TAG])
         tool_id = (await user.tools())[LONGEST]["id"]
@@ -206,11 +208,32 @@ async def test_names_as_long_as_they_may_be_fit_on_every_page(container: Contain
         for path in ("users", "keys", "activity", "overview"):
             await page.goto(f"/console/{path}")
             await watched.measure(f"all-{path}")
+        key = {"kind": "user", "user_id": user.id, "name": LONGEST}
+        made = (await admin.post("/keys", json=key)).json()
+        await page.goto(f"/console/keys/{made['id']}/revoke")
+        await expect(page.get_by_text(LONGEST, exact=True)).to_be_visible()
+        await watched.measure("key-revoke")
         await page.goto("/console/users")
         await page.get_by_role("button", name=f"Act for {user.id}").click()
         await page.goto("/console/keys")
         await watched.measure("acting-keys")
     assert watched.judged == [], "\n".join(watched.judged)
+
+
+async def test_an_action_stands_in_one_line_beside_names_as_long_as_they_may_be(
+    container: Container, watched: Watched
+) -> None:
+    page = watched.page
+    async with new_user(container, f"0{uuid.uuid4().hex}{LONGEST}"[:128]) as user:
+        await user.add_tools(*WEATHER, server=LONGEST)
+        await sign_in(page, ADMIN_KEY)
+        for width, height in (DESK, PHONE):
+            await page.set_viewport_size({"width": width, "height": height})
+            await page.goto("/console/activity")
+            lines = await page.locator(".action code").evaluate_all(
+                "all => all.map(each => each.getClientRects().length)"
+            )
+            assert set(lines) == {1}
 
 
 async def test_the_keyboard_alone_finds_the_content_and_leads_through_the_pages(

@@ -70,6 +70,14 @@ async def test_the_answer_to_a_message_is_the_apis(visitor: Visitor, user: TestU
     assert user.key not in page
 
 
+async def test_what_was_saved_is_told_only_where_something_was_found(visitor: Visitor, user: TestUser) -> None:
+    await user.add_tools(tool("get_forecast", "The weather of the coming days"), tool("send_mail", "Send a letter"))
+    assert "Saved" in (await visitor.ask("/console/try/answer", query="weather of the coming days")).text
+    nothing = (await visitor.ask("/console/try/answer", query="thanks, that is all")).text
+    assert "No tool fits this message" in nothing
+    assert "Saved" not in nothing
+
+
 async def test_an_answer_while_typing_is_a_part_of_a_page(visitor: Visitor, user: TestUser) -> None:
     await user.add_tools(tool("get_forecast", "The weather of the coming days"))
     part = (await visitor.ask("/console/try/answer", query="weather", why="get_forecast")).text
@@ -255,7 +263,9 @@ async def test_a_new_key_is_shown_once_and_revoked(
     secret = made.text.split("ts_user_")[1].split("<")[0]
     listed = await everything(admin, "/keys")
     [key] = [key for key in listed if key["name"] == "a-name-of-a-key"]
-    assert secret not in await administrator.see(f"/console/keys/{key['id']}/revoke")
+    asked = await administrator.see(f"/console/keys/{key['id']}/revoke")
+    assert all(told in asked for told in (f"{key['prefix']}…", "a-name-of-a-key", user.id, ">user<"))
+    assert secret not in asked
     assert (await user.http.get("/tools", headers={"Authorization": f"Bearer ts_user_{secret}"})).status_code == 200
     await administrator.send(f"/console/keys/{key['id']}/revoke")
     assert (await user.http.get("/tools", headers={"Authorization": f"Bearer ts_user_{secret}"})).status_code == 401
