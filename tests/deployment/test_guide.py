@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +57,7 @@ async def test_a_dump_restored_on_another_postgres_answers_as_before(
         await user.add_tools(tool("list_files", "Lists files."), tool("send_mail", "Sends a mail."))
         await user.add_server("closed", headers={"X-Key": "secret"})
         before = lasting(await user.discover("list the files"))
-        dump, restore = blocks(passage("Backup and restore"), "sh")
+        dump, _, restore = blocks(passage("Backup and restore"), "sh")
         run(dump, tmp_path, DATABASE_URL=old)
         key = user.key
     run(restore, tmp_path, NEW_DATABASE_URL=new)
@@ -68,6 +69,18 @@ async def test_a_dump_restored_on_another_postgres_answers_as_before(
         )
         assert b"secret" in service.sealer.open(bytes(blob), Owner(user_id, server_id, "headers"))
         assert await rows(service, "SELECT current_user::text") == [("toolscout_app",)]
+
+
+def test_the_embedded_postgres_of_a_laptop_is_dumped_as_the_guide_says(
+    elsewhere: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    with psycopg.connect(elsewhere.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE to_be_kept ()")
+        [(data,)] = connection.execute("SHOW data_directory").fetchall()
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / ".toolscout").symlink_to(Path(data).parent)
+    _, dump, _ = blocks(passage("Backup and restore"), "sh")
+    run(dump + "pg_restore --list toolscout.dump | grep to_be_kept", tmp_path)
 
 
 def run(commands: str, folder: Path, **variables: str) -> None:

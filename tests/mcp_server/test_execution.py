@@ -514,7 +514,8 @@ async def test_what_may_not_be_run_is_not_found_and_reaches_no_server(
     assert all(result == results[0] for result in results)
     check_failed(results[0], "TOOL_NOT_FOUND", "Call tool_discovery")
     assert (mcp.calls, legacy_mcp.calls) == ([], [])
-    assert await executions(container, user.id) == [("TOOL_NOT_FOUND", None)] * len(wrong)
+    named = [keys["switched_off"], *[None] * (len(wrong) - 1)]
+    assert await executions(container, user.id) == [("TOOL_NOT_FOUND", target) for target in named]
 
     await user.http.patch(f"/tools/{keys['switched_off']}", json={"enabled": True})
     for who, key in ((user, keys["switched_off"]), (user, keys["open"]), (other_user, theirs)):
