@@ -29,6 +29,7 @@ from referencing import Registry
 from app.errors import ArgumentsInvalid
 from app.protocol import Json, canonical
 
+_ANYTHING = "{}"
 _SCHEMA_S = 3.0
 _ARGUMENTS_S = 0.25
 _MAX_ERRORS = 50
@@ -54,19 +55,19 @@ def check_writable(arguments: Json) -> None:
         raise ArgumentsInvalid(f"the arguments {wrong}") from error
 
 
-def checkable(text: str) -> str | None:
+def checkable(text: str) -> str:
     """As much of a schema as arguments can be checked against: without what it says of single properties, where that is
-    no schema. Takes far longer than the arguments do: worth remembering."""
+    no schema, or nothing of it. Takes far longer than the arguments do: worth remembering."""
     if is_valid_schema(text):
         return text
     schema = orjson.loads(text)
     properties = schema.get("properties")
     if not isinstance(properties, dict):
-        return None
+        return _ANYTHING
     dialect = _dialect(schema)
     known = {name: part if _is_valid(dialect, part) else {} for name, part in properties.items()}
     reduced = orjson.dumps({**schema, "properties": known}).decode()
-    return reduced if is_valid_schema(reduced) else None
+    return reduced if is_valid_schema(reduced) else _ANYTHING
 
 
 def is_valid_schema(text: str) -> bool:

@@ -52,7 +52,6 @@ _NO_DIGEST = "-"
 TOOL_ERROR = "tool_error"
 CANCELLED = "cancelled"
 _SCHEMAS_REMEMBERED = 10_000
-_NO_SCHEMA = ""
 _REMEMBERED_S = 3600.0
 _REPORTS_WAITING = 100
 _MAX_REPORT = 1_000
@@ -211,10 +210,9 @@ async def _check_arguments(executor: Executor, schema: str, arguments: Json) -> 
     digest = hashlib.sha256(schema.encode()).digest()
     known = executor.checkable.get(digest)
     if known is None:
-        known = await asyncio.to_thread(checkable, schema) or _NO_SCHEMA
+        known = await asyncio.to_thread(checkable, schema)
         executor.checkable.put(digest, known)
-    if known != _NO_SCHEMA:
-        await asyncio.to_thread(check_arguments, known, arguments)
+    await asyncio.to_thread(check_arguments, known, arguments)
 
 
 @asynccontextmanager

@@ -245,7 +245,7 @@ async def release(session: Session, claimed: Claim, pause_s: float) -> None:
 async def hand_back(session: Session, claimed: Claim) -> None:
     """Into the queue, where it is seen to wait; a clean stop does not count as an attempt. Where the server's next run
     has the place there already, it stays before that one, for whoever takes it first."""
-    # so that nobody queues one while we look
+    # so that nobody queues one while we look: those who do hold the row too weakly for any lesser lock
     server = mcp_servers.c.user_id == claimed.user_id, mcp_servers.c.id == claimed.server_id
     await session.execute(select(mcp_servers.c.id).where(*server).with_for_update())
     runs = index_runs.c

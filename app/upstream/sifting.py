@@ -45,13 +45,14 @@ class Inbox:
 
     def _sifted(self, item: Any) -> Any:
         message, version = getattr(item, "message", None), self._version()
-        if (
-            version is not None
-            and isinstance(message, JSONRPCResponse)
-            and isinstance(message.result.get("tools"), list)
-        ):
+        if version is not None and isinstance(message, JSONRPCResponse) and _is_listing(message.result):
             set_aside(message.result, version)
         return item
+
+
+def _is_listing(result: Json) -> bool:
+    """And not what a tool has answered, which is passed on whole, whatever it is."""
+    return isinstance(result.get("tools"), list) and "content" not in result
 
 
 def set_aside(listing: Json, version: str) -> None:

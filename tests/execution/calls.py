@@ -35,8 +35,7 @@ def text(answer: httpx.Response) -> str:
 
 def check(schema: Json, arguments: Json) -> None:
     """As a call does it."""
-    if (known := checkable(json.dumps(schema))) is not None:
-        check_arguments(known, arguments)
+    check_arguments(checkable(json.dumps(schema)), arguments)
 
 
 async def executions(container: Container, user_id: str) -> list[tuple[Any, ...]]:

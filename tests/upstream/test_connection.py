@@ -282,6 +282,14 @@ async def test_a_list_that_is_not_mcp_is_refused_with_the_place_of_the_error(mcp
     assert (failure.value.cause, CANARY in failure.value.message) == ("protocol", False)
 
 
+async def test_an_answer_of_a_tool_that_looks_like_a_list_of_tools_is_left_alone(server: FakeMcpServer) -> None:
+    server.tools = [tool("echo")]
+    server.on_call["echo"] = lambda _: {"content": [], "tools": [7]}
+    async with reaching(server) as upstream:
+        answered = await upstream.call_tool(endpoint(server), "echo", {}, 30.0)
+    assert "toolscout" not in str(answered)
+
+
 async def test_tools_that_are_not_mcp_come_as_they_are_behind_those_that_are(server: FakeMcpServer) -> None:
     broken: list[Any] = [{"name": "a", "inputSchema": 7}, "b", {"name": "c", "inputSchema": {"type": "strin"}}]
     server.tools = [broken[0], tool("echo"), *broken[1:], tool("last")]
