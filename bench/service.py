@@ -1,19 +1,23 @@
 """Runs the real service, as an operator would, in a folder of its own, for a benchmark or a test."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 ADMIN_KEY = "bench-admin-key-0123456789"
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
+"""Longer than it takes anywhere: a service that ends by itself is not waited for."""
+_PORTS = range(10_000, 32_000)
+"""Below those that the system gives away to whoever asks for any."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +59,20 @@ def running_service(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that nobody takes by chance before it is used. Tests of two processes share their seed, hence `secrets`."""
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _await_ready(service: Service) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     with httpx.Client() as client:
         while time.monotonic() < deadline and service.process.poll() is None:
-            try:
+            with suppress(httpx.TransportError):
                 if client.get(f"{service.url}/readyz").status_code == 200:
                     return
-            except httpx.TransportError:
-                time.sleep(0.05)
+            time.sleep(0.05)
     raise RuntimeError((service.folder / "service.log").read_text()[-2_000:])

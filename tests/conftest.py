@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from hypothesis import HealthCheck, settings
 from pydantic import SecretStr
 
 from app.database.embedded import EmbeddedPostgres
@@ -25,10 +26,13 @@ from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_
 from tests.fakes.mcp_server import FakeMcpServer, one_of_each
 
 ADMIN_KEY = "an-admin-key-for-tests"
-PATIENT = {"TOOLSCOUT_QUERY_EMBED_BUDGET_MS": "60000"}
-"""For services in processes of their own: on a busy machine a query may wait for longer than a user would."""
+PATIENT = {"TOOLSCOUT_QUERY_EMBED_BUDGET_MS": "60000", "TOOLSCOUT_CONNECT_TIMEOUT_S": "120"}
+"""For services in processes of their own: on a busy machine all may take longer than a user would wait."""
 SECRET_KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
+
+settings.register_profile("on any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("on any machine")
 
 UNMEASURED = {
     "test_asked.py",
@@ -77,10 +81,14 @@ def _no_network() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _time_for_a_hundred_at_once() -> Iterator[None]:
-    """However slowly this machine answers them, nobody is told to come again who would have had a connection."""
+def _time_for_everything() -> Iterator[None]:
+    """However slowly this machine answers, nobody is told to come again who would have had a connection, and what tests
+    have made older than it is, or of tools that there are not, is not tidied up under their hands."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.database.forgetting._FIRST_S", 86_400)
+        patch.setattr("app.indexing.worker._LOOK_ROUND_S", 86_400)
         patch.setattr("app.database.engine._POOL_WAIT_S", 60)
+        patch.setattr("app.database.engine._CONNECT_S", 60)
         yield
 
 
@@ -190,15 +198,11 @@ async def client_of(container: Container, **headers: str) -> AsyncIterator[httpx
         yield opened
 
 
-_apps: dict[int, tuple[Container, FastAPI]] = {}
-
-
 def app_of(container: Container) -> FastAPI:
-    """One for each container: a new one reads all its routes anew, which takes longer than most tests."""
-    known, app = _apps.get(id(container), (None, None))
-    if app is None or known is not container:
-        app = create_app(container)
-        _apps[id(container)] = container, app
+    """One for each container: a new one reads all its routes anew, which takes longer than most tests. It is kept with
+    the container, and goes with it and its model's weights."""
+    app: FastAPI = container.__dict__.get("app") or create_app(container)
+    container.__dict__["app"] = app
     return app
 
 
@@ -231,23 +235,23 @@ class TestUser:
         self.id = user_id
         self.key = key
         self.http = http
-        self._reached: list[str] = []
 
     async def add_server(self, name: str = "files", **fields: Any) -> str:
         answer = await self.http.post("/servers", json={"name": name, "transport": "push", **fields})
         assert answer.status_code == 201, answer.text
         server_id: str = answer.json()["id"]
-        self._reached += [server_id] * ("url" in fields)
         return server_id
 
     async def leave(self, container: Container) -> None:
-        """Connections and runs that stay would ask the fakes again, among the requests of later tests."""
-        for server_id in self._reached:
-            await self.http.delete(f"/servers/{server_id}")
-        upstream = container.upstream
-        upstream.forget_user(self.id)
-        if upstream._closing:
-            await asyncio.wait(set(upstream._closing), timeout=5)
+        """Runs and connections that stay would ask the fakes again, and fill the log, while later tests look at them.
+        Not by the API: a test may have taken the user's keys."""
+        async with container.database.system_transaction() as session:
+            await session.rows(
+                "DELETE FROM mcp_servers WHERE user_id = %(user)s AND transport <> 'push'", {"user": self.id}
+            )
+        container.upstream.forget_user(self.id)
+        if going_on := container.worker._runs | container.upstream._closing:
+            await asyncio.wait(going_on, timeout=5)
 
     async def push(self, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:
         """The finished run."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pydantic import SecretStr
 from app.errors import ConfigurationError
 from app.premises import owned_database, reachable_database, secret_key
 from app.wiring import Container, open_container
+from bench.service import free_port
 from tests.conftest import client_of, make_settings, new_user, tool
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer
 from tests.indexing.by_hand import until
@@ -65,13 +65,6 @@ async def check_no_connection_is_left(url: str) -> None:
     await until(none_left)  # Postgres notices a moment later than we do
 
 
-def closed_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-    return port
-
-
 async def test_the_first_start_learns_an_unknown_models_dimension_and_gives_it_a_threshold(
     fresh_database: str, embedding_server: FakeEmbeddingServer, tmp_path: Path
 ) -> None:
@@ -100,7 +93,7 @@ async def test_the_first_start_without_its_embedder_is_refused_with_a_reason(
     fresh_database: str, embedding_server: FakeEmbeddingServer, tmp_path: Path
 ) -> None:
     settings = make_settings(tmp_path, **embedding_server.settings())
-    away = settings.model_copy(update={"openai_base_url": f"http://127.0.0.1:{closed_port()}/v1"})
+    away = settings.model_copy(update={"openai_base_url": f"http://127.0.0.1:{free_port()}/v1"})
     with pytest.raises(ConfigurationError, match=r"first start needs the embedder.*cannot be reached"):
         async with open_container(away, fresh_database):
             pass
@@ -193,11 +186,15 @@ async def test_everything_that_was_opened_is_closed(
     fresh_database: str, embedding_server: FakeEmbeddingServer, tmp_path: Path
 ) -> None:
     before = asyncio.all_tasks()
+
+    async def nothing_goes_on() -> bool:
+        return not asyncio.all_tasks() - before
+
     async with open_container(make_settings(tmp_path, **embedding_server.settings()), fresh_database) as service:
         await check_works(service)
         assert connections(fresh_database) > 0
-        assert asyncio.all_tasks() > before
-    assert asyncio.all_tasks() == before
+        assert not await nothing_goes_on()
+    await until(nothing_goes_on)
     await check_no_connection_is_left(fresh_database)
 
 

@@ -38,6 +38,7 @@ _USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
 _SNAPSHOT = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('app.user_id', {}, true)")
 
 _POOL_WAIT_S = 5
+_CONNECT_S = 3
 """For a connection that others use; whoever has none by then is told to come again."""
 
 # SQLSTATEs: connections lost and servers that stop; and what may go well the next time: deadlocks, time-outs, no room
@@ -118,7 +119,7 @@ class Database:
             pool_timeout=_POOL_WAIT_S,
             hide_parameters=True,  # an error that is logged must not carry a user's texts
             isolation_level="AUTOCOMMIT",  # transactions begin and end below
-            connect_args={"connect_timeout": 3},
+            connect_args={"connect_timeout": _CONNECT_S},
         )
         self._pool_size = pool_size
         self._metrics = metrics or Metrics()

@@ -70,7 +70,8 @@ class Tally:
         self._minutes: dict[tuple[str, int], Sequence[int]] = {}
         self._unlearnt: set[str] = set()
         self._lost = 0
-        self._writing = asyncio.Lock()
+        self._at_work = asyncio.Lock()
+        """Writing passes over users who are locked, as those are who are being learnt from."""
         self._turns = 0
         self.scribe = Scribe("usage", self._turn, self._last, lambda: {"counters": self.kept})
 
@@ -116,7 +117,7 @@ class Tally:
 
     async def write(self) -> bool:
         """Whether all of it is written; what is not is kept for the next time."""
-        async with self._writing:
+        async with self._at_work:
             unwritten = self._taken()
             try:
                 for users in _in_parts(list(unwritten)):
@@ -163,11 +164,12 @@ class Tally:
 
     async def learn(self) -> None:
         """For each user of whom an outcome has become known since the last time."""
-        try:
-            for user_id in list(self._unlearnt):
-                await self._learn_of(user_id)
-        except (DatabaseDown, QueryFailed):
-            logger.warning("what became of tools could not be learnt from", exc_info=True)
+        async with self._at_work:
+            try:
+                for user_id in list(self._unlearnt):
+                    await self._learn_of(user_id)
+            except (DatabaseDown, QueryFailed):
+                logger.warning("what became of tools could not be learnt from", exc_info=True)
 
     async def _learn_of(self, user_id: str) -> None:
         self._unlearnt.discard(user_id)  # first: what becomes known meanwhile is for the next time

@@ -174,7 +174,7 @@ async def test_a_strange_but_proper_question_is_answered(asker: TestUser, conten
 async def test_a_message_that_is_one_long_word_holds_nobody_up(asker: TestUser) -> None:
     """The sign is a word of six letters once it is normalised."""
     answer = await asker.discover("\N{SQUARE KIROMEETORU}" * 1_500, strategy="bm25")
-    assert answer["search_duration_ms"] < 500
+    assert answer["search_duration_ms"] < 5_000  # it took minutes once, whatever the machine
 
 
 async def test_a_refusal_says_where_it_hurts(asker: TestUser) -> None:

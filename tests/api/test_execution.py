@@ -336,7 +336,9 @@ async def test_whoever_stops_listening_stops_the_call(
     any_mcp.stalled.add("work")
     body = {"tool_key": (await user.tools())["work"]["id"]}
     async with (
-        httpx.AsyncClient(base_url=address, headers={"Authorization": f"Bearer {user.key}", **EVENTS}) as client,
+        httpx.AsyncClient(
+            base_url=address, headers={"Authorization": f"Bearer {user.key}", **EVENTS}, timeout=60
+        ) as client,
         client.stream("POST", "/execute", json=body) as answer,
     ):
         async for line in answer.aiter_lines():

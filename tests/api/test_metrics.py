@@ -184,7 +184,11 @@ async def test_runs_are_timed_and_what_they_embed_or_fail_to_embed_is_counted(
     async with open_service(**embedding_server.settings(pending_retry_s=60)) as service, new_user(service) as user:
         server_id = await user.add_tools(tool("list_files", "Lists files."), tool("read_file", "Reads a file."))
         assert value(service.metrics, "toolscout_tools_embedded_total") == 2
-        assert value(service.metrics, "toolscout_index_seconds_count", state="succeeded") == 1
+
+        async def timed() -> bool:
+            return value(service.metrics, "toolscout_index_seconds_count", state="succeeded") == 1
+
+        await until(timed)  # the run's row is there a moment before
         embedding_server.mode = "wrong_dimension"
         await user.push(server_id, [tool("list_files", "Lists files, and more.")])
         failures = value(

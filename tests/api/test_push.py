@@ -197,7 +197,7 @@ async def test_a_long_word_in_a_definition_holds_nobody_up(user: TestUser, field
     started = time.process_time()
     run = await user.push(server_id, [{**tool("wordy"), **fields}])
     assert (run["state"], run["counts"]["added"]) == ("succeeded", 1)
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 20  # half a second; it took minutes once
 
 
 @pytest.mark.parametrize(("levels", "refused"), [(20, 0), (33, 1), (950, 1)])

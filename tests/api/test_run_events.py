@@ -10,31 +10,12 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
-import pytest
-import uvicorn
 
-from app.wiring import Container
-from bench.service import free_port
 from tests.api.checks import assert_problem, finished_run
-from tests.conftest import TestUser, app_of, tool
+from tests.conftest import TestUser, tool
 from tests.fakes.mcp_server import FakeMcpServer, Fault, behind, status
 
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-async def address(container: Container) -> AsyncIterator[str]:
-    """Where the application answers: a client in the same process would get a stream only when it has ended."""
-    port = free_port()
-    config = uvicorn.Config(app_of(container), port=port, log_config=None, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(60):
-        while not server.started:  # noqa: ASYNC110 uvicorn offers nothing to wait for
-            await asyncio.sleep(0.01)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    await serving
 
 
 @asynccontextmanager
@@ -128,6 +109,7 @@ async def test_the_stream_ends_when_the_runs_server_is_deleted(
         assert (await anext(events))[0] == "progress"
         assert (await user.http.delete(f"/servers/{server_id}")).status_code == 204
         assert {kind async for kind, _ in events} <= {"progress"}
+    mcp.stalled.clear()
 
 
 async def test_another_users_run_is_no_run(user: TestUser, other_user: TestUser) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.catalog.aliases import aliases, digest_in, is_alias_of
@@ -45,7 +45,6 @@ NAMES = st.sampled_from([*ODD, "search", "read"]) | st.text(
 )
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(NAMES, st.sampled_from(["codehub", "team chat", "日本"])), min_size=1, max_size=8, unique=True)
 )

@@ -102,13 +102,13 @@ pieces = st.one_of(st.sampled_from([*"abcxyz*?", "[abc]", "[!a]", "[a-c]"]), st.
 globs = st.lists(pieces, min_size=1, max_size=8).map("".join).filter(lambda glob: not glob.startswith("!"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(glob=globs, name=st.text(LETTERS, max_size=6))
 def test_globs_mean_what_they_mean_elsewhere(glob: str, name: str) -> None:
     assert matches(glob, name) is fnmatch.fnmatchcase(name, glob)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(glob=globs, data=st.data())
 def test_a_name_made_after_a_glob_matches_it(glob: str, data: st.DataObject) -> None:
     """Names drawn at random hardly ever match."""

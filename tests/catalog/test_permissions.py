@@ -1,6 +1,7 @@
 """What a server permits, servers that fail, and users for whom discovery is off: found is what can be run."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from app.database.embedded import EmbeddedPostgres
 from app.wiring import Container, open_container
 from tests.api.checks import assert_problem
 from tests.conftest import TestUser, allowing, make_database, make_settings, new_user, tool
-from tests.fakes.mcp_server import FakeMcpServer, Fault, malformed_json
+from tests.fakes.mcp_server import FakeMcpServer, Fault, behind, malformed_json, status
 
 Json = dict[str, Any]
 
@@ -162,8 +163,11 @@ async def test_a_server_of_another_address_is_not_known_to_answer(
     user: TestUser, notes: str, mcp: FakeMcpServer
 ) -> None:
     assert await statuses(user) == {"connected"}
+    gate = threading.Event()
+    mcp.fault = Fault(behind(gate, status(401)))
     await change_server(user, notes, url=f"{mcp.url}/")
     assert await statuses(user) == {"disconnected"}
+    gate.set()
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,7 @@ async def test_a_first_visit_from_the_sign_in_to_the_sign_out(
     await expect(page.locator("table.runs tbody tr:has-text('succeeded')")).to_have_count(2)
     await page.get_by_role("link", name="Tools", exact=True).click()
     await page.get_by_label("Definition").select_option("changed")
+    await expect(page.get_by_role("link", name="delete_station")).to_have_count(0)
     await page.get_by_role("link", name="get_forecast").click()
     await expect(page.locator("ins")).to_contain_text("in your language")
     await watched.judge("tool-changed")

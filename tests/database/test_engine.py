@@ -113,18 +113,19 @@ async def test_a_statement_that_fails_is_told_from_a_database_that_is_down(datab
 
 async def test_a_request_that_is_cancelled_leaves_a_working_connection(database: Database) -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1), database.transaction("alice") as session:
+        async with database.transaction("alice") as session, asyncio.timeout(0.1):
             await session.rows("SELECT pg_sleep(10)")
     async with database.transaction("bob") as session:
         assert await session.rows(SERVERS) == [("bob",)]
 
 
 async def terminate_all(url: str) -> int:
-    """Ends every other connection to the database, as a restart of Postgres does."""
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
+    """Ends every connection to the database, as a restart of Postgres does, but those that this is done with: one from
+    the last time may still be ending."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True, application_name="owner") as owner:
         cursor = await owner.execute(
             "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            " WHERE datname = current_database() AND application_name <> 'owner' AND backend_type = 'client backend'"
         )
         return len(await cursor.fetchall())
 
@@ -132,6 +133,7 @@ async def terminate_all(url: str) -> int:
 @pytest.fixture
 async def wide(url: str) -> AsyncIterator[Database]:
     """With a few connections, all of them made, and nobody to tidy up after it."""
+    await terminate_all(url)
     made = Database(url, pool_size=3)
     await hold_all(made)
     gc.disable()

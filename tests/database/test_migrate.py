@@ -1,7 +1,6 @@
 """Up, down, at the same time, and the servers that are refused."""
 
 import asyncio
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from app.database.migrate import migrate, newest_revision, parsed_version
 from app.errors import ConfigurationError
 from app.premises import owned_database
 from app.wiring import open_container
+from bench.service import free_port
 from tests.conftest import OpenService, make_settings
 
 
@@ -224,16 +224,9 @@ def test_a_later_version_is_greater_however_it_is_spelled() -> None:
     assert parsed_version("0.10.0") > parsed_version("0.8.4") > parsed_version("0.8.3") > parsed_version("0.8")
 
 
-def closed_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-    return port
-
-
 def test_a_database_that_does_not_answer_is_refused_with_its_reason() -> None:
     with pytest.raises(ConfigurationError, match=r"DATABASE_URL does not answer: .*refused"):
-        migrate(f"postgresql://someone:canary@127.0.0.1:{closed_port()}/nothing")
+        migrate(f"postgresql://someone:canary@127.0.0.1:{free_port()}/nothing")
 
 
 def test_a_database_that_is_not_there_is_refused_with_its_reason(fresh_database: str) -> None:

@@ -32,7 +32,7 @@ def test_nginx_accepts_the_configuration(tmp_path: Path) -> None:
 
 async def test_requests_pass_and_metrics_stay_inside(user: TestUser, port: int, tmp_path: Path) -> None:
     with running_nginx(tmp_path, [port]) as url:
-        async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {user.key}"}) as http:
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {user.key}"}, timeout=60) as http:
             assert (await http.get("/tools")).status_code == 200
             assert (await http.get("/readyz")).status_code == 200
             assert (await http.get("/proxy/healthz")).status_code == 200
@@ -100,7 +100,7 @@ async def test_a_replica_that_does_not_answer_the_door_is_passed_over(
     user: TestUser, port: int, tmp_path: Path
 ) -> None:
     with running_nginx(tmp_path, [free_port(), port]) as url:
-        async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {user.key}"}) as http:
+        async with httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {user.key}"}, timeout=60) as http:
             answers = await asyncio.gather(*(http.post("/discover", json={"query": "x"}) for _ in range(6)))
     assert {answer.status_code for answer in answers} == {200}
 
@@ -111,7 +111,7 @@ async def test_what_a_replica_may_have_heard_is_not_said_to_another(tmp_path: Pa
         dropping() as (second, heard_too),
         running_nginx(tmp_path, [first, second]) as url,
     ):
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             answer = await http.post("/execute", json={"tool_key": "x"})
     assert (answer.status_code, answer.json()["code"]) == (502, "unavailable")
     assert "retry-after" not in answer.headers

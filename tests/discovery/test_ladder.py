@@ -154,11 +154,12 @@ async def test_nobody_waits_for_the_embedder_beyond_its_budget(
     open_service: OpenService, fake: FakeEmbeddingServer
 ) -> None:
     """It hangs for as long as anybody waits for it."""
-    async with open_service(**fake.settings(query_embed_budget_ms=300)) as service, asker_of(service) as user:
+    async with open_service(**fake.settings(query_embed_budget_ms=1_000)) as service, asker_of(service) as user:
         fake.mode = "hang"
         fake.requests.clear()
         for city in ("Vienna", "Graz", "Linz"):
             check_by_words(await user.discover(f"weather forecast for {city}"), "embedder_timeout")
+        await asked(fake, 3)
         assert len(fake.requests) == 3
         fake.mode = "ok"
         await by_meaning(user, "weather forecast for Wels")

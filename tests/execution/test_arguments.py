@@ -2,12 +2,14 @@
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from app.errors import ArgumentsInvalid
 from app.execution.arguments import check_arguments, check_writable, is_valid_schema
@@ -448,7 +450,7 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(st.booleans() | st.just({}), keyw
 ANYTHING = st.dictionaries(st.sampled_from(["type", "$ref", "properties", "items", "$id", "$schema"]), VALUES)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS | ANYTHING, st.dictionaries(NAMES, VALUES, max_size=3))
 @example({"$dynamicRef": "#"}, {})
 @example({"$id": "http://[", "$ref": "#/$defs/a"}, {})
@@ -473,16 +475,22 @@ TYPICAL = {
 }
 
 
-def test_checking_a_typical_call_takes_about_a_millisecond_at_most() -> None:
+def fastest(deed: Callable[[], object]) -> float:
+    def took() -> float:
+        started = time.thread_time()
+        deed()
+        return time.thread_time() - started
+
+    return min(took() for _ in range(20))
+
+
+def test_checking_a_typical_call_takes_far_less_than_looking_at_its_schema_again() -> None:
+    """A tenth of a millisecond where that takes two and a half."""
     arguments = {"query": "some words", "limit": 3, "order": "newest", "tags": ["a", "b"], "field_1": "x"}
     written = json.dumps(TYPICAL)
     assert is_valid_schema(written)
-    fastest = 1.0
-    for _ in range(20):
-        started = time.thread_time()
-        check_arguments(written, arguments)
-        fastest = min(fastest, time.thread_time() - started)
-    assert fastest < 0.002
+    anew = fastest(lambda: Draft202012Validator.check_schema(TYPICAL))
+    assert fastest(lambda: check_arguments(written, arguments)) < anew / 3
 
 
 async def test_wrong_arguments_are_refused_with_all_errors_and_the_server_sees_nothing(

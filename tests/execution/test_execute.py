@@ -137,7 +137,7 @@ RESULTS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(RESULTS, st.integers(40, 400))
 def test_what_is_left_of_a_result_fits_and_is_its_beginning(result: Json, limit: int) -> None:
     left, truncated = capped(result, limit)
@@ -258,7 +258,7 @@ async def test_a_tool_that_takes_too_long_may_have_run(
 ) -> None:
     await offer(user, mcp, "slow")
     mcp.stalled.add("slow")
-    problem = failed(await user.execute("slow", timeout_ms=1_000), 504, "TOOL_EXECUTION_TIMEOUT")
+    problem = failed(await user.execute("slow", timeout_ms=3_000), 504, "TOOL_EXECUTION_TIMEOUT")
     assert problem["outcome"] == "unknown"
     mcp.stalled.clear()
     succeeded(await user.execute("slow", timeout_ms=20_000))

@@ -132,7 +132,7 @@ async def test_how_a_call_went_wrong_is_told_again_and_it_never_runs_again(
     user: TestUser, mcp: FakeMcpServer, trouble: str
 ) -> None:
     await offer(user, mcp, "pay")
-    patience_ms = 1_000 if trouble == "a time-out" else 20_000
+    patience_ms = 3_000 if trouble == "a time-out" else 20_000
     if trouble == "a dropped connection":
         mcp.fault, expected = Fault(drop, on=["tools/call"]), (502, "TOOL_EXECUTION_ERROR", "unknown")
     elif trouble == "a time-out":

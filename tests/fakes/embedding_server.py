@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
+from bench.service import free_port
+
 DIMENSION = 64
 
 Mode = Literal[
@@ -157,7 +159,7 @@ class _QuietServer(ThreadingHTTPServer):
 @contextmanager
 def running_embedding_server(port: int = 0) -> Iterator[FakeEmbeddingServer]:
     fake = FakeEmbeddingServer(port)
-    http = _QuietServer(("127.0.0.1", port), _handler(fake))
+    http = _QuietServer(("127.0.0.1", port or free_port()), _handler(fake))
     fake.port = http.server_address[1]
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -32,6 +32,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bench.service import free_port
+
 Json = dict[str, Any]
 Transport = Literal["streamable_http", "sse"]
 Era = Literal["modern", "legacy"]
@@ -327,7 +329,7 @@ class _Running:
         # by its protocol's number, or asyncio leaves Nagle on, and most answers take 40 ms more
         self.listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self.listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.listening.bind(("127.0.0.1", fake.port))
+        self.listening.bind(("127.0.0.1", fake.port or free_port()))
         self.port: int = self.listening.getsockname()[1]
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.run, name=THREAD_NAME, daemon=True)

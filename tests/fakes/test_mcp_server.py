@@ -301,7 +301,7 @@ async def test_a_stream_may_be_cut_while_the_server_lives_on() -> None:
 async def test_it_stops_at_once_whatever_hangs(server: FakeMcpServer) -> None:
     server.delays["read"] = 60
     server.fault = Fault(hang, on={"write"})
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         hanging = asyncio.create_task(http.post(server.url, json={"method": "write"}))
         calling = asyncio.create_task(call_in_a_connection_of_its_own(server))
         await until(lambda: {"write", "tools/call"} <= {request.rpc_method for request in server.requests})
@@ -345,7 +345,7 @@ async def test_an_answer_may_be_huge_and_small_on_the_wire(streamable: FakeMcpSe
         streamable.fault = Fault(oversized(megabytes=3))
         assert (await client.call_tool("read", {})).content == []
     streamable.fault = Fault(gzip_bomb(megabytes=50))
-    async with httpx2.AsyncClient() as http, http.stream("POST", streamable.url, json={"id": 7}) as answer:
+    async with httpx2.AsyncClient(timeout=60) as http, http.stream("POST", streamable.url, json={"id": 7}) as answer:
         packed = b"".join([chunk async for chunk in answer.aiter_raw()])
     assert len(packed) < 100_000
     assert len(zlib.decompress(packed, wbits=zlib.MAX_WBITS | 16)) > 50_000_000
@@ -355,7 +355,7 @@ async def test_a_restarted_server_has_its_port_and_its_tools_but_no_sessions(str
     url = streamable.url
     async with connected(streamable, cache=None) as client:
         streamable.stop()
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=60) as http:
             with pytest.raises(httpx2.ConnectError):
                 await http.get(url)
         streamable.start()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
+import pytest
 from starlette.types import ASGIApp
 
 from app.indexing import jobs
@@ -131,6 +132,11 @@ async def asked(fake: FakeEmbeddingServer, times: int = 1) -> None:
 async def server_of(user: TestUser, server_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = (await user.http.get(f"/servers/{server_id}")).json()
     return answer
+
+
+def levels_of(log: pytest.LogCaptureFixture, run_id: str) -> list[str]:
+    """Of what is told of this run: others, of services that are there for all tests, may be told of meanwhile."""
+    return [record.levelname for record in log.records if vars(record).get("run_id") == run_id]
 
 
 def listing_of(tools: str) -> ASGIApp:

@@ -123,7 +123,7 @@ async def test_a_failing_embedder_delays_the_vectors_and_nothing_else(
 async def test_an_embedder_that_hangs_delays_the_vectors_and_nothing_else(
     open_service: OpenService, fake: FakeEmbeddingServer
 ) -> None:
-    impatient = fake.settings(index_embed_timeout_s=0.1, query_embed_budget_ms=100)
+    impatient = fake.settings(index_embed_timeout_s=0.1, query_embed_budget_ms=2_000)
     async with open_service(**impatient) as service, new_user(service) as user:
         fake.mode = "hang"
         server_id = await pushed_without_vectors(service, user, "timeout")

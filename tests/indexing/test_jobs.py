@@ -1,7 +1,6 @@
 """The queue: what was accepted is done, once, by whoever holds the lease."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -67,6 +66,7 @@ async def test_a_hundred_pushes_at_a_working_service_end_with_the_last_list(
     last = await send(carol, server_id, numbered(4, "the last"))
     ended = [await finished(carol, run_id) for run_id in {run["id"] for run in (*runs, last)}]
     watcher.cancel()
+    await asyncio.wait({watcher})
     assert {run["state"] for run in ended} == {"succeeded"}
     assert {each["description"].rpartition(". ")[2] for each in (await carol.tools()).values()} == {"the last"}
     assert len(await carol.tools()) == 4
@@ -354,11 +354,9 @@ async def test_a_deletion_that_meets_a_run_about_to_be_applied_gets_in_no_ones_w
         await waiting(blocker, 1)
         applying = asyncio.create_task(hand.perform())
         await waiting(blocker, 2)
-    began = time.monotonic()
-    assert (await deleting).status_code == 204
+    assert (await deleting).status_code == 204  # of two who wait for each other Postgres would break one off
     with pytest.raises(jobs.LeaseLost):
         await applying
-    assert time.monotonic() - began < 0.9  # Postgres looks for deadlocks after a second
     assert await names(alice) == set()
 
 
@@ -407,16 +405,16 @@ async def test_a_run_of_a_pushed_list_serves_nobody_who_asks_for_the_servers_own
 async def test_a_lease_lasts_as_long_as_it_was_asked_for(hand: Hand, alice: TestUser) -> None:
     await send(alice, await alice.add_server(), [tool("a")])
     async with hand.container.database.system_transaction() as session:
-        claimed = await jobs.claim(session, 7.0)
+        claimed = await jobs.claim(session, 700.0)
     assert claimed is not None
     left = "extract(epoch FROM lease_until - now())::float"
     [seconds] = await hand.run_row(claimed.id, left)
-    assert 5 < seconds <= 7
+    assert 600 < seconds <= 700
     await hand.expire_leases()
     async with hand.container.database.transaction(alice.id) as session:
         await jobs.keep_lease(session, claimed)
     [seconds] = await hand.run_row(claimed.id, left)
-    assert 5 < seconds <= 7
+    assert 600 < seconds <= 700
 
 
 async def test_a_run_that_the_database_interrupted_is_not_taken_up_again_at_once(hand: Hand, alice: TestUser) -> None:

@@ -9,7 +9,19 @@ from app.indexing.document import text_hash
 from app.wiring import Container
 from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
 from tests.fakes.embedding_server import DIMENSION, FakeEmbeddingServer, embed
-from tests.indexing.by_hand import Hand, asked, finished, holding, numbered, rows, send, server_of, unheard, waiting
+from tests.indexing.by_hand import (
+    Hand,
+    asked,
+    finished,
+    holding,
+    numbered,
+    rows,
+    send,
+    server_of,
+    unheard,
+    until,
+    waiting,
+)
 
 READ = tool("read_file", "Read a file from disk.", inputSchema={"type": "object", "properties": {"path": {}, "at": {}}})
 WRITE = tool("write_file", "Write a file to disk.")
@@ -384,6 +396,12 @@ async def test_readers_see_the_old_list_or_the_new_one_and_never_a_mixture(carol
     readers = [asyncio.create_task(reader()) for reader in (read_list, read_discovery)]
     for number in range(1, 5):
         await carol.push(server_id, generation(number))
+        read = len(listed), len(discovered)
+
+        async def both_have_read(before: tuple[int, int] = read) -> bool:
+            return len(listed) > before[0] and len(discovered) > before[1]
+
+        await until(both_have_read)
     pushing = False
     await asyncio.gather(*readers)
     for answers in (listed, discovered):

@@ -100,7 +100,7 @@ def test_the_greeting_leads_to_the_console_and_the_demos_key_signs_in(demo: Serv
     address, key = re.search(r"http://\S+/console", text), re.search(r"ts_user_[\w-]+", text)
     assert address is not None
     assert key is not None
-    with httpx.Client(follow_redirects=True) as browser:
+    with httpx.Client(follow_redirects=True, timeout=60) as browser:
         assert "Sign in with one of your keys" in browser.get(address[0]).text
         page = browser.post(f"{address[0]}/sign-in", data={"key": key[0]})
     assert page.url.path == "/console/overview"
@@ -117,7 +117,7 @@ def toolscout(service: Service, *arguments: str) -> subprocess.CompletedProcess[
 
 def test_commands_work_beside_the_running_service(demo: Service) -> None:
     made = toolscout(demo, "key", "create", "--user", "carol", "--days", "1")
-    with httpx.Client(base_url=demo.url, headers={"X-API-Key": made.stdout.strip()}) as carol:
+    with httpx.Client(base_url=demo.url, headers={"X-API-Key": made.stdout.strip()}, timeout=60) as carol:
         assert carol.get("/servers").json() == {"items": [], "next_cursor": None}
     assert str(newest_revision()) in toolscout(demo, "migrate").stdout
 
@@ -126,6 +126,7 @@ def read_along(service: Service, folder: Path, commands: str) -> subprocess.Comp
     """With the keys that the greeting shows, and the service's own data folder for commands."""
     keys = {kind: key for key, kind in re.findall(r"(ts_(admin|user)_[\w-]+)", greeting(service))}
     variables = {"KEY": keys["user"], "ADMIN_KEY": keys["admin"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
+    variables |= PATIENT
     return run_as_a_reader(commands, folder, service.port, variables)
 
 
@@ -215,7 +216,7 @@ def _ended(client: httpx.Client, run_id: str) -> dict[str, object]:
 def test_settings_that_make_no_sense_are_named(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_PORT": "many", "TOOLSCOUT_DATA_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "app", "serve"]
-    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1
     assert "PORT" in refused.stderr
 

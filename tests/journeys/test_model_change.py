@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import psycopg
@@ -96,25 +96,31 @@ async def ask(http: Any, question: str) -> Answer:
     return question, body["no_match"], body["total_searched"], *found
 
 
+class Answered(NamedTuple):
+    asked: int
+    answered: int
+    answer: Answer
+
+
 @dataclass
 class Load:
-    """Asks without a pause; keeps, for each replica, the answers in the order in which they were asked for."""
+    """Asks without a pause; keeps, for each replica, what was answered and the moments around it."""
 
     clients: list[Any]
-    answers: list[dict[int, Answer]] = field(init=False)
+    answers: list[list[Answered]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.answers = [{} for _ in self.clients]
+        self.answers = [[] for _ in self.clients]
 
     async def go_on(self) -> None:
-        turns = [itertools.count() for _ in self.clients]
-        askers = [self._ask(*each) for each in zip(self.clients, self.answers, turns, strict=True) for _ in range(3)]
+        moments = itertools.count()
+        askers = [self._ask(*each, moments) for each in zip(self.clients, self.answers, strict=True) for _ in range(3)]
         await asyncio.gather(*askers)
 
-    async def _ask(self, http: Any, answers: dict[int, Answer], turns: Any) -> None:
-        while True:
-            turn = next(turns)
-            answers[turn] = await ask(http, QUESTIONS[turn % len(QUESTIONS)])
+    async def _ask(self, http: Any, answers: list[Answered], moments: Iterator[int]) -> None:
+        for asked in moments:
+            answer = await ask(http, QUESTIONS[asked % len(QUESTIONS)])
+            answers.append(Answered(asked, next(moments), answer))
 
     async def answered(self, more: int) -> None:
         goal = [len(answers) + more for answers in self.answers]
@@ -145,13 +151,12 @@ async def clients_of(world: World, user: TestUser) -> AsyncIterator[list[Any]]:
         yield [await closing.enter_async_context(each) for each in opening]
 
 
-def check_one_moment(answers: dict[int, Answer], before: set[Answer], after: set[Answer]) -> None:
-    """Each answer is wholly the one's or wholly the other's, and once it is the other's it stays so."""
-    in_order = [answers[turn] for turn in sorted(answers)]
-    assert set(in_order) <= before | after
-    sides = [answer in after for answer in in_order]
-    assert sides == sorted(sides)
-    assert {True, False} == set(sides)
+def check_one_moment(answers: list[Answered], before: set[Answer], after: set[Answer]) -> None:
+    """Each answer is wholly the one's or wholly the other's, and whoever asks after the first of the other's gets those
+    alone."""
+    old, new = ([each for each in answers if each.answer in side] for side in (before, after))
+    assert len(old) + len(new) == len(answers)
+    assert max(each.asked for each in old) < min(each.answered for each in new)
 
 
 async def switched_under_load(world: World, clients: list[Any], model: str) -> None:

@@ -44,12 +44,21 @@ async def test_calls_under_way_are_answered_when_the_service_is_told_to_stop(tmp
                     return len(upstream.calls) == 3
 
                 await until(all_have_arrived)
+
+                async def nobody_else_is_let_in() -> bool:
+                    try:
+                        await newcomer.get("/healthz")
+                    except httpx.ConnectError:
+                        return True
+                    return False
+
                 service.process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(1)  # longer than it takes to cut off what is not waited for
+                async with httpx.AsyncClient(base_url=service.url, headers={"Connection": "close"}) as newcomer:
+                    await until(nobody_else_is_let_in)
                 upstream.stalled = set()
                 assert [text_of(each) for each in await asyncio.gather(*calls)] == ["done after all"] * 2
                 assert (await over_rest).json()["result"]["content"] == STALLED["content"]
-        assert await asyncio.to_thread(service.process.wait, 15) == 0
+        assert await asyncio.to_thread(service.process.wait, 60) == 0
 
 
 def make_user(admin: httpx.Client) -> str:

@@ -25,6 +25,7 @@ from mcp_types import (
 from app.catalog.verdicts import Policy
 from app.catalog.visibility import adopt_policy
 from app.mcp_server.answers import ERROR_META, TRUNCATED_META
+from app.upstream import connection
 from app.wiring import Container
 from tests.conftest import TestUser, client_of, tool
 from tests.execution.calls import executions
@@ -224,6 +225,12 @@ async def test_reports_go_only_to_those_who_ask_for_them(user: TestUser, mcp: Fa
 async def stalling(user: TestUser, mcp: FakeMcpServer) -> str:
     mcp.stalled = {"stall"}
     return (await offer(user, mcp, "stall"))["stall"]
+
+
+@pytest.fixture(autouse=True)
+def _time_to_say_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a call that is given up; a connection on which that takes long is not used again."""
+    monkeypatch.setattr(connection, "_FAREWELL_S", 5)
 
 
 async def check_given_up(container: Container, user: TestUser, mcp: FakeMcpServer, key: str) -> None:
@@ -610,7 +617,7 @@ async def test_a_tool_that_takes_too_long_may_have_run(
 ) -> None:
     key = await stalling(user, mcp)
     assert container.executor.timeout_s > 10
-    service = replace(container, executor=replace(container.executor, timeout_s=1.0))
+    service = replace(container, executor=replace(container.executor, timeout_s=3.0))
     async with client_of(service, Authorization=f"Bearer {user.key}") as http:
         result = await executed(http, key)
     check_failed(result, "TOOL_EXECUTION_TIMEOUT", MAY_HAVE_RUN, outcome="unknown")

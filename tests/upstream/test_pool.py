@@ -1,6 +1,7 @@
 """Who gets which connection, when it is made, and when it goes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -225,15 +226,18 @@ async def test_one_who_goes_while_connecting_leaves_the_others_and_the_connectio
 async def test_when_all_go_while_connecting_nothing_is_left_over(server: FakeMcpServer, fails: bool) -> None:
     gate = asyncio.Event()
     server.fault = Fault(behind(gate, drop)) if fails else Fault(behind(gate, OLDER), on=FIRST_WORD)
-    async with reaching(server, idle_s=0.1) as upstream:
+    async with reaching(server) as upstream:
         listing = asyncio.create_task(upstream.list_tools(endpoint(server)))
         await until(lambda: server.requests)
+        [place] = upstream._places.values()
         listing.cancel()
         await asyncio.wait({listing})
         gate.set()
-        await until(lambda: len(server.requests) == 2 if fails else farewells(server) == 1)
-        for _ in range(10):  # else one could still wait for what is failing
-            await asyncio.sleep(0.005)
+        await until(place.opening.done)
+        if not fails:
+            upstream._reap(time.monotonic())
+            await until(lambda: farewells(server) == 1)
+        await until(lambda: not upstream._places)
         server.fault = None
         assert await upstream.list_tools(endpoint(server)) == server.tools
 
@@ -289,7 +293,7 @@ async def test_closing_while_connecting_tells_those_who_wait(server: FakeMcpServ
 
 
 async def test_closing_does_not_wait_for_servers_that_do_not_say_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_CLOSING_S", 0.3)
+    monkeypatch.setattr(connection, "_CLOSING_S", 1.0)
     async with AsyncExitStack() as stack:
         servers = [stack.enter_context(running_mcp_server(era="legacy")) for _ in range(3)]
         async with reaching(*servers) as upstream:
