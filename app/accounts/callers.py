@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from app.accounts.keys import KeyKind, hashed, living_key
@@ -99,14 +99,17 @@ class Keyring:
 
     async def _look_up(self, session: Session, digest: bytes, named_user: str | None) -> Caller:
         if self._bootstrap_hash is not None and hmac.compare_digest(digest, self._bootstrap_hash):
-            return Caller("admin", "bootstrap", await _named(session, named_user))
+            return await _acting(session, Caller("admin", "bootstrap", None), named_user)
         key = await living_key(session, digest)
         if key.user_id is None:
-            return Caller(key.kind, key.id, await _named(session, named_user))
+            return await _acting(session, Caller(key.kind, key.id, None), named_user)
         if named_user is not None and named_user != key.user_id:
             raise Forbidden("this key belongs to one user: leave out X-User-Id, or name that user")
         return Caller(key.kind, key.id, await get_user(session, key.user_id), key.project_id)
 
 
-async def _named(session: Session, user_id: str | None) -> User | None:
-    return None if user_id is None else await ensure_user(session, user_id)
+async def _acting(session: Session, caller: Caller, user_id: str | None) -> Caller:
+    """For the user that it names, if any."""
+    if user_id is None:
+        return caller
+    return replace(caller, user=await ensure_user(session, user_id, caller.actor))

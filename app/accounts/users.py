@@ -10,6 +10,7 @@ from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import IntegrityError
 
+from app import audit
 from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import record
@@ -39,13 +40,15 @@ async def create_user(session: Session, user_id: str, name: str | None) -> User:
     return _user(row)
 
 
-async def ensure_user(session: Session, user_id: str) -> User:
-    """For keys that name a user: it exists from its first mention on."""
+async def ensure_user(session: Session, user_id: str, actor: str) -> User:
+    """For keys that name a user: it exists from its first mention on, which is theirs to answer for."""
     if not _USER_ID.match(user_id):
         raise InvalidInput(
             "a user id is 1 to 128 letters, digits or . _ @ : | + = ~ - and begins with a letter or digit"
         )
-    await session.execute(upsert(users).values(id=user_id).on_conflict_do_nothing())
+    statement = upsert(users).values(id=user_id).on_conflict_do_nothing().returning(users.c.id)
+    if await session.scalar(statement) is not None:
+        await audit.record(session, user_id, actor, "user.create", user_id)
     return await get_user(session, user_id)
 
 

@@ -74,8 +74,7 @@ async def change_project(
 @router.delete("/projects/{project_id}", status_code=204)
 async def delete_project(project_id: str, session: Session, tenant: Tenant, caller: Writing) -> Response:
     """Its keys go with it."""
-    await governing.delete_project(session, tenant.id, project_id)
-    await audit.record(session, tenant.id, caller.actor, "project.delete", project_id)
+    await governing.delete_project(session, tenant.id, project_id, caller.actor)
     return Response(status_code=204)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from app import audit
 from app.catalog.projects import (
     Project,
     change_project,
@@ -151,11 +152,14 @@ async def update_project(
     return project
 
 
-async def delete_project(session: Session, user_id: str, project_id: str) -> None:
+async def delete_project(session: Session, user_id: str, project_id: str, actor: str) -> None:
     await lock_user(session, user_id)
-    await erase_project(session, user_id, project_id)
+    ended = await erase_project(session, user_id, project_id)
     await store_rules(session, user_id, project_id, ())
     await decide_again(session, user_id)
+    await audit.record(session, user_id, actor, "project.delete", project_id)
+    for key_id in ended:
+        await audit.record(session, user_id, actor, "key.revoke", key_id)
 
 
 async def _check_members(session: Session, user_id: str, server_ids: Sequence[str] | None) -> None:

@@ -13,7 +13,7 @@ from app.database.engine import Session
 from app.database.paging import Page, PageRequest, fetch_page
 from app.database.rows import constraint_of, record
 from app.errors import Conflict, NotFound
-from app.models import projects
+from app.models import api_keys, projects
 
 Optimization = Literal["bm25", "semantic", "hybrid"]
 
@@ -74,10 +74,13 @@ async def change_project(session: Session, user_id: str, project_id: str, values
     return await _written(session, statement.returning(projects), values)
 
 
-async def erase_project(session: Session, user_id: str, project_id: str) -> None:
-    """Its keys go with it."""
+async def erase_project(session: Session, user_id: str, project_id: str) -> Sequence[str]:
+    """Its keys go with it: the ids of those that were alive."""
+    bound = api_keys.c.user_id == user_id, api_keys.c.project_id == project_id, api_keys.c.revoked_at.is_(None)
+    ended = (await session.scalars(select(api_keys.c.id).where(*bound))).all()
     if (await session.execute(delete(projects).where(*_this(user_id, project_id)))).rowcount == 0:
         raise missing_project()
+    return ended
 
 
 async def leave_projects(session: Session, user_id: str, server_id: str) -> None:

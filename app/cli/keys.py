@@ -49,7 +49,7 @@ async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
     expires_at = None if options.days is None else datetime.now(UTC) + timedelta(days=options.days)
     async with _database(settings) as session:
         if options.user is not None:
-            await ensure_user(session, options.user)
+            await ensure_user(session, options.user, ACTOR)
         wanted = NewKey(options.kind, options.name, options.user, options.project, expires_at)
         key, secret = await create_key(session, wanted)
         await audit.record(session, key.user_id, ACTOR, "key.create", key.id)

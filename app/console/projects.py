@@ -104,8 +104,7 @@ async def confirm_delete(visit: Writing, project_id: str) -> Response:
 @router.post("/projects/{project_id}/delete")
 async def delete_project(visit: Writing, project_id: str) -> Response:
     async with visit.transaction() as session:
-        await governing.delete_project(session, visit.user.id, project_id)
-        await audit.record(session, visit.user.id, visit.caller.actor, "project.delete", project_id)
+        await governing.delete_project(session, visit.user.id, project_id, visit.caller.actor)
     visit.container.keyring.forget()  # its keys have gone with it
     return go("/console/projects", said="project-deleted")
 

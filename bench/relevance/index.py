@@ -92,7 +92,7 @@ async def _queue(container: Container, user_id: str, tools: Sequence[BenchTool])
     for tool in tools:
         of_server[tool.server].append(tool)
     async with container.database.system_transaction() as session:
-        await ensure_user(session, user_id)
+        await ensure_user(session, user_id, "bench")
         for name, its_tools in of_server.items():
             server = await create_server(session, container.sealer, user_id, NewServer(name, "push"))
             payload = orjson.dumps({"tools": [tool.definition for tool in its_tools]})

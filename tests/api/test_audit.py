@@ -372,6 +372,33 @@ async def test_the_predicate_alone_keeps_users_apart(
     assert {row.user_id for row in all_of_them.items} >= {user.id, other_user.id}
 
 
+async def test_the_keys_that_end_with_their_project_are_told_of(world: World) -> None:
+    async def bound_key() -> str:
+        body = {"kind": "user", "user_id": world.user.id, "project_id": world.project_id}
+        key_id: str = (await world.admin.post("/keys", json=body)).json()["id"]
+        return key_id
+
+    ended_before, alive = await bound_key(), await bound_key()
+    assert (await world.admin.delete(f"/keys/{ended_before}")).status_code == 204
+    assert (await world.user.http.delete(f"/projects/{world.project_id}")).status_code == 204
+    actor = await actor_of(world.user, world.admin)
+    told = [(row["actor"], row["target"]) for row in await deeds_since(world, action="key.revoke")]
+    assert told == [(actor, alive), ("admin:bootstrap", ended_before)]
+
+
+async def test_a_user_that_a_key_mentions_first_is_that_keys_doing(
+    admin: httpx.AsyncClient, container: Container
+) -> None:
+    made = (await admin.post("/keys", json={"kind": "service", "name": "backend"})).json()
+    user_id = f"mentioned-{uuid.uuid4().hex[:8]}"
+    for key in (made["key"], made["key"], ADMIN_KEY):
+        async with client_of(container, **{"Authorization": f"Bearer {key}", "X-User-Id": user_id}) as http:
+            assert (await http.get("/tools")).status_code == 200
+        container.keyring.forget()
+    told = [(row["actor"], row["user_id"]) for row in await rows(admin, action="user.create", target=user_id)]
+    assert told == [(f"service:{made['id']}", user_id)]
+
+
 async def test_what_was_done_outlives_whom_it_was_done_to(
     user: TestUser, container: Container, admin: httpx.AsyncClient
 ) -> None:
