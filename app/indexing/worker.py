@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +54,12 @@ class Pace:
     """A server that announces a change whenever it is asked must not keep us asking."""
 
 
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Worker:
     def __init__(self, indexer: Indexer, pace: Pace) -> None:
         self._indexer = indexer
@@ -75,10 +81,9 @@ class Worker:
         self._stopped = True
         for timer in self._announced.values():
             timer.cancel()
-        tasks = [*self._loops, *self._runs]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(self._loops)
+        await asyncio.sleep(0)  # what they have taken last has to begin, or nobody hands it back
+        await _end(self._runs)
 
     def wake(self) -> None:
         """After a run was queued in this process; those of other replicas are found within a second."""

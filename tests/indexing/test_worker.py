@@ -6,7 +6,7 @@ import pytest
 
 from app.catalog.servers import get_endpoint
 from app.indexing import jobs
-from app.indexing.worker import Pace, Worker
+from app.indexing.worker import Deed, Pace, Worker
 from tests.conftest import TestUser
 from tests.fakes.embedding_server import FakeEmbeddingServer
 from tests.indexing.by_hand import (
@@ -34,6 +34,22 @@ async def add_pending(hand: Hand, user: TestUser, fake: FakeEmbeddingServer, nam
     assert (await server_of(user, server_id))["pending_count"] == 1
     fake.mode = mode
     return server_id
+
+
+async def test_a_run_that_was_just_taken_when_the_worker_is_told_to_stop_is_for_others(
+    hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await send(alice, await alice.add_server(), [unheard("a")])
+    begin, stopping = Worker._begin, asyncio.Queue[asyncio.Task[None]]()
+
+    def stop_before_it_begins(worker: Worker, deed: Deed) -> None:
+        stopping.put_nowait(asyncio.create_task(worker.stop()))
+        begin(worker, deed)
+
+    monkeypatch.setattr(Worker, "_begin", stop_before_it_begins)
+    async with working(hand):
+        await (await stopping.get())
+    assert await hand.run_row(run["id"], "state", "attempts") == ("queued", 0)
 
 
 async def test_a_run_queued_by_another_replica_is_found_without_being_woken(hand: Hand, alice: TestUser) -> None:
