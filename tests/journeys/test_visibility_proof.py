@@ -439,7 +439,7 @@ class Story:
             setattr(project, name, value)
 
     async def remove_project(self, person: Person, project: Project) -> None:
-        await self.as_(person, governing.delete_project, person.id, project.id)
+        await self.as_(person, governing.delete_project, person.id, project.id, ACTOR)
         del person.projects[project.id]
         self.gone_projects.append(project.id)
 
@@ -618,7 +618,7 @@ class Visibility(RuleBasedStateMachine):
             lambda: story.as_(ben, remove_server, ben.id, server.id, ANN_ABOVE, ACTOR),
             lambda: story.as_(ben, governing.create_project, ben.id, {"server_ids": [server.id]}, []),
             lambda: story.as_(ben, governing.update_project, ben.id, project.id, {"read_only": True}, []),
-            lambda: story.as_(ben, governing.delete_project, ben.id, project.id),
+            lambda: story.as_(ben, governing.delete_project, ben.id, project.id, ACTOR),
         ]
         with pytest.raises(NotFound):
             self.world.do(attempts[deed]())
