@@ -2,7 +2,7 @@ FROM python:3.13-slim AS build
 WORKDIR /src
 COPY requirements.lock .
 RUN python -m venv /opt/toolscout \
- && /opt/toolscout/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
+ && /opt/toolscout/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
 COPY migrations migrations

@@ -71,7 +71,7 @@ LOCK := --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-e
 define INSTALL
 @test -x $(BIN)/python || $(PYTHON) -m venv .venv
 @echo "installing, once …"
-@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $(1)
+@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r $(1)
 @$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 endef
 
