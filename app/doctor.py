@@ -11,7 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from app.catalog.servers import count_unopenable
 from app.database.engine import Database, driver_url
-from app.database.migrate import check_server, current_revision, newest_revision
+from app.database.migrate import check_known, check_server, current_revision, newest_revision
 from app.errors import ConfigurationError, ToolscoutError
 from app.premises import has_data, reachable_database, sealer_of
 from app.settings import Settings, misspelt
@@ -96,6 +96,7 @@ def _database(settings: Settings, url: str) -> Finding:
         return Finding("database", ok=False, message=str(error.__cause__ or error).partition("\n")[0])
     finally:
         engine.dispose()
+    check_known(current)
     if current != newest:
         return Finding("database", ok=False, message=f"the schema is at {current}, not {newest}: `toolscout migrate`")
     return Finding("database", ok=True, message=f"Postgres {version}, schema {current}")

@@ -304,16 +304,16 @@ def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
 
     from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder  # noqa: PLC0415
 
+    name = name or DEFAULT_MODEL
     if settings.openai_api_key is None and settings.openai_base_url is None:
         raise ConfigurationError(
-            "a name such as this is asked for at an OpenAI-compatible endpoint, which needs OPENAI_API_KEY or "
+            f"the model {name!r} is asked for at an OpenAI-compatible endpoint, which needs OPENAI_API_KEY or "
             "OPENAI_BASE_URL; `toolscout model list` names the models that are here"
         )
     # an endpoint on one's own machine often asks for no key, but the client wants one
     key = "none" if settings.openai_api_key is None else settings.openai_api_key.get_secret_value()
     client = AsyncOpenAI(api_key=key, base_url=settings.openai_base_url)
     budget_s = settings.query_embed_budget_ms / 1000
-    name = name or DEFAULT_MODEL
     return OpenAIEmbedder(client, name, query_timeout_s=budget_s, index_timeout_s=settings.index_embed_timeout_s)
 
 

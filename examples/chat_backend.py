@@ -12,20 +12,20 @@ but cannot run, and the model is told so. TOOLSCOUT_URL is where Toolscout answe
 
 import os
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 from openai import OpenAI, omit
 
 from examples.fake_model import running_fake_model
-from toolscout_client import Discovery, InvalidInput, NotFound, ToolFailed, Toolscout, ToolscoutError
+from toolscout_client import InvalidInput, NotFound, ToolFailed, Toolscout, ToolscoutError
 
 MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.5")
 MOST_TURNS = 10
 MOST_TOOLS = 20
 
 
-def run_tool(toolscout: Toolscout, found: Discovery, call: Any) -> str:
+def run_tool(toolscout: Toolscout, call: Any) -> str:
     """What the model is told, be it a result or an error."""
     print(f"called     {call.function.name} {call.function.arguments}")
     try:
@@ -34,9 +34,6 @@ def run_tool(toolscout: Toolscout, found: Discovery, call: Any) -> str:
     except (NotFound, InvalidInput, ToolFailed) as error:
         text, failed = str(error), True
     print(f"came back  {text}{' (an error)' if failed else ''}")
-    with suppress(ToolscoutError):  # it makes later answers better, and never this one worse
-        key = found.key_of(call.function.name)
-        toolscout.feedback(found.discovery_id, key, "failed" if failed else "succeeded")
     return f"The tool failed: {text}" if failed else text
 
 
@@ -53,7 +50,7 @@ def answer(toolscout: Toolscout, model: OpenAI, messages: list[Any], kept: list[
         messages.append(reply.to_dict())
         if not reply.tool_calls:
             return reply.content or ""
-        results = [(call.id, run_tool(toolscout, found, call)) for call in reply.tool_calls]
+        results = [(call.id, run_tool(toolscout, call)) for call in reply.tool_calls]
         messages += [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in results]
     raise RuntimeError(f"no answer after {MOST_TURNS} turns")
 

@@ -51,7 +51,8 @@ class DiscoverBody(Input):
         if (self.query is None) == (self.messages is None):
             raise ValueError("give either `query` or `messages`")
         if not self._read.said:
-            raise ValueError("there is no text to search for")
+            where = "there is" if self.messages is None else "the user's turns in `messages` have"
+            raise ValueError(f"{where} no text to search for")
         return self
 
     @cached_property

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
+from app import audit
+from app.cli.opening import ACTOR
 from app.cli.progress import ProgressBar
 from app.embeddings.base import Embedder
 from app.embeddings.registry import EmbeddingModel, all_models, register
@@ -61,19 +63,26 @@ async def _use(settings: Settings, options: argparse.Namespace) -> int:
         with _bar(model.id) as told:
             kept, owner = container.models.named(model.id), partial(owner_connection, url)
             await change_model(container.indexer, owner, kept, told, incomplete=options.incomplete)
+        await _record(container, "model.use", model.id)
     print(f"{model.id} is active: every running service answers by it within a second or two")
     print(f"the way back: toolscout model use {before}; when all is well: toolscout model drop {before}")
     return 0
 
 
 async def _drop(settings: Settings, options: argparse.Namespace) -> int:
-    async with _opened(settings) as (_, url):
+    async with _opened(settings) as (container, url):
         model = _named(await asyncio.to_thread(_registered, url), options.name, None)
         model_id = options.name if model is None else model.id
         with _bar(f"{model_id}: users") as told:
             await drop_model(partial(owner_connection, url), model_id, told, grace_s=_GRACE_S)
+        await _record(container, "model.drop", model_id)
     print(f"{model_id}: {'what was left of it is gone' if model is None else 'dropped, with all its vectors'}")
     return 0
+
+
+async def _record(container: Container, action: str, model_id: str) -> None:
+    async with container.database.system_transaction() as session:
+        await audit.record(session, None, ACTOR, action, model_id)
 
 
 def _registered(url: str) -> list[EmbeddingModel]:

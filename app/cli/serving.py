@@ -128,6 +128,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Whoever comes before the others have noticed is still let in, and whoever was let in is heard."""
+        logger.info("stopping")
         self._draining.set()
         await asyncio.sleep(self._drain_s)
         self._let_in_the_last(sockets or [])
@@ -135,6 +136,7 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(_FIRST_WORDS_S)
         await asyncio.sleep(0)  # on a busy machine the time may be over before anybody has listened
         await super().shutdown(sockets)
+        logger.info("stopped")
 
     def _let_in_the_last(self, listeners: list[socket.socket]) -> None:
         """In one go with closing the port: the system turns away whoever has knocked and was not let in by then."""

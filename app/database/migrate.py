@@ -8,6 +8,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from psycopg import errors as postgres_errors
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
@@ -48,7 +49,16 @@ def alembic_config() -> Config:
 
 
 def newest_revision() -> str | None:
-    return ScriptDirectory.from_config(alembic_config()).get_current_head()
+    return _scripts().get_current_head()
+
+
+def check_known(revision: str | None) -> None:
+    """Of the schema that is there."""
+    if revision is not None and revision not in _steps_to("heads"):
+        raise ConfigurationError(
+            f"the schema is at {revision}, which this version does not know: a newer one has made it. Start that one, "
+            "or go back first with its `toolscout migrate --to -1`."
+        )
 
 
 def current_revision(connection: Connection) -> str | None:
@@ -107,11 +117,24 @@ def _ensure_extension(connection: Connection) -> None:
 def _move(connection: Connection, revision: str) -> None:
     config = alembic_config()
     config.attributes["connection"] = connection
-    if revision == "base" or revision.startswith("-"):
-        command.downgrade(config, revision)
-    else:
-        command.upgrade(config, revision)
+    current = current_revision(connection)
+    connection.rollback()
+    check_known(current)
+    is_back = revision == "base" or revision.startswith("-") or revision in _steps_to(current or "base")
+    try:
+        (command.downgrade if is_back else command.upgrade)(config, revision)
+    except CommandError as error:
+        raise ConfigurationError(f"the schema cannot be brought to {revision!r}: {error}") from error
     connection.commit()
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(alembic_config())
+
+
+def _steps_to(revision: str) -> set[str]:
+    """With the last."""
+    return {step.revision for step in _scripts().walk_revisions("base", revision)}
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -234,7 +234,11 @@ def test_selections_from_a_terminal_are_a_file_for_eval(
 
 
 def test_a_models_life_from_a_terminal(
-    command: Command, mcp: FakeMcpServer, embedding_server: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    database: str,
+    mcp: FakeMcpServer,
+    embedding_server: FakeEmbeddingServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(models, "_GRACE_S", 0.0)
     monkeypatch.setenv("OPENAI_BASE_URL", embedding_server.base_url)
@@ -254,6 +258,13 @@ def test_a_models_life_from_a_terminal(
     assert f"{way_back} is active" in command("model", "use", way_back)
     assert "dropped, with all its vectors" in command("model", "drop", "beta@48")
     assert "beta@48" not in command("model", "list")
+    told_last = "SELECT action, target FROM audit_events WHERE action LIKE 'model.%' ORDER BY at DESC LIMIT 3"
+    with psycopg.connect(database) as connection:
+        assert connection.execute(told_last).fetchall() == [
+            ("model.drop", "openai:beta@48"),
+            ("model.use", way_back),
+            ("model.use", "openai:beta@48"),
+        ]
     assert "there is no model 'beta@48'" in command("model", "drop", "beta@48", status=1)
     assert "there is no local model 'other' here, but: local:granite" in command(
         "model", "use", "other", "--provider", "local", status=1
@@ -355,3 +366,15 @@ def test_a_worker_without_work_is_told_which_setting_is_wrong(
     monkeypatch.setenv("TOOLSCOUT_ROLE", "worker")
     monkeypatch.setenv("TOOLSCOUT_INDEX_CONCURRENCY", "0")
     assert "TOOLSCOUT_INDEX_CONCURRENCY" in command("doctor", status=1)
+
+
+def test_a_schema_that_is_newer_than_the_command_is_told_by_all_who_look(
+    command: Command, fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", fresh_database)
+    command("migrate")
+    assert "a newer one has made it" not in command("doctor")
+    with psycopg.connect(fresh_database, autocommit=True) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '2999_newer'")
+    for name in ("migrate", "doctor"):
+        assert "a newer one has made it" in command(name, status=1)

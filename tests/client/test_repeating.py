@@ -163,6 +163,7 @@ async def test_nobody_there_is_tried_again_and_then_said(kind: Kind) -> None:
     async with speaking(kind, f"http://127.0.0.1:{port}", "a-key", retries=1) as speaker:
         error = await failure(speaker(lambda c: c.servers.delete("s")), ConnectionFailed)
     assert (error.outcome, error.code, error.status) == ("failed", "connection_failed", None)
+    assert f"http://127.0.0.1:{port}/servers/s" in str(error)
 
 
 async def test_a_server_that_does_not_answer_in_time_is_given_up(kind: Kind) -> None:
@@ -171,6 +172,9 @@ async def test_a_server_that_does_not_answer_in_time_is_given_up(kind: Kind) -> 
         async with speaking(kind, address, "a-key", timeout=0.1) as speaker:
             error = await failure(speaker(lambda c: c.health()), ConnectionFailed)
     assert error.outcome == "unknown"
+
+
+SOMETHING = httpx.Request("GET", "http://toolscout/tools")
 
 
 def pauses(call: Call, *outcomes: httpx.Response | httpx.RequestError) -> list[float]:
@@ -192,7 +196,7 @@ def test_a_pause_is_as_long_as_the_service_asks_for_and_a_little_longer() -> Non
 
 
 def test_pauses_grow_up_to_a_bound_and_no_two_clients_share_them() -> None:
-    refused = [httpx.ConnectError("refused")] * 12
+    refused = [httpx.ConnectError("refused", request=SOMETHING)] * 12
     one, other = pauses(to("GET /healthz"), *refused), pauses(to("GET /healthz"), *refused)
     assert one != other
     assert one[0] <= 0.1 < one[3]
@@ -202,7 +206,7 @@ def test_pauses_grow_up_to_a_bound_and_no_two_clients_share_them() -> None:
 def test_a_lost_execution_that_never_ends_is_given_up_after_its_time() -> None:
     steps = answered(to("POST /execute", timeout=0, repeatable=True), retries=3)
     next(steps)
-    steps.send(httpx.ReadError("lost"))
+    steps.send(httpx.ReadError("lost", request=SOMETHING))
     next(steps)
     with pytest.raises(ConnectionFailed) as given_up:
         steps.send(httpx.Response(409, json={"code": "conflict", "detail": "still running"}))

@@ -44,6 +44,29 @@ def test_one_step_down_and_up_again(fresh_database: str) -> None:
     assert migrate(fresh_database) == newest_revision()
 
 
+def test_an_earlier_revision_is_gone_back_to_and_a_later_one_forward_to(fresh_database: str) -> None:
+    migrate(fresh_database)
+    for revision in (BEFORE_RULES, BEFORE_RULES, newest_revision() or ""):
+        assert migrate(fresh_database, revision=revision) == revision
+
+
+def test_a_revision_that_there_is_not_is_refused(fresh_database: str) -> None:
+    before = migrate(fresh_database)
+    for nonesuch in ("nonesuch", "-99"):
+        with pytest.raises(ConfigurationError, match=f"cannot be brought to '{nonesuch}'"):
+            migrate(fresh_database, revision=nonesuch)
+    assert migrate(fresh_database, revision=before) == before
+
+
+def test_a_schema_that_a_newer_version_has_made_is_told_from_an_older_one(fresh_database: str) -> None:
+    migrate(fresh_database)
+    with psycopg.connect(fresh_database, autocommit=True) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '2999_newer'")
+    for revision in ("head", "-1"):
+        with pytest.raises(ConfigurationError, match=r"at 2999_newer, which this version does not know"):
+            migrate(fresh_database, revision=revision)
+
+
 def test_a_schema_that_is_up_to_date_is_left_alone(fresh_database: str) -> None:
     migrate(fresh_database)
     with psycopg.connect(fresh_database, autocommit=True) as connection:

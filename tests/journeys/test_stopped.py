@@ -48,8 +48,8 @@ async def test_calls_under_way_are_answered_when_the_service_is_told_to_stop(tmp
                 async def nobody_else_is_let_in() -> bool:
                     try:
                         await newcomer.get("/healthz")
-                    except httpx.ConnectError:
-                        return True
+                    except httpx.TransportError as error:
+                        return isinstance(error, httpx.ConnectError)
                     return False
 
                 service.process.send_signal(signal.SIGTERM)
@@ -59,6 +59,8 @@ async def test_calls_under_way_are_answered_when_the_service_is_told_to_stop(tmp
                 assert [text_of(each) for each in await asyncio.gather(*calls)] == ["done after all"] * 2
                 assert (await over_rest).json()["result"]["content"] == STALLED["content"]
         assert await asyncio.to_thread(service.process.wait, 60) == 0
+        log = (tmp_path / "service.log").read_text()
+        assert 0 < log.index('"stopping"') < log.index('"stopped"')
 
 
 def make_user(admin: httpx.Client) -> str:

@@ -101,5 +101,5 @@ class _Tries:
 
 def _failed(error: httpx.RequestError) -> ConnectionFailed:
     outcome = "failed" if isinstance(error, _NOTHING_SENT) else "unknown"
-    message = f"no answer: {str(error) or type(error).__name__}"
+    message = f"no answer from {error.request.url}: {str(error) or type(error).__name__}"
     return ConnectionFailed(message, code="connection_failed", outcome=outcome)
