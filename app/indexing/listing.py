@@ -4,7 +4,7 @@ A bad tool is refused alone, with its reason; its siblings are indexed.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ MAX_NODES = 2_000
 """Objects and lists: real tools have enums of thousands of values."""
 MAX_NAME_CHARACTERS = 128
 MAX_SHOWN_REFUSALS = 100
+_MOST_NAMED = 10
+_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,37 @@ def read_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
                 where = "" if shown else f" (number {position} of the list)"
                 refused.append(Refusal(shown, f"{refusal}{where}"))
     warnings = [f"the tool {each!r} was listed more than once; the first one was taken" for each in sorted(doubled)]
-    return Listing(list(tools.values()), refused_count, refused, warnings)
+    return Listing(list(tools.values()), refused_count, refused, [*warnings, *_warnings_of_types(tools)])
+
+
+def _warnings_of_types(tools: Mapping[str, ListedTool]) -> Iterator[str]:
+    """Their servers may know what they mean, so they are not refused."""
+    odd = [name for name, tool in tools.items() if not _has_known_types(tool.definition.input_schema)]
+    if odd:
+        named = ", ".join(map(repr, odd[:_MOST_NAMED])) + (" and others" if len(odd) > _MOST_NAMED else "")
+        yield (
+            f"types that JSON Schema does not know are in the input schemas of {named}: "
+            "models' providers may refuse all tools of a request for one of them"
+        )
+
+
+def _has_known_types(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return True
+    named = schema.get("type", [])
+    types = named if isinstance(named, list) else [named]
+    known = all(isinstance(each, str) and each in _TYPES for each in types)
+    return known and all(map(_has_known_types, _schemas_within(schema)))
+
+
+def _schemas_within(schema: Json) -> Iterator[Any]:
+    for key in ("properties", "patternProperties", "$defs", "definitions"):
+        if isinstance(part := schema.get(key), dict):
+            yield from part.values()
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        if isinstance(part := schema.get(key), list):
+            yield from part
+    yield from (schema.get(key) for key in ("items", "additionalProperties", "not"))
 
 
 def read_alone(raw: Any) -> ToolDefinition | Refusal:

@@ -181,6 +181,35 @@ def test_of_doubles_the_first_is_taken_and_a_warning_names_them_once() -> None:
     assert listing.refused == []
 
 
+@pytest.mark.parametrize(
+    ("part", "is_known"),
+    [
+        ({"type": "strng"}, False),
+        ({"type": ["string", "any"]}, False),
+        ({"type": {"a": 1}}, False),
+        ({"items": {"type": "str"}}, False),
+        ({"anyOf": [{"type": "null"}, {"type": "date"}]}, False),
+        ({"properties": {"type": {"type": "enum"}}}, False),
+        ({"type": ["string", "null"]}, True),
+        ({"properties": {"type": {"type": "string"}}}, True),
+        ({"enum": [{"type": "strng"}], "default": {"type": "strng"}, "items": True, "anyOf": "?"}, True),
+    ],
+    ids=str,
+)
+def test_a_type_that_nobody_knows_is_taken_and_told_of(part: dict[str, Any], is_known: bool) -> None:
+    odd = {"name": "odd", "inputSchema": {"type": "object", "properties": {"x": part}}}
+    listing = read_listing([{"name": "plain"}, odd], max_tools=10)
+    assert [each.name for each in listing.definitions] == ["plain", "odd"]
+    told = [("'odd'" in each, "'plain'" in each) for each in listing.warnings]
+    assert told == ([] if is_known else [(True, False)])
+
+
+def test_of_many_with_types_that_nobody_knows_the_first_are_named() -> None:
+    many = [{"name": f"odd_{n}", "inputSchema": {"properties": {"x": {"type": "any"}}}} for n in range(50)]
+    [warning] = read_listing(many, max_tools=100).warnings
+    assert "'odd_9' and others: models' providers" in warning
+
+
 def test_a_refused_tool_does_not_stand_in_the_way_of_a_good_one_of_its_name() -> None:
     assert listed(tool("a", title=7), tool("a")) == ["a"]
 
