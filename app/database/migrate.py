@@ -53,7 +53,7 @@ def newest_revision() -> str | None:
 
 
 def check_known(revision: str | None) -> None:
-    """Of the schema that is there."""
+    """On the way back from an upgrade, or amid one, the schema may be ahead of the code."""
     if revision is not None and revision not in _steps_to("heads"):
         raise ConfigurationError(
             f"the schema is at {revision}, which this version does not know: a newer one has made it. Start that one, "

@@ -19,7 +19,7 @@ from app.usage.latency import span_of
 from app.usage.tally import Tally
 from app.wiring import Container
 from tests.conftest import OpenService, TestUser, make_database, new_user, tool
-from tests.indexing.by_hand import until
+from tests.indexing.by_hand import holding, until, waiting
 from tests.usage.counters import FAST, figures, uses
 
 Log = pytest.LogCaptureFixture
@@ -204,6 +204,20 @@ async def test_a_user_who_is_locked_is_written_later_and_keeps_nobody_waiting(
     assert await uses(container.database, user.id) == {}
     assert await tally.write()
     assert await uses(container.database, user.id) == {"a": {"discovered": 1}}
+
+
+async def test_a_user_who_is_just_being_learnt_from_is_not_passed_over(
+    tally: Tally, container: Container, user: TestUser
+) -> None:
+    tally.called(user.id, "a", succeeded=True)
+    async with holding(container, "SELECT FROM users WHERE id = %s FOR UPDATE", user.id) as blocker:
+        learning = asyncio.create_task(tally.learn())
+        await waiting(blocker, 1)
+        writing = asyncio.create_task(tally.write())
+        await asyncio.wait({writing}, timeout=0.2)
+    await learning
+    assert await writing
+    assert await uses(container.database, user.id) == {"a": {"called": 1, "succeeded": 1}}
 
 
 async def test_a_write_that_is_broken_off_is_made_up_for_later(

@@ -101,5 +101,7 @@ class _Tries:
 
 def _failed(error: httpx.RequestError) -> ConnectionFailed:
     outcome = "failed" if isinstance(error, _NOTHING_SENT) else "unknown"
-    message = f"no answer from {error.request.url}: {str(error) or type(error).__name__}"
+    # neither a password in the URL nor ids in its path: a model may be shown this
+    place = error.request.url.netloc.decode()
+    message = f"no answer from {place}: {str(error) or type(error).__name__}"
     return ConnectionFailed(message, code="connection_failed", outcome=outcome)
