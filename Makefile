@@ -31,7 +31,7 @@ suite: programs $(DEV) $(THIRD_PARTY)
 	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --cov=app --cov-report=term
 
 proof: $(DEV) ## what `test` does in part: a thousand random histories of who sees what, kills at twenty moments
-	PROOF_SEQUENCES=1000 PROOF_KILLS=10 $(BIN)/pytest tests/journeys/test_visibility_proof.py tests/journeys/test_killed.py
+	PROOF_SEQUENCES=1000 PROOF_KILLS=10 $(BIN)/pytest tests/e2e/test_visibility_proof.py tests/e2e/test_crash_recovery.py
 
 check: $(DEV) ## the quick part: style, types, import directions
 	$(BIN)/ruff format --check .

@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import Row, insert, select
 
-from app.database.engine import Session
-from app.database.paging import Page, PageRequest, fetch_page
-from app.database.rows import record as record_of
-from app.models import EVERYONE, audit_events
-from app.telemetry import elapsed_ms, request_id
+from app.db.engine import Session
+from app.db.pagination import Page, PageRequest, fetch_page
+from app.db.rows import record as record_of
+from app.db.tables import EVERYONE, audit_events
+from app.observability.metrics import elapsed_ms, request_id
 
 SUCCEEDED = "succeeded"
 

@@ -9,15 +9,15 @@ from typing import Annotated
 from fastapi import Depends, Header, Query, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
-from app.accounts.callers import Caller, Permission
-from app.accounts.users import User, get_user
+from app.auth.authentication import Caller, Permission
+from app.auth.users import User, get_user
 from app.catalog import servers
-from app.database.engine import Session as DatabaseSession
-from app.database.paging import MAX_PAGE, PageRequest
+from app.container import Container
+from app.db.engine import Session as DatabaseSession
+from app.db.pagination import MAX_PAGE, PageRequest
 from app.errors import BadRequest, ForeignOrigin, InvalidInput, Misdirected, Unauthenticated
-from app.indexing import jobs
-from app.origins import is_own_host, is_own_origin
-from app.wiring import Container
+from app.indexing import queue
+from app.text.hosts import is_own_host, is_own_origin
 
 _bearer = HTTPBearer(auto_error=False, description="A Toolscout key: `Authorization: Bearer ts_…`")
 _api_key = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same key, in a header of its own")
@@ -28,23 +28,23 @@ async def get_container(request: Request) -> Container:
     return container
 
 
-Wired = Annotated[Container, Depends(get_container)]
+ContainerDep = Annotated[Container, Depends(get_container)]
 
 
-async def check_visit(request: Request, container: Wired) -> None:
+async def check_visit(request: Request, container: ContainerDep) -> None:
     """For doors that other programs on a user's machine knock at: a web page may make the user's browser do so, from
     its own origin, or with its own name led to our address."""
     settings, headers = container.settings, request.headers
     host, origin = headers.get("host", ""), headers.get("origin")
-    if not is_own_host(host, settings.own_hosts):
+    if not is_own_host(host, settings.allowed_hosts):
         raise Misdirected("this name is not one of ours: the operator can add it to TOOLSCOUT_SERVED_HOSTS")
-    if origin is not None and not is_own_origin(origin, host, settings.own_origins):
+    if origin is not None and not is_own_origin(origin, host, settings.allowed_origins):
         raise ForeignOrigin("the operator can add it to TOOLSCOUT_WEB_ORIGINS")
 
 
 async def get_caller(
     request: Request,
-    container: Wired,
+    container: ContainerDep,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
     api_key: Annotated[str | None, Security(_api_key)],
     x_user_id: Annotated[str | None, Header(description="whom a service or admin key acts for")] = None,
@@ -54,11 +54,11 @@ async def get_caller(
     key = bearer.credentials if bearer is not None else api_key
     if not key:
         raise Unauthenticated("give an API key: `Authorization: Bearer …` or `X-API-Key: …`")
-    caller = await container.keyring.authenticate(key, x_user_id)
+    caller = await container.authenticator.authenticate(key, x_user_id)
     if caller.user is not None and not caller.may(Permission.ADMINISTER):
         # in line: refusals, too, take their time from no one else
-        async with container.discoverer.fairness.turn(caller.user.id):
-            container.rates.spend(caller.user.id)
+        async with container.discoverer.scheduler.turn(caller.user.id):
+            container.rate_limiter.acquire(caller.user.id)
     return caller
 
 
@@ -72,35 +72,35 @@ def require(permission: Permission) -> Callable[[Caller], Awaitable[Caller]]:
     return check
 
 
-Discovering = Annotated[Caller, Depends(require(Permission.DISCOVER))]
-Browsing = Annotated[Caller, Depends(require(Permission.READ_TOOLS))]
-Reading = Annotated[Caller, Depends(require(Permission.READ_CATALOG))]
-Writing = Annotated[Caller, Depends(require(Permission.WRITE_CATALOG))]
-Executing = Annotated[Caller, Depends(require(Permission.EXECUTE))]
-Auditing = Annotated[Caller, Depends(require(Permission.READ_AUDIT))]
-Administering = Annotated[Caller, Depends(require(Permission.ADMINISTER))]
+DiscoverCaller = Annotated[Caller, Depends(require(Permission.DISCOVER))]
+ToolsReadCaller = Annotated[Caller, Depends(require(Permission.READ_TOOLS))]
+CatalogReadCaller = Annotated[Caller, Depends(require(Permission.READ_CATALOG))]
+CatalogWriteCaller = Annotated[Caller, Depends(require(Permission.WRITE_CATALOG))]
+ExecuteCaller = Annotated[Caller, Depends(require(Permission.EXECUTE))]
+AuditReadCaller = Annotated[Caller, Depends(require(Permission.READ_AUDIT))]
+AdminCaller = Annotated[Caller, Depends(require(Permission.ADMINISTER))]
 
 
-async def get_tenant(request: Request, caller: Annotated[Caller, Depends(get_caller)], container: Wired) -> User:
+async def get_tenant(request: Request, caller: Annotated[Caller, Depends(get_caller)], container: ContainerDep) -> User:
     """Whose rows the request is about. To an administrator the id of a server or run alone tells the user."""
     ids = request.path_params
     if caller.user is None and caller.may(Permission.ADMINISTER) and ids.keys() & {"server_id", "run_id"}:
         async with container.database.system_transaction() as session:
             if "server_id" in ids:
-                return await get_user(session, await servers.owner_of(session, ids["server_id"]))
-            return await get_user(session, await jobs.owner_of(session, ids["run_id"]))
+                return await get_user(session, await servers.get_server_owner(session, ids["server_id"]))
+            return await get_user(session, await queue.get_run_owner(session, ids["run_id"]))
     return caller.acting_for()
 
 
 Tenant = Annotated[User, Depends(get_tenant)]
 
 
-async def get_session(container: Wired, tenant: Tenant) -> AsyncIterator[DatabaseSession]:
+async def get_session(container: ContainerDep, tenant: Tenant) -> AsyncIterator[DatabaseSession]:
     async with container.database.transaction(tenant.id) as session:
         yield session
 
 
-async def get_system_session(container: Wired, _caller: Administering) -> AsyncIterator[DatabaseSession]:
+async def get_system_session(container: ContainerDep, _caller: AdminCaller) -> AsyncIterator[DatabaseSession]:
     async with container.database.system_transaction() as session:
         yield session
 
@@ -119,4 +119,4 @@ async def get_page(
     return PageRequest(limit, cursor)
 
 
-Paged = Annotated[PageRequest, Depends(get_page)]
+PageParams = Annotated[PageRequest, Depends(get_page)]

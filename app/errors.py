@@ -196,7 +196,7 @@ DISCONNECTIONS = frozenset({"dns", "refused", "timeout", "closed"})
 """Causes of which one learns nothing but that nobody is there. With all others something answered, though wrongly."""
 
 
-Outcome = Literal["failed", "unknown"]
+CallOutcome = Literal["failed", "unknown"]
 
 
 class ToolFailed(ToolscoutError):
@@ -204,7 +204,7 @@ class ToolFailed(ToolscoutError):
     status = 502
     title = "The tool could not be run"
 
-    def __init__(self, message: str, *, outcome: Outcome) -> None:
+    def __init__(self, message: str, *, outcome: CallOutcome) -> None:
         super().__init__(message)
         self.outcome = outcome
 

@@ -10,30 +10,30 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app import __version__
 from app.api import (
-    accounts,
     audit,
-    catalog,
     discovery,
     evaluation,
     execution,
     feedback,
-    operations,
+    health,
+    inline_search,
     projects,
     rules,
     runs,
     selections,
     servers,
     tools,
+    users,
 )
-from app.api.capacity import Capacity, Farewell
-from app.api.errors import PROBLEM_RESPONSE, LastResort, add_error_handlers
-from app.api.intake import BoundedBody
-from app.console.door import add_console
-from app.mcp_server.endpoint import mcp_router
+from app.api.middleware.body_limit import BodySizeLimitMiddleware
+from app.api.middleware.concurrency import ConcurrencyLimitMiddleware, ConnectionDrainMiddleware
+from app.api.problems import PROBLEM_RESPONSE, UnhandledErrorMiddleware, add_error_handlers
+from app.console.router import add_console
+from app.container import Container
+from app.mcp_server.router import mcp_router
+from app.observability.metrics import RequestLogMiddleware
+from app.observability.tracing import TraceContextMiddleware
 from app.settings import Role
-from app.telemetry import RequestTelemetry
-from app.tracing import JoinedTraces
-from app.wiring import Container
 
 _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
 
@@ -43,8 +43,8 @@ Register a user's servers with `POST /servers`, or push their tools with `PUT /s
 # looked through in this order: most requests are discoveries
 _DOORS = (
     discovery,
-    operations,
-    catalog,
+    health,
+    inline_search,
     execution,
     feedback,
     evaluation,
@@ -53,7 +53,7 @@ _DOORS = (
     tools,
     rules,
     projects,
-    accounts,
+    users,
     audit,
     selections,
 )
@@ -66,23 +66,23 @@ _FOR_WEB_PAGES: dict[str, Any] = {
 
 
 def create_app(container: Container) -> FastAPI:
-    app = open_doors(container.settings.role)
+    app = create_routes(container.settings.role)
     app.state.container = container
     add_error_handlers(app)
     # each one stands outside of those before it
-    app.add_middleware(BoundedBody)
-    app.add_middleware(LastResort)
-    app.add_middleware(Farewell, draining=container.draining)
-    app.add_middleware(Capacity, most=container.settings.max_in_flight, metrics=container.metrics)
-    if container.settings.own_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=container.settings.own_origins, **_FOR_WEB_PAGES)
+    app.add_middleware(BodySizeLimitMiddleware)
+    app.add_middleware(UnhandledErrorMiddleware)
+    app.add_middleware(ConnectionDrainMiddleware, draining=container.draining)
+    app.add_middleware(ConcurrencyLimitMiddleware, most=container.settings.max_in_flight, metrics=container.metrics)
+    if container.settings.allowed_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=container.settings.allowed_origins, **_FOR_WEB_PAGES)
     if container.tracing.enabled:
-        app.add_middleware(JoinedTraces)
-    app.add_middleware(RequestTelemetry, metrics=container.metrics)
+        app.add_middleware(TraceContextMiddleware)
+    app.add_middleware(RequestLogMiddleware, metrics=container.metrics)
     return app
 
 
-def open_doors(role: Role = "all") -> FastAPI:
+def create_routes(role: Role = "all") -> FastAPI:
     """A worker has none but those that ask how it fares."""
     app = FastAPI(
         title="Toolscout",
@@ -91,7 +91,7 @@ def open_doors(role: Role = "all") -> FastAPI:
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
         openapi_url=None if role == "worker" else "/openapi.json",
     )
-    for door in (operations,) if role == "worker" else _DOORS:
+    for door in (health,) if role == "worker" else _DOORS:
         app.include_router(door.router)
     if role != "worker":
         app.include_router(mcp_router())

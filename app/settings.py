@@ -234,15 +234,15 @@ class Settings(BaseSettings):
         return value
 
     @property
-    def allowed_hosts(self) -> list[str]:
+    def outbound_hosts(self) -> list[str]:
         return _entries(self.outbound_allow)
 
     @property
-    def own_hosts(self) -> list[str]:
+    def allowed_hosts(self) -> list[str]:
         return _entries(self.served_hosts.lower())
 
     @property
-    def own_origins(self) -> list[str]:
+    def allowed_origins(self) -> list[str]:
         return [origin.rstrip("/") for origin in _entries(self.web_origins.lower())]
 
     @property
@@ -254,7 +254,7 @@ class Settings(BaseSettings):
         return self.database_url is None
 
     @property
-    def works(self) -> bool:
+    def runs_worker(self) -> bool:
         """Whether index runs are done in this process."""
         return self.role != "web" and self.index_concurrency > 0
 
@@ -274,7 +274,7 @@ def secret_fields() -> list[str]:
     return [name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)]
 
 
-def misspelt() -> list[str]:
+def find_typos() -> list[str]:
     """Of variables that are set, in the environment or in `.env`: what reads almost like a setting, and which."""
     known = {variable_of(name) for name in Settings.model_fields}
     known |= {f"{variable_of(name)}_FILE" for name in secret_fields()}

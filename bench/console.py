@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from app.database.embedded import EmbeddedPostgres
-from app.usage.latency import SPANS
+from app.local_postgres.postgres import EmbeddedPostgres
+from app.usage.histogram import SPANS
 from bench.load import MESSAGE, PRODUCTS, USER, product_tools
 from bench.service import ADMIN_KEY, Service, running_service
 

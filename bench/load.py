@@ -21,8 +21,8 @@ import psycopg
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
-from app.database.embedded import EmbeddedPostgres
-from app.protocol import Json
+from app.local_postgres.postgres import EmbeddedPostgres
+from app.text.strict_json import Json
 from bench import upstream
 from bench.service import ADMIN_KEY, Service, running_service
 

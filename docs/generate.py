@@ -13,9 +13,9 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from app import errors
-from app.accounts.callers import Permission
+from app.auth.authentication import Permission
 from app.dependencies import require
-from app.main import open_doors
+from app.main import create_routes
 
 PAGE = Path(__file__).with_name("api.md")
 
@@ -94,7 +94,7 @@ class Field:
 
 def reference() -> str:
     """The whole page."""
-    app = open_doors()
+    app = create_routes()
     described = app.openapi()
     shapes: Shapes = described["components"]["schemas"]
     operations = operations_of(app, described["paths"])

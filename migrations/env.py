@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from app.models import metadata
+from app.db.tables import metadata
 
 
 def run() -> None:

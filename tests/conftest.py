@@ -17,13 +17,13 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, settings
 from pydantic import SecretStr
 
-from app.database.embedded import EmbeddedPostgres
+from app.container import Container, open_container
+from app.local_postgres.postgres import EmbeddedPostgres
 from app.main import create_app
+from app.mcp_client.url_guard import Resolve
 from app.settings import Settings
-from app.upstream.guard import Resolve
-from app.wiring import Container, open_container
-from tests.fakes.embedding_server import FakeEmbeddingServer, running_embedding_server
-from tests.fakes.mcp_server import FakeMcpServer, one_of_each
+from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
+from tests.support.mcp_server import FakeMcpServer, one_of_each
 
 ADMIN_KEY = "an-admin-key-for-tests"
 PATIENT = {"TOOLSCOUT_QUERY_EMBED_BUDGET_MS": "60000", "TOOLSCOUT_CONNECT_TIMEOUT_S": "120"}
@@ -85,10 +85,10 @@ def _time_for_everything() -> Iterator[None]:
     """However slowly this machine answers, nobody is told to come again who would have had a connection, and what tests
     have made older than it is, or of tools that there are not, is not tidied up under their hands."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.database.forgetting._FIRST_S", 86_400)
+        patch.setattr("app.db.retention._FIRST_S", 86_400)
         patch.setattr("app.indexing.worker._LOOK_ROUND_S", 86_400)
-        patch.setattr("app.database.engine._POOL_WAIT_S", 60)
-        patch.setattr("app.database.engine._CONNECT_S", 60)
+        patch.setattr("app.db.engine._POOL_WAIT_S", 60)
+        patch.setattr("app.db.engine._CONNECT_S", 60)
         yield
 
 
@@ -249,8 +249,8 @@ class TestUser:
             await session.rows(
                 "DELETE FROM mcp_servers WHERE user_id = %(user)s AND transport <> 'push'", {"user": self.id}
             )
-        container.upstream.forget_user(self.id)
-        if going_on := container.worker._runs | container.upstream._closing:
+        container.mcp_pool.forget_user(self.id)
+        if going_on := container.worker._runs | container.mcp_pool._closing:
             await asyncio.wait(going_on, timeout=5)
 
     async def push(self, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import AfterValidator
 
 from app import audit
-from app.accounts.callers import Permission
-from app.api.intake import StrictRoute
-from app.api.shapes import Items, Output, items
+from app.api.middleware.body_limit import StrictRoute
 from app.audit import EventFilter
-from app.database.engine import Session
-from app.dependencies import Auditing, Paged, Wired
+from app.auth.authentication import Permission
+from app.db.engine import Session
+from app.dependencies import AuditReadCaller, ContainerDep, PageParams
+from app.schemas.base import Items, Output, render_page
 
 router = APIRouter(tags=["audit"], route_class=StrictRoute)
 
@@ -40,7 +40,7 @@ class EventOut(Output):
     request_id: str | None
 
 
-async def get_reader(container: Wired, caller: Auditing) -> AsyncIterator[tuple[Session, str | None]]:
+async def get_reader(container: ContainerDep, caller: AuditReadCaller) -> AsyncIterator[tuple[Session, str | None]]:
     """An administrator who names no user reads what concerns all of them."""
     if caller.user is None and caller.may(Permission.ADMINISTER):
         async with container.database.system_transaction() as session:
@@ -57,7 +57,7 @@ Reader = Annotated[tuple[Session, str | None], Depends(get_reader, scope="functi
 @router.get("/audit")
 async def list_events(
     reader: Reader,
-    page: Paged,
+    page: PageParams,
     *,
     action: Annotated[Text, Query(description="`tool.execute`, `server.reindex`, `server.create`, …")] = None,
     actor: Annotated[Text, Query(description="the kind and the id of a key: `user:<id>`")] = None,
@@ -70,4 +70,4 @@ async def list_events(
     results. An admin key that names no user reads what concerns all of them."""
     session, user_id = reader
     wanted = EventFilter(action, actor, target, outcome, since, until)
-    return items(await audit.list_events(session, user_id, wanted, page), EventOut.model_validate)
+    return render_page(await audit.list_events(session, user_id, wanted, page), EventOut.model_validate)

@@ -6,21 +6,21 @@ import orjson
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from app.api.intake import StrictRoute
-from app.api.shapes import Output
-from app.bodies.discovery import DiscoverBody, WhyBody
-from app.catalog.aliases import aliases
+from app.api.middleware.body_limit import StrictRoute
 from app.catalog.servers import Status
-from app.dependencies import Discovering, Wired
-from app.discovery import wire
-from app.discovery.asking import resolved
+from app.catalog.tool_names import make_aliases
+from app.dependencies import ContainerDep, DiscoverCaller
+from app.discovery import formats
 from app.discovery.discover import Discovery, discover
-from app.discovery.selection import Selected, Source
-from app.discovery.why import Reason, explain
-from app.discovery.wire import Format
-from app.indexing.cleaning import Flag
-from app.search.hybrid import Evidence
-from app.search.ranking import Strategy
+from app.discovery.explain import Reason, explain
+from app.discovery.formats import Format
+from app.discovery.request import resolved
+from app.discovery.selection import SelectedTool, Source
+from app.indexing.sanitize import Flag
+from app.schemas.base import Output
+from app.schemas.discovery import DiscoverBody, WhyBody
+from app.search.postgres import Evidence
+from app.search.scoring import Strategy
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
@@ -88,15 +88,15 @@ class WhyOut(Output):
 
 
 @router.post("/discover", response_model=DiscoverOut)
-async def post_discover(body: DiscoverBody, caller: Discovering, container: Wired) -> Response:
+async def post_discover(body: DiscoverBody, caller: DiscoverCaller, container: ContainerDep) -> Response:
     """The few tools that this message needs, ready to be given to the model."""
     ask = await resolved(container.discoverer, caller, body.wishes())
     discovery = await discover(container.discoverer, caller.acting_for(), ask)
-    return Response(rendered(discovery, body.format), media_type="application/json")
+    return Response(render_discovery(discovery, body.format), media_type="application/json")
 
 
 @router.post("/discover/why")
-async def post_why(body: WhyBody, caller: Discovering, container: Wired) -> WhyOut:
+async def post_why(body: WhyBody, caller: DiscoverCaller, container: ContainerDep) -> WhyOut:
     """Why a tool is, or is not, in the answer to this message."""
     ask = await resolved(container.discoverer, caller, body.wishes())
     confined = caller.project_id is not None
@@ -119,10 +119,10 @@ def _reason(reason: Reason) -> ReasonOut:
     )
 
 
-def rendered(discovery: Discovery, shape: Format) -> bytes:
+def render_discovery(discovery: Discovery, shape: Format) -> bytes:
     offers = [tool.offer for tool in discovery.tools]
-    names = aliases(offers)
-    definitions = wire.definitions(offers, names, shape)
+    names = make_aliases(offers)
+    definitions = formats.render_definitions(offers, names, shape)
     return orjson.dumps(
         {
             "discovery_id": discovery.id,
@@ -136,15 +136,15 @@ def rendered(discovery: Discovery, shape: Format) -> bytes:
             "degraded_reason": discovery.degraded_reason,
             "no_match": discovery.no_match,
             "tokens": _tokens(discovery.tokens_selected, discovery.tokens_all),
-            "toolset_hash": wire.toolset_hash(definitions),
+            "toolset_hash": formats.toolset_hash(definitions),
         }
     )
 
 
-def _tool(selected: Selected, alias: str) -> dict[str, Any]:
+def _tool(selected: SelectedTool, alias: str) -> dict[str, Any]:
     offer = selected.offer
     shown: dict[str, Any] = {
-        "tool": wire.as_mcp(offer, offer.name),
+        "tool": formats.as_mcp(offer, offer.name),
         "tool_key": offer.tool_id,
         "alias": alias,
         "server_id": offer.server_id,

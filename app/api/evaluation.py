@@ -6,15 +6,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import Field, StringConstraints, model_validator
 
-from app.api.intake import StrictRoute
-from app.api.shapes import Identifier, Input, Output
-from app.dependencies import Discovering, Wired
-from app.evaluation.answering import DEFAULT_LIMIT, Answer
-from app.evaluation.describing import Alike, Likeness, Problem
-from app.evaluation.evaluate import Course, Evaluation, Miss, NotFirst, evaluate
+from app.api.middleware.body_limit import StrictRoute
+from app.dependencies import ContainerDep, DiscoverCaller
+from app.evaluation.evaluate import EvalOptions, Evaluation, Miss, NotFirst, evaluate
 from app.evaluation.labelled import Labelled
-from app.evaluation.measures import Measures
-from app.evaluation.suggest import Suggestions, suggest
+from app.evaluation.lint import Suggestions, lint_descriptions
+from app.evaluation.lint_rules import Alike, Likeness, Problem
+from app.evaluation.run import DEFAULT_LIMIT, EvalAnswer
+from app.evaluation.scores import Measures
+from app.schemas.base import Identifier, Input, Output
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
@@ -145,18 +145,20 @@ class EvalOut(Output):
 
 
 @router.post("/eval")
-async def post_eval(body: EvalBody, caller: Discovering, container: Wired) -> EvalOut:
+async def post_eval(body: EvalBody, caller: DiscoverCaller, container: ContainerDep) -> EvalOut:
     """How well these messages are answered, what was missed and why."""
     items = [item.labelled(str(number)) for number, item in enumerate(body.items, start=1)]
-    course = Course(body.limit, body.project_id, MAX_EXPLAINED)
+    course = EvalOptions(body.limit, body.project_id, MAX_EXPLAINED)
     evaluation = await evaluate(container.discoverer, caller, items, course)
     suggestions = None
     if body.suggest:
-        suggestions = await suggest(container.discoverer, caller, project_id=body.project_id, most_probed=MAX_PROBED)
-    return shown(evaluation, suggestions)
+        suggestions = await lint_descriptions(
+            container.discoverer, caller, project_id=body.project_id, most_probed=MAX_PROBED
+        )
+    return render_evaluation(evaluation, suggestions)
 
 
-def shown(evaluation: Evaluation, suggestions: Suggestions | None) -> EvalOut:
+def render_evaluation(evaluation: Evaluation, suggestions: Suggestions | None) -> EvalOut:
     summary = evaluation.summary
     return EvalOut(
         messages=summary.messages,
@@ -182,7 +184,7 @@ def _measures(measures: Measures | None) -> MeasuresOut | None:
     return MeasuresOut(mrr=figures.pop("reciprocal_rank"), **figures)
 
 
-def _answer(answer: Answer) -> AnswerOut:
+def _answer(answer: EvalAnswer) -> AnswerOut:
     return AnswerOut(
         id=answer.asked.id,
         ranked=list(answer.ranked),

@@ -8,15 +8,15 @@ import orjson
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from app.api.errors import PROBLEM_RESPONSE, as_problem
-from app.api.events import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
-from app.api.intake import StrictRoute
-from app.api.shapes import Identifier, Input
+from app.api.middleware.body_limit import StrictRoute
+from app.api.problems import PROBLEM_RESPONSE, problem_body
+from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
 from app.catalog.visibility import Scope
-from app.dependencies import Executing, Tenant, Wired
+from app.dependencies import ContainerDep, ExecuteCaller, Tenant
 from app.errors import ArgumentsInvalid, InvalidInput, ToolscoutError
-from app.execution.execute import Call, Executed, Executor, Progress, execute
-from app.protocol import parse_json
+from app.execution.execute import ExecutionRequest, ExecutionResult, Executor, ProgressReports, execute
+from app.schemas.base import Identifier, Input
+from app.text.strict_json import parse_json
 
 router = APIRouter(tags=["execution"], route_class=StrictRoute)
 
@@ -137,8 +137,8 @@ async def execute_tool(
     body: ExecuteBody,
     request: Request,
     tenant: Tenant,
-    container: Wired,
-    caller: Executing,
+    container: ContainerDep,
+    caller: ExecuteCaller,
     idempotency_key: Annotated[IdempotencyKey | None, Header(description="makes the call safe to repeat")] = None,
 ) -> Response:
     """Runs a tool that is visible to the caller, once. With `Accept: text/event-stream` its progress comes as events:
@@ -146,7 +146,7 @@ async def execute_tool(
     alias, arguments = (None, body.arguments or {}) if body.tool_call is None else body.tool_call.meaning()
     if not isinstance(arguments, dict):
         raise ArgumentsInvalid("the arguments must be an object")
-    call = Call(
+    call = ExecutionRequest(
         scope=Scope(tenant.id, container.model.id, project_id=caller.within(body.project_id)),
         actor=caller.actor,
         arguments=arguments,
@@ -160,13 +160,13 @@ async def execute_tool(
     return Response(_shown(await execute(container.executor, call)), media_type="application/json")
 
 
-def _shown(executed: Executed) -> bytes:
+def _shown(executed: ExecutionResult) -> bytes:
     return orjson.dumps(vars(executed))
 
 
-async def _streamed(executor: Executor, call: Call) -> Response:
+async def _streamed(executor: Executor, call: ExecutionRequest) -> Response:
     """What is wrong before the server is asked is answered as always; from then on, all comes as events."""
-    progress = Progress()
+    progress = ProgressReports()
     running = asyncio.create_task(execute(executor, call, progress))
     running.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, though nobody may listen
     beginning = asyncio.create_task(progress.begun.wait())
@@ -182,7 +182,7 @@ async def _streamed(executor: Executor, call: Call) -> Response:
     return stream(_events(running, progress))
 
 
-async def _events(running: asyncio.Task[Executed], progress: Progress) -> AsyncIterator[bytes]:
+async def _events(running: asyncio.Task[ExecutionResult], progress: ProgressReports) -> AsyncIterator[bytes]:
     try:
         async for report in progress.reports(running, HEARTBEAT_S):
             yield HEARTBEAT if report is None else event("progress", report)
@@ -192,8 +192,8 @@ async def _events(running: asyncio.Task[Executed], progress: Progress) -> AsyncI
         running.cancel()
 
 
-def _last_event(running: asyncio.Task[Executed]) -> bytes:
+def _last_event(running: asyncio.Task[ExecutionResult]) -> bytes:
     try:
         return event("result", vars(running.result()))
     except ToolscoutError as error:
-        return event("error", as_problem(error))
+        return event("error", problem_body(error))

@@ -6,12 +6,12 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from app.api.audit import Moment, Reader
-from app.api.intake import StrictRoute
-from app.api.shapes import Identifier, Input, Output
+from app.api.middleware.body_limit import StrictRoute
 from app.catalog.visibility import Scope
-from app.dependencies import Discovering, Wired
+from app.dependencies import ContainerDep, DiscoverCaller
 from app.discovery.feedback import give_feedback
-from app.usage.counting import Outcome
+from app.schemas.base import Identifier, Input, Output
+from app.usage.repository import FeedbackOutcome
 from app.usage.stats import Step, Window, read_stats
 
 router = APIRouter(tags=["usage"], route_class=StrictRoute)
@@ -20,7 +20,7 @@ router = APIRouter(tags=["usage"], route_class=StrictRoute)
 class FeedbackBody(Input):
     discovery_id: Identifier = Field(description="of an answer of the last 30 days")
     tool_key: Identifier = Field(description="any tool that the caller may see")
-    outcome: Outcome = Field(description="`called` where it is not known how it went")
+    outcome: FeedbackOutcome = Field(description="`called` where it is not known how it went")
 
 
 class FiguresOut(Output):
@@ -68,7 +68,7 @@ class StatsOut(Output):
 
 
 @router.post("/feedback", status_code=204)
-async def post_feedback(body: FeedbackBody, caller: Discovering, container: Wired) -> None:
+async def post_feedback(body: FeedbackBody, caller: DiscoverCaller, container: ContainerDep) -> None:
     """What became of a tool of a discovery; told again, it counts no more. What `/execute` runs is counted anyway."""
     scope = Scope(caller.acting_for().id, container.model.id, project_id=caller.project_id)
     await give_feedback(container.discoverer, scope, body.discovery_id, body.tool_key, body.outcome)

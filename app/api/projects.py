@@ -7,15 +7,16 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from app import audit
-from app.api.intake import StrictRoute
+from app.api.middleware.body_limit import StrictRoute
 from app.api.rules import RuleOut
-from app.api.shapes import Items, Output, given
-from app.bodies.projects import NewProjectBody, ProjectChanges
-from app.bodies.rules import as_rules
-from app.catalog import governing, projects
+from app.catalog import projects
 from app.catalog.projects import Optimization, Project
-from app.catalog.rules import Rule, all_rules, rules_of
-from app.dependencies import Paged, Reading, Session, Tenant, Writing
+from app.catalog.rules import Rule, all_rules, get_rules
+from app.dependencies import CatalogReadCaller, CatalogWriteCaller, PageParams, Session, Tenant
+from app.management import rules as governing
+from app.schemas.base import Items, Output, set_fields
+from app.schemas.projects import NewProjectBody, ProjectChanges
+from app.schemas.rules import to_rules
 
 router = APIRouter(tags=["projects"], route_class=StrictRoute)
 
@@ -34,9 +35,11 @@ class ProjectOut(Output):
 
 
 @router.post("/projects", status_code=201)
-async def create_project(body: NewProjectBody, session: Session, tenant: Tenant, caller: Writing) -> ProjectOut:
+async def create_project(
+    body: NewProjectBody, session: Session, tenant: Tenant, caller: CatalogWriteCaller
+) -> ProjectOut:
     """A part of what the user has, with rules and limits of its own: it narrows and never widens."""
-    rules = as_rules(body.rules)
+    rules = to_rules(body.rules)
     values = body.model_dump(exclude={"rules"})
     project = await governing.create_project(session, tenant.id, values, rules)
     await audit.record(session, tenant.id, caller.actor, "project.create", project.id)
@@ -44,7 +47,7 @@ async def create_project(body: NewProjectBody, session: Session, tenant: Tenant,
 
 
 @router.get("/projects")
-async def list_projects(session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[ProjectOut]:
+async def list_projects(session: Session, tenant: Tenant, page: PageParams, _: CatalogReadCaller) -> Items[ProjectOut]:
     """By name, each with its rules."""
     found = await projects.list_projects(session, tenant.id, page)
     rules = await all_rules(session, tenant.id)
@@ -53,28 +56,28 @@ async def list_projects(session: Session, tenant: Tenant, page: Paged, _: Readin
 
 
 @router.get("/projects/{project_id}")
-async def get_project(project_id: str, session: Session, tenant: Tenant, _: Reading) -> ProjectOut:
+async def get_project(project_id: str, session: Session, tenant: Tenant, _: CatalogReadCaller) -> ProjectOut:
     """With its rules."""
     project = await projects.get_project(session, tenant.id, project_id)
-    return _shown(project, await rules_of(session, tenant.id, project_id))
+    return _shown(project, await get_rules(session, tenant.id, project_id))
 
 
 @router.patch("/projects/{project_id}")
 async def change_project(
-    project_id: str, body: ProjectChanges, session: Session, tenant: Tenant, caller: Writing
+    project_id: str, body: ProjectChanges, session: Session, tenant: Tenant, caller: CatalogWriteCaller
 ) -> ProjectOut:
     """Only the fields that are given."""
-    changes = given(body)
-    rules = as_rules(changes.pop("rules")) if "rules" in changes else None
+    changes = set_fields(body)
+    rules = to_rules(changes.pop("rules")) if "rules" in changes else None
     project = await governing.update_project(session, tenant.id, project_id, changes, rules)
     await audit.record(session, tenant.id, caller.actor, "project.change", project_id)
-    return _shown(project, await rules_of(session, tenant.id, project_id))
+    return _shown(project, await get_rules(session, tenant.id, project_id))
 
 
 @router.delete("/projects/{project_id}", status_code=204)
-async def delete_project(project_id: str, session: Session, tenant: Tenant, caller: Writing) -> Response:
+async def delete_project(project_id: str, session: Session, tenant: Tenant, caller: CatalogWriteCaller) -> Response:
     """Its keys go with it."""
-    await governing.delete_project(session, tenant.id, project_id, caller.actor)
+    await governing.remove_project(session, tenant.id, project_id, caller.actor)
     return Response(status_code=204)
 
 

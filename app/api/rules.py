@@ -7,14 +7,14 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from app import audit
-from app.api.intake import StrictRoute
-from app.api.shapes import Output
-from app.bodies.rules import PreviewBody, RulesBody, as_rules
-from app.catalog import governing
-from app.catalog.governing import Outcome
-from app.catalog.rules import Rule, rules_of
-from app.catalog.verdicts import EnabledBy, HiddenBy, OutsideBy
-from app.dependencies import Reading, Session, Tenant, Writing
+from app.api.middleware.body_limit import StrictRoute
+from app.catalog.policy import EnabledBy, HiddenBy, OutsideBy
+from app.catalog.rules import Rule, get_rules
+from app.dependencies import CatalogReadCaller, CatalogWriteCaller, Session, Tenant
+from app.management import rules as governing
+from app.management.rules import PreviewedTool
+from app.schemas.base import Output
+from app.schemas.rules import PreviewBody, RulesBody, to_rules
 
 router = APIRouter(tags=["rules"], route_class=StrictRoute)
 
@@ -63,15 +63,17 @@ class PreviewOut(Output):
 
 
 @router.get("/rules")
-async def get_rules(session: Session, tenant: Tenant, _: Reading) -> RulesOut:
+async def list_rules(session: Session, tenant: Tenant, _: CatalogReadCaller) -> RulesOut:
     """In the order in which they are asked."""
-    return RulesOut(rules=_shown(await rules_of(session, tenant.id)))
+    return RulesOut(rules=_shown(await get_rules(session, tenant.id)))
 
 
 @router.put("/rules")
-async def replace_rules(body: RulesBody, session: Session, tenant: Tenant, caller: Writing) -> ReplacedRulesOut:
+async def replace_rules(
+    body: RulesBody, session: Session, tenant: Tenant, caller: CatalogWriteCaller
+) -> ReplacedRulesOut:
     """All of them, in order, in place of those before."""
-    rules = as_rules(body.rules)
+    rules = to_rules(body.rules)
     warnings = await governing.replace_rules(session, tenant.id, rules)
     await audit.record(session, tenant.id, caller.actor, "rules.replace", None)
     return ReplacedRulesOut(rules=_shown(rules), warnings=warnings)
@@ -82,11 +84,11 @@ async def preview_rules(
     body: PreviewBody,
     session: Session,
     tenant: Tenant,
-    _: Reading,
+    _: CatalogReadCaller,
     changed: Annotated[bool, Query(description="only tools that would appear or disappear")] = False,
 ) -> PreviewOut:
     """What these rules would do in place of the stored ones; nothing is stored."""
-    preview = await governing.preview_rules(session, tenant.id, as_rules(body.rules), body.project_id)
+    preview = await governing.preview_rules(session, tenant.id, to_rules(body.rules), body.project_id)
     changing = [each for each in preview.outcomes if each.visible != each.was_visible]
     visible = sum(each.visible for each in preview.outcomes)
     counts = zip(preview.matched, preview.decided, strict=True)
@@ -99,7 +101,7 @@ async def preview_rules(
     )
 
 
-def _outcome(outcome: Outcome) -> OutcomeOut:
+def _outcome(outcome: PreviewedTool) -> OutcomeOut:
     facts, verdict, placement = outcome.facts, outcome.after, outcome.placed_after
     # what is off for the user is off in every project, whatever its rules say
     ruled = placement if placement is not None and verdict.enabled else None

@@ -11,17 +11,17 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
-from app.api.events import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
-from app.api.intake import StrictRoute, require_json
-from app.api.shapes import Input, Items, Output, items
+from app.api.middleware.body_limit import StrictRoute, require_json
+from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
 from app.catalog import servers
-from app.dependencies import Paged, Reading, Session, Tenant, Wired, Writing
+from app.container import Container
+from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.errors import NotFound, QueryInterrupted, Unavailable
-from app.indexing import jobs
-from app.indexing.jobs import Run, RunState
-from app.protocol import parse_json
-from app.telemetry import elapsed_ms
-from app.wiring import Container
+from app.indexing import queue
+from app.indexing.queue import Run, RunState
+from app.observability.metrics import elapsed_ms
+from app.schemas.base import Input, Items, Output, render_page
+from app.text.strict_json import parse_json
 
 router = APIRouter(tags=["runs"], route_class=StrictRoute)
 
@@ -33,7 +33,7 @@ Wait = Annotated[bool, Query(description="answer when the run has ended (at most
 Force = Annotated[bool, Query(description="embed everything anew, and accept an empty list")]
 
 
-class Progress(Output):
+class RunProgressOut(Output):
     done: int
     total: int
 
@@ -42,7 +42,7 @@ class RunOut(Output):
     id: str
     server_id: str
     state: RunState
-    progress: Progress
+    progress: RunProgressOut
     counts: dict[str, int]
     refused: list[dict[str, Any]]
     warnings: list[str]
@@ -69,7 +69,7 @@ _PUSH_BODY = {
 }
 
 
-def checked_push(body: bytes) -> bytes:
+def parse_push(body: bytes) -> bytes:
     try:
         PushBody.model_validate(parse_json(body))
     except ValidationError as error:
@@ -77,7 +77,7 @@ def checked_push(body: bytes) -> bytes:
     return body
 
 
-def show_run(run: Run) -> RunOut:
+def render_run(run: Run) -> RunOut:
     progress = {"done": run.done, "total": run.total}
     return RunOut.model_validate({**vars(run), "counts": run.all_counts, "progress": progress})
 
@@ -88,18 +88,18 @@ async def push_tools(
     request: Request,
     response: Response,
     tenant: Tenant,
-    container: Wired,
-    caller: Writing,
+    container: ContainerDep,
+    caller: CatalogWriteCaller,
     *,
     wait: Wait = False,
     force: Force = False,
 ) -> RunOut:
     """Replaces the server's tools by this list. The list is stored with its run: 202 means that it will be done."""
     require_json(request)
-    body = await asyncio.to_thread(checked_push, await request.body())
+    body = await asyncio.to_thread(parse_push, await request.body())
     async with container.database.transaction(tenant.id) as session:
         await servers.get_server(session, tenant.id, server_id)
-        run = await jobs.enqueue(session, tenant.id, server_id, body, force=force, asked_by=caller.actor)
+        run = await queue.enqueue(session, tenant.id, server_id, body, force=force, asked_by=caller.actor)
     return await _accepted(container, run, response, wait=wait)
 
 
@@ -108,8 +108,8 @@ async def reindex(
     server_id: str,
     response: Response,
     tenant: Tenant,
-    container: Wired,
-    caller: Writing,
+    container: ContainerDep,
+    caller: CatalogWriteCaller,
     *,
     wait: Wait = False,
     force: Force = False,
@@ -118,41 +118,52 @@ async def reindex(
     vectors are missing or out of date. Who asks while others do gets the same run."""
     async with container.database.transaction(tenant.id) as session:
         await servers.get_server(session, tenant.id, server_id)
-        run = await jobs.ask(session, tenant.id, server_id, caller.actor, elapsed_ms() / 1000, force=force)
+        run = await queue.request_reindex(session, tenant.id, server_id, caller.actor, elapsed_ms() / 1000, force=force)
     return await _accepted(container, run, response, wait=wait)
 
 
 @router.post("/reindex", status_code=202, responses={200: {"model": Items[RunOut]}})
 async def reindex_all(
-    response: Response, tenant: Tenant, container: Wired, caller: Writing, *, wait: Wait = False, force: Force = False
+    response: Response,
+    tenant: Tenant,
+    container: ContainerDep,
+    caller: CatalogWriteCaller,
+    *,
+    wait: Wait = False,
+    force: Force = False,
 ) -> Items[RunOut]:
     """All servers of the user."""
     async with container.database.transaction(tenant.id) as session:
-        server_ids = await servers.server_ids_of(session, tenant.id)
+        server_ids = await servers.list_server_ids(session, tenant.id)
         ago_s = elapsed_ms() / 1000
-        runs = [await jobs.ask(session, tenant.id, each, caller.actor, ago_s, force=force) for each in server_ids]
+        runs = [
+            await queue.request_reindex(session, tenant.id, each, caller.actor, ago_s, force=force)
+            for each in server_ids
+        ]
     container.worker.wake()  # after the commit: it would look too early, and rest
     if wait:
         runs = await asyncio.gather(*(_ended(container, run) for run in runs))
         response.status_code = 200 if all(run.finished for run in runs) else 202
-    return Items(items=[show_run(run) for run in runs])
+    return Items(items=[render_run(run) for run in runs])
 
 
 @router.get("/servers/{server_id}/runs")
-async def list_runs(server_id: str, session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[RunOut]:
+async def list_runs(
+    server_id: str, session: Session, tenant: Tenant, page: PageParams, _: CatalogReadCaller
+) -> Items[RunOut]:
     """The newest first."""
     await servers.get_server(session, tenant.id, server_id)
-    return items(await jobs.list_runs(session, tenant.id, server_id, page), show_run)
+    return render_page(await queue.list_runs(session, tenant.id, server_id, page), render_run)
 
 
 @router.get("/runs/{run_id}")
-async def get_run(run_id: str, session: Session, tenant: Tenant, _: Reading) -> RunOut:
+async def get_run(run_id: str, session: Session, tenant: Tenant, _: CatalogReadCaller) -> RunOut:
     """How far it is, what it has counted and refused, and why it failed."""
-    return show_run(await jobs.get_run(session, tenant.id, run_id))
+    return render_run(await queue.get_run(session, tenant.id, run_id))
 
 
 @router.get("/runs/{run_id}/events", response_class=Response, responses={200: {"content": {MEDIA_TYPE: {}}}})
-async def watch_run(run_id: str, tenant: Tenant, container: Wired, _: Reading) -> Response:
+async def watch_run(run_id: str, tenant: Tenant, container: ContainerDep, _: CatalogReadCaller) -> Response:
     """The run as server-sent events: `progress` whenever it has moved, `run` when it has ended. Each holds the run."""
     run = await _look(container, tenant.id, run_id)
     return stream(_events(container, run))
@@ -165,7 +176,7 @@ async def _events(container: Container, run: Run) -> AsyncIterator[bytes]:
 
 
 def _shown_event(run: Run) -> bytes:
-    return event("run" if run.finished else "progress", show_run(run).model_dump(mode="json"))
+    return event("run" if run.finished else "progress", render_run(run).model_dump(mode="json"))
 
 
 async def _watched(container: Container, run: Run) -> AsyncIterator[Run | None]:
@@ -185,7 +196,7 @@ async def _accepted(container: Container, run: Run, response: Response, *, wait:
     if wait:
         run = await _ended(container, run)
         response.status_code = 200 if run.finished else 202
-    return show_run(run)
+    return render_run(run)
 
 
 async def _ended(container: Container, run: Run) -> Run:
@@ -214,4 +225,4 @@ async def _looks(container: Container, run: Run) -> AsyncIterator[Run]:
 
 async def _look(container: Container, user_id: str, run_id: str) -> Run:
     async with container.database.transaction(user_id) as session:
-        return await jobs.get_run(session, user_id, run_id)
+        return await queue.get_run(session, user_id, run_id)

@@ -9,12 +9,12 @@ from pydantic import Field
 
 from app import audit
 from app.api.audit import Moment, Reader
-from app.api.intake import StrictRoute
-from app.api.shapes import Items, Output, items
-from app.dependencies import Auditing, Paged, Session, Tenant, Wired, Writing
+from app.api.middleware.body_limit import StrictRoute
+from app.dependencies import AuditReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.discovery.selection import Source
-from app.search.ranking import Strategy
-from app.usage.selections import labelled_selections, list_selections, wipe_selections
+from app.schemas.base import Items, Output, render_page
+from app.search.scoring import Strategy
+from app.usage.selection_log import labelled_selections, list_selections, wipe_selections
 
 router = APIRouter(tags=["usage"], route_class=StrictRoute)
 
@@ -45,15 +45,17 @@ class SelectionOut(Output):
 
 
 @router.get("/selections")
-async def get_selections(reader: Reader, page: Paged, since: Since = None, until: Until = None) -> Items[SelectionOut]:
+async def get_selections(
+    reader: Reader, page: PageParams, since: Since = None, until: Until = None
+) -> Items[SelectionOut]:
     """Newest first. Empty unless the user's setting `selection_log` is on."""
     session, user_id = reader
-    return items(await list_selections(session, user_id, since, until, page), SelectionOut.model_validate)
+    return render_page(await list_selections(session, user_id, since, until, page), SelectionOut.model_validate)
 
 
 @router.get("/selections/export", response_class=Response, responses={200: {"content": {_JSON_LINES: {}}}})
 async def export_selections(
-    session: Session, tenant: Tenant, _caller: Auditing, since: Since = None, until: Until = None
+    session: Session, tenant: Tenant, _caller: AuditReadCaller, since: Since = None, until: Until = None
 ) -> Response:
     """The newest 10,000 as `toolscout eval` reads them. Their labels are guesses, for a person to correct."""
     lines = await labelled_selections(session, tenant.id, since, until)
@@ -61,7 +63,9 @@ async def export_selections(
 
 
 @router.delete("/selections", status_code=204)
-async def delete_selections(session: Session, tenant: Tenant, container: Wired, caller: Writing) -> Response:
+async def delete_selections(
+    session: Session, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
+) -> Response:
     """All of the user's. The setting stays as it is."""
     await container.selections.forget(tenant.id)
     await wipe_selections(session, tenant.id)

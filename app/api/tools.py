@@ -9,23 +9,31 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from app import audit
-from app.accounts.callers import Caller, Permission
-from app.api.intake import StrictRoute
-from app.api.shapes import Identifier, Input, Items, Output, given, items
-from app.bodies.tools import ToolChanges
+from app.api.middleware.body_limit import StrictRoute
+from app.auth.authentication import Caller, Permission
 from app.catalog import core_tools, tools
+from app.catalog.policy import EnabledBy, HiddenBy
 from app.catalog.projects import get_project
 from app.catalog.tools import State, ToolFilter
-from app.catalog.verdicts import EnabledBy, HiddenBy
 from app.catalog.visibility import Scope
-from app.database.engine import Session as DatabaseSession
-from app.dependencies import Browsing, Paged, Reading, Session, Tenant, Wired, Writing
+from app.db.engine import Session as DatabaseSession
+from app.db.tables import EVERYONE
+from app.dependencies import (
+    CatalogReadCaller,
+    CatalogWriteCaller,
+    ContainerDep,
+    PageParams,
+    Session,
+    Tenant,
+    ToolsReadCaller,
+)
 from app.errors import InvalidInput
-from app.indexing.cleaning import Flag
-from app.indexing.listing import read_listing
+from app.indexing.parsing import parse_listing
 from app.indexing.plan import CountTokens, definition_tokens
-from app.models import EVERYONE
-from app.protocol import ToolDefinition
+from app.indexing.sanitize import Flag
+from app.schemas.base import Identifier, Input, Items, Output, render_page, set_fields
+from app.schemas.tools import ToolChanges
+from app.text.strict_json import ToolDefinition
 
 router = APIRouter(tags=["tools"], route_class=StrictRoute)
 
@@ -92,9 +100,9 @@ class CoreToolsOut(Output):
 async def list_tools(
     session: Session,
     tenant: Tenant,
-    container: Wired,
-    page: Paged,
-    caller: Browsing,
+    container: ContainerDep,
+    page: PageParams,
+    caller: ToolsReadCaller,
     server_id: Annotated[str | None, Query(max_length=128)] = None,
     name: Annotated[str | None, Query(max_length=128, description="part of the name")] = None,
     tag: Annotated[str | None, Query(max_length=64)] = None,
@@ -107,11 +115,15 @@ async def list_tools(
     """By name; those that cannot be found are listed too, with the reason. A project's key sees its project's alone."""
     project = await _project(session, tenant.id, caller, project_id)
     wanted = ToolFilter(server_id, name, tag, enabled, visible, state, flag, project)
-    return items(await tools.list_tools(session, tenant.id, container.model.id, wanted, page), ToolOut.model_validate)
+    return render_page(
+        await tools.list_tools(session, tenant.id, container.model.id, wanted, page), ToolOut.model_validate
+    )
 
 
 @router.get("/tools/{tool_id}")
-async def get_tool(tool_id: str, session: Session, tenant: Tenant, container: Wired, caller: Browsing) -> ToolOut:
+async def get_tool(
+    tool_id: str, session: Session, tenant: Tenant, container: ContainerDep, caller: ToolsReadCaller
+) -> ToolOut:
     """Its definition, whether it can be found and run, and who decided that."""
     project = caller.within(None)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id, project))
@@ -119,18 +131,25 @@ async def get_tool(tool_id: str, session: Session, tenant: Tenant, container: Wi
 
 @router.patch("/tools/{tool_id}")
 async def change_tool(
-    tool_id: str, body: ToolChanges, session: Session, tenant: Tenant, container: Wired, caller: Writing
+    tool_id: str,
+    body: ToolChanges,
+    session: Session,
+    tenant: Tenant,
+    container: ContainerDep,
+    caller: CatalogWriteCaller,
 ) -> ToolOut:
     """Enable, tag or pin it: only the fields that are given."""
-    await tools.update_tool(session, tenant.id, tool_id, given(body))
+    await tools.update_tool(session, tenant.id, tool_id, set_fields(body))
     await audit.record(session, tenant.id, caller.actor, "tool.change", tool_id)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
 
 
 @router.get("/tools/{tool_id}/history")
-async def tool_history(tool_id: str, session: Session, tenant: Tenant, page: Paged, _: Reading) -> Items[ChangeOut]:
+async def tool_history(
+    tool_id: str, session: Session, tenant: Tenant, page: PageParams, _: CatalogReadCaller
+) -> Items[ChangeOut]:
     """How its definition has changed, the newest first."""
-    return items(await tools.history_of(session, tenant.id, tool_id, page), ChangeOut.model_validate)
+    return render_page(await tools.list_tool_changes(session, tenant.id, tool_id, page), ChangeOut.model_validate)
 
 
 @router.post("/tools/{tool_id}/approve")
@@ -138,8 +157,8 @@ async def approve_tool(
     tool_id: str,
     session: Session,
     tenant: Tenant,
-    container: Wired,
-    caller: Writing,
+    container: ContainerDep,
+    caller: CatalogWriteCaller,
     definition_hash: Annotated[
         str | None, Query(max_length=64, description="of the definition that was looked at; 409 where it is another")
     ] = None,
@@ -152,12 +171,12 @@ async def approve_tool(
 
 @router.get("/tags")
 async def list_tags(
-    session: Session, tenant: Tenant, container: Wired, caller: Browsing, project_id: ProjectId = None
+    session: Session, tenant: Tenant, container: ContainerDep, caller: ToolsReadCaller, project_id: ProjectId = None
 ) -> Items[TagOut]:
     """All of them, by name, with the number of tools that can be found by each."""
     project = await _project(session, tenant.id, caller, project_id)
     scope = Scope(tenant.id, container.model.id, project_id=project)
-    return Items(items=[TagOut(tag=tag, count=count) for tag, count in await tools.tags_of(session, scope)])
+    return Items(items=[TagOut(tag=tag, count=count) for tag, count in await tools.list_tags(session, scope)])
 
 
 async def _project(session: DatabaseSession, user_id: str, caller: Caller, named: str | None) -> str | None:
@@ -168,7 +187,7 @@ async def _project(session: DatabaseSession, user_id: str, caller: Caller, named
 
 
 @router.get("/core-tools")
-async def get_core_tools(container: Wired, caller: Reading) -> CoreToolsOut:
+async def get_core_tools(container: ContainerDep, caller: CatalogReadCaller) -> CoreToolsOut:
     """The user's own; an admin key that names no user gets everyone's."""
     owner = _owner(caller)
     async with container.database.transaction(owner) as session:
@@ -176,9 +195,9 @@ async def get_core_tools(container: Wired, caller: Reading) -> CoreToolsOut:
 
 
 @router.put("/core-tools")
-async def replace_core_tools(body: CoreToolsBody, container: Wired, caller: Writing) -> CoreToolsOut:
+async def replace_core_tools(body: CoreToolsBody, container: ContainerDep, caller: CatalogWriteCaller) -> CoreToolsOut:
     """All at once. An admin key that names no user sets everyone's."""
-    listing = read_listing(body.tools, max_tools=MAX_CORE_TOOLS)
+    listing = parse_listing(body.tools, max_tools=MAX_CORE_TOOLS)
     if listing.refused:
         first = listing.refused[0]
         raise InvalidInput(f"the tool {first.name!r} is refused: {first.reason}")

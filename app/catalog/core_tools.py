@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from sqlalchemy import delete, insert, select
 
 from app.catalog.visibility import bump_catalog, bump_every_catalog
-from app.database.engine import Session
-from app.models import EVERYONE, core_tools
-from app.protocol import Json, ToolDefinition
+from app.db.engine import Session
+from app.db.tables import EVERYONE, core_tools
+from app.text.strict_json import Json, ToolDefinition
 
 _NAMESPACE = uuid.UUID("6f6f6c73-636f-4574-8000-746f6f6c6b65")
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from sqlalchemy import Row, any_, delete, func, insert, literal, select, update
 from sqlalchemy.exc import IntegrityError
 
-from app.database.engine import Session
-from app.database.paging import Page, PageRequest, fetch_page
-from app.database.rows import constraint_of, record
+from app.db.engine import Session
+from app.db.pagination import Page, PageRequest, fetch_page
+from app.db.rows import record, violated_constraint
+from app.db.tables import api_keys, projects
 from app.errors import Conflict, NotFound
-from app.models import api_keys, projects
 
 Optimization = Literal["bm25", "semantic", "hybrid"]
 
@@ -33,7 +33,7 @@ class Project:
     updated_at: datetime
 
 
-def number_of(project_id: str) -> int:
+def project_number(project_id: str) -> int:
     """By which the search rows know it: eight bytes of its id, which are as good as all of them among a user's few, and
     keep a row small that names a hundred. What is no id of ours is nobody's."""
     try:
@@ -45,7 +45,7 @@ def number_of(project_id: str) -> int:
 async def get_project(session: Session, user_id: str, project_id: str) -> Project:
     row = (await session.execute(select(projects).where(*_this(user_id, project_id)))).one_or_none()
     if row is None:
-        raise missing_project()
+        raise project_not_found()
     return _project(row)
 
 
@@ -74,23 +74,23 @@ async def change_project(session: Session, user_id: str, project_id: str, values
     return await _written(session, statement.returning(projects), values)
 
 
-async def erase_project(session: Session, user_id: str, project_id: str) -> Sequence[str]:
+async def delete_project(session: Session, user_id: str, project_id: str) -> Sequence[str]:
     """Its keys go with it: the ids of those that were alive."""
     bound = api_keys.c.user_id == user_id, api_keys.c.project_id == project_id, api_keys.c.revoked_at.is_(None)
     ended = (await session.scalars(select(api_keys.c.id).where(*bound))).all()
     if (await session.execute(delete(projects).where(*_this(user_id, project_id)))).rowcount == 0:
-        raise missing_project()
+        raise project_not_found()
     return ended
 
 
-async def leave_projects(session: Session, user_id: str, server_id: str) -> None:
+async def remove_server_from_projects(session: Session, user_id: str, server_id: str) -> None:
     """After a server has gone."""
     members = projects.c.server_ids
     theirs = projects.c.user_id == user_id, literal(server_id) == any_(members)
     await session.execute(update(projects).where(*theirs).values(server_ids=func.array_remove(members, server_id)))
 
 
-def missing_project() -> NotFound:
+def project_not_found() -> NotFound:
     return NotFound("there is no such project")
 
 
@@ -98,11 +98,11 @@ async def _written(session: Session, statement: Any, values: Mapping[str, Any]) 
     try:
         row = (await session.execute(statement)).one_or_none()
     except IntegrityError as error:
-        if constraint_of(error) != "projects_name":
+        if violated_constraint(error) != "projects_name":
             raise NotFound("there is no such user") from error
         raise Conflict(f"there is already a project named {values.get('name')!r}") from error
     if row is None:
-        raise missing_project()
+        raise project_not_found()
     return _project(row)
 
 

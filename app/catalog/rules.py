@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 
 from app.catalog.patterns import Pattern, PatternSet, parse_pattern
-from app.database.engine import Session
+from app.db.engine import Session
+from app.db.tables import USER_RULES, tool_rules
 from app.errors import InvalidInput
-from app.models import OF_THE_USER, tool_rules
 
 MAX_PATTERNS = 1_000
 MAX_SIZE = 50_000
@@ -36,7 +36,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Ruling:
+class RuleMatch:
     """What a list of rules says of one tool."""
 
     enabled: bool | None
@@ -47,7 +47,7 @@ class Ruling:
     matched: tuple[int, ...]
 
 
-class Rulebook:
+class RuleSet:
     """A list of rules, ready to be asked about many tools. Raises `InvalidInput` for one that cannot be read."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -60,13 +60,13 @@ class Rulebook:
         self._patterns = list(_read(rules))
         self._set = PatternSet([pattern.expression for _, pattern in self._patterns])
 
-    def judge(self, server_name: str, tool_name: str) -> Ruling:
+    def judge(self, server_name: str, tool_name: str) -> RuleMatch:
         matched = self._matching(server_name, tool_name) if self._rules else ()
         tags = tuple(dict.fromkeys(tag for position in matched for tag in self._rule(position).tags))
         decided = next((position for position in matched if self._rule(position).enabled is not None), None)
         if decided is None:
-            return Ruling(False if self._allows else None, None, tags, matched)
-        return Ruling(self._rule(decided).enabled, decided, tags, matched)
+            return RuleMatch(False if self._allows else None, None, tags, matched)
+        return RuleMatch(self._rule(decided).enabled, decided, tags, matched)
 
     def _matching(self, server_name: str, tool_name: str) -> tuple[int, ...]:
         found = [self._patterns[place] for place in self._set.matching(tool_name)]
@@ -80,7 +80,7 @@ class Rulebook:
 
 async def check_rules(rules: Sequence[Rule]) -> None:
     """Raises `InvalidInput`. Off the event loop, and before anything is locked: compiling takes a while."""
-    await asyncio.to_thread(Rulebook, rules)
+    await asyncio.to_thread(RuleSet, rules)
 
 
 def _read(rules: Sequence[Rule]) -> Iterator[tuple[int, Pattern]]:
@@ -106,7 +106,7 @@ def _pattern(position: int, place: int, text: str) -> Pattern:
         raise InvalidInput(f"rule {position}, pattern {place}: {error.message}") from error
 
 
-async def rules_of(session: Session, user_id: str, project_id: str = OF_THE_USER) -> list[Rule]:
+async def get_rules(session: Session, user_id: str, project_id: str = USER_RULES) -> list[Rule]:
     return (await all_rules(session, user_id)).get(project_id, [])
 
 
@@ -132,7 +132,7 @@ async def store_rules(session: Session, user_id: str, project_id: str, rules: Se
         )
 
 
-async def follow_rename(session: Session, user_id: str, old: str, new: str) -> None:
+async def rename_server_in_rules(session: Session, user_id: str, old: str, new: str) -> None:
     """What was said of a server stays said of it under its new name."""
     theirs = tool_rules.c.user_id == user_id, tool_rules.c.server == old
     await session.execute(update(tool_rules).where(*theirs).values(server=new))

@@ -11,16 +11,16 @@ import orjson
 from sqlalchemy import Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from app.catalog.projects import leave_projects
-from app.catalog.rules import follow_rename
-from app.catalog.visibility import bump_catalog, decide_again, lock_server, read_policy
-from app.database.engine import Session
-from app.database.paging import Page, PageRequest, fetch_page
-from app.database.rows import constraint_of, record
+from app.catalog.projects import remove_server_from_projects
+from app.catalog.rules import rename_server_in_rules
+from app.catalog.visibility import bump_catalog, lock_server, read_policy, recompute_visibility
+from app.crypto import Sealer, SecretOwner
+from app.db.engine import Session
+from app.db.pagination import Page, PageRequest, fetch_page
+from app.db.rows import record, violated_constraint
+from app.db.tables import mcp_servers
 from app.errors import DISCONNECTIONS, ConfigurationError, Conflict, NotFound
-from app.models import mcp_servers
-from app.protocol import Endpoint, Transport
-from app.sealing import Owner, Sealer
+from app.text.strict_json import Endpoint, Transport
 
 Status = Literal["connected", "disconnected", "error"]
 
@@ -93,7 +93,7 @@ async def create_server(session: Session, sealer: Sealer, user_id: str, wanted: 
     try:
         row = (await session.execute(insert(mcp_servers).values(**values).returning(mcp_servers))).one()
     except IntegrityError as error:
-        if constraint_of(error) != "mcp_servers_name":
+        if violated_constraint(error) != "mcp_servers_name":
             raise NotFound("there is no such user") from error
         raise Conflict(f"there is already a server named {wanted.name!r}") from error
     return _server(row)
@@ -111,7 +111,7 @@ async def list_servers(session: Session, user_id: str, page: PageRequest) -> Pag
     return await fetch_page(session, statement, (mcp_servers.c.name, mcp_servers.c.id), page, _server)
 
 
-async def named_servers(session: Session, user_id: str) -> list[NamedServer]:
+async def list_server_names(session: Session, user_id: str) -> list[NamedServer]:
     """All of them by name, for choosing among them."""
     columns = mcp_servers.c.id, mcp_servers.c.name
     theirs = select(*columns).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
@@ -134,12 +134,12 @@ async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id
     )
 
 
-async def note_contact(session: Session, user_id: str, server_id: str, config_version: int | None = None) -> None:
+async def record_contact(session: Session, user_id: str, server_id: str, config_version: int | None = None) -> None:
     """It answered as it should."""
     await _note_status(session, user_id, server_id, config_version, "connected", None, None)
 
 
-async def note_trouble(
+async def record_failure(
     session: Session,
     user_id: str,
     server_id: str,
@@ -174,7 +174,7 @@ async def _note_status(
     if (await read_policy(session)).find_failing:
         await bump_catalog(session, user_id)  # answers show it
     else:
-        await decide_again(session, user_id, server_id)
+        await recompute_visibility(session, user_id, server_id)
 
 
 async def _is_old_news(session: Session, columns: Sequence[Any], this: Sequence[Any], news: tuple[Any, ...]) -> bool:
@@ -197,7 +197,7 @@ async def reseal_headers(session: Session, sealer: Sealer) -> tuple[int, int]:
     return len(old), len(sealed_rows)
 
 
-async def count_unopenable(session: Session, sealer: Sealer) -> tuple[int, int]:
+async def count_undecryptable(session: Session, sealer: Sealer) -> tuple[int, int]:
     """Of how many stored credentials. Needs the system's scope."""
     columns = mcp_servers.c.user_id, mcp_servers.c.id, mcp_servers.c.sealed_headers
     rows = (await session.execute(select(*columns).where(mcp_servers.c.sealed_headers.is_not(None)))).all()
@@ -210,7 +210,7 @@ async def count_unopenable(session: Session, sealer: Sealer) -> tuple[int, int]:
     return broken, len(rows)
 
 
-async def server_named(session: Session, user_id: str, name: str) -> Server:
+async def find_server_by_name(session: Session, user_id: str, name: str) -> Server:
     this = mcp_servers.c.user_id == user_id, mcp_servers.c.name == name
     row = (await session.execute(select(mcp_servers).where(*this))).one_or_none()
     if row is None:
@@ -218,7 +218,7 @@ async def server_named(session: Session, user_id: str, name: str) -> Server:
     return _server(row)
 
 
-async def server_ids_of(session: Session, user_id: str) -> list[str]:
+async def list_server_ids(session: Session, user_id: str) -> list[str]:
     statement = select(mcp_servers.c.id).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
     return list((await session.scalars(statement)).all())
 
@@ -243,9 +243,9 @@ async def update_server(
     if row is None:
         raise _missing()
     if before is not None and before.name != row.name:
-        await follow_rename(session, user_id, before.name, row.name)
+        await rename_server_in_rules(session, user_id, before.name, row.name)
     if _DECIDING & values.keys():
-        await decide_again(session, user_id, server_id)
+        await recompute_visibility(session, user_id, server_id)
     return _server(row)
 
 
@@ -253,10 +253,10 @@ async def delete_server(session: Session, user_id: str, server_id: str) -> None:
     await lock_server(session, user_id, server_id)
     if (await session.execute(delete(mcp_servers).where(*_this(user_id, server_id)))).rowcount == 0:
         raise _missing()
-    await leave_projects(session, user_id, server_id)
+    await remove_server_from_projects(session, user_id, server_id)
 
 
-async def owner_of(session: Session, server_id: str) -> str:
+async def get_server_owner(session: Session, server_id: str) -> str:
     """For administrators, whom the id alone tells the server: needs the system's scope."""
     user_id = await session.scalar(select(mcp_servers.c.user_id).where(mcp_servers.c.id == server_id))
     if user_id is None:
@@ -281,14 +281,14 @@ def _this(user_id: str, server_id: str) -> tuple[Any, Any]:
 def _sealed(sealer: Sealer, user_id: str, server_id: str, headers: Mapping[str, str] | None) -> dict[str, Any]:
     if not headers:
         return {"sealed_headers": None, "header_names": []}
-    sealed = sealer.seal(orjson.dumps(dict(headers)), Owner(user_id, server_id, "headers"))
+    sealed = sealer.seal(orjson.dumps(dict(headers)), SecretOwner(user_id, server_id, "headers"))
     return {"sealed_headers": sealed, "header_names": sorted(headers)}
 
 
 def _opened(sealer: Sealer, user_id: str, server_id: str, sealed: bytes | None) -> dict[str, str]:
     if sealed is None:
         return {}
-    headers: dict[str, str] = orjson.loads(sealer.open(sealed, Owner(user_id, server_id, "headers")))
+    headers: dict[str, str] = orjson.loads(sealer.open(sealed, SecretOwner(user_id, server_id, "headers")))
     return headers
 
 

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Row, Select, any_, false, func, literal, select, update
 
-from app.catalog.projects import number_of
-from app.catalog.verdicts import EnabledBy, HiddenBy
-from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, decide_again, lock_server
-from app.database.engine import Session
-from app.database.paging import Page, PageRequest, fetch_page
-from app.database.rows import record
+from app.catalog.policy import EnabledBy, HiddenBy
+from app.catalog.projects import project_number
+from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, recompute_visibility
+from app.db.engine import Session
+from app.db.pagination import Page, PageRequest, fetch_page
+from app.db.rows import record
+from app.db.tables import mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.errors import Conflict, NotFound
-from app.models import mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
-from app.protocol import Json
+from app.text.strict_json import Json
 
 State = Literal["approved", "changed"]
 
@@ -102,12 +102,12 @@ async def get_tool(session: Session, user_id: str, tool_id: str, model: str, pro
     return _tool(row)
 
 
-async def is_known(session: Session, user_id: str, tool_id: str) -> bool:
+async def tool_exists(session: Session, user_id: str, tool_id: str) -> bool:
     """Whether or not it may be used."""
     return await session.scalar(select(mcp_tools.c.id).where(*_this(user_id, tool_id))) is not None
 
 
-async def find_named(session: Session, user_id: str, name: str) -> str | None:
+async def find_tools_by_name(session: Session, user_id: str, name: str) -> str | None:
     """The id of the tool that `SERVER.TOOL` names."""
     server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
     called = func.concat(mcp_servers.c.name, ".", mcp_tools.c.name) == name
@@ -123,7 +123,7 @@ async def update_tool(session: Session, user_id: str, tool_id: str, changes: Map
         values["switched"] = values.pop("enabled")
     server_id = await _locked_server(session, user_id, tool_id)
     await session.execute(update(mcp_tools).where(*_this(user_id, tool_id)).values(**values, updated_at=func.now()))
-    await decide_again(session, user_id, server_id)
+    await recompute_visibility(session, user_id, server_id)
 
 
 async def approve_tool(session: Session, user_id: str, tool_id: str, seen_hash: str | None = None) -> None:
@@ -135,10 +135,10 @@ async def approve_tool(session: Session, user_id: str, tool_id: str, seen_hash: 
         raise Conflict("the definition has changed again since you looked at it")
     accepted = {"state": "approved", "approved_hash": stored_hash}
     await session.execute(update(mcp_tools).where(*_this(user_id, tool_id)).values(**accepted))
-    await decide_again(session, user_id, server_id)
+    await recompute_visibility(session, user_id, server_id)
 
 
-async def history_of(session: Session, user_id: str, tool_id: str, page: PageRequest) -> Page[Change]:
+async def list_tool_changes(session: Session, user_id: str, tool_id: str, page: PageRequest) -> Page[Change]:
     """The newest first."""
     known = mcp_tools.c.user_id == user_id, mcp_tools.c.id == tool_id  # also one that has vanished
     if await session.scalar(select(mcp_tools.c.id).where(*known)) is None:
@@ -148,7 +148,7 @@ async def history_of(session: Session, user_id: str, tool_id: str, page: PageReq
     return await fetch_page(session, statement, (changes.at, changes.id), page, _change, descending=True)
 
 
-async def tags_of(session: Session, scope: Scope) -> list[tuple[str, int]]:
+async def list_tags(session: Session, scope: Scope) -> list[tuple[str, int]]:
     """Each tag of a visible tool, with the number of tools that have it."""
     statement = f"""
         SELECT tag, count(*) FROM mcp_tool_embeddings v, unnest({TAGS}) tag WHERE {VISIBLE} GROUP BY tag ORDER BY tag
@@ -163,7 +163,7 @@ async def _locked_server(session: Session, user_id: str, tool_id: str) -> str:
     return server_id
 
 
-async def recount(session: Session, user_id: str, ann_above: int) -> None:
+async def update_tool_counts(session: Session, user_id: str, ann_above: int) -> None:
     """Keeps the user's stored count, and moves the user's vectors into or out of HNSW when it crosses the line."""
     # first, since it waits for the user's row: the statement that counts must begin after other writers have ended
     await bump_catalog(session, user_id)
@@ -200,7 +200,7 @@ def _managed(user_id: str, model: str, project_id: str | None) -> Select[Any]:
 
 
 def _seen_in(project_id: str | None) -> tuple[Any, ...]:
-    return () if project_id is None else (_visible(), literal(number_of(project_id)) == any_(_ROW.projects))
+    return () if project_id is None else (_visible(), literal(project_number(project_id)) == any_(_ROW.projects))
 
 
 def _visible() -> ColumnElement[bool]:

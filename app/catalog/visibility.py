@@ -16,12 +16,12 @@ from typing import Any
 import orjson
 from sqlalchemy import select, update
 
-from app.catalog.projects import all_projects, number_of
-from app.catalog.rules import Rule, Rulebook, all_rules
-from app.catalog.verdicts import Facts, Judge, Policy, Verdict
-from app.database.engine import Database, Session
+from app.catalog.policy import Policy, PolicyEvaluator, ToolFacts, VisibilityDecision
+from app.catalog.projects import all_projects, project_number
+from app.catalog.rules import Rule, RuleSet, all_rules
+from app.db.engine import Database, Session
+from app.db.tables import USER_RULES, catalog_versions, mcp_servers, users
 from app.errors import NotFound, ToolscoutError
-from app.models import OF_THE_USER, catalog_versions, mcp_servers, users
 
 logger = logging.getLogger("toolscout.catalog")
 
@@ -99,7 +99,7 @@ _DECIDED_OTHERWISE = f"""
 """
 
 
-Place = tuple[str, str | None]
+CacheKey = tuple[str, str | None]
 """A user, and one of the user's projects or none."""
 
 
@@ -119,7 +119,7 @@ class Scope:
         return self.server_ids is not None or self.tags is not None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CacheKey:
         """What of it stays the same from request to request."""
         return self.user_id, self.project_id
 
@@ -128,19 +128,19 @@ class Scope:
             "user_id": self.user_id,
             "model": self.model,
             "project_id": self.project_id,
-            "project": None if self.project_id is None else number_of(self.project_id),
+            "project": None if self.project_id is None else project_number(self.project_id),
             "server_ids": None if self.server_ids is None else list(self.server_ids),
             "tags": None if self.tags is None else list(self.tags),
         }
 
 
 @dataclass(frozen=True)
-class Locked:
+class ServerLock:
     name: str
     config_version: int
 
 
-async def lock_server(session: Session, user_id: str, server_id: str) -> Locked | None:
+async def lock_server(session: Session, user_id: str, server_id: str) -> ServerLock | None:
     """None where the server has gone. Whoever changes what is visible of a server holds this lock first, so
     that a decision is never made beside another that has not been committed yet.
 
@@ -151,7 +151,7 @@ async def lock_server(session: Session, user_id: str, server_id: str) -> Locked 
     this = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
     columns = mcp_servers.c.name, mcp_servers.c.config_version
     row = (await session.execute(select(*columns).where(*this).with_for_update(key_share=True))).one_or_none()
-    return None if row is None else Locked(*row)
+    return None if row is None else ServerLock(*row)
 
 
 async def lock_user(session: Session, user_id: str) -> None:
@@ -161,9 +161,9 @@ async def lock_user(session: Session, user_id: str) -> None:
         raise NotFound("there is no such user")
 
 
-async def read_facts(session: Session, user_id: str, server_id: str | None = None) -> list[Facts]:
+async def read_facts(session: Session, user_id: str, server_id: str | None = None) -> list[ToolFacts]:
     """Of all that the user's servers offer, or that one of them does."""
-    return [Facts(*row) for row in await session.rows(_FACTS, {"user_id": user_id, "server_id": server_id})]
+    return [ToolFacts(*row) for row in await session.rows(_FACTS, {"user_id": user_id, "server_id": server_id})]
 
 
 async def read_policy(session: Session) -> Policy:
@@ -171,14 +171,14 @@ async def read_policy(session: Session) -> Policy:
     return Policy(*row)
 
 
-async def adopt_policy(database: Database, policy: Policy) -> None:
+async def apply_policy(database: Database, policy: Policy) -> None:
     """When a service starts: from now on all who decide go by it, here and elsewhere."""
     async with database.system_transaction() as session:
         await session.rows(_ADOPT, {"hold_changed": policy.hold_changed, "find_failing": policy.find_failing})
-    await decide_where_needed(database)
+    await recompute_stale(database)
 
 
-async def decide_where_needed(database: Database) -> None:
+async def recompute_stale(database: Database) -> None:
     """What was decided under another policy is decided again. Now and then, too: whoever was deciding while the policy
     changed may have written later than whoever changed it looked."""
     async with database.system_transaction() as session:
@@ -187,33 +187,35 @@ async def decide_where_needed(database: Database) -> None:
         try:
             async with database.transaction(user_id) as session:
                 if await lock_server(session, user_id, server_id) is not None:
-                    await decide_again(session, user_id, server_id)
+                    await recompute_visibility(session, user_id, server_id)
         except ToolscoutError:  # one user's trouble must not keep the others', or the service, waiting
             logger.exception("tools could not be decided about again", extra={"server_id": server_id})
 
 
-async def judge_of(session: Session, user_id: str, instead: Mapping[str, Sequence[Rule]] | None = None) -> Judge:
+async def load_evaluator(
+    session: Session, user_id: str, instead: Mapping[str, Sequence[Rule]] | None = None
+) -> PolicyEvaluator:
     """`instead`: rules to be judged by in place of stored ones, by project."""
     policy = await read_policy(session)
     rules = {**await all_rules(session, user_id), **(instead or {})}
     projects = await all_projects(session, user_id)
 
-    def made() -> Judge:
-        books = [(project, Rulebook(rules.get(project.id, ()))) for project in projects]
-        return Judge(policy, Rulebook(rules.get(OF_THE_USER, ())), books)
+    def made() -> PolicyEvaluator:
+        books = [(project, RuleSet(rules.get(project.id, ()))) for project in projects]
+        return PolicyEvaluator(policy, RuleSet(rules.get(USER_RULES, ())), books)
 
     # compiling a hundred rules takes a while, as judging ten thousand tools does: not on the event loop
     return await asyncio.to_thread(made)
 
 
-async def verdicts(session: Session, user_id: str, server_id: str | None = None) -> dict[str, Verdict]:
+async def evaluate_tools(session: Session, user_id: str, server_id: str | None = None) -> dict[str, VisibilityDecision]:
     """By tool. Whoever asks in order to write holds the server's lock, or the user's where no server is named."""
     facts = await read_facts(session, user_id, server_id)
-    judge = await judge_of(session, user_id)
+    judge = await load_evaluator(session, user_id)
     return await asyncio.to_thread(lambda: {each.tool_id: judge.judge(each) for each in facts})
 
 
-async def write_verdicts(session: Session, user_id: str, decided: Mapping[str, Verdict]) -> None:
+async def write_decisions(session: Session, user_id: str, decided: Mapping[str, VisibilityDecision]) -> None:
     """Only where they differ from what is stored."""
     rows = [{"id": tool_id, **verdict.stored()} for tool_id, verdict in decided.items()]
     parameters = {"user_id": user_id, "decided": orjson.dumps(rows).decode()}
@@ -224,9 +226,9 @@ async def write_verdicts(session: Session, user_id: str, decided: Mapping[str, V
     await session.rows(_NESTED_LOOPS, {"allowed": "on"})
 
 
-async def decide_again(session: Session, user_id: str, server_id: str | None = None) -> None:
+async def recompute_visibility(session: Session, user_id: str, server_id: str | None = None) -> None:
     """After a change of whatever decides; of all servers unless one is named."""
-    await write_verdicts(session, user_id, await verdicts(session, user_id, server_id))
+    await write_decisions(session, user_id, await evaluate_tools(session, user_id, server_id))
     await bump_catalog(session, user_id)
 
 

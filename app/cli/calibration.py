@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from app import audit
-from app.accounts.users import get_user
+from app.auth.users import get_user
+from app.cli.context import ACTOR, add_user_option, open_with_url
 from app.cli.evaluation import Telling, read_items
-from app.cli.opening import ACTOR, add_user_option, opened_with_url
+from app.container import Container, store_model_calibration
 from app.demo.seed import catalogue
+from app.discovery.inline.documents import SentTool
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
 from app.evaluation.calibrate import (
@@ -21,13 +23,11 @@ from app.evaluation.calibrate import (
     tools_in_memory,
     tools_of_user,
 )
-from app.evaluation.fitting import Shares
+from app.evaluation.fit import ErrorRates
 from app.evaluation.labelled import Labelled
-from app.protocol import Json
-from app.search.stateless import HeldTools
+from app.search.in_memory import TenantIndex
 from app.settings import Settings
-from app.stateless.reading import SentTool
-from app.wiring import Container, keep_calibration
+from app.text.strict_json import Json
 
 _ENOUGH = 50
 _NOTICED = "services that are running notice it within a second"
@@ -51,14 +51,14 @@ async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
     items = shipped_labelled() if options.file is None else read_items(options.file)
     if not options.dry_run:
         _check_enough(items)
-    async with opened_with_url(settings) as (container, url):
+    async with open_with_url(settings) as (container, url):
         if options.reset:
             await _keep(container, url, None)
             print(f"{container.model.id} is back to what ships with it; {_NOTICED}")
             return 0
         tools = await _tools(container, options)
         telling = Telling()
-        fit = await calibrate(container.list_searcher, tools, items, shipped_messages(), telling.tell)
+        fit = await calibrate(container.inline_searcher, tools, items, shipped_messages(), telling.tell)
         telling.end()
         _print(fit)
         if options.dry_run:
@@ -79,12 +79,12 @@ def _check_enough(items: Sequence[Labelled]) -> None:
         )
 
 
-async def _tools(container: Container, options: argparse.Namespace) -> HeldTools:
+async def _tools(container: Container, options: argparse.Namespace) -> TenantIndex:
     if options.file is None:
-        return await tools_in_memory(container.list_searcher, _demo_tools())
+        return await tools_in_memory(container.inline_searcher, _demo_tools())
     async with container.database.system_transaction() as session:
         user = await get_user(session, options.user)
-    return await tools_of_user(container.list_searcher, user)
+    return await tools_of_user(container.inline_searcher, user)
 
 
 def _demo_tools() -> list[SentTool]:
@@ -97,7 +97,7 @@ def _sent(server: str, tool: Json) -> SentTool:
 
 
 async def _keep(container: Container, url: str, calibration: Calibration | None) -> None:
-    await asyncio.to_thread(keep_calibration, url, container.model.id, calibration)
+    await asyncio.to_thread(store_model_calibration, url, container.model.id, calibration)
     async with container.database.system_transaction() as session:
         await audit.record(session, None, ACTOR, "model.calibrate", container.model.id)
 
@@ -116,5 +116,5 @@ def _print(fit: Fit) -> None:
     )
 
 
-def _line(name: str, shares: Shares) -> str:
+def _line(name: str, shares: ErrorRates) -> str:
     return f"{name:8}{shares.lost:8.1%}{shares.refused:9.1%}"

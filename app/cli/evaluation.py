@@ -7,16 +7,16 @@ from typing import Any
 
 import orjson
 
-from app.accounts.callers import Caller
-from app.api.evaluation import shown
-from app.cli.opening import add_user_option, opened
+from app.api.evaluation import render_evaluation
+from app.auth.authentication import Caller
+from app.cli.context import add_user_option, open_for_user
 from app.cli.progress import ProgressBar
 from app.cli.tools import printable
 from app.errors import InvalidInput
-from app.evaluation.answering import DEFAULT_LIMIT
-from app.evaluation.evaluate import Course, Evaluation, Miss, NotFirst, evaluate
+from app.evaluation.evaluate import EvalOptions, Evaluation, Miss, NotFirst, evaluate
 from app.evaluation.labelled import Labelled, read_labelled
-from app.evaluation.suggest import Suggestions, suggest
+from app.evaluation.lint import Suggestions, lint_descriptions
+from app.evaluation.run import DEFAULT_LIMIT
 from app.evaluation.summary import Summary
 from app.settings import Settings
 
@@ -42,16 +42,20 @@ def add_evaluation_commands(commands: Any) -> None:
 
 async def _eval(settings: Settings, options: argparse.Namespace) -> int:
     items = _items(options)
-    async with opened(settings, options.user) as (container, user):
+    async with open_for_user(settings, options.user) as (container, user):
         caller, discoverer = Caller("user", "cli", user), container.discoverer
         telling = Telling()
-        evaluation = await evaluate(discoverer, caller, items, Course(options.limit, options.project), telling.tell)
+        evaluation = await evaluate(
+            discoverer, caller, items, EvalOptions(options.limit, options.project), telling.tell
+        )
         suggestions = None
         if options.suggest:
-            suggestions = await suggest(discoverer, caller, project_id=options.project, told=telling.tell)
+            suggestions = await lint_descriptions(discoverer, caller, project_id=options.project, told=telling.tell)
         telling.end()
     if options.json:
-        print(orjson.dumps(shown(evaluation, suggestions).model_dump(), option=orjson.OPT_INDENT_2).decode())
+        print(
+            orjson.dumps(render_evaluation(evaluation, suggestions).model_dump(), option=orjson.OPT_INDENT_2).decode()
+        )
         return 0
     _print(evaluation, suggestions)
     return 0

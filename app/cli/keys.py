@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from app import audit
-from app.accounts.keys import NewKey, create_key
-from app.accounts.users import ensure_user
+from app.auth.keys import NewKey, create_key
+from app.auth.users import ensure_user
 from app.catalog.servers import reseal_headers
-from app.cli.opening import ACTOR
-from app.database.engine import Database, Session
-from app.database.migrate import migrate
+from app.cli.context import ACTOR
+from app.db.engine import Database, Session
+from app.db.migrate import migrate
 from app.errors import InvalidInput
-from app.premises import reachable_database, sealer_of
+from app.local_postgres.paths import connect_database, make_sealer
 from app.settings import Settings
 
 
@@ -64,7 +64,7 @@ async def _rotate(settings: Settings, _options: argparse.Namespace) -> int:
             "run this with the service's own settings"
         )
     async with _database(settings) as session:
-        count, total = await reseal_headers(session, sealer_of(settings))
+        count, total = await reseal_headers(session, make_sealer(settings))
         await audit.record(session, None, ACTOR, "secrets.rotate", None)
     print(f"{count} of {total} stored credentials sealed anew: all open with TOOLSCOUT_SECRET_KEY alone")
     return 0
@@ -73,7 +73,7 @@ async def _rotate(settings: Settings, _options: argparse.Namespace) -> int:
 @asynccontextmanager
 async def _database(settings: Settings) -> AsyncIterator[Session]:
     """One transaction of the system's; nothing else of the service is needed."""
-    async with reachable_database(settings) as url:
+    async with connect_database(settings) as url:
         await asyncio.to_thread(migrate, url)
         database = Database(url, pool_size=1)
         try:

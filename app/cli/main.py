@@ -16,15 +16,15 @@ from app.cli.evaluation import add_evaluation_commands
 from app.cli.keys import add_key_commands
 from app.cli.models import add_model_commands
 from app.cli.selections import add_selection_commands
+from app.cli.serve import serve
 from app.cli.servers import add_server_commands
-from app.cli.serving import serve
 from app.cli.tools import add_tool_commands
-from app.database.migrate import migrate
+from app.db.migrate import migrate
 from app.doctor import examine
 from app.errors import ToolscoutError
-from app.premises import reachable_database
+from app.local_postgres.paths import connect_database
+from app.observability.metrics import configure_logging
 from app.settings import Settings, variable_of
-from app.telemetry import configure_logging
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
-    async with reachable_database(settings, from_nothing=True) as url:
+    async with connect_database(settings, from_nothing=True) as url:
         production = settings.environment == "production"
         revision = await asyncio.to_thread(migrate, url, revision=options.to, production=production)
     print(f"the schema is at {revision}")

@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any
 
 from app import audit
-from app.cli.opening import ACTOR
+from app.cli.context import ACTOR
 from app.cli.progress import ProgressBar
+from app.container import Container, local_embedders, make_embedder, open_container, probe_dimension
 from app.embeddings.base import Embedder
-from app.embeddings.registry import EmbeddingModel, all_models, register
+from app.embeddings.repository import EmbeddingModel, list_models, register
 from app.errors import InvalidInput
-from app.indexing.changing import change_model, drop_model
-from app.indexing.filling import Told, missing_vectors
-from app.premises import owner_connection, reachable_database
+from app.indexing.backfill import ProgressCallback, missing_vectors
+from app.indexing.model_switch import change_model, drop_model
+from app.local_postgres.paths import connect_database, owner_connection
 from app.settings import Settings
-from app.wiring import Container, embedder_of, local_embedders, open_container, probed_dimension
 
 _GRACE_S = 5.0
 
@@ -87,7 +87,7 @@ async def _record(container: Container, action: str, model_id: str) -> None:
 
 def _registered(url: str) -> list[EmbeddingModel]:
     with owner_connection(url) as connection:
-        return all_models(connection)
+        return list_models(connection)
 
 
 def _named(models: Sequence[EmbeddingModel], name: str, provider: str | None) -> EmbeddingModel | None:
@@ -101,7 +101,7 @@ def _named(models: Sequence[EmbeddingModel], name: str, provider: str | None) ->
 async def _register(settings: Settings, url: str, name: str, provider: str) -> EmbeddingModel:
     embedder = await asyncio.to_thread(_new_embedder, settings, name, provider)
     try:
-        dimension = await probed_dimension(embedder)
+        dimension = await probe_dimension(embedder)
     finally:
         await embedder.aclose()
     return await asyncio.to_thread(_registered_anew, url, embedder, dimension)
@@ -114,7 +114,7 @@ def _registered_anew(url: str, embedder: Embedder, dimension: int) -> EmbeddingM
 
 def _new_embedder(settings: Settings, name: str, provider: str) -> Embedder:
     if provider == "openai":
-        return embedder_of(settings, f"openai:{name.removeprefix('openai:')}")
+        return make_embedder(settings, f"openai:{name.removeprefix('openai:')}")
     packs = {embedder.model: embedder for embedder in local_embedders(settings)}
     for model_id, embedder in packs.items():
         if name in (model_id, *_names(model_id)):
@@ -132,14 +132,14 @@ def _names(model_id: str) -> tuple[str, str]:
 async def _opened(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
     """Also without the active model's settings: the way back from it needs none of them."""
     async with (
-        reachable_database(settings) as url,
+        connect_database(settings) as url,
         open_container(settings, url, working=False, serving=False, embedding=False) as container,
     ):
         yield container, url
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[Told]:
+def _bar(title: str) -> Iterator[ProgressCallback]:
     bar = ProgressBar(title)
     try:
         yield partial(bar.show, state="")

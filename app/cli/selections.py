@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 
-from app.cli.opening import add_user_option, opened
+from app.cli.context import add_user_option, open_for_user
 from app.settings import Settings
-from app.usage.selections import labelled_selections
+from app.usage.selection_log import labelled_selections
 
 
 def add_selection_commands(commands: Any) -> None:
@@ -19,7 +19,10 @@ def add_selection_commands(commands: Any) -> None:
 
 
 async def _export(settings: Settings, options: argparse.Namespace) -> int:
-    async with opened(settings, options.user) as (container, user), container.database.transaction(user.id) as session:
+    async with (
+        open_for_user(settings, options.user) as (container, user),
+        container.database.transaction(user.id) as session,
+    ):
         for line in await labelled_selections(session, user.id):
             print(orjson.dumps(line).decode())
     return 0

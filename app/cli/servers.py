@@ -7,19 +7,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.bodies.servers import NewServerBody
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
-from app.cli.opening import ACTOR, add_user_option, opened
+from app.cli.context import ACTOR, add_user_option, open_for_user
 from app.cli.progress import ProgressBar
-from app.database.paging import MAX_PAGE, PageRequest
+from app.container import Container
+from app.db.pagination import MAX_PAGE, PageRequest
 from app.errors import Conflict, InvalidInput
-from app.indexing import jobs
-from app.indexing.jobs import Run
-from app.indexing.registering import register_server, remove_server
+from app.indexing import queue
+from app.indexing.queue import Run
+from app.management.servers import register_server, remove_server
+from app.mcp_client.stdio_servers import StdioServerRegistry
+from app.schemas.servers import NewServerBody
 from app.settings import Settings
-from app.upstream.operators import OperatorsServers
-from app.wiring import Container
 
 _LOOK_S = 0.2
 _PATIENCE_S = 5.0
@@ -57,8 +57,8 @@ async def _add(settings: Settings, options: argparse.Namespace) -> int:
     wanted = _wanted(options)
     if wanted.transport == "stdio":
         _check_listed(settings, wanted.name)
-    async with opened(settings, options.user) as (container, _):
-        await container.upstream.check(wanted.transport, wanted.name, wanted.url)
+    async with open_for_user(settings, options.user) as (container, _):
+        await container.mcp_pool.check(wanted.transport, wanted.name, wanted.url)
         server, run = await _registered(container, options.user, wanted)
         print(f"{server.name}  {server.id}")
         return 0 if run is None else await _follow(container, server, run)
@@ -88,7 +88,7 @@ def _wanted(options: argparse.Namespace) -> NewServer:
 
 
 def _check_listed(settings: Settings, name: str) -> None:
-    listed = OperatorsServers.read(settings.stdio_servers).programs
+    listed = StdioServerRegistry.read(settings.stdio_servers).programs
     if name not in listed:
         raise InvalidInput(
             f"give the URL of its MCP endpoint (`toolscout server add {name} URL`, with `--transport sse` if need be) "
@@ -104,7 +104,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 async def _list(settings: Settings, options: argparse.Namespace) -> int:
-    async with opened(settings, options.user) as (container, _):
+    async with open_for_user(settings, options.user) as (container, _):
         found = await _servers(container, options.user)
     for server in found:
         trouble = f"  {server.last_error}" if server.last_error else ""
@@ -115,7 +115,7 @@ async def _list(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
-    async with opened(settings, options.user) as (container, _):
+    async with open_for_user(settings, options.user) as (container, _):
         found = await _servers(container, options.user)
         if unknown := set(options.name) - {server.name for server in found}:
             raise InvalidInput(f"there is no server named {min(unknown)!r}")
@@ -123,17 +123,17 @@ async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
         failed = 0
         for server in chosen:
             async with container.database.transaction(options.user) as session:
-                run = await jobs.enqueue(session, options.user, server.id, force=options.force, asked_by=ACTOR)
+                run = await queue.enqueue(session, options.user, server.id, force=options.force, asked_by=ACTOR)
             failed += await _follow(container, server, run)
     return 1 if failed else 0
 
 
 async def _remove(settings: Settings, options: argparse.Namespace) -> int:
     async with (
-        opened(settings, options.user) as (container, user),
+        open_for_user(settings, options.user) as (container, user),
         container.database.transaction(user.id) as session,
     ):
-        server = await servers.server_named(session, user.id, options.name)
+        server = await servers.find_server_by_name(session, user.id, options.name)
         await remove_server(session, user.id, server.id, settings.search_ann_above, ACTOR)
     print(f"{server.name}: removed, with {server.tool_count} tools")
     return 0
@@ -163,7 +163,7 @@ async def _follow(container: Container, server: Server, run: Run) -> int:
         if run.state == "queued" and time.monotonic() - begun > _PATIENCE_S:
             await container.worker.take(run.id)
         async with container.database.transaction(run.user_id) as session:
-            run = await jobs.get_run(session, run.user_id, run.id)
+            run = await queue.get_run(session, run.user_id, run.id)
     bar.show(run.done, run.total, run.state)
     bar.end()
     return _tell(server, run)

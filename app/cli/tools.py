@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from app.catalog.projects import get_project
-from app.catalog.tools import find_named
+from app.catalog.tools import find_tools_by_name
 from app.catalog.visibility import Scope
-from app.cli.opening import ACTOR, add_user_option, opened
+from app.cli.context import ACTOR, add_user_option, open_for_user
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
 from app.errors import InvalidInput, ToolNotFound
-from app.execution.execute import Call, Executed, execute_telling
-from app.protocol import Json, parse_json
+from app.execution.execute import ExecutionRequest, ExecutionResult, execute_with_progress
 from app.search.query import read_query
 from app.settings import Settings
+from app.text.strict_json import Json, parse_json
 
 
 def add_tool_commands(commands: Any) -> None:
@@ -39,7 +39,7 @@ def add_tool_commands(commands: Any) -> None:
 async def _discover(settings: Settings, options: argparse.Namespace) -> int:
     if not options.message.strip():
         raise InvalidInput("there is no text to search for")
-    async with opened(settings, options.user) as (container, user):
+    async with open_for_user(settings, options.user) as (container, user):
         if options.project is not None:
             async with container.database.transaction(user.id) as session:
                 await get_project(session, user.id, options.project)
@@ -75,13 +75,13 @@ async def _execute(settings: Settings, options: argparse.Namespace) -> int:
     arguments = parse_json(options.arguments.encode(errors="surrogateescape"), "the text of the arguments")
     if not isinstance(arguments, dict):
         raise InvalidInput("the arguments must be a JSON object")
-    async with opened(settings, options.user) as (container, user):
+    async with open_for_user(settings, options.user) as (container, user):
         async with container.database.transaction(user.id) as session:
-            tool_key = await find_named(session, user.id, options.tool) or options.tool
+            tool_key = await find_tools_by_name(session, user.id, options.tool) or options.tool
         scope = Scope(user.id, container.model.id)
-        call = Call(scope, ACTOR, arguments, tool_key=tool_key, timeout_s=options.timeout)
+        call = ExecutionRequest(scope, ACTOR, arguments, tool_key=tool_key, timeout_s=options.timeout)
         with _names_explained(options.tool):
-            executed = await execute_telling(container.executor, call, _tell)
+            executed = await execute_with_progress(container.executor, call, _tell)
     return _show(executed)
 
 
@@ -101,7 +101,7 @@ async def _tell(report: Json) -> None:
     print(f"{report['progress']:g}{total}  {printable(report['message'] or '')}", file=sys.stderr, flush=True)
 
 
-def _show(executed: Executed) -> int:
+def _show(executed: ExecutionResult) -> int:
     result = executed.result
     for block in result.get("content", []):
         print(printable(block["text"] if block.get("type") == "text" else json.dumps(block)))

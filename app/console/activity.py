@@ -9,9 +9,9 @@ from starlette.responses import Response
 from app import audit
 from app.audit import Event, EventFilter
 from app.console.forms import Form
-from app.console.visits import Auditing, Visit, page_router
-from app.database.engine import Session
-from app.database.paging import Page, PageRequest
+from app.console.page_context import AuditReadCaller, PageContext, page_router
+from app.db.engine import Session
+from app.db.pagination import Page, PageRequest
 from app.errors import InvalidInput, ToolscoutError
 
 router = page_router()
@@ -20,7 +20,7 @@ _FILTERS = ("action", "actor", "target", "outcome", "since", "until")
 
 
 @router.get("/activity")
-async def show_activity(visit: Auditing) -> Response:
+async def show_activity(visit: AuditReadCaller) -> Response:
     query = visit.query
     page, error = None, None
     try:
@@ -31,7 +31,7 @@ async def show_activity(visit: Auditing) -> Response:
     return visit.show("activity.html", error, page=page, form=query, asked=asked)
 
 
-async def _events(visit: Visit, query: Form) -> Page[Event]:
+async def _events(visit: PageContext, query: Form) -> Page[Event]:
     wanted = EventFilter(
         action=query.given("action"),
         actor=query.given("actor"),
@@ -46,7 +46,7 @@ async def _events(visit: Visit, query: Form) -> Page[Event]:
         return await audit.list_events(session, None if user is None else user.id, wanted, request)
 
 
-def _reader(visit: Visit) -> AbstractAsyncContextManager[Session]:
+def _reader(visit: PageContext) -> AbstractAsyncContextManager[Session]:
     return visit.container.database.system_transaction() if visit.caller.user is None else visit.transaction()
 
 

@@ -73,7 +73,7 @@ def read_form(content_type: str, body: bytes) -> Form:
     return Form((name, value.replace("\r\n", "\n")) for name, value in fields)
 
 
-def checked(shape: type[M], values: Mapping[str, Any]) -> M:
+def parse_form(shape: type[M], values: Mapping[str, Any]) -> M:
     """As the API would take it, or the API's objection as a sentence."""
     try:
         return shape.model_validate(values)

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 from starlette.responses import Response
 
-from app.console.plots import WIDE, Plot, Series, plot
+from app.console.charts import WIDE, Plot, Series, plot
+from app.console.page_context import AuditReadCaller, PageContext, page_router
 from app.console.rendering import short
-from app.console.visits import Auditing, Visit, page_router
 from app.usage.stats import Point, Stats, Step, Window, read_stats
 
 router = page_router()
@@ -21,7 +21,7 @@ _WINDOWS: dict[str, tuple[str, timedelta, Step]] = {
 
 
 @router.get("/overview")
-async def show_overview(visit: Auditing) -> Response:
+async def show_overview(visit: AuditReadCaller) -> Response:
     chosen = visit.query.text("window")
     chosen = chosen if chosen in _WINDOWS else "day"
     stats = await _stats(visit, chosen)
@@ -29,7 +29,7 @@ async def show_overview(visit: Auditing) -> Response:
     return visit.show("overview.html", stats=stats, plots=plots(stats), windows=windows, chosen=chosen)
 
 
-async def _stats(visit: Visit, chosen: str) -> Stats:
+async def _stats(visit: PageContext, chosen: str) -> Stats:
     """An administrator who acts for nobody sees all users together."""
     _, length, step = _WINDOWS[chosen]
     now = datetime.now(UTC)

@@ -6,23 +6,24 @@ from typing import Any
 from starlette.responses import Response
 
 from app import audit
-from app.bodies.projects import NewProjectBody
-from app.bodies.rules import as_rules
-from app.catalog import governing, projects
+from app.catalog import projects
 from app.catalog.projects import Project
-from app.catalog.rules import Rule, all_rules, rules_of
-from app.catalog.servers import named_servers
-from app.console.forms import Form, checked
-from app.console.rules import Row, arranged, row_of, rows_in, wanted_preview
-from app.console.visits import Reading, Visit, Writing, go, page_router
-from app.database.paging import PageRequest
+from app.catalog.rules import Rule, all_rules, get_rules
+from app.catalog.servers import list_server_names
+from app.console.forms import Form, parse_form
+from app.console.page_context import CatalogReadCaller, CatalogWriteCaller, PageContext, go, page_router
+from app.console.rules import RuleRow, preview_if_requested, rearrange, row_of, rows_in
+from app.db.pagination import PageRequest
 from app.errors import ToolscoutError
+from app.management import rules as governing
+from app.schemas.projects import NewProjectBody
+from app.schemas.rules import to_rules
 
 router = page_router()
 
 
 @router.get("/projects")
-async def show_projects(visit: Reading) -> Response:
+async def show_projects(visit: CatalogReadCaller) -> Response:
     async with visit.transaction() as session:
         request = PageRequest(cursor=visit.query.given("cursor"))
         page = await projects.list_projects(session, visit.user.id, request)
@@ -31,45 +32,45 @@ async def show_projects(visit: Reading) -> Response:
 
 
 @router.get("/projects/new")
-async def show_new(visit: Writing) -> Response:
+async def show_new(visit: CatalogWriteCaller) -> Response:
     return await _page(visit, None, Form([("members", "all"), ("optimization", "hybrid")]), [])
 
 
 @router.get("/projects/{project_id}")
-async def show_project(visit: Reading, project_id: str) -> Response:
+async def show_project(visit: CatalogReadCaller, project_id: str) -> Response:
     async with visit.transaction() as session:
         project = await projects.get_project(session, visit.user.id, project_id)
-        rules = await rules_of(session, visit.user.id, project_id)
+        rules = await get_rules(session, visit.user.id, project_id)
     return await _page(visit, project, _form_of(project), [row_of(rule) for rule in rules])
 
 
 @router.post("/projects")
-async def make_project(visit: Writing) -> Response:
+async def make_project(visit: CatalogWriteCaller) -> Response:
     return await _edited(visit, None)
 
 
 @router.post("/projects/{project_id}")
-async def change_project(visit: Writing, project_id: str) -> Response:
+async def change_project(visit: CatalogWriteCaller, project_id: str) -> Response:
     async with visit.transaction() as session:
         project = await projects.get_project(session, visit.user.id, project_id)
     return await _edited(visit, project)
 
 
-async def _edited(visit: Visit, project: Project | None) -> Response:
+async def _edited(visit: PageContext, project: Project | None) -> Response:
     """Every button sends the whole form; only one of them stores."""
     deed = visit.form.text("do")
-    rows = arranged(rows_in(visit.form), deed)
+    rows = rearrange(rows_in(visit.form), deed)
     if deed != "store":
         return await _page(visit, project, visit.form, rows)
     try:
-        body = checked(NewProjectBody, _said(visit.form, rows))
-        stored = await _store(visit, project, body.model_dump(exclude={"rules"}), as_rules(body.rules))
+        body = parse_form(NewProjectBody, _said(visit.form, rows))
+        stored = await _store(visit, project, body.model_dump(exclude={"rules"}), to_rules(body.rules))
     except ToolscoutError as error:
         return await _page(visit, project, visit.form, rows, error)
     return go(f"/console/projects/{stored.id}", said="project-made" if project is None else "project-changed")
 
 
-async def _store(visit: Visit, project: Project | None, values: dict[str, Any], rules: Sequence[Rule]) -> Project:
+async def _store(visit: PageContext, project: Project | None, values: dict[str, Any], rules: Sequence[Rule]) -> Project:
     user_id, actor = visit.user.id, visit.caller.actor
     async with visit.transaction() as session:
         if project is None:
@@ -82,34 +83,38 @@ async def _store(visit: Visit, project: Project | None, values: dict[str, Any], 
 
 
 async def _page(
-    visit: Visit, project: Project | None, form: Form, rows: Sequence[Row], error: ToolscoutError | None = None
+    visit: PageContext,
+    project: Project | None,
+    form: Form,
+    rows: Sequence[RuleRow],
+    error: ToolscoutError | None = None,
 ) -> Response:
     async with visit.transaction() as session:
-        servers = await named_servers(session, visit.user.id)
+        servers = await list_server_names(session, visit.user.id)
     preview = None
     if project is not None and error is None:
-        preview, error = await wanted_preview(visit, rows, project.id)
+        preview, error = await preview_if_requested(visit, rows, project.id)
     names = [server.name for server in servers]
     shown: dict[str, Any] = {"project": project, "form": form, "rows": rows, "preview": preview}
     return visit.show("project.html", error, servers=servers, server_names=names, **shown)
 
 
 @router.get("/projects/{project_id}/delete")
-async def confirm_delete(visit: Writing, project_id: str) -> Response:
+async def confirm_delete(visit: CatalogWriteCaller, project_id: str) -> Response:
     async with visit.transaction() as session:
         project = await projects.get_project(session, visit.user.id, project_id)
     return visit.show("project_delete.html", project=project)
 
 
 @router.post("/projects/{project_id}/delete")
-async def delete_project(visit: Writing, project_id: str) -> Response:
+async def delete_project(visit: CatalogWriteCaller, project_id: str) -> Response:
     async with visit.transaction() as session:
-        await governing.delete_project(session, visit.user.id, project_id, visit.caller.actor)
-    visit.container.keyring.forget()  # its keys have gone with it
+        await governing.remove_project(session, visit.user.id, project_id, visit.caller.actor)
+    visit.container.authenticator.forget()  # its keys have gone with it
     return go("/console/projects", said="project-deleted")
 
 
-def _said(form: Form, rows: Sequence[Row]) -> dict[str, Any]:
+def _said(form: Form, rows: Sequence[RuleRow]) -> dict[str, Any]:
     return {
         "name": form.text("name"),
         "server_ids": None if form.text("members") == "all" else form.all("server_ids"),
@@ -117,7 +122,7 @@ def _said(form: Form, rows: Sequence[Row]) -> dict[str, Any]:
         "read_only": form.on("read_only"),
         "limit": form.whole("limit"),
         "similarity_threshold": form.decimal("threshold"),
-        "rules": [row.said() for row in rows if row != Row()],
+        "rules": [row.said() for row in rows if row != RuleRow()],
     }
 
 

@@ -7,14 +7,14 @@ from typing import Any
 from starlette.responses import Response
 
 from app import audit
-from app.bodies.rules import RulesBody, as_rules
-from app.catalog import governing
-from app.catalog.governing import Outcome, Preview
-from app.catalog.rules import Rule, rules_of
-from app.catalog.servers import named_servers
-from app.console.forms import Form, checked
-from app.console.visits import Reading, Visit, Writing, go, page_router
+from app.catalog.rules import Rule, get_rules
+from app.catalog.servers import list_server_names
+from app.console.forms import Form, parse_form
+from app.console.page_context import CatalogReadCaller, CatalogWriteCaller, PageContext, go, page_router
 from app.errors import ToolscoutError
+from app.management import rules as governing
+from app.management.rules import Preview, PreviewedTool
+from app.schemas.rules import RulesBody, to_rules
 
 router = page_router()
 
@@ -23,7 +23,7 @@ _ENABLED = {"on": True, "off": False}
 
 
 @dataclass(frozen=True)
-class Row:
+class RuleRow:
     """A rule as it is typed: what is half-written is kept, too."""
 
     pattern: str = ""
@@ -46,25 +46,25 @@ class Row:
 class Previewed:
     visible: int
     hidden: int
-    appearing: Sequence[Outcome]
-    disappearing: Sequence[Outcome]
+    appearing: Sequence[PreviewedTool]
+    disappearing: Sequence[PreviewedTool]
     matched: Sequence[int]
     decided: Sequence[int]
     shown: int = _CHANGES_SHOWN
 
 
 @router.get("/rules")
-async def show_rules(visit: Reading) -> Response:
+async def show_rules(visit: CatalogReadCaller) -> Response:
     async with visit.transaction() as session:
-        rules = await rules_of(session, visit.user.id)
+        rules = await get_rules(session, visit.user.id)
     return await _page(visit, [row_of(rule) for rule in rules])
 
 
 @router.post("/rules")
-async def edit_rules(visit: Writing) -> Response:
+async def edit_rules(visit: CatalogWriteCaller) -> Response:
     """Every button sends all rows; only one of them stores."""
     deed = visit.form.text("do")
-    rows = arranged(rows_in(visit.form), deed)
+    rows = rearrange(rows_in(visit.form), deed)
     if deed != "store":
         return await _page(visit, rows)
     try:
@@ -75,43 +75,43 @@ async def edit_rules(visit: Writing) -> Response:
 
 
 @router.post("/rules/preview")
-async def preview_alone(visit: Reading) -> Response:
+async def preview_alone(visit: CatalogReadCaller) -> Response:
     """While somebody types; with a project, of its rules."""
-    preview = await previewed(visit, rows_in(visit.form), visit.form.given("project_id"))
+    preview = await preview_rows(visit, rows_in(visit.form), visit.form.given("project_id"))
     return visit.show("part_preview.html", preview=preview)
 
 
-async def _store(visit: Visit, rules: Sequence[Rule]) -> None:
+async def _store(visit: PageContext, rules: Sequence[Rule]) -> None:
     async with visit.transaction() as session:
         await governing.replace_rules(session, visit.user.id, rules)
         await audit.record(session, visit.user.id, visit.caller.actor, "rules.replace", None)
 
 
-async def _page(visit: Visit, rows: Sequence[Row], error: ToolscoutError | None = None) -> Response:
+async def _page(visit: PageContext, rows: Sequence[RuleRow], error: ToolscoutError | None = None) -> Response:
     preview = None
     if error is None:
-        preview, error = await wanted_preview(visit, rows, None)
+        preview, error = await preview_if_requested(visit, rows, None)
     return visit.show("rules.html", error, rows=rows, preview=preview, server_names=await server_names(visit))
 
 
-async def wanted_preview(
-    visit: Visit, rows: Sequence[Row], project_id: str | None
+async def preview_if_requested(
+    visit: PageContext, rows: Sequence[RuleRow], project_id: str | None
 ) -> tuple[Previewed | None, ToolscoutError | None]:
     """Only for whoever pressed the button: it looks at every tool, and a script asks for it by itself."""
     if visit.form.text("do") != "preview":
         return None, None
     try:
-        return await previewed(visit, rows, project_id), None
+        return await preview_rows(visit, rows, project_id), None
     except ToolscoutError as error:
         return None, error
 
 
-async def server_names(visit: Visit) -> list[str]:
+async def server_names(visit: PageContext) -> list[str]:
     async with visit.transaction() as session:
-        return [server.name for server in await named_servers(session, visit.user.id)]
+        return [server.name for server in await list_server_names(session, visit.user.id)]
 
 
-async def previewed(visit: Visit, rows: Sequence[Row], project_id: str | None) -> Previewed:
+async def preview_rows(visit: PageContext, rows: Sequence[RuleRow], project_id: str | None) -> Previewed:
     async with visit.transaction() as session:
         preview = await governing.preview_rules(session, visit.user.id, rules_in(rows), project_id)
     return _counted(preview)
@@ -129,21 +129,21 @@ def _counted(preview: Preview) -> Previewed:
     )
 
 
-def rows_in(form: Form) -> list[Row]:
+def rows_in(form: Form) -> list[RuleRow]:
     fields = (form.all(name) for name in ("pattern", "server", "enabled", "tags"))
-    return [Row(*row) for row in zip(*fields, strict=False)]
+    return [RuleRow(*row) for row in zip(*fields, strict=False)]
 
 
-def row_of(rule: Rule) -> Row:
+def row_of(rule: Rule) -> RuleRow:
     enabled = {True: "on", False: "off", None: ""}[rule.enabled]
-    return Row("\n".join(rule.pattern), rule.server or "", enabled, ", ".join(rule.tags))
+    return RuleRow("\n".join(rule.pattern), rule.server or "", enabled, ", ".join(rule.tags))
 
 
-def arranged(rows: list[Row], deed: str) -> list[Row]:
+def rearrange(rows: list[RuleRow], deed: str) -> list[RuleRow]:
     """`add`, or `up`, `down` and `remove` with the row's number."""
     what, _, number = deed.partition("-")
     if what == "add":
-        return [*rows, Row()]
+        return [*rows, RuleRow()]
     place = int(number) - 1 if number.isdecimal() else -1
     if not 0 <= place < len(rows):
         return rows
@@ -154,7 +154,7 @@ def arranged(rows: list[Row], deed: str) -> list[Row]:
     return [*rest[:moved], row, *rest[moved:]]
 
 
-def rules_in(rows: Sequence[Row]) -> list[Rule]:
+def rules_in(rows: Sequence[RuleRow]) -> list[Rule]:
     """A row with nothing in it is none."""
-    written = [row.said() for row in rows if row != Row()]
-    return as_rules(checked(RulesBody, {"rules": written}).rules)
+    written = [row.said() for row in rows if row != RuleRow()]
+    return to_rules(parse_form(RulesBody, {"rules": written}).rules)

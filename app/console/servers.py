@@ -5,18 +5,18 @@ from typing import Any
 
 from starlette.responses import Response
 
-from app.bodies.servers import NewServerBody, ServerChanges
-from app.bodies.shapes import given
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
-from app.console.forms import Form, checked
-from app.console.visits import Reading, Visit, Writing, go, page_router
-from app.database.paging import PageRequest
+from app.console.forms import Form, parse_form
+from app.console.page_context import CatalogReadCaller, CatalogWriteCaller, PageContext, go, page_router
+from app.db.pagination import PageRequest
 from app.errors import InvalidInput, ToolscoutError
-from app.indexing import jobs
-from app.indexing.listing import Listing
-from app.indexing.registering import change_server, register_server, remove_server, try_server
-from app.telemetry import elapsed_ms
+from app.indexing import queue
+from app.indexing.parsing import Listing
+from app.management.servers import change_server, register_server, remove_server, try_server
+from app.observability.metrics import elapsed_ms
+from app.schemas.base import set_fields
+from app.schemas.servers import NewServerBody, ServerChanges
 
 router = page_router()
 
@@ -24,94 +24,96 @@ _RUNS_SHOWN = 20
 
 
 @router.get("/servers")
-async def list_servers(visit: Reading) -> Response:
+async def list_servers(visit: CatalogReadCaller) -> Response:
     async with visit.transaction() as session:
         page = await servers.list_servers(session, visit.user.id, PageRequest(cursor=visit.query.given("cursor")))
     return visit.show("servers.html", page=page)
 
 
 @router.get("/servers/new")
-async def show_new(visit: Writing) -> Response:
+async def show_new(visit: CatalogWriteCaller) -> Response:
     return _new(visit, Form())
 
 
 @router.post("/servers")
-async def add_server(visit: Writing) -> Response:
+async def add_server(visit: CatalogWriteCaller) -> Response:
     """One form, two buttons: to try the connection, and to store the server."""
     try:
-        wanted = NewServer(**checked(NewServerBody, _said(visit.form)).model_dump())
+        wanted = NewServer(**parse_form(NewServerBody, _said(visit.form)).model_dump())
         if visit.form.text("do") == "test":
             limit = visit.container.settings.max_tools_per_server
-            listing = await try_server(visit.container.upstream, visit.user.id, wanted, max_tools=limit)
+            listing = await try_server(visit.container.mcp_pool, visit.user.id, wanted, max_tools=limit)
             return _new(visit, visit.form, listing)
         return await _added(visit, wanted)
     except ToolscoutError as error:
         return visit.show("server_new.html", error, form=visit.form, listing=None, stdio=_stdio(visit))
 
 
-async def _added(visit: Visit, wanted: NewServer) -> Response:
+async def _added(visit: PageContext, wanted: NewServer) -> Response:
     container = visit.container
-    await container.upstream.check(wanted.transport, wanted.name, wanted.url)
+    await container.mcp_pool.check(wanted.transport, wanted.name, wanted.url)
     async with visit.transaction() as session:
         server, run = await register_server(session, container.sealer, visit.user.id, wanted, visit.caller.actor)
     container.worker.wake()
     return go(f"/console/servers/{server.id}", said="server-added" if run else "push-server-added")
 
 
-def _new(visit: Visit, form: Form, listing: Listing | None = None) -> Response:
+def _new(visit: PageContext, form: Form, listing: Listing | None = None) -> Response:
     return visit.show("server_new.html", form=form, listing=listing, stdio=_stdio(visit))
 
 
-def _stdio(visit: Visit) -> list[str]:
-    return sorted(visit.container.upstream.operators.programs)
+def _stdio(visit: PageContext) -> list[str]:
+    return sorted(visit.container.mcp_pool.operators.programs)
 
 
 @router.post("/servers/reindex")
-async def reindex_all(visit: Writing) -> Response:
+async def reindex_all(visit: CatalogWriteCaller) -> Response:
     async with visit.transaction() as session:
-        for server_id in await servers.server_ids_of(session, visit.user.id):
-            await jobs.ask(session, visit.user.id, server_id, visit.caller.actor, elapsed_ms() / 1000)
+        for server_id in await servers.list_server_ids(session, visit.user.id):
+            await queue.request_reindex(session, visit.user.id, server_id, visit.caller.actor, elapsed_ms() / 1000)
     visit.container.worker.wake()
     return go("/console/servers", said="reindexing-all")
 
 
 @router.get("/servers/{server_id}")
-async def show_server(visit: Reading, server_id: str) -> Response:
+async def show_server(visit: CatalogReadCaller, server_id: str) -> Response:
     return visit.show("server.html", **await _known(visit, server_id))
 
 
 @router.get("/servers/{server_id}/runs")
-async def show_runs(visit: Reading, server_id: str) -> Response:
+async def show_runs(visit: CatalogReadCaller, server_id: str) -> Response:
     """Again and again, while a run is under way."""
     return visit.show("part_runs.html", **await _known(visit, server_id))
 
 
-async def _known(visit: Visit, server_id: str) -> dict[str, Any]:
+async def _known(visit: PageContext, server_id: str) -> dict[str, Any]:
     async with visit.transaction() as session:
         server = await servers.get_server(session, visit.user.id, server_id)
-        runs = (await jobs.list_runs(session, visit.user.id, server_id, PageRequest(_RUNS_SHOWN))).items
+        runs = (await queue.list_runs(session, visit.user.id, server_id, PageRequest(_RUNS_SHOWN))).items
     return {"server": server, "runs": runs, "push_curl": _push_curl(visit, server)}
 
 
 @router.post("/servers/{server_id}/reindex")
-async def reindex(visit: Writing, server_id: str) -> Response:
+async def reindex(visit: CatalogWriteCaller, server_id: str) -> Response:
     force = visit.form.on("force")
     async with visit.transaction() as session:
         await servers.get_server(session, visit.user.id, server_id)
-        await jobs.ask(session, visit.user.id, server_id, visit.caller.actor, elapsed_ms() / 1000, force=force)
+        await queue.request_reindex(
+            session, visit.user.id, server_id, visit.caller.actor, elapsed_ms() / 1000, force=force
+        )
     visit.container.worker.wake()
     return go(f"/console/servers/{server_id}", said="reindexing")
 
 
 @router.get("/servers/{server_id}/change")
-async def show_change(visit: Writing, server_id: str) -> Response:
+async def show_change(visit: CatalogWriteCaller, server_id: str) -> Response:
     async with visit.transaction() as session:
         server = await servers.get_server(session, visit.user.id, server_id)
     return visit.show("server_change.html", server=server, form=_form_of(server))
 
 
 @router.post("/servers/{server_id}/change")
-async def change(visit: Writing, server_id: str) -> Response:
+async def change(visit: CatalogWriteCaller, server_id: str) -> Response:
     async with visit.transaction() as session:
         server = await servers.get_server(session, visit.user.id, server_id)
     try:
@@ -122,33 +124,33 @@ async def change(visit: Writing, server_id: str) -> Response:
 
 
 @router.post("/servers/{server_id}/switch")
-async def switch(visit: Writing, server_id: str) -> Response:
+async def switch(visit: CatalogWriteCaller, server_id: str) -> Response:
     await _change(visit, server_id, {"enabled": visit.form.on("enabled")})
     return go(f"/console/servers/{server_id}", said="server-changed")
 
 
-async def _change(visit: Visit, server_id: str, changes: dict[str, Any]) -> None:
-    body = checked(ServerChanges, changes)
+async def _change(visit: PageContext, server_id: str, changes: dict[str, Any]) -> None:
+    body = parse_form(ServerChanges, changes)
     container, actor = visit.container, visit.caller.actor
     await change_server(
-        container.database, container.upstream, container.sealer, visit.user.id, server_id, given(body), actor
+        container.database, container.mcp_pool, container.sealer, visit.user.id, server_id, set_fields(body), actor
     )
     container.worker.wake()
 
 
 @router.get("/servers/{server_id}/delete")
-async def confirm_delete(visit: Writing, server_id: str) -> Response:
+async def confirm_delete(visit: CatalogWriteCaller, server_id: str) -> Response:
     async with visit.transaction() as session:
         server = await servers.get_server(session, visit.user.id, server_id)
     return visit.show("server_delete.html", server=server)
 
 
 @router.post("/servers/{server_id}/delete")
-async def delete(visit: Writing, server_id: str) -> Response:
+async def delete(visit: CatalogWriteCaller, server_id: str) -> Response:
     ann_above = visit.container.settings.search_ann_above
     async with visit.transaction() as session:
         await remove_server(session, visit.user.id, server_id, ann_above, visit.caller.actor)
-    visit.container.upstream.forget(visit.user.id, server_id)
+    visit.container.mcp_pool.forget(visit.user.id, server_id)
     return go("/console/servers", said="server-deleted")
 
 
@@ -187,7 +189,7 @@ def _changes(server: Server, form: Form) -> dict[str, Any]:
     return changes | ({"headers": headers} if headers else {})
 
 
-def _push_curl(visit: Visit, server: Server) -> str:
+def _push_curl(visit: PageContext, server: Server) -> str:
     address = f"{visit.request.url.scheme}://{visit.request.url.netloc}/servers/{server.id}/tools"
     for_whom = f" -H {shlex.quote(f'X-User-Id: {visit.user.id}')}" if visit.caller.kind != "user" else ""
     return (

@@ -7,17 +7,17 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from app import audit
-from app.bodies.shapes import given
-from app.bodies.tools import ToolChanges
 from app.catalog import tools
-from app.catalog.servers import named_servers
+from app.catalog.servers import list_server_names
 from app.catalog.tools import Change, State, Tool, ToolFilter
-from app.console.differences import Differences, differences
-from app.console.forms import Form, checked
-from app.console.visits import Browsing, Visit, Writing, go, page_router
-from app.database.paging import PageRequest
+from app.console.diff import Differences, differences
+from app.console.forms import Form, parse_form
+from app.console.page_context import CatalogWriteCaller, PageContext, ToolsReadCaller, go, page_router
+from app.db.pagination import PageRequest
 from app.errors import InvalidInput
-from app.indexing.cleaning import Flag
+from app.indexing.sanitize import Flag
+from app.schemas.base import set_fields
+from app.schemas.tools import ToolChanges
 
 router = page_router()
 
@@ -27,20 +27,20 @@ _YES_OR_NO = {"yes": True, "no": False}
 
 
 @router.get("/tools")
-async def list_tools(visit: Browsing) -> Response:
+async def list_tools(visit: ToolsReadCaller) -> Response:
     query, user_id = visit.query, visit.user.id
     wanted = _wanted(query, visit.caller.within(None))
     async with visit.transaction() as session:
         request = PageRequest(cursor=query.given("cursor"))
         page = await tools.list_tools(session, user_id, visit.container.model.id, wanted, request)
-        servers = await named_servers(session, user_id) if _reads(visit) else []
+        servers = await list_server_names(session, user_id) if _reads(visit) else []
     said = {name: query.text(name) for name in _FILTERS if query.text(name)}
     return visit.show(
         "tools.html", page=page, servers=servers, form=query, filtered=bool(said), address=_address(said, query)
     )
 
 
-def _reads(visit: Visit) -> bool:
+def _reads(visit: PageContext) -> bool:
     return visit.may("catalog:read")
 
 
@@ -67,16 +67,16 @@ def _address(said: dict[str, str], query: Form) -> str:
 
 
 @router.get("/tools/{tool_id}")
-async def show_tool(visit: Browsing, tool_id: str) -> Response:
+async def show_tool(visit: ToolsReadCaller, tool_id: str) -> Response:
     return visit.show("tool.html", **await _known(visit, tool_id))
 
 
-async def _known(visit: Visit, tool_id: str) -> dict[str, Any]:
+async def _known(visit: PageContext, tool_id: str) -> dict[str, Any]:
     user_id, project = visit.user.id, visit.caller.within(None)
     async with visit.transaction() as session:
         tool = await tools.get_tool(session, user_id, tool_id, visit.container.model.id, project)
         changes = (
-            (await tools.history_of(session, user_id, tool_id, PageRequest(_CHANGES_SHOWN))).items
+            (await tools.list_tool_changes(session, user_id, tool_id, PageRequest(_CHANGES_SHOWN))).items
             if _reads(visit)
             else []
         )
@@ -103,10 +103,10 @@ def _parameter(name: str, schema: Any, *, needed: bool) -> dict[str, Any]:
 
 
 @router.post("/tools/{tool_id}")
-async def change_tool(visit: Writing, tool_id: str) -> Response:
-    body = checked(ToolChanges, _changes(visit.form))
+async def change_tool(visit: CatalogWriteCaller, tool_id: str) -> Response:
+    body = parse_form(ToolChanges, _changes(visit.form))
     async with visit.transaction() as session:
-        await tools.update_tool(session, visit.user.id, tool_id, given(body))
+        await tools.update_tool(session, visit.user.id, tool_id, set_fields(body))
         await audit.record(session, visit.user.id, visit.caller.actor, "tool.change", tool_id)
     return go(_back(visit.form, tool_id), said="tool-changed")
 
@@ -132,7 +132,7 @@ def _back(form: Form, tool_id: str) -> str:
 
 
 @router.post("/tools/{tool_id}/approve")
-async def approve_tool(visit: Writing, tool_id: str) -> Response:
+async def approve_tool(visit: CatalogWriteCaller, tool_id: str) -> Response:
     """Of the definition that was looked at, and of no other."""
     async with visit.transaction() as session:
         await tools.approve_tool(session, visit.user.id, tool_id, visit.form.text("definition_hash"))

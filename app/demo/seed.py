@@ -7,14 +7,14 @@ from typing import Any
 import orjson
 
 from app import audit
-from app.accounts.keys import NewKey, create_key
-from app.accounts.users import create_user, list_users
+from app.auth.keys import NewKey, create_key
+from app.auth.users import create_user, list_users
 from app.catalog.servers import NewServer, create_server
-from app.database.engine import Session
-from app.database.paging import PageRequest
-from app.indexing import jobs
-from app.protocol import Json
-from app.wiring import Container
+from app.container import Container
+from app.db.engine import Session
+from app.db.pagination import PageRequest
+from app.indexing import queue
+from app.text.strict_json import Json
 
 DEMO_USER = "demo"
 _LOOK_AGAIN_S = 0.1
@@ -35,7 +35,7 @@ async def seed_demo(container: Container) -> str | None:
         for server in catalogue():
             await _queue(container, session, server)
         key, secret = await create_key(session, NewKey("user", name="demo", user_id=DEMO_USER))
-        await audit.record(session, DEMO_USER, jobs.SYSTEM, "key.create", key.id)
+        await audit.record(session, DEMO_USER, queue.SYSTEM, "key.create", key.id)
     container.worker.wake()
     return secret
 
@@ -43,12 +43,12 @@ async def seed_demo(container: Container) -> str | None:
 async def _queue(container: Container, session: Session, server: dict[str, Any]) -> None:
     wanted = NewServer(server["name"], "push", description=server["description"], tags=server["tags"])
     made = await create_server(session, container.sealer, DEMO_USER, wanted)
-    await jobs.enqueue(session, DEMO_USER, made.id, orjson.dumps({"tools": server["tools"]}), force=False)
+    await queue.enqueue(session, DEMO_USER, made.id, orjson.dumps({"tools": server["tools"]}), force=False)
 
 
 async def finish_demo(container: Container) -> None:
     """Waits until the tools are indexed, so that the first question is answered from a whole catalogue."""
-    if not container.settings.works:  # another process does the work
+    if not container.settings.runs_worker:  # another process does the work
         return
     statement = "SELECT count(*) FROM index_runs WHERE user_id = %(user_id)s AND finished_at IS NULL"
     unfinished = 1

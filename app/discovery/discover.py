@@ -16,26 +16,32 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from app.accounts.fairness import Fairness
-from app.accounts.users import User
-from app.catalog.offers import Offer, Offers, Shelf, read_offers, visible_offers
+from app.auth.users import User
+from app.catalog.definitions import (
+    DefinitionCache,
+    DefinitionSet,
+    ToolDefinitionView,
+    list_visible_definitions,
+    read_definitions,
+)
 from app.catalog.visibility import Scope
-from app.database.engine import Database
-from app.discovery.ids import new_id
-from app.discovery.selection import Selected, select_tools
+from app.crypto import Sealer
+from app.db.engine import Database
+from app.discovery.ids import new_discovery_id
+from app.discovery.selection import SelectedTool, select_tools
 from app.embeddings.base import Vector
-from app.embeddings.kept import Models
-from app.embeddings.queries import QueryEmbedder, QueryVectors
-from app.embeddings.registry import EmbeddingModel
+from app.embeddings.models import Models
+from app.embeddings.query_embedder import QueryEmbedder, QueryVectors
+from app.embeddings.repository import EmbeddingModel
 from app.errors import EmbeddingFailed, QueryFailed
-from app.sealing import Sealer
-from app.search.hybrid import Found, HybridSearch
-from app.search.query import Query, shortened
-from app.search.ranking import Question, Strategy
-from app.telemetry import Metrics, rung_of
-from app.tracing import Tracing, traced
-from app.usage.selections import Choice, Selection, SelectionLog
-from app.usage.tally import Figures, Tally
+from app.limits.fair_queue import FairScheduler
+from app.observability.metrics import Metrics, fallback_level
+from app.observability.tracing import Tracing, traced
+from app.search.postgres import HybridSearch, SearchResult
+from app.search.query import Query, shorten
+from app.search.scoring import ScoringParams, Strategy
+from app.usage.counters import DiscoverySample, UsageCounters
+from app.usage.selection_log import Choice, Selection, SelectionLog
 
 logger = logging.getLogger("toolscout.discovery")
 
@@ -63,7 +69,7 @@ class Ask:
 @dataclass(frozen=True)
 class Discovery:
     id: str
-    tools: Sequence[Selected]
+    tools: Sequence[SelectedTool]
     searched: int
     duration_ms: float
     embedding_generated: bool
@@ -81,11 +87,11 @@ class Discoverer:
     database: Database
     models: Models
     search: HybridSearch
-    shelf: Shelf
+    definition_cache: DefinitionCache
     metrics: Metrics
     sealer: Sealer
-    fairness: Fairness
-    tally: Tally
+    scheduler: FairScheduler
+    usage_counters: UsageCounters
     selections: SelectionLog
     max_tools: int
     tracing: Tracing = field(default_factory=Tracing)
@@ -101,7 +107,7 @@ class Discoverer:
 
 
 @dataclass(frozen=True)
-class Rung:
+class QueryEmbedding:
     """How far down the ladder the answer stands."""
 
     strategy: Strategy
@@ -117,66 +123,68 @@ class Rung:
 async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     asked = time.perf_counter()
     if ask.strategy is None:
-        return replace(await _core_alone(discoverer, user, ask), id=new_id(discoverer.sealer, user.id))
-    rung = await embedded(discoverer, user, ask)
+        return replace(await _core_alone(discoverer, user, ask), id=new_discovery_id(discoverer.sealer, user.id))
+    rung = await embed_query(discoverer, user, ask)
     started = time.perf_counter()
     if not user.discovery_enabled:
         discovery = await _everything(discoverer, user, ask, "disabled")
     else:
         try:
-            async with discoverer.fairness.turn(user.id):
+            async with discoverer.scheduler.turn(user.id):
                 discovery = await _searched(discoverer, user, ask, rung)
         except QueryFailed:
             logger.exception("search failed, answering with all visible tools")
             discovery = await _everything(discoverer, user, ask, "search_failed")
     seconds = time.perf_counter() - started
     discoverer.metrics.search_seconds.observe(seconds)
-    discovery = replace(discovery, id=new_id(discoverer.sealer, user.id), duration_ms=round(seconds * 1000, 2))
+    discovery = replace(
+        discovery, id=new_discovery_id(discoverer.sealer, user.id), duration_ms=round(seconds * 1000, 2)
+    )
     return discovery if ask.trial else _counted(discoverer, user, ask, discovery, time.perf_counter() - asked)
 
 
 @traced("embed", "reason")
-async def embedded(discoverer: Discoverer, user: User, ask: Ask) -> Rung:
+async def embed_query(discoverer: Discoverer, user: User, ask: Ask) -> QueryEmbedding:
     """Before any connection is taken: none is held while waiting for an embedder."""
     strategy = ask.strategy or "hybrid"
     if strategy == "bm25" or not user.discovery_enabled:
-        return Rung(strategy, None, None)
+        return QueryEmbedding(strategy, None, None)
     try:
         kept = discoverer.models.named(ask.scope.model)
-        async with discoverer.fairness.turn(user.id) if kept.embedder.runs_here else nullcontext():
-            return Rung(strategy, await kept.queries.embed(user.id, ask.query.texts), None)
+        async with discoverer.scheduler.turn(user.id) if kept.embedder.is_local else nullcontext():
+            return QueryEmbedding(strategy, await kept.queries.embed(user.id, ask.query.texts), None)
     except EmbeddingFailed as error:
         logger.warning("searching by words alone", extra={"reason": error.reason})
-        return Rung("bm25", None, f"embedder_{error.reason}")
+        return QueryEmbedding("bm25", None, f"embedder_{error.reason}")
 
 
-def question_of(discoverer: Discoverer, ask: Ask, rung: Rung) -> Question:
+def make_scoring_params(discoverer: Discoverer, ask: Ask, rung: QueryEmbedding) -> ScoringParams:
     calibration = discoverer.models.named(ask.scope.model).model.calibration
-    return Question(ask.query, rung.strategy, ask.threshold, ask.scope.tags or (), calibration)
+    return ScoringParams(ask.query, rung.strategy, ask.threshold, ask.scope.tags or (), calibration)
 
 
 async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     async with discoverer.database.snapshot(user.id) as session:
-        offers = await read_offers(session, ask.scope, (), core=ask.include_core_tools)
+        offers = await read_definitions(session, ask.scope, (), core=ask.include_core_tools)
     discoverer.metrics.discoveries.labels("none", "core").inc()
-    core = [Selected(offer, "core") for offer in offers.core]
+    core = [SelectedTool(offer, "core") for offer in offers.core]
     chosen = select_tools((), core, (), most=_most(discoverer, ask), max_tokens=ask.max_tokens)
     return _discovery(chosen, core, 0, 0, None, generated=False, no_match=True)
 
 
 @traced("search", "searched")
-async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: Rung) -> Discovery:
-    question = question_of(discoverer, ask, rung)
+async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: QueryEmbedding) -> Discovery:
+    question = make_scoring_params(discoverer, ask, rung)
     vectors = rung.vectors
     search, evidence = discoverer.search, {}
     async with discoverer.database.snapshot(user.id) as session:
         found = await search.find(session, ask.scope, question, vectors, limit=ask.limit, ann=user.ann)
         wanted = [*ask.keep, *(hit.tool_id for hit in found.hits)]
-        take = discoverer.shelf.take
+        take = discoverer.definition_cache.take
         offers = await take(session, ask.scope, found.version, wanted, core=ask.include_core_tools)
         if ask.explain:
             evidence = await search.evidence(session, ask.scope, question, vectors, wanted)
-    core = [Selected(offer, "core") for offer in offers.core]
+    core = [SelectedTool(offer, "core") for offer in offers.core]
     hits = _found(found, offers.tools)
     chosen = select_tools(_kept(ask, offers), core, hits, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
     chosen = [replace(tool, evidence=evidence.get(tool.offer.tool_id)) for tool in chosen] if ask.explain else chosen
@@ -186,12 +194,12 @@ async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: Rung) ->
 
 async def _everything(discoverer: Discoverer, user: User, ask: Ask, reason: str) -> Discovery:
     async with discoverer.database.snapshot(user.id) as session:
-        everything = await visible_offers(session, ask.scope, ask.limit)
-        offers = await read_offers(session, ask.scope, ask.keep, core=ask.include_core_tools)
-    core = [Selected(offer, "core") for offer in offers.core]
-    fallback = [Selected(offer, "fallback") for offer in everything.offers]
+        everything = await list_visible_definitions(session, ask.scope, ask.limit)
+        offers = await read_definitions(session, ask.scope, ask.keep, core=ask.include_core_tools)
+    core = [SelectedTool(offer, "core") for offer in offers.core]
+    fallback = [SelectedTool(offer, "fallback") for offer in everything.offers]
     chosen = select_tools(_kept(ask, offers), core, fallback, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
-    rung = Rung(ask.strategy or "hybrid", None, reason)
+    rung = QueryEmbedding(ask.strategy or "hybrid", None, reason)
     return _discovery(chosen, core, everything.searched, everything.tokens, rung, generated=False, no_match=False)
 
 
@@ -199,28 +207,28 @@ def _most(discoverer: Discoverer, ask: Ask) -> int:
     return max(discoverer.max_tools, ask.limit)
 
 
-def _kept(ask: Ask, offers: Offers) -> list[Selected]:
+def _kept(ask: Ask, offers: DefinitionSet) -> list[SelectedTool]:
     """Core tools that were given before keep their place too, and stay core tools."""
-    core = {offer.tool_id: Selected(offer, "core") for offer in offers.core}
-    kept = {tool_id: Selected(offer, "kept") for tool_id, offer in offers.tools.items()}
+    core = {offer.tool_id: SelectedTool(offer, "core") for offer in offers.core}
+    kept = {tool_id: SelectedTool(offer, "kept") for tool_id, offer in offers.tools.items()}
     known = core | kept
     return [known[key] for key in ask.keep if key in known]
 
 
-def _found(found: Found, visible: dict[str, Offer]) -> list[Selected]:
+def _found(found: SearchResult, visible: dict[str, ToolDefinitionView]) -> list[SelectedTool]:
     return [
-        Selected(visible[hit.tool_id], hit.source, hit.similarity, hit.score, hit.matched_tags)
+        SelectedTool(visible[hit.tool_id], hit.source, hit.similarity, hit.score, hit.matched_tags)
         for hit in found.hits
         if hit.tool_id in visible
     ]
 
 
 def _discovery(
-    chosen: Sequence[Selected],
-    core: Sequence[Selected],
+    chosen: Sequence[SelectedTool],
+    core: Sequence[SelectedTool],
     searched: int,
     tokens: int,
-    rung: Rung | None,
+    rung: QueryEmbedding | None,
     *,
     generated: bool,
     no_match: bool,
@@ -241,14 +249,14 @@ def _discovery(
 
 def _counted(discoverer: Discoverer, user: User, ask: Ask, discovery: Discovery, seconds: float) -> Discovery:
     metrics = discoverer.metrics
-    metrics.discoveries.labels(discovery.strategy or "none", rung_of(discovery.degraded_reason)).inc()
+    metrics.discoveries.labels(discovery.strategy or "none", fallback_level(discovery.degraded_reason)).inc()
     if discovery.degraded_reason is not None:
         metrics.fallbacks.labels(discovery.degraded_reason).inc()
     if discovery.no_match:
         metrics.no_match.inc()
     metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
     found = (tool.offer.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
-    discoverer.tally.discovered(user.id, found, _figures(discovery, seconds))
+    discoverer.usage_counters.discovered(user.id, found, _figures(discovery, seconds))
     if user.settings.get("selection_log"):
         discoverer.selections.note(user.id, _selection(ask, discovery))
     return discovery
@@ -258,7 +266,7 @@ def _selection(ask: Ask, discovery: Discovery) -> Selection:
     return Selection(
         id=discovery.id,
         at=datetime.now(UTC),
-        message=shortened(ask.query.said),
+        message=shorten(ask.query.said),
         tools=[_choice(tool) for tool in discovery.tools],
         strategy=discovery.strategy or "hybrid",
         degraded_reason=discovery.degraded_reason,
@@ -266,14 +274,14 @@ def _selection(ask: Ask, discovery: Discovery) -> Selection:
     )
 
 
-def _choice(tool: Selected) -> Choice:
+def _choice(tool: SelectedTool) -> Choice:
     offer = tool.offer
     return Choice(offer.tool_id, offer.server_name, offer.name, tool.source, tool.similarity, tool.score)
 
 
-def _figures(discovery: Discovery, seconds: float) -> Figures:
+def _figures(discovery: Discovery, seconds: float) -> DiscoverySample:
     degraded = discovery.degraded_reason is not None
-    return Figures(
+    return DiscoverySample(
         seconds=seconds,
         degraded=degraded,
         no_match=discovery.no_match,

@@ -8,8 +8,8 @@ import os
 import time
 import uuid
 
-from app.sealing import Sealer
-from app.usage.counting import FEEDBACK_KEPT
+from app.crypto import Sealer
+from app.usage.repository import FEEDBACK_KEPT
 
 _TIME = 4
 _CHANCE = 5
@@ -17,7 +17,7 @@ _MADE_UP = _TIME + _CHANCE
 _FINGERPRINT = 16 - _MADE_UP
 
 
-def new_id(sealer: Sealer, user_id: str, now: float | None = None) -> str:
+def new_discovery_id(sealer: Sealer, user_id: str, now: float | None = None) -> str:
     made = _marked(int(time.time() if now is None else now).to_bytes(_TIME) + os.urandom(_CHANCE))
     return str(uuid.UUID(bytes=made + sealer.fingerprint(_signed(made, user_id))[:_FINGERPRINT]))
 
@@ -27,7 +27,7 @@ def _marked(made: bytes) -> bytes:
     return bytes([*made[:6], made[6] & 0x0F | 0x80, made[7], made[8] & 0x3F | 0x80])
 
 
-def is_id_of(sealer: Sealer, discovery_id: str, user_id: str, now: float | None = None) -> bool:
+def is_discovery_id_of(sealer: Sealer, discovery_id: str, user_id: str, now: float | None = None) -> bool:
     """Not of one so old that what was told of it is forgotten: it would count twice."""
     try:
         read = uuid.UUID(discovery_id)

@@ -27,7 +27,7 @@ class Embedder(Protocol):
         """How many documents are best given at once: small enough to show progress between batches."""
 
     @property
-    def runs_here(self) -> bool:
+    def is_local(self) -> bool:
         """It takes the processor from all else that this process does."""
 
     def expect_dimension(self, dimension: int) -> None:
@@ -41,7 +41,7 @@ class Embedder(Protocol):
     async def aclose(self) -> None: ...
 
 
-def checked(vectors: Vectors, *, count: int, dimension: int | None) -> Vectors:
+def check_vectors(vectors: Vectors, *, count: int, dimension: int | None) -> Vectors:
     """The vectors at unit length, or `EmbeddingFailed`.
 
     A zero vector gives a NaN distance, and Postgres sorts NaN as the greatest value yet calls `NaN > 0.3` true:

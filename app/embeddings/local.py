@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from app.embeddings.base import Vectors, checked
+from app.embeddings.base import Vectors, check_vectors
 from app.embeddings.granite import PACK_SHA256, Granite, packaged_pack
 from app.errors import EmbeddingFailed
 
@@ -17,7 +17,7 @@ class LocalEmbedder:
     """Granite on threads of its own: numpy lets go of the interpreter while it computes, so the event loop runs on."""
 
     batch_size = 32
-    runs_here = True
+    is_local = True
 
     def __init__(self, path: Path | None = None) -> None:
         """With no `path`, the pack of the pinned package, whose hash is known; else the operator's own pack."""
@@ -60,4 +60,4 @@ class LocalEmbedder:
         if self._closed:
             raise EmbeddingFailed("closed", "the local embedder is closed")
         vectors = await asyncio.get_running_loop().run_in_executor(executor, self._granite.embed, texts)
-        return checked(vectors, count=len(texts), dimension=self.dimension)
+        return check_vectors(vectors, count=len(texts), dimension=self.dimension)

@@ -6,7 +6,7 @@ import numpy as np
 from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
 from openai.types import CreateEmbeddingResponse
 
-from app.embeddings.base import Vectors, checked
+from app.embeddings.base import Vectors, check_vectors
 from app.errors import EmbeddingFailed
 
 DEFAULT_MODEL = "text-embedding-3-small"
@@ -28,7 +28,7 @@ class OpenAIEmbedder:
         return f"openai:{self._name}"
 
     @property
-    def runs_here(self) -> bool:
+    def is_local(self) -> bool:
         return False
 
     @property
@@ -62,7 +62,7 @@ class OpenAIEmbedder:
         except (OpenAIError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             # a body that is JSON but not an embedding answer: the client builds its types without checking them
             raise EmbeddingFailed("malformed", "the embedding endpoint answered something else") from error
-        return checked(vectors, count=len(texts), dimension=self._dimension)
+        return check_vectors(vectors, count=len(texts), dimension=self._dimension)
 
 
 def _in_order(answer: CreateEmbeddingResponse, count: int) -> Vectors:

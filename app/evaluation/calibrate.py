@@ -7,19 +7,19 @@ from importlib.resources import files
 
 import numpy as np
 
-from app.accounts.users import User
+from app.auth.users import User
 from app.catalog.visibility import VISIBLE, Scope
+from app.discovery.inline.documents import SentTool
+from app.discovery.inline.search import ListSearcher, load_tool_set
 from app.embeddings.base import Embedder, Vector, Vectors
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
-from app.evaluation.evaluate import Told
-from app.evaluation.fitting import Material, Sample, Shares, fitted, shares
+from app.evaluation.evaluate import ProgressCallback
+from app.evaluation.fit import ErrorRates, Sample, TrainingData, error_rates, fit_calibration
 from app.evaluation.labelled import Labelled, read_labelled
-from app.evaluation.labels import meaning_of
+from app.evaluation.resolver import make_resolver
+from app.search.in_memory import IndexedTool, TenantIndex
 from app.search.query import Query, read_query
-from app.search.stateless import HeldTool, HeldTools
-from app.stateless.reading import SentTool
-from app.stateless.search import ListSearcher, held_with_vectors
 
 _MESSAGES = files("app.evaluation") / "messages"
 _ROWS = f"""
@@ -31,8 +31,8 @@ _ROWS = f"""
 @dataclass(frozen=True)
 class Fit:
     calibration: Calibration
-    before: Shares
-    after: Shares
+    before: ErrorRates
+    after: ErrorRates
     tools: int
     answerable: int
     unanswerable: int
@@ -58,31 +58,31 @@ def shipped_labelled() -> list[Labelled]:
     return [item for name in names for item in read_labelled((_MESSAGES / "own" / name).read_bytes())]
 
 
-async def tools_of_user(searcher: ListSearcher, user: User) -> HeldTools:
+async def tools_of_user(searcher: ListSearcher, user: User) -> TenantIndex:
     scope = Scope(user.id, searcher.discoverer.model.id)
     async with searcher.discoverer.database.snapshot(user.id) as session:
         rows = await session.rows(_ROWS, scope.parameters())
     vectors: list[Vector | None] = [None if row[5] is None else row[5].to_numpy() for row in rows]
-    return HeldTools.of([HeldTool(*row[:5]) for row in rows]).with_vectors(vectors)
+    return TenantIndex.of([IndexedTool(*row[:5]) for row in rows]).with_vectors(vectors)
 
 
-async def tools_in_memory(searcher: ListSearcher, tools: Sequence[SentTool]) -> HeldTools:
-    return (await held_with_vectors(searcher, tools)).tools
+async def tools_in_memory(searcher: ListSearcher, tools: Sequence[SentTool]) -> TenantIndex:
+    return (await load_tool_set(searcher, tools)).tools
 
 
 async def calibrate(
-    searcher: ListSearcher, tools: HeldTools, items: Sequence[Labelled], messages: Messages, told: Told
+    searcher: ListSearcher, tools: TenantIndex, items: Sequence[Labelled], messages: Messages, told: ProgressCallback
 ) -> Fit:
     """Raises `EmbeddingFailed` where the embedder fails, and `InvalidInput` where there is nothing to fit to."""
     right = _right_tools(tools, items)
     material = await _material(searcher.discoverer.models.serving.embedder, tools, items, right, messages, told)
     if not material.answerable:
         raise InvalidInput("none of the messages needs a tool of this catalogue")
-    calibration = await asyncio.to_thread(fitted, material)
+    calibration = await asyncio.to_thread(fit_calibration, material)
     return Fit(
         calibration=calibration,
-        before=await asyncio.to_thread(shares, material, searcher.discoverer.model.calibration),
-        after=await asyncio.to_thread(shares, material, calibration),
+        before=await asyncio.to_thread(error_rates, material, searcher.discoverer.model.calibration),
+        after=await asyncio.to_thread(error_rates, material, calibration),
         tools=len(tools.tools),
         answerable=len(material.answerable),
         unanswerable=len(material.unanswerable),
@@ -90,26 +90,26 @@ async def calibrate(
     )
 
 
-def _right_tools(tools: HeldTools, items: Sequence[Labelled]) -> list[Sequence[str]]:
+def _right_tools(tools: TenantIndex, items: Sequence[Labelled]) -> list[Sequence[str]]:
     """Their keys, for each message."""
-    meaning = meaning_of((tool.tool_id, tool.server_name, tool.tool_name) for tool in tools.tools)
+    meaning = make_resolver((tool.tool_id, tool.server_name, tool.tool_name) for tool in tools.tools)
     return [[key for key in meaning.relevant(item.tools) if key in meaning.called] for item in items]
 
 
 async def _material(
     embedder: Embedder,
-    tools: HeldTools,
+    tools: TenantIndex,
     items: Sequence[Labelled],
     right: Sequence[Sequence[str]],
     messages: Messages,
-    told: Told,
-) -> Material:
+    told: ProgressCallback,
+) -> TrainingData:
     shipped = [read_query(text) for text in (*messages.needing, *messages.not_needing)]
     vectors = await _embedded(embedder, [query.whole for query in shipped], "messages", told)
     needing, not_needing = np.split(vectors, [len(messages.needing)])
     samples = await _samples(embedder, items, right, told)
     none_fits = [sample for item, sample in zip(items, samples, strict=True) if not item.tools]
-    return Material(
+    return TrainingData(
         tools=tools,
         needing=needing,
         not_needing=not_needing,
@@ -119,7 +119,7 @@ async def _material(
 
 
 async def _samples(
-    embedder: Embedder, items: Sequence[Labelled], right: Sequence[Sequence[str]], told: Told
+    embedder: Embedder, items: Sequence[Labelled], right: Sequence[Sequence[str]], told: ProgressCallback
 ) -> list[Sample]:
     queries = [item.query for item in items]
     vectors = iter(await _embedded(embedder, [text for query in queries for text in query.texts], "labelled", told))
@@ -134,7 +134,7 @@ def _needing_none(queries: Sequence[Query], vectors: Vectors) -> list[Sample]:
     return [Sample(Query(query.said, query.whole), [vector], ()) for query, vector in pairs]
 
 
-async def _embedded(embedder: Embedder, texts: Sequence[str], what: str, told: Told) -> Vectors:
+async def _embedded(embedder: Embedder, texts: Sequence[str], what: str, told: ProgressCallback) -> Vectors:
     """The patient way, with its retries: a text's vector is the same by either."""
     made = []
     for start in range(0, len(texts), embedder.batch_size):

@@ -3,25 +3,25 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.accounts.callers import Caller
-from app.discovery.asking import Wishes, resolved
+from app.auth.authentication import Caller
 from app.discovery.discover import Discoverer
-from app.discovery.why import Reason, explain
-from app.evaluation.answering import Answer, answered, ask_of
+from app.discovery.explain import Reason, explain
+from app.discovery.request import Wishes, resolved
 from app.evaluation.labelled import Labelled
-from app.evaluation.labels import Meaning, read_meaning
-from app.evaluation.summary import Summary, summed_up
+from app.evaluation.resolver import LabelResolver, load_resolver
+from app.evaluation.run import EvalAnswer, answer_message, ask_of
+from app.evaluation.summary import Summary, summarize
 from app.search.query import read_query
 
 FOUND_WITHIN = 5
 """A tool that is needed and stands further down is a miss."""
 
-Told = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """What is being done, how much of it is done, how much there is."""
 
 
 @dataclass(frozen=True)
-class Course:
+class EvalOptions:
     """How the messages are asked. `explained`: of so many misses the reason is looked for, which takes as long as the
     message itself; None: of all."""
 
@@ -65,7 +65,7 @@ class UnknownLabel:
 @dataclass(frozen=True)
 class Evaluation:
     summary: Summary
-    answers: Sequence[Answer]
+    answers: Sequence[EvalAnswer]
     misses: Sequence[Miss]
     not_first: Sequence[NotFirst]
     unknown: Sequence[UnknownLabel]
@@ -75,20 +75,20 @@ async def evaluate(
     discoverer: Discoverer,
     caller: Caller,
     items: Sequence[Labelled],
-    course: Course,
-    told: Told = lambda _what, _done, _all: None,
+    course: EvalOptions,
+    told: ProgressCallback = lambda _what, _done, _all: None,
 ) -> Evaluation:
     """Raises `NotFound` for a project that is not there, or that the caller's key is not bound to."""
     scope = (await resolved(discoverer, caller, Wishes(read_query(""), project_id=course.project_id))).scope
-    meaning = await read_meaning(discoverer, caller, scope)
+    meaning = await load_resolver(discoverer, caller, scope)
     answers = []
     for done, asked in enumerate(items, start=1):
         relevant = meaning.relevant(asked.tools)
         limit, project_id = course.limit, course.project_id
-        answers.append(await answered(discoverer, caller, asked, relevant, limit=limit, project_id=project_id))
+        answers.append(await answer_message(discoverer, caller, asked, relevant, limit=limit, project_id=project_id))
         told("messages", done, len(items))
     return Evaluation(
-        summary=summed_up(answers),
+        summary=summarize(answers),
         answers=answers,
         misses=await _misses(discoverer, caller, answers, meaning, course, told),
         not_first=[each for answer in answers for each in _not_first(answer, meaning)],
@@ -97,7 +97,12 @@ async def evaluate(
 
 
 async def _misses(
-    discoverer: Discoverer, caller: Caller, answers: Sequence[Answer], meaning: Meaning, course: Course, told: Told
+    discoverer: Discoverer,
+    caller: Caller,
+    answers: Sequence[EvalAnswer],
+    meaning: LabelResolver,
+    course: EvalOptions,
+    told: ProgressCallback,
 ) -> list[Miss]:
     missed = [(answer, key) for answer in answers for key in _missed(answer, meaning)]
     explained = len(missed) if course.explained is None else min(course.explained, len(missed))
@@ -109,13 +114,13 @@ async def _misses(
     return misses
 
 
-def _missed(answer: Answer, meaning: Meaning) -> list[str]:
+def _missed(answer: EvalAnswer, meaning: LabelResolver) -> list[str]:
     first = answer.ranked[:FOUND_WITHIN]
     relevant = meaning.relevant(answer.asked.tools)
     return [key for key in relevant if key in meaning.called and key not in first]
 
 
-def _not_first(answer: Answer, meaning: Meaning) -> list[NotFirst]:
+def _not_first(answer: EvalAnswer, meaning: LabelResolver) -> list[NotFirst]:
     """At most one: who is told of the best place knows the others. Further down it is a miss."""
     relevant = set(meaning.relevant(answer.asked.tools))
     places = [(place, key) for place, key in enumerate(answer.ranked[:FOUND_WITHIN], start=1) if key in relevant]
@@ -127,11 +132,11 @@ def _not_first(answer: Answer, meaning: Meaning) -> list[NotFirst]:
     ]
 
 
-def _place(answer: Answer, key: str) -> int | None:
+def _place(answer: EvalAnswer, key: str) -> int | None:
     return answer.ranked.index(key) + 1 if key in answer.ranked else None
 
 
-async def _reason(discoverer: Discoverer, caller: Caller, answer: Answer, key: str, course: Course) -> Reason:
+async def _reason(discoverer: Discoverer, caller: Caller, answer: EvalAnswer, key: str, course: EvalOptions) -> Reason:
     ask = await ask_of(discoverer, caller, answer.asked, limit=course.limit, project_id=course.project_id)
     confined = caller.project_id is not None
     [reason] = await explain(discoverer, caller.acting_for(), ask, key, confined=confined)

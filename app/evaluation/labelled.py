@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import InvalidInput
-from app.protocol import parse_json
 from app.search.query import Query, read_query
+from app.text.strict_json import parse_json
 
 _OTHER_NAMES = {"query": "message", "relevant": "tools"}
 _FIELDS = frozenset({"id", "message", "messages", "tools", "meta"})

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.evaluation.answering import Answer
-from app.evaluation.measures import Measures, mean
+from app.evaluation.run import EvalAnswer
+from app.evaluation.scores import Measures, mean
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Summary:
     degraded: int
 
 
-def summed_up(answers: Sequence[Answer]) -> Summary:
+def summarize(answers: Sequence[EvalAnswer]) -> Summary:
     needing = [answer for answer in answers if answer.measures is not None]
     return Summary(
         messages=len(answers),
@@ -39,7 +39,7 @@ def summed_up(answers: Sequence[Answer]) -> Summary:
     )
 
 
-def _share_without(answers: Sequence[Answer]) -> float | None:
+def _share_without(answers: Sequence[EvalAnswer]) -> float | None:
     return sum(answer.no_match for answer in answers) / len(answers) if answers else None
 
 

@@ -18,11 +18,12 @@ from typing import Any
 from app import audit
 from app.cache import TtlCache
 from app.catalog import servers
-from app.catalog.aliases import DIGEST, digest_in, is_alias_of
-from app.catalog.offers import Offer, offers_called, read_offers
-from app.catalog.tools import is_known
+from app.catalog.definitions import ToolDefinitionView, find_by_alias, read_definitions
+from app.catalog.tool_names import DIGEST, is_alias_of, parse_digest
+from app.catalog.tools import tool_exists
 from app.catalog.visibility import Scope
-from app.database.engine import Database, Session
+from app.crypto import Sealer
+from app.db.engine import Database, Session
 from app.errors import (
     DatabaseDown,
     QueryFailed,
@@ -33,16 +34,15 @@ from app.errors import (
     ToolTimedOut,
     Unavailable,
 )
-from app.execution import repeats
-from app.execution.arguments import check_arguments, check_writable, checkable
-from app.execution.results import capped, writable
-from app.protocol import Dialogue, Endpoint, Json, canonical
-from app.sealing import Sealer
-from app.telemetry import Metrics, timed
-from app.tracing import Tracing, traced
-from app.upstream.connection import INPUT_REQUIRED, OnProgress
-from app.upstream.pool import Upstream
-from app.usage.tally import Tally
+from app.execution import idempotency
+from app.execution.results import make_serializable, truncate
+from app.execution.validation import check_arguments, check_serializable, usable_schema
+from app.mcp_client.connection import INPUT_REQUIRED, OnProgress
+from app.mcp_client.pool import McpPool
+from app.observability.metrics import Metrics, timed
+from app.observability.tracing import Tracing, traced
+from app.text.strict_json import Dialogue, Endpoint, Json, canonical_json
+from app.usage.counters import UsageCounters
 
 logger = logging.getLogger("toolscout.execution")
 
@@ -64,21 +64,21 @@ class Executor:
     """What a call needs, built once."""
 
     database: Database
-    upstream: Upstream
+    mcp_pool: McpPool
     sealer: Sealer
     metrics: Metrics
-    tally: Tally
+    usage_counters: UsageCounters
     timeout_s: float
     max_result_bytes: int
-    leaving: asyncio.Event
+    shutdown: asyncio.Event
     """Set when the service waits no longer for what it has begun."""
-    checkable: TtlCache[bytes, str] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
+    usable_schemas: TtlCache[bytes, str] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
     """What of a schema is valid, by a digest of its text."""
     tracing: Tracing = field(default_factory=Tracing)
 
 
 @dataclass(frozen=True)
-class Call:
+class ExecutionRequest:
     """Either `tool_key` or `alias`, the name that a model knows the tool by, says which tool is meant."""
 
     scope: Scope
@@ -93,7 +93,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Executed:
+class ExecutionResult:
     result: Json = field(repr=False)
     tool_key: str
     server_id: str
@@ -103,11 +103,11 @@ class Executed:
 
 @dataclass(frozen=True)
 class _Tool:
-    offer: Offer
+    offer: ToolDefinitionView
     endpoint: Endpoint
 
 
-class Progress:
+class ProgressReports:
     """For whoever watches a call: `begun` once everything is checked and the server is about to be asked."""
 
     def __init__(self) -> None:
@@ -140,13 +140,15 @@ class Progress:
 
 
 @traced("execute", "truncated")
-async def execute(executor: Executor, call: Call, progress: Progress | None = None) -> Executed:
+async def execute(
+    executor: Executor, call: ExecutionRequest, progress: ProgressReports | None = None
+) -> ExecutionResult:
     """Raises `ToolNotFound`, `ArgumentsInvalid`, `ServerUnreachable` or `ToolFailed`."""
-    record = _Record(executor, call)
+    record = CallRecord(executor, call)
     async with record.kept():
-        check_writable(call.arguments)
+        check_serializable(call.arguments)
         if call.dialogue is not None:
-            check_writable(call.dialogue.responses or {})
+            check_serializable(call.dialogue.responses or {})
         # before anything else: what has run has run, whatever became of the tool since
         if (earlier := await record.replay()) is not None:
             return earlier
@@ -162,9 +164,11 @@ async def execute(executor: Executor, call: Call, progress: Progress | None = No
         return await record.run(progress)
 
 
-async def execute_telling(executor: Executor, call: Call, tell: Callable[[Json], Awaitable[None]]) -> Executed:
+async def execute_with_progress(
+    executor: Executor, call: ExecutionRequest, tell: Callable[[Json], Awaitable[None]]
+) -> ExecutionResult:
     """The same, with a word about each report of progress. Whoever gives up waiting ends the call."""
-    progress = Progress()
+    progress = ProgressReports()
     running = asyncio.create_task(execute(executor, call, progress))
     try:
         async for report in progress.reports(running):
@@ -175,7 +179,7 @@ async def execute_telling(executor: Executor, call: Call, tell: Callable[[Json],
         running.cancel()
 
 
-async def _find(executor: Executor, call: Call) -> _Tool:
+async def _find(executor: Executor, call: ExecutionRequest) -> _Tool:
     async with executor.database.transaction(call.scope.user_id) as session:
         offer = await _meant(session, call)
         assert offer.server_id is not None  # noqa: S101 only core tools have none
@@ -183,18 +187,18 @@ async def _find(executor: Executor, call: Call) -> _Tool:
     return _Tool(offer, endpoint)
 
 
-async def _meant(session: Session, call: Call) -> Offer:
+async def _meant(session: Session, call: ExecutionRequest) -> ToolDefinitionView:
     if call.tool_key is not None:
-        offers = await read_offers(session, call.scope, [call.tool_key], core=False)
+        offers = await read_definitions(session, call.scope, [call.tool_key], core=False)
         if call.tool_key not in offers.tools:
             raise ToolNotFound("there is no such tool, or it may not be used")
         return offers.tools[call.tool_key]
     return await _meant_by_alias(session, call.scope, call.alias or "")
 
 
-async def _meant_by_alias(session: Session, scope: Scope, alias: str) -> Offer:
-    digest = digest_in(alias)
-    offers = await offers_called(session, scope, alias, digest if _HEX.fullmatch(digest) else _NO_DIGEST)
+async def _meant_by_alias(session: Session, scope: Scope, alias: str) -> ToolDefinitionView:
+    digest = parse_digest(alias)
+    offers = await find_by_alias(session, scope, alias, digest if _HEX.fullmatch(digest) else _NO_DIGEST)
     if any(offer.server_id is None for offer in offers):
         raise ToolNotFound("this is a core tool: the application runs it, not Toolscout")
     meant = [offer for offer in offers if is_alias_of(alias, offer)]
@@ -208,19 +212,19 @@ async def _meant_by_alias(session: Session, scope: Scope, alias: str) -> Offer:
 async def _check_arguments(executor: Executor, schema: str, arguments: Json) -> None:
     """What in a schema is itself not valid checks nothing: the server will."""
     digest = hashlib.sha256(schema.encode()).digest()
-    known = executor.checkable.get(digest)
+    known = executor.usable_schemas.get(digest)
     if known is None:
-        known = await asyncio.to_thread(checkable, schema)
-        executor.checkable.put(digest, known)
+        known = await asyncio.to_thread(usable_schema, schema)
+        executor.usable_schemas.put(digest, known)
     await asyncio.to_thread(check_arguments, known, arguments)
 
 
 @asynccontextmanager
-async def _given_up_on(leaving: asyncio.Event) -> AsyncIterator[None]:
+async def _given_up_on(shutdown: asyncio.Event) -> AsyncIterator[None]:
     """What has not ended by then ends here, while there is still somebody to tell its caller and to write it down."""
     try:
         async with asyncio.timeout(None) as patience:
-            watching = asyncio.create_task(_end_with(leaving, patience))
+            watching = asyncio.create_task(_end_with(shutdown, patience))
             try:
                 yield
             finally:
@@ -231,22 +235,22 @@ async def _given_up_on(leaving: asyncio.Event) -> AsyncIterator[None]:
         raise ToolFailed(_STOPPED, outcome="unknown") from error
 
 
-async def _end_with(leaving: asyncio.Event, patience: asyncio.Timeout) -> None:
-    await leaving.wait()
+async def _end_with(shutdown: asyncio.Event, patience: asyncio.Timeout) -> None:
+    await shutdown.wait()
     patience.reschedule(asyncio.get_running_loop().time())
 
 
-class _Record:
+class CallRecord:
     """What is written down about one call, before and after: who may repeat it, and that it happened."""
 
-    def __init__(self, executor: Executor, call: Call) -> None:
+    def __init__(self, executor: Executor, call: ExecutionRequest) -> None:
         self._executor = executor
         self._call = call
         self._started = time.perf_counter()
         self._claimed = False
         self._replayed = False
         self._begun = False
-        self._executed: Executed | None = None
+        self._executed: ExecutionResult | None = None
         self.tool: _Tool | None = None
 
     @property
@@ -278,47 +282,47 @@ class _Record:
             return INPUT_REQUIRED
         return TOOL_ERROR if result.get("isError") is True else audit.SUCCEEDED
 
-    async def claim(self) -> Executed | None:
+    async def claim(self) -> ExecutionResult | None:
         """The answer of an earlier call with the same key, or nothing and the right to run it."""
-        earlier = await self._earlier(partial(repeats.begin, timeout_s=self._timeout_s))
+        earlier = await self._earlier(partial(idempotency.claim_key, timeout_s=self._timeout_s))
         self._claimed = earlier is None
         return earlier
 
-    async def replay(self) -> Executed | None:
+    async def replay(self) -> ExecutionResult | None:
         """The answer of an earlier call with the same key, if there was one."""
-        return await self._earlier(repeats.earlier_answer)
+        return await self._earlier(idempotency.get_stored_response)
 
-    async def _earlier(self, answer_of: Callable[..., Awaitable[Json | None]]) -> Executed | None:
+    async def _earlier(self, answer_of: Callable[..., Awaitable[Json | None]]) -> ExecutionResult | None:
         call, key = self._call, self._call.idempotency_key
         if key is None:
             return None
-        request = canonical([call.tool_key, call.alias, call.arguments, call.timeout_s, call.scope.project_id])
+        request = canonical_json([call.tool_key, call.alias, call.arguments, call.timeout_s, call.scope.project_id])
         async with self._executor.database.transaction(call.scope.user_id) as session:
             answer = await answer_of(session, self._executor.sealer, call.scope.user_id, key, request)
         self._replayed = answer is not None
         return None if answer is None else _replayed(answer)
 
-    async def run(self, progress: Progress | None) -> Executed:
+    async def run(self, progress: ProgressReports | None) -> ExecutionResult:
         executor, tool = self._executor, self._found
         on_progress: OnProgress | None = None if progress is None else progress.report
         started = time.perf_counter()
-        if executor.leaving.is_set():
+        if executor.shutdown.is_set():
             raise Unavailable("the service is being stopped; nothing was run")
         self._begun = True
         with timed(executor.metrics.upstream_seconds, "call"):
-            result = await self._call_until(executor.leaving, on_progress)
+            result = await self._call_until(executor.shutdown, on_progress)
         duration_ms = round((time.perf_counter() - started) * 1000, 2)
         asks = result.get("resultType") == INPUT_REQUIRED
-        result, truncated = capped(writable(result), executor.max_result_bytes)
+        result, truncated = truncate(make_serializable(result), executor.max_result_bytes)
         if asks and truncated:
             raise ToolFailed("the tool asks its user for more, in a question larger than we take", outcome="failed")
-        self._executed = Executed(result, tool.offer.tool_id, tool.endpoint.server_id, duration_ms, truncated)
+        self._executed = ExecutionResult(result, tool.offer.tool_id, tool.endpoint.server_id, duration_ms, truncated)
         return self._executed
 
-    async def _call_until(self, leaving: asyncio.Event, on_progress: OnProgress | None) -> Json:
+    async def _call_until(self, shutdown: asyncio.Event, on_progress: OnProgress | None) -> Json:
         call, tool = self._call, self._found
-        async with _given_up_on(leaving):
-            return await self._executor.upstream.call_tool(
+        async with _given_up_on(shutdown):
+            return await self._executor.mcp_pool.call_tool(
                 tool.endpoint, tool.offer.name, call.arguments, self._timeout_s, on_progress, call.dialogue
             )
 
@@ -343,7 +347,7 @@ class _Record:
         if not self._begun or isinstance(failure, ServerUnreachable) or outcome == INPUT_REQUIRED:
             return
         succeeded = None if outcome == CANCELLED else outcome == audit.SUCCEEDED
-        self._executor.tally.called(self._call.scope.user_id, self._found.offer.tool_id, succeeded=succeeded)
+        self._executor.usage_counters.called(self._call.scope.user_id, self._found.offer.tool_id, succeeded=succeeded)
 
     async def _settle(self, session: Session, failure: ToolscoutError | None) -> None:
         """The answer is kept for whoever repeats the call; where nothing was run, the key is free again."""
@@ -351,9 +355,11 @@ class _Record:
         if not self._claimed or key is None:
             return
         if isinstance(failure, ServerUnreachable | Unavailable):
-            await repeats.release(session, user_id, key)
+            await idempotency.release_key(session, user_id, key)
         else:
-            await repeats.keep(session, self._executor.sealer, user_id, key, _answer(self._executed, failure))
+            await idempotency.store_response(
+                session, self._executor.sealer, user_id, key, _answer(self._executed, failure)
+            )
 
     async def _note_contact(self, session: Session, failure: ToolscoutError | None) -> None:
         if self.tool is None:
@@ -361,9 +367,9 @@ class _Record:
         endpoint = self.tool.endpoint
         this = session, endpoint.user_id, endpoint.server_id
         if self._executed is not None:
-            await servers.note_contact(*this, endpoint.config_version)
+            await servers.record_contact(*this, endpoint.config_version)
         elif isinstance(failure, ServerUnreachable) and failure.cause != "push":
-            await servers.note_trouble(*this, failure.cause, failure.message, endpoint.config_version)
+            await servers.record_failure(*this, failure.cause, failure.message, endpoint.config_version)
 
     async def _audit(self, session: Session, outcome: str) -> None:
         duration_ms = (time.perf_counter() - self._started) * 1000
@@ -375,10 +381,10 @@ class _Record:
         if self.tool is not None:
             return self.tool.offer.tool_id
         asked, user_id = self._call.tool_key, self._call.scope.user_id
-        return asked if asked is not None and await is_known(session, user_id, asked) else None
+        return asked if asked is not None and await tool_exists(session, user_id, asked) else None
 
 
-def _answer(executed: Executed | None, failure: ToolscoutError | None) -> Json:
+def _answer(executed: ExecutionResult | None, failure: ToolscoutError | None) -> Json:
     if executed is not None:
         return {"executed": asdict(executed)}
     if not isinstance(failure, ToolFailed):
@@ -387,9 +393,9 @@ def _answer(executed: Executed | None, failure: ToolscoutError | None) -> Json:
     return {"failed": failed}
 
 
-def _replayed(answer: dict[str, Any]) -> Executed:
+def _replayed(answer: dict[str, Any]) -> ExecutionResult:
     if "executed" in answer:
-        return Executed(**answer["executed"])
+        return ExecutionResult(**answer["executed"])
     failed = answer["failed"]
     kind = ToolTimedOut if failed["timed_out"] else ToolFailed
     raise kind(failed["message"], outcome=failed["outcome"])

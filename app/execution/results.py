@@ -5,14 +5,14 @@ from typing import Any
 
 import orjson
 
-from app.protocol import Json
+from app.text.strict_json import Json
 
 _WRITABLE_BITS = 63
 _EMPTY_TEXT = b'{"type":"text","text":""}'
 _LONGEST_ESCAPE = len(r"\u0000")
 
 
-def writable(result: Json) -> Json:
+def make_serializable(result: Json) -> Json:
     """Integers may have any length in JSON, and 64 bits with our writer: longer ones become text, to the last digit."""
     try:
         orjson.dumps(result)
@@ -29,7 +29,7 @@ def _with_short_integers(value: Any) -> Any:
     return str(value) if isinstance(value, int) and value.bit_length() > _WRITABLE_BITS else value
 
 
-def capped(result: Json, limit: int) -> tuple[Json, bool]:
+def truncate(result: Json, limit: int) -> tuple[Json, bool]:
     """The result whole, or, where it is too large, as much of its content as fits; and whether it was cut."""
     if _size(result) <= limit:
         return result, False

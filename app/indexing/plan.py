@@ -8,11 +8,11 @@ import orjson
 from pgvector import SparseVector
 
 from app.embeddings.base import Vector
-from app.indexing import document
-from app.indexing.cleaning import Finding
-from app.indexing.listing import ListedTool
-from app.protocol import ToolDefinition
-from app.search.actions import Action, action_of_tool
+from app.indexing import documents
+from app.indexing.parsing import ListedTool
+from app.indexing.sanitize import Finding
+from app.search.intents import Action, action_of_tool
+from app.text.strict_json import ToolDefinition
 
 CountTokens = Callable[[str], int]
 
@@ -47,7 +47,7 @@ class ToolRow:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MissingVector:
     """A vector that is missing or out of date."""
 
     tool_id: str
@@ -63,7 +63,7 @@ class Plan:
     unchanged: int
     rows: Sequence[ToolRow]
     removed_ids: Sequence[str]
-    wanted: Sequence[Wanted]
+    wanted: Sequence[MissingVector]
     unapproved: Sequence[str]
     """The names of tools whose definition nobody has accepted yet."""
 
@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Place:
+class IndexTarget:
     """Where the tools belong, and which model looks at them."""
 
     server_id: str
@@ -83,10 +83,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Share:
+class ModelUpdate:
     """What is to be written for one model. Of a run's shares the active model's comes first: the tools are its own."""
 
-    place: Place
+    place: IndexTarget
     plan: Plan
     vectors: Mapping[str, Vector]
     """By tool."""
@@ -95,27 +95,27 @@ class Share:
 def make_plan(
     tools: Sequence[ListedTool],
     stored: Mapping[str, StoredTool],
-    place: Place,
+    place: IndexTarget,
     count_tokens: CountTokens,
     *,
     force: bool,
 ) -> Plan:
     rows: list[ToolRow] = []
-    wanted: list[Wanted] = []
+    wanted: list[MissingVector] = []
     added = changed = 0
     for listed in tools:
         tool = listed.definition
         known = stored.get(tool.name)
-        index_hash = document.index_hash(tool, place.server_name)
+        index_hash = documents.index_hash(tool, place.server_name)
         is_new = known is None or known.vanished
         added += is_new
         changed += not is_new and _differs(known, listed)
         if is_new or not _is_as_stored(known, listed, index_hash) or not _is_indexed(known):
             rows.append(_row(listed, index_hash, place, count_tokens))
-        content_hash = document.content_hash(index_hash, place.model)
+        content_hash = documents.content_hash(index_hash, place.model)
         if force or known is None or known.content_hash != content_hash:
-            text = document.embedded_text(tool, place.server_name)
-            wanted.append(Wanted(tool_id(place.server_id, tool.name), tool.name, text, content_hash))
+            text = documents.embedded_text(tool, place.server_name)
+            wanted.append(MissingVector(tool_id(place.server_id, tool.name), tool.name, text, content_hash))
     names = {listed.definition.name for listed in tools}
     removed = [known.tool_id for name, known in stored.items() if name not in names and not known.vanished]
     unapproved = [listed.definition.name for listed in tools if _is_unapproved(stored, listed)]
@@ -123,16 +123,16 @@ def make_plan(
 
 
 def plan_for_another_model(
-    tools: Sequence[ListedTool], stored: Mapping[str, StoredTool], place: Place, count_tokens: CountTokens
+    tools: Sequence[ListedTool], stored: Mapping[str, StoredTool], place: IndexTarget, count_tokens: CountTokens
 ) -> Plan:
     """The tools stay as they are stored; they only lack rows or vectors of this model."""
     known = [(listed, stored[listed.definition.name]) for listed in tools]
     rows = [_row(listed, tool.index_hash, place, count_tokens) for listed, tool in known if not tool.indexed]
     wanted = [
-        Wanted(tool.tool_id, listed.definition.name, text, content_hash)
+        MissingVector(tool.tool_id, listed.definition.name, text, content_hash)
         for listed, tool in known
-        if tool.content_hash != (content_hash := document.content_hash(tool.index_hash, place.model))
-        and (text := document.embedded_text(listed.definition, place.server_name))
+        if tool.content_hash != (content_hash := documents.content_hash(tool.index_hash, place.model))
+        and (text := documents.embedded_text(listed.definition, place.server_name))
     ]
     return Plan(0, 0, len(tools), rows, (), wanted, ())
 
@@ -166,15 +166,15 @@ def definition_tokens(tool: ToolDefinition, count_tokens: CountTokens) -> int:
     return count_tokens(orjson.dumps(shown).decode())
 
 
-def _row(listed: ListedTool, index_hash: str, place: Place, count_tokens: CountTokens) -> ToolRow:
+def _row(listed: ListedTool, index_hash: str, place: IndexTarget, count_tokens: CountTokens) -> ToolRow:
     tool = listed.definition
     return ToolRow(
         tool_id=tool_id(place.server_id, tool.name),
         definition=tool,
         definition_hash=listed.fingerprint,
         index_hash=index_hash,
-        enriched_description=document.enriched_description(tool, place.server_name),
-        lexical=document.lexical_vector(tool, place.server_name, place.dimension),
+        enriched_description=documents.enriched_description(tool, place.server_name),
+        lexical=documents.lexical_vector(tool, place.server_name, place.dimension),
         action=action_of_tool(tool.name, tool.description),
         tokens=definition_tokens(tool, count_tokens),
         findings=listed.findings,

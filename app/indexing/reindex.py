@@ -9,23 +9,23 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from app.catalog.servers import Server, get_endpoint, get_server, note_contact
-from app.catalog.verdicts import Policy
-from app.catalog.visibility import Locked, lock_server, read_policy
-from app.database.engine import Database
+from app.catalog.policy import Policy
+from app.catalog.servers import Server, get_endpoint, get_server, record_contact
+from app.catalog.visibility import ServerLock, lock_server, read_policy
+from app.crypto import Sealer
+from app.db.engine import Database
 from app.embeddings.base import Embedder, Vector
-from app.embeddings.kept import KeptModel
-from app.embeddings.registry import hold_models
+from app.embeddings.models import LoadedModel
+from app.embeddings.repository import lock_models_shared
 from app.errors import EmbeddingFailed
-from app.indexing import jobs, store
-from app.indexing.document import text_hash
-from app.indexing.listing import Listing, read_listing
-from app.indexing.plan import CountTokens, Place, Plan, Share, StoredTool, Wanted, make_plan
-from app.protocol import Endpoint, Json, parse_json
-from app.sealing import Sealer
-from app.telemetry import Metrics, failures_counted, timed
-from app.tracing import Tracing, traced
-from app.upstream.pool import Upstream
+from app.indexing import queue, store
+from app.indexing.documents import text_hash
+from app.indexing.parsing import Listing, parse_listing
+from app.indexing.plan import CountTokens, IndexTarget, MissingVector, ModelUpdate, Plan, StoredTool, make_plan
+from app.mcp_client.pool import McpPool
+from app.observability.metrics import Metrics, failures_counted, timed
+from app.observability.tracing import Tracing, traced
+from app.text.strict_json import Endpoint, Json, parse_json
 
 logger = logging.getLogger("toolscout.indexing")
 
@@ -38,13 +38,13 @@ class Indexer:
     """What a run needs, built once."""
 
     database: Database
-    models: Callable[[], Awaitable[Sequence[KeptModel]]]
+    models: Callable[[], Awaitable[Sequence[LoadedModel]]]
     """All that are registered at this moment, the active one first."""
     count_tokens: CountTokens
     metrics: Metrics
     max_tools: int
     ann_above: int
-    upstream: Upstream
+    mcp_pool: McpPool
     sealer: Sealer
     computing: asyncio.Semaphore
     """Many servers are waited for at once, few are embedded at once."""
@@ -52,7 +52,7 @@ class Indexer:
 
 
 @traced("reindex")
-async def reindex_server(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
+async def reindex_server(indexer: Indexer, run: queue.Claim) -> queue.RunState:
     while True:
         try:
             return await _reindex_once(indexer, run)
@@ -65,13 +65,13 @@ class _Changed(Exception):
     searched, or another address; or there are other models."""
 
 
-async def _reindex_once(indexer: Indexer, run: jobs.Claim) -> jobs.RunState:
+async def _reindex_once(indexer: Indexer, run: queue.Claim) -> queue.RunState:
     server, listing = await _offered(indexer, run)
     async with indexer.computing:
         return await _index(indexer, run, server, listing)
 
 
-async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing) -> jobs.RunState:
+async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Listing) -> queue.RunState:
     active, *others = await indexer.models()
     async with indexer.database.transaction(run.user_id) as session:
         policy = await read_policy(session)
@@ -79,11 +79,11 @@ async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Lis
     offered_before = any(not tool.vanished for tool in stored.values())
     if offered_before and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
-    place = Place(server.id, server.name, active.model.id, active.model.dimension)
+    place = IndexTarget(server.id, server.name, active.model.id, active.model.dimension)
     plan = await _planned(indexer, listing, stored, place, force=run.force)
     embedding = Embedding(indexer, active.embedder, _Report(indexer, run, len(listing.tools)))
     await embedding.gather(plan.wanted, afresh=run.force)
-    outcome = jobs.Outcome(
+    outcome = queue.RunSummary(
         added=plan.added,
         changed=plan.changed,
         unchanged=plan.unchanged,
@@ -93,33 +93,33 @@ async def _index(indexer: Indexer, run: jobs.Claim, server: Server, listing: Lis
         refused=[asdict(refusal) for refusal in listing.refused],
         warnings=[*_told(policy, run, server, listing, plan), *embedding.warnings],
     )
-    seen = Locked(server.name, server.config_version)
-    own = Share(place, plan, embedding.vectors)
+    seen = ServerLock(server.name, server.config_version)
+    own = ModelUpdate(place, plan, embedding.vectors)
     shares = [own, *[await _share_of_another(indexer, run, server, listing, kept) for kept in others]]
     await _apply(indexer, run, seen, shares, outcome, total=len(listing.tools))
     return "succeeded"
 
 
 async def _share_of_another(
-    indexer: Indexer, run: jobs.Claim, server: Server, listing: Listing, kept: KeptModel
-) -> Share:
+    indexer: Indexer, run: queue.Claim, server: Server, listing: Listing, kept: LoadedModel
+) -> ModelUpdate:
     """Of a model that is not active its rows follow every change; of its vectors those that somebody has had made
     before. The others are made before it becomes active: see filling.py."""
-    place = Place(server.id, server.name, kept.model.id, kept.model.dimension)
+    place = IndexTarget(server.id, server.name, kept.model.id, kept.model.dimension)
     async with indexer.database.transaction(run.user_id) as session:
         stored = await store.stored_tools(session, run.user_id, run.server_id, place.model)
     plan = await _planned(indexer, listing, stored, place, force=False)
-    return Share(place, plan, await known_vectors(indexer, place.model, plan.wanted))
+    return ModelUpdate(place, plan, await known_vectors(indexer, place.model, plan.wanted))
 
 
 async def _planned(
-    indexer: Indexer, listing: Listing, stored: Mapping[str, StoredTool], place: Place, *, force: bool
+    indexer: Indexer, listing: Listing, stored: Mapping[str, StoredTool], place: IndexTarget, *, force: bool
 ) -> Plan:
     # hashing and counting a thousand definitions takes a while: not on the event loop
     return await asyncio.to_thread(make_plan, listing.tools, stored, place, indexer.count_tokens, force=force)
 
 
-def _told(policy: Policy, run: jobs.Claim, server: Server, listing: Listing, plan: Plan) -> Iterator[str]:
+def _told(policy: Policy, run: queue.Claim, server: Server, listing: Listing, plan: Plan) -> Iterator[str]:
     """What a person should know of."""
     if run.payload is not None and server.transport != "push":
         yield "this server is asked for its own list, which will take this one's place"
@@ -136,7 +136,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_TOLD]) + (f" and {further} more" if further > 0 else "")
 
 
-async def _offered(indexer: Indexer, run: jobs.Claim) -> tuple[Server, Listing]:
+async def _offered(indexer: Indexer, run: queue.Claim) -> tuple[Server, Listing]:
     """No connection to the database is held while the server is asked."""
     async with indexer.database.transaction(run.user_id) as session:
         server = await get_server(session, run.user_id, run.server_id)
@@ -148,52 +148,52 @@ async def _offered(indexer: Indexer, run: jobs.Claim) -> tuple[Server, Listing]:
         tools = await _asked(indexer, endpoint)
     else:
         tools = (await asyncio.to_thread(parse_json, run.payload or b"{}"))["tools"]
-    return server, await asyncio.to_thread(read_listing, tools, max_tools=indexer.max_tools)
+    return server, await asyncio.to_thread(parse_listing, tools, max_tools=indexer.max_tools)
 
 
 async def _asked(indexer: Indexer, endpoint: Endpoint) -> list[Json]:
     with timed(indexer.metrics.upstream_seconds, "list"):
-        return await indexer.upstream.list_tools(endpoint)
+        return await indexer.mcp_pool.list_tools(endpoint)
 
 
-async def _refuse_empty(indexer: Indexer, run: jobs.Claim, listing: Listing) -> jobs.RunState:
+async def _refuse_empty(indexer: Indexer, run: queue.Claim, listing: Listing) -> queue.RunState:
     message = (
         "the list holds no usable tool, though the server had some; the old index stays (`?force=true` accepts it)"
     )
     refused = [asdict(refusal) for refusal in listing.refused]
-    outcome = jobs.Outcome(refused_count=listing.refused_count, refused=refused, warnings=listing.warnings)
+    outcome = queue.RunSummary(refused_count=listing.refused_count, refused=refused, warnings=listing.warnings)
     async with indexer.database.transaction(run.user_id) as session:
-        await jobs.fail(session, run, "empty_listing", message, outcome)
+        await queue.fail(session, run, "empty_listing", message, outcome)
     return "failed"
 
 
 async def _apply(
     indexer: Indexer,
-    run: jobs.Claim,
-    seen: Locked,
-    shares: Sequence[Share],
-    outcome: jobs.Outcome,
+    run: queue.Claim,
+    seen: ServerLock,
+    shares: Sequence[ModelUpdate],
+    outcome: queue.RunSummary,
     total: int,
 ) -> None:
     async with indexer.database.transaction(run.user_id) as session:
-        models = await hold_models(session)
+        models = await lock_models_shared(session)
         locked = await lock_server(session, run.user_id, run.server_id)
-        await jobs.fence(session, run)
+        await queue.fence(session, run)
         if locked != seen or models != [share.place.model for share in shares]:
             raise _Changed
         if _something_to_write(shares):
-            await store.apply(session, run.user_id, shares, run_id=run.id, ann_above=indexer.ann_above)
+            await store.apply_updates(session, run.user_id, shares, run_id=run.id, ann_above=indexer.ann_above)
         if run.asks or run.payload is not None:
-            await note_contact(session, run.user_id, run.server_id)
-        await jobs.succeed(session, run, outcome, total)
+            await record_contact(session, run.user_id, run.server_id)
+        await queue.succeed(session, run, outcome, total)
 
 
-def _something_to_write(shares: Sequence[Share]) -> bool:
+def _something_to_write(shares: Sequence[ModelUpdate]) -> bool:
     own, *others = shares
     return not own.plan.empty or any(share.plan.rows or share.vectors for share in others)
 
 
-async def known_vectors(indexer: Indexer, model: str, wanted: Sequence[Wanted]) -> dict[str, Vector]:
+async def known_vectors(indexer: Indexer, model: str, wanted: Sequence[MissingVector]) -> dict[str, Vector]:
     """By tool, from the cache that all users share."""
     if not wanted:
         return {}
@@ -208,13 +208,13 @@ class _Report:
     """Tells a run's watchers how far its embedding is."""
 
     indexer: Indexer
-    run: jobs.Claim
+    run: queue.Claim
     total: int
 
     async def __call__(self, left: int) -> None:
         done = self.total - max(left, 0)
         async with self.indexer.database.transaction(self.run.user_id) as session:
-            await jobs.report_progress(session, self.run, done, self.total)
+            await queue.report_progress(session, self.run, done, self.total)
         extra = {"run_id": self.run.id, "done": done, "total": self.total}
         logger.info("embedding", extra=extra)
 
@@ -231,7 +231,7 @@ class Embedding:
         self.computed = 0
         self.warnings: list[str] = []
 
-    async def gather(self, wanted: Sequence[Wanted], *, afresh: bool = False) -> None:
+    async def gather(self, wanted: Sequence[MissingVector], *, afresh: bool = False) -> None:
         """As many as can be had: what the embedder cannot do now is left to be done later. `afresh`: it is asked again,
         whatever is known."""
         if not afresh:
@@ -247,7 +247,7 @@ class Embedding:
                 f"the embedder failed ({error.reason}): tools are found by their words until it recovers"
             )
 
-    async def _embed_all_or_each(self, batch: Sequence[Wanted]) -> None:
+    async def _embed_all_or_each(self, batch: Sequence[MissingVector]) -> None:
         """One text that the embedder does not take must not cost the others their vectors."""
         try:
             await self._embed(batch)
@@ -256,7 +256,7 @@ class Embedding:
                 raise
             await self._embed_each(batch)
 
-    async def _embed_each(self, batch: Sequence[Wanted]) -> None:
+    async def _embed_each(self, batch: Sequence[MissingVector]) -> None:
         failures = 0
         for tool in batch:
             try:
@@ -268,7 +268,7 @@ class Embedding:
                     raise
                 self.warnings.append(f"the tool {tool.tool_name!r} could not be embedded ({error.reason})")
 
-    async def _embed(self, batch: Sequence[Wanted]) -> None:
+    async def _embed(self, batch: Sequence[MissingVector]) -> None:
         metrics = self._indexer.metrics
         telling = self._indexer.tracing.span("embed")
         with telling, timed(metrics.embedding_seconds, "index"), failures_counted(metrics, "index"):
@@ -278,4 +278,4 @@ class Embedding:
         metrics.tools_embedded.inc(len(batch))
         by_text = {text_hash(tool.text): vector for tool, vector in zip(batch, vectors, strict=True)}
         async with self._indexer.database.system_transaction() as session:
-            await store.remember_vectors(session, self._embedder.model, by_text)
+            await store.cache_vectors(session, self._embedder.model, by_text)

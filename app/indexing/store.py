@@ -9,17 +9,17 @@ from pgvector import HalfVector
 from sqlalchemy import bindparam, case, delete, func, insert, null, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from app.catalog.tools import recount
-from app.catalog.verdicts import Verdict
-from app.catalog.visibility import verdicts, write_verdicts
-from app.database.engine import Session
+from app.catalog.policy import VisibilityDecision
+from app.catalog.tools import update_tool_counts
+from app.catalog.visibility import evaluate_tools, write_decisions
+from app.db.engine import Session
+from app.db.tables import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.embeddings.base import Vector
-from app.indexing.cleaning import Finding
-from app.indexing.listing import ListedTool, looked_through
-from app.indexing.plan import Place, Share, StoredTool, ToolRow
-from app.models import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
-from app.protocol import Json, ToolDefinition, canonical
-from app.usage.learning import put_priors
+from app.indexing.parsing import ListedTool, sanitize_definition
+from app.indexing.plan import IndexTarget, ModelUpdate, StoredTool, ToolRow
+from app.indexing.sanitize import Finding
+from app.text.strict_json import Json, ToolDefinition, canonical_json
+from app.usage.learning import write_priors
 
 CHANGES_KEPT = 20
 VANISHED_KEPT = 1_000
@@ -70,7 +70,7 @@ def _listed_again(definition: ToolDefinition, fingerprint: str, findings: Sequen
     cleaned, and cannot be."""
     hidden = [finding for finding in findings if finding.flag == "hidden_characters"]
     try:
-        anew = looked_through(definition)
+        anew = sanitize_definition(definition)
     except ValueError:
         return None
     return ListedTool(anew.definition, fingerprint, [*hidden, *anew.findings])
@@ -88,7 +88,7 @@ async def cached_vectors(session: Session, model: str, hashes: Sequence[bytes]) 
     return {text_hash: vector.to_numpy() for text_hash, vector in rows}
 
 
-async def remember_vectors(session: Session, model: str, vectors: Mapping[bytes, Vector]) -> None:
+async def cache_vectors(session: Session, model: str, vectors: Mapping[bytes, Vector]) -> None:
     # in one order, whoever writes: two that write the same keys must not wait for each other
     known = sorted(vectors.items())
     rows = [{"model": model, "text_hash": key, "embedding": HalfVector(vector)} for key, vector in known]
@@ -97,34 +97,36 @@ async def remember_vectors(session: Session, model: str, vectors: Mapping[bytes,
     await session.execute(statement.on_conflict_do_update(index_elements=["model", "text_hash"], set_=newest), rows)
 
 
-async def apply(session: Session, user_id: str, shares: Sequence[Share], *, run_id: str, ann_above: int) -> None:
+async def apply_updates(
+    session: Session, user_id: str, shares: Sequence[ModelUpdate], *, run_id: str, ann_above: int
+) -> None:
     """All of it or nothing, for every model: a reader sees the old tools until the transaction ends, then the new."""
     place, plan = shares[0].place, shares[0].plan
-    await _let_vanish(session, user_id, place.server_id, plan.removed_ids)
+    await _soft_delete(session, user_id, place.server_id, plan.removed_ids)
     await _write_history(session, user_id, place.server_id, run_id, plan.rows)
     await _write_tools(session, user_id, place.server_id, plan.rows)
-    decided = await verdicts(session, user_id, place.server_id)
+    decided = await evaluate_tools(session, user_id, place.server_id)
     for share in shares:
         await _write_index(session, user_id, share, decided)
-    await write_verdicts(session, user_id, decided)
+    await write_decisions(session, user_id, decided)
     if any(share.plan.rows for share in shares):
-        await put_priors(session, user_id, place.server_id)
+        await write_priors(session, user_id, place.server_id)
     for share in shares:
         await _write_vectors(session, user_id, share)
     await _write_counts(session, user_id, place)
-    await recount(session, user_id, ann_above)
+    await update_tool_counts(session, user_id, ann_above)
 
 
-async def apply_to_another_model(session: Session, user_id: str, share: Share) -> None:
+async def apply_inactive_model(session: Session, user_id: str, share: ModelUpdate) -> None:
     """Nobody searches it yet: what the tools are, and what is remembered of the catalogue, stays."""
     server_id = share.place.server_id
-    await _write_index(session, user_id, share, await verdicts(session, user_id, server_id))
+    await _write_index(session, user_id, share, await evaluate_tools(session, user_id, server_id))
     if share.plan.rows:
-        await put_priors(session, user_id, server_id)
+        await write_priors(session, user_id, server_id)
     await _write_vectors(session, user_id, share)
 
 
-async def _let_vanish(session: Session, user_id: str, server_id: str, tool_ids: Sequence[str]) -> None:
+async def _soft_delete(session: Session, user_id: str, server_id: str, tool_ids: Sequence[str]) -> None:
     """Not to be found any more, but remembered: a tool that returns is what it was, for better or worse."""
     if not tool_ids:
         return
@@ -165,7 +167,7 @@ async def _write_history(session: Session, user_id: str, server_id: str, run_id:
 
 def _difference(old: Json, new: Json) -> dict[str, Any]:
     # by their JSON: to Python 1 is True
-    fields = [name for name in (old | new) if canonical(old.get(name)) != canonical(new.get(name))]
+    fields = [name for name in (old | new) if canonical_json(old.get(name)) != canonical_json(new.get(name))]
     # nothing that anybody could see: then it is what nobody can
     return {"fields": fields or ["hidden_characters"], "old": old, "new": new}
 
@@ -233,7 +235,9 @@ def _tool_values(user_id: str, server_id: str, row: ToolRow) -> dict[str, Any]:
     }
 
 
-async def _write_index(session: Session, user_id: str, share: Share, decided: Mapping[str, Verdict]) -> None:
+async def _write_index(
+    session: Session, user_id: str, share: ModelUpdate, decided: Mapping[str, VisibilityDecision]
+) -> None:
     """The narrow rows of new and changed tools. An older text's vector goes even before the new one is there: better
     found by words than found wrongly. Where the text is as it was, the vector stays."""
     place, plan, vectors = share.place, share.plan, share.vectors
@@ -277,12 +281,12 @@ def _vector(hashes: Mapping[str, str], vectors: Mapping[str, Vector], tool_id: s
     return {"embedding": HalfVector(vectors[tool_id]), "content_hash": hashes[tool_id]}
 
 
-def _stored(verdict: Verdict) -> dict[str, Any]:
+def _stored(verdict: VisibilityDecision) -> dict[str, Any]:
     stored = verdict.stored()
     return {"enabled": stored["visible"], **{name: stored[name] for name in ("tags", "projects", "project_tags")}}
 
 
-async def _write_vectors(session: Session, user_id: str, share: Share) -> None:
+async def _write_vectors(session: Session, user_id: str, share: ModelUpdate) -> None:
     """Of tools that are unchanged, but had no vector yet or are embedded anew by force."""
     plan, vectors = share.plan, share.vectors
     rewritten = {row.tool_id for row in plan.rows}
@@ -299,7 +303,7 @@ async def _write_vectors(session: Session, user_id: str, share: Share) -> None:
     await session.execute(statement, rows)
 
 
-async def _write_counts(session: Session, user_id: str, place: Place) -> None:
+async def _write_counts(session: Session, user_id: str, place: IndexTarget) -> None:
     rows = mcp_tool_embeddings.c
     mine = rows.user_id == user_id, rows.model == place.model, rows.server_id == place.server_id
     pending = select(func.count()).where(*mine, rows.embedding.is_(None)).scalar_subquery()

@@ -16,12 +16,12 @@ from functools import partial
 from sqlalchemy import Row, case, func, select
 
 from app.cache import TtlCache
-from app.catalog.visibility import decide_where_needed
+from app.catalog.visibility import recompute_stale
+from app.db.tables import index_runs, mcp_servers
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
-from app.indexing import jobs
+from app.indexing import queue
 from app.indexing.reindex import Indexer, reindex_server
-from app.models import index_runs, mcp_servers
-from app.protocol import Endpoint
+from app.text.strict_json import Endpoint
 
 logger = logging.getLogger("toolscout.worker")
 
@@ -36,7 +36,7 @@ _LONGEST_PAUSE_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class WorkerConfig:
     runs_at_once: int
     """0: this process leaves the work to others."""
     pending_retry_s: float
@@ -61,7 +61,7 @@ async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
 
 
 class Worker:
-    def __init__(self, indexer: Indexer, pace: Pace) -> None:
+    def __init__(self, indexer: Indexer, pace: WorkerConfig) -> None:
         self._indexer = indexer
         self._pace = pace
         self._room = asyncio.Semaphore(pace.runs_at_once)
@@ -132,7 +132,7 @@ class Worker:
         else:
             self._begin(partial(self._perform_in_room, run))
 
-    async def _perform_in_room(self, run: jobs.Claim) -> None:
+    async def _perform_in_room(self, run: queue.Claim) -> None:
         try:
             await self._perform(run)
         finally:
@@ -149,27 +149,27 @@ class Worker:
         if (run := await self._claim(run_id)) is not None:
             await self._perform(run)
 
-    async def _claim(self, run_id: str | None = None) -> jobs.Claim | None:
+    async def _claim(self, run_id: str | None = None) -> queue.Claim | None:
         async with self._indexer.database.system_transaction() as session:
-            return await jobs.claim(session, self._pace.lease_s, run_id)
+            return await queue.claim(session, self._pace.lease_s, run_id)
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pace.idle_s):
                 await self._work_is_there.wait()
 
-    async def _perform(self, run: jobs.Claim) -> None:
+    async def _perform(self, run: queue.Claim) -> None:
         state, started = "failed", time.perf_counter()
         try:
-            if run.attempts > jobs.MAX_ATTEMPTS:
-                await self._fail(run, "crashed", f"given up after {jobs.MAX_ATTEMPTS} attempts that did not end")
+            if run.attempts > queue.MAX_ATTEMPTS:
+                await self._fail(run, "crashed", f"given up after {queue.MAX_ATTEMPTS} attempts that did not end")
             else:
                 async with self._lease_kept(run):
                     state = await reindex_server(self._indexer, run)
         except asyncio.CancelledError:
             await self._hand_back(run)
             raise
-        except (jobs.LeaseLost, NotFound):  # another has it, or it is gone with its server
+        except (queue.LeaseLost, NotFound):  # another has it, or it is gone with its server
             state = "lost"
         except (Unavailable, QueryInterrupted):
             await self._release(run)
@@ -185,18 +185,18 @@ class Worker:
         self._indexer.metrics.index_seconds.labels(state).observe(time.perf_counter() - started)
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
 
-    async def _retry_or_fail(self, run: jobs.Claim, error: ServerUnreachable) -> str:
-        if not error.passing or run.attempts >= jobs.MAX_ATTEMPTS:
+    async def _retry_or_fail(self, run: queue.Claim, error: ServerUnreachable) -> str:
+        if not error.passing or run.attempts >= queue.MAX_ATTEMPTS:
             await self._fail(run, error.cause, error.message)
             return "failed"
         # jitter, so that servers behind one gateway that stumbled are not all asked again at once
         pause_s = self._pace.retry_s * 4 ** (run.attempts - 1) * random.uniform(0.75, 1.25)  # noqa: S311
         async with self._indexer.database.transaction(run.user_id) as session:
-            await jobs.retry_later(session, run, error.cause, error.message, pause_s)
+            await queue.retry_later(session, run, error.cause, error.message, pause_s)
         return "retried"
 
     @asynccontextmanager
-    async def _lease_kept(self, run: jobs.Claim) -> AsyncIterator[None]:
+    async def _lease_kept(self, run: queue.Claim) -> AsyncIterator[None]:
         heartbeat = asyncio.create_task(self._keep_lease(run))
         try:
             yield
@@ -205,28 +205,28 @@ class Worker:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
 
-    async def _keep_lease(self, run: jobs.Claim) -> None:
+    async def _keep_lease(self, run: queue.Claim) -> None:
         while True:
             await asyncio.sleep(run.lease_s / _HEARTBEATS_IN_A_LEASE)
             with suppress(Unavailable, QueryInterrupted):
                 async with self._indexer.database.transaction(run.user_id) as session:
-                    await jobs.keep_lease(session, run)
+                    await queue.renew_lease(session, run)
 
-    async def _fail(self, run: jobs.Claim, cause: str, message: str) -> None:
+    async def _fail(self, run: queue.Claim, cause: str, message: str) -> None:
         extra = {"run_id": run.id, "server_id": run.server_id, "cause": cause}
         logger.warning("index run failed", extra=extra)
         async with self._indexer.database.transaction(run.user_id) as session:
-            await jobs.fail(session, run, cause, message, jobs.Outcome())
+            await queue.fail(session, run, cause, message, queue.RunSummary())
 
-    async def _release(self, run: jobs.Claim) -> None:
+    async def _release(self, run: queue.Claim) -> None:
         with suppress(Unavailable, QueryInterrupted):
             async with self._indexer.database.transaction(run.user_id) as session:
-                await jobs.release(session, run, self._pace.retry_s)
+                await queue.release(session, run, self._pace.retry_s)
 
-    async def _hand_back(self, run: jobs.Claim) -> None:
+    async def _hand_back(self, run: queue.Claim) -> None:
         with suppress(Unavailable, QueryInterrupted):
             async with self._indexer.database.transaction(run.user_id) as session:
-                await jobs.hand_back(session, run)
+                await queue.requeue(session, run)
 
     async def _embed_pending(self) -> None:
         """Servers with tools that have no vector yet, from a time when the embedder was down, are queued again."""
@@ -237,14 +237,14 @@ class Worker:
         pending = await self._pending()
         if not pending or not await self._embedder_answers():
             return 0
-        await self._queue([(user_id, server_id) for user_id, server_id in pending], jobs.SYSTEM, asks=False)
+        await self._queue([(user_id, server_id) for user_id, server_id in pending], queue.SYSTEM, asks=False)
         return len(pending)
 
     async def _queue(self, servers: Sequence[tuple[str, str]], asked_by: str, *, asks: bool = True) -> None:
         for user_id, server_id in servers:
             with suppress(NotFound):  # deleted in this very moment
                 async with self._indexer.database.transaction(user_id) as session:
-                    await jobs.enqueue(session, user_id, server_id, asks=asks, asked_by=asked_by)
+                    await queue.enqueue(session, user_id, server_id, asks=asks, asked_by=asked_by)
         self.wake()
 
     async def _embedder_answers(self) -> bool:
@@ -265,7 +265,7 @@ class Worker:
         retry_s = self._pace.pending_retry_s
         # after each vain try the next one waits twice as long, up to an hour
         pause_s = func.least(retry_s * func.power(2, mcp_servers.c.pending_tries - 1), _LONGEST_PAUSE_S)
-        due = mcp_servers.c.updated_at < func.now() - jobs.seconds(pause_s)
+        due = mcp_servers.c.updated_at < func.now() - queue.seconds(pause_s)
         statement = select(mcp_servers.c.user_id, mcp_servers.c.id).where(
             mcp_servers.c.pending_count > 0, due, ~waiting.exists()
         )
@@ -276,13 +276,13 @@ class Worker:
         """Servers that have not been asked for long; those that were away, sooner."""
         every_s = self._pace.reindex_every_s
         await asyncio.sleep(min(_LOOK_ROUND_S, every_s / 2) if every_s else _LOOK_ROUND_S)
-        await decide_where_needed(self._indexer.database)
+        await recompute_stale(self._indexer.database)
         if every_s:
             await self.queue_unasked()
 
     async def queue_unasked(self) -> int:
         unasked = await self._not_asked_for(self._pace.reindex_every_s)
-        await self._queue(unasked, jobs.SCHEDULE)
+        await self._queue(unasked, queue.SCHEDULE)
         return len(unasked)
 
     async def _not_asked_for(self, seconds: float) -> Sequence[tuple[str, str]]:
@@ -291,7 +291,7 @@ class Worker:
         lately = select(index_runs.c.id).where(
             index_runs.c.user_id == mcp_servers.c.user_id,
             index_runs.c.server_id == mcp_servers.c.id,
-            index_runs.c.created_at > func.now() - jobs.seconds(pause_s),
+            index_runs.c.created_at > func.now() - queue.seconds(pause_s),
         )
         statement = select(mcp_servers.c.user_id, mcp_servers.c.id).where(
             mcp_servers.c.enabled, mcp_servers.c.transport != "push", ~lately.exists()

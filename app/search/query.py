@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.search.lexical import terms
+from app.search.bm25 import terms
 
 LONGEST_SEARCHED = 4_000
 _LONGEST_WITH_AIMS = 1_000
@@ -108,10 +108,10 @@ def read_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None =
 def query_in_context(query: str, context: str) -> Query:
     """Of somebody who says apart what it is about."""
     said, about = query.strip(), context.strip()
-    return Query(said, shortened(f"{said}\n{about}"), (shortened(said),)) if about else _alone(said)
+    return Query(said, shorten(f"{said}\n{about}"), (shorten(said),)) if about else _alone(said)
 
 
-def shortened(text: str, longest: int = LONGEST_SEARCHED) -> str:
+def shorten(text: str, longest: int = LONGEST_SEARCHED) -> str:
     """A pasted document usually follows or precedes the wish itself: keep both ends."""
     if len(text) <= longest:
         return text
@@ -120,15 +120,15 @@ def shortened(text: str, longest: int = LONGEST_SEARCHED) -> str:
 
 
 def _alone(said: str, called: frozenset[str] = frozenset()) -> Query:
-    whole = _without_file_names(shortened(said))
+    whole = _without_file_names(shorten(said))
     return Query(said, whole, _aims(whole), called)
 
 
 def _with_context(said: str, before: Sequence[str], called: frozenset[str] = frozenset()) -> Query:
     if not before:
         return _alone(said, called)
-    last = _without_file_names(shortened(said))
-    whole = shortened("\n".join([*map(_without_file_names, before), last]))
+    last = _without_file_names(shorten(said))
+    whole = shorten("\n".join([*map(_without_file_names, before), last]))
     return Query(said, whole, (last,) if last else (), called)
 
 
@@ -159,7 +159,7 @@ def _before(turns: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the user said the time before, and what was answered last."""
     said = [text for _, text in _said_by("user", turns)][:1]
     answered = [text for _, text in _said_by("assistant", turns)][:1]
-    return [shortened(text, _LONGEST_TURN) for text in (*said, *answered)]
+    return [shorten(text, _LONGEST_TURN) for text in (*said, *answered)]
 
 
 def _said_by(role: str, turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:

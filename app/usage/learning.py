@@ -2,8 +2,8 @@
 
 import orjson
 
-from app.database.engine import Session
-from app.usage.prior import Outcomes, priors
+from app.db.engine import Session
+from app.usage.prior import Outcomes, compute_priors
 
 STEP = 0.001
 """What moved less than this is left as it is: it would change no order, and a row is not rewritten for nothing."""
@@ -25,16 +25,16 @@ _WRITE = """
 """
 
 
-async def learn(session: Session, user_id: str) -> None:
+async def update_priors(session: Session, user_id: str) -> None:
     await session.rows(_LOCK, {"user_id": user_id})
-    await put_priors(session, user_id)
+    await write_priors(session, user_id)
 
 
-async def put_priors(session: Session, user_id: str, server_id: str | None = None) -> None:
+async def write_priors(session: Session, user_id: str, server_id: str | None = None) -> None:
     """Into all rows of the user's tools; or of one server's, whose lock the caller holds, since rows that are new know
     nothing of their tool's past."""
     rows = await session.rows(_OUTCOMES, {"user_id": user_id})
-    learnt = priors({tool_id: Outcomes(*counts) for tool_id, *counts in rows})
+    learnt = compute_priors({tool_id: Outcomes(*counts) for tool_id, *counts in rows})
     if learnt:
         told = orjson.dumps([{"tool_id": tool_id, "prior": prior} for tool_id, prior in learnt.items()]).decode()
         await session.rows(_WRITE, {"user_id": user_id, "server_id": server_id, "learnt": told, "step": STEP})

@@ -35,7 +35,7 @@ class Outcomes:
         return max(0.0, 2 * (self.succeeded + 1) / (self.total + 2) - 1)
 
 
-def priors(outcomes: Mapping[str, Outcomes]) -> dict[str, float]:
+def compute_priors(outcomes: Mapping[str, Outcomes]) -> dict[str, float]:
     """For each of a user's tools, 0 to `PRIOR_MOST`."""
     most = max((each.succeeded for each in outcomes.values()), default=0)
     if most == 0 or sum(each.total for each in outcomes.values()) < ENOUGH:

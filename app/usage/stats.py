@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from app.database.engine import Session
+from app.db.engine import Session
 from app.errors import InvalidInput
-from app.usage.counting import FIGURES
-from app.usage.latency import SPANS, quantile_ms
+from app.usage.histogram import SPANS, quantile_ms
+from app.usage.repository import FIGURES
 
 Step = Literal["minute", "hour", "day"]
 
@@ -58,7 +58,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Figures:
+class DiscoveryFigures:
     """Of discoveries. Times are missing where there were none."""
 
     discoveries: int
@@ -71,12 +71,12 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Point(Figures):
+class Point(DiscoveryFigures):
     at: datetime
 
 
 @dataclass(frozen=True)
-class Totals(Figures):
+class Totals(DiscoveryFigures):
     """Rates are shares of all discoveries."""
 
     degraded_rate: float

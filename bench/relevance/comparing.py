@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from app.evaluation.answering import Answer, answered
-from app.evaluation.measures import Interval, Measures, mean, measure, paired_interval
-from app.evaluation.summary import Summary, summed_up
-from app.wiring import Container
+from app.container import Container
+from app.evaluation.run import EvalAnswer, answer_message
+from app.evaluation.scores import Interval, Measures, mean, measure, paired_interval
+from app.evaluation.summary import Summary, summarize
 from bench.relevance.fastmcp_floor import FastMcpSearch
 from bench.relevance.floors import Dense, PlainBm25, fused
 from bench.relevance.index import Indexed, indexed
@@ -61,29 +61,29 @@ async def compared(container: Container, bench: BenchSet, *, floors: bool = True
         refused=index.refused,
         needing=len(needing),
         not_needing=len(answers) - len(needing),
-        summary=summed_up(answers),
+        summary=summarize(answers),
         lost=_lost(ranked, needing),
         rankings=[_ranking(name, each, measures[OURS]) for name, each in measures.items()],
         kinds=_kinds(ranked),
     )
 
 
-def _lost(ranked: Sequence[Answer], shipped: Sequence[Answer]) -> float:
+def _lost(ranked: Sequence[EvalAnswer], shipped: Sequence[EvalAnswer]) -> float:
     pairs = list(zip(_measures(ranked), shipped, strict=True))
     return sum(found.recall_at_10 > 0 and answer.no_match for found, answer in pairs) / max(len(pairs), 1)
 
 
-def _measures(answers: Sequence[Answer]) -> list[Measures]:
+def _measures(answers: Sequence[EvalAnswer]) -> list[Measures]:
     return [answer.measures for answer in answers if answer.measures is not None]
 
 
 async def _answers(
     container: Container, bench: BenchSet, index: Indexed, threshold: float | None = None
-) -> list[Answer]:
+) -> list[EvalAnswer]:
     started, answers = time.monotonic(), []
     for asked in bench.asked:
         relevant = {index.keys.get(label, label) for label in asked.tools}
-        answers.append(await answered(container.discoverer, index.caller, asked, relevant, threshold=threshold))
+        answers.append(await answer_message(container.discoverer, index.caller, asked, relevant, threshold=threshold))
     print(f"{bench.name}: {len(answers)} messages in {time.monotonic() - started:.0f} s", file=sys.stderr)
     return answers
 
@@ -107,7 +107,7 @@ async def _floors(container: Container, bench: BenchSet, index: Indexed) -> dict
     return found
 
 
-def _kinds(answers: Sequence[Answer]) -> dict[str, float]:
+def _kinds(answers: Sequence[EvalAnswer]) -> dict[str, float]:
     gains: defaultdict[str, list[float]] = defaultdict(list)
     for answer in answers:
         if answer.asked.kind is not None and answer.measures is not None:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.catalog.visibility import Scope
+from app.container import Container
 from app.discovery.discover import Discovery, discover
 from app.discovery.feedback import give_feedback
-from app.evaluation.answering import DEFAULT_LIMIT, ask_of
 from app.evaluation.labelled import Labelled
-from app.evaluation.measures import Interval, Measures, mean, measure, paired_interval
-from app.usage.learning import learn
+from app.evaluation.run import DEFAULT_LIMIT, ask_of
+from app.evaluation.scores import Interval, Measures, mean, measure, paired_interval
+from app.usage.learning import update_priors
 from app.usage.prior import PRIOR_MOST
-from app.wiring import Container
 from bench.relevance.index import Indexed, indexed
 from bench.relevance.sets import BenchSet
 
@@ -57,7 +57,7 @@ async def simulated(container: Container, bench: BenchSet) -> Simulation:
     successes = sum([await _succeed(container, index, asked) for asked in lived])
     user_id = index.caller.acting_for().id
     async with container.database.transaction(user_id) as session:
-        await learn(session, user_id)
+        await update_priors(session, user_id)
     after = [await _ranked(container, index, asked) for asked in measured]
     return Simulation(
         name=bench.name,

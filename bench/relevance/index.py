@@ -11,17 +11,17 @@ from typing import Any
 import orjson
 import psycopg
 
-from app.accounts.callers import Caller
-from app.accounts.users import delete_user, ensure_user, get_user
+from app.auth.authentication import Caller
+from app.auth.users import delete_user, ensure_user, get_user
 from app.catalog.servers import NewServer, create_server
 from app.catalog.visibility import VISIBLE, Scope
 from app.cli.progress import ProgressBar
+from app.container import Container, open_container
 from app.embeddings.base import Vector
 from app.errors import NotFound
-from app.indexing import jobs
-from app.premises import owned_database
+from app.indexing import queue
+from app.local_postgres.paths import open_database
 from app.settings import Settings
-from app.wiring import Container, open_container
 from bench.relevance.sets import BenchSet, BenchTool
 
 _LOOK_AGAIN_S = 0.2
@@ -65,7 +65,7 @@ async def opened(data: Path) -> AsyncIterator[Container]:
         "query_cache_size": 100_000,
     }
     settings = Settings(_env_file=None, **changes)
-    async with owned_database(settings) as url, open_container(settings, url) as container:
+    async with open_database(settings) as url, open_container(settings, url) as container:
         yield container
 
 
@@ -96,7 +96,7 @@ async def _queue(container: Container, user_id: str, tools: Sequence[BenchTool])
         for name, its_tools in of_server.items():
             server = await create_server(session, container.sealer, user_id, NewServer(name, "push"))
             payload = orjson.dumps({"tools": [tool.definition for tool in its_tools]})
-            await jobs.enqueue(session, user_id, server.id, payload)
+            await queue.enqueue(session, user_id, server.id, payload)
     container.worker.wake()
 
 

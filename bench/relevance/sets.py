@@ -10,7 +10,7 @@ import orjson
 from app import evaluation
 from app.demo.seed import catalogue
 from app.evaluation.labelled import Labelled, read_labelled
-from app.protocol import Json
+from app.text.strict_json import Json
 
 OWN = Path(evaluation.__file__).parent / "messages" / "own"
 

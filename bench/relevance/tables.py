@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from app.evaluation.measures import Interval
+from app.evaluation.scores import Interval
 from app.evaluation.summary import Summary
-from app.protocol import Json
+from app.text.strict_json import Json
 from bench.relevance.comparing import Comparison, Ranking
 
 _HEAD = f"{'':17}{'hit@1':>7}{'R@5':>7}{'R@10':>7}{'nDCG@10':>9}{'  [95% of the difference to ours]':33}{'MRR':>7}"

@@ -1,0 +1,87 @@
+"""Users: the tenants. A user's id is the chat backend's own."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import IntegrityError
+
+from app import audit
+from app.db.engine import Session
+from app.db.pagination import Page, PageRequest, fetch_page
+from app.db.rows import record
+from app.db.tables import core_tools, users
+from app.errors import Conflict, InvalidInput, NotFound
+
+USER_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@:|+=~-]{0,127}$"
+_USER_ID = re.compile(USER_ID_PATTERN)
+
+
+@dataclass(frozen=True)
+class User:
+    id: str
+    name: str | None
+    settings: Mapping[str, Any]
+    discovery_enabled: bool
+    tool_count: int
+    ann: bool
+    created_at: datetime
+
+
+async def create_user(session: Session, user_id: str, name: str | None) -> User:
+    try:
+        row = (await session.execute(insert(users).values(id=user_id, name=name).returning(users))).one()
+    except IntegrityError as error:
+        raise Conflict(f"there is already a user {user_id!r}") from error
+    return _user(row)
+
+
+async def ensure_user(session: Session, user_id: str, actor: str) -> User:
+    """For keys that name a user: it exists from its first mention on, which is theirs to answer for."""
+    if not _USER_ID.match(user_id):
+        raise InvalidInput(
+            "a user id is 1 to 128 letters, digits or . _ @ : | + = ~ - and begins with a letter or digit"
+        )
+    statement = upsert(users).values(id=user_id).on_conflict_do_nothing().returning(users.c.id)
+    if await session.scalar(statement) is not None:
+        await audit.record(session, user_id, actor, "user.create", user_id)
+    return await get_user(session, user_id)
+
+
+async def get_user(session: Session, user_id: str) -> User:
+    row = (await session.execute(select(users).where(users.c.id == user_id))).one_or_none()
+    if row is None:
+        raise NotFound("there is no such user")
+    return _user(row)
+
+
+async def list_users(session: Session, page: PageRequest) -> Page[User]:
+    return await fetch_page(session, select(users), (users.c.id, users.c.id), page, _user)
+
+
+async def update_user(session: Session, user_id: str, changes: Mapping[str, Any]) -> User:
+    if not changes:
+        return await get_user(session, user_id)
+    statement = update(users).where(users.c.id == user_id).values(**changes).returning(users)
+    row = (await session.execute(statement)).one_or_none()
+    if row is None:
+        raise NotFound("there is no such user")
+    return _user(row)
+
+
+async def delete_user(session: Session, user_id: str) -> None:
+    """Takes everything of the user along: keys, servers, tools, vectors and runs go by their foreign keys."""
+    # before its servers, as whoever locks one of them does: two who wait for each other would both wait in vain
+    await session.execute(select(users.c.id).where(users.c.id == user_id).with_for_update())
+    deleted = await session.execute(delete(users).where(users.c.id == user_id))
+    if deleted.rowcount == 0:
+        raise NotFound("there is no such user")
+    await session.execute(delete(core_tools).where(core_tools.c.user_id == user_id))
+
+
+def _user(row: Row[Any]) -> User:
+    return record(User, row)

@@ -1,0 +1,230 @@
+"""Connections and transactions: the only place that commits, and where the driver's errors end."""
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from pgvector.psycopg import register_vector_async
+from psycopg import sql
+from sqlalchemy import Executable, event
+from sqlalchemy.engine import CursorResult, ScalarResult, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
+
+from app.errors import ConfigurationError, DatabaseDown, QueryFailed, QueryInterrupted
+from app.observability.metrics import Metrics
+
+APP_ROLE = "toolscout_app"
+
+# The role is neither superuser nor owner: row-level security binds it, whoever the URL belongs to.
+# A plan is made once for each statement and holds for every user: planning a search takes as long as running it, every
+# statement begins with the tenant's key, and a plan that never changes cannot change for the worse.
+# JIT costs more than our short statements take. The work memory lets a large user's scan stay out of files.
+_ON_CONNECT = f"""
+    SET ROLE {APP_ROLE};
+    SET plan_cache_mode = force_generic_plan;
+    SET jit = off;
+    SET work_mem = '32MB';
+    SET statement_timeout = '30s';
+"""
+
+_SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
+_USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
+_SNAPSHOT = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('app.user_id', {}, true)")
+
+_POOL_WAIT_S = 5
+_CONNECT_S = 3
+"""For a connection that others use; whoever has none by then is told to come again."""
+
+# SQLSTATEs: connections lost and servers that stop; and what may go well the next time: deadlocks, time-outs, no room
+_DOWN = ("08", "57P0")
+_PASSING = ("40001", "40P01", "57014", "55P03", "53", "25006")
+
+_CONNECTION_LOST = (
+    OperationalError,
+    InterfaceError,
+    PoolTimeout,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
+
+
+def driver_url(url: str) -> str:
+    """The same address, spoken through psycopg, whichever of Postgres's names the operator wrote."""
+    try:
+        return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigurationError("DATABASE_URL is not an address: postgresql://user:password@host:port/name") from error
+
+
+@dataclass(frozen=True)
+class Session:
+    """A connection inside a transaction that is bound to one user, or to the system's own work.
+
+    Two ways lead through it: SQLAlchemy's statements for what is written and managed, and plain SQL straight to the
+    driver for the few statements that every discovery runs, which would spend most of their time in SQLAlchemy.
+    """
+
+    _connection: AsyncConnection
+    _driver: psycopg.AsyncConnection[tuple[Any, ...]]
+
+    async def execute(
+        self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None
+    ) -> CursorResult[*tuple[Any, ...]]:
+        with self._errors_sorted():
+            return await self._connection.execute(statement, rows)
+
+    async def scalar(self, statement: Executable) -> Any:
+        with self._errors_sorted():
+            return await self._connection.scalar(statement)
+
+    async def scalars(self, statement: Executable) -> ScalarResult[Any]:
+        with self._errors_sorted():
+            return await self._connection.scalars(statement)
+
+    async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        with self._errors_sorted():
+            cursor = await self._driver.execute(statement, parameters)
+            return [] if cursor.rownumber is None else await cursor.fetchall()
+
+    @contextmanager
+    def _errors_sorted(self) -> Iterator[None]:
+        """Whichever way a statement took: lost connections go on to the transaction, broken rules to the caller."""
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except (DBAPIError, psycopg.Error) as error:
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            state = getattr(cause, "sqlstate", None) or ""
+            if self._driver.closed or state.startswith(_DOWN):
+                raise
+            if state.startswith(_PASSING):
+                raise QueryInterrupted("the database broke a statement off; try again shortly") from error
+            raise QueryFailed("the database refused a statement") from error
+
+
+class Database:
+    def __init__(self, url: str, pool_size: int, metrics: Metrics | None = None) -> None:
+        """Commands have no metrics, since nobody could ask them."""
+        self._engine = create_async_engine(
+            driver_url(url),
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=_POOL_WAIT_S,
+            hide_parameters=True,  # an error that is logged must not carry a user's texts
+            isolation_level="AUTOCOMMIT",  # transactions begin and end below
+            connect_args={"connect_timeout": _CONNECT_S},
+        )
+        self._pool_size = pool_size
+        self._metrics = metrics or Metrics()
+        self._metrics.pool_size.set(pool_size)
+        self._metrics.pool_in_use.set_function(self._in_use)
+        self._waiting = 0
+        self._metrics.pool_waiting.set_function(lambda: self._waiting)
+        event.listen(self._engine.sync_engine, "connect", _prepare)
+
+    @property
+    def engine(self) -> AsyncEngine:
+        return self._engine
+
+    @asynccontextmanager
+    async def transaction(self, user_id: str) -> AsyncIterator[Session]:
+        """Sees and writes the rows of this user alone."""
+        async with self._transaction(_USER_SCOPE.format(user_id)) as session:
+            yield session
+
+    @asynccontextmanager
+    async def snapshot(self, user_id: str) -> AsyncIterator[Session]:
+        """The same, for reading alone: all its statements see one moment."""
+        async with self._transaction(_SNAPSHOT.format(user_id)) as session:
+            yield session
+
+    @asynccontextmanager
+    async def system_transaction(self) -> AsyncIterator[Session]:
+        """Crosses users: for finding the owner of a key or of a queued run, for administrators, for counting."""
+        async with self._transaction(_SYSTEM_SCOPE) as session:
+            yield session
+
+    @asynccontextmanager
+    async def _transaction(self, begin: sql.SQL | sql.Composed) -> AsyncIterator[Session]:
+        try:
+            connection, driver = await self._begun(begin)
+            try:
+                yield Session(connection, driver)
+                await driver.commit()
+            finally:
+                await connection.close()  # the pool rolls back what did not get that far
+        except _CONNECTION_LOST as error:
+            raise DatabaseDown("the database does not answer just now; try again shortly") from error
+
+    async def _begun(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+        """Every connection of the pool may be from before a restart of Postgres: each is tried once and dropped, until
+        a new one is made. That one's failure is the truth."""
+        for _ in range(self._pool_size):
+            try:
+                return await self._begin(begin)
+            except (psycopg.OperationalError, psycopg.InterfaceError):
+                continue
+        return await self._begin(begin)
+
+    async def _begin(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+        connection = await self._connected()
+        try:
+            driver = _driver(connection)
+            # both statements in one round trip, which a prepared statement could not be
+            await driver.execute(begin, prepare=False)
+        except BaseException:
+            await connection.invalidate()
+            await connection.close()
+            raise
+        return connection, driver
+
+    async def _connected(self) -> AsyncConnection:
+        started = time.perf_counter()
+        self._waiting += 1
+        try:
+            return await self._engine.connect()
+        except PoolTimeout:
+            self._metrics.pool_timeouts.inc()
+            raise
+        finally:
+            self._waiting -= 1
+            self._metrics.pool_wait_seconds.observe(time.perf_counter() - started)
+
+    def _in_use(self) -> int:
+        pool = self._engine.pool
+        assert isinstance(pool, AsyncAdaptedQueuePool)  # noqa: S101 no other is asked for above
+        return pool.checkedout()
+
+    async def ping(self) -> None:
+        async with self.system_transaction() as session:
+            await session.rows("SELECT 1")
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def _driver(connection: AsyncConnection) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    """What `get_raw_connection` leads to, without its detour through another greenlet."""
+    assert connection.sync_connection is not None  # noqa: S101 it was just opened
+    driver = connection.sync_connection.connection.driver_connection
+    assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 the URL names no other driver
+    return driver
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    connection.autocommit = True
+    try:
+        connection.run_async(register_vector_async)
+        cursor = connection.cursor()
+        cursor.execute(_ON_CONNECT)
+        cursor.close()
+    except BaseException:  # also where whoever wanted it has gone: nobody else would close it
+        connection.driver_connection.pgconn.finish()
+        raise

@@ -1,0 +1,274 @@
+"""Finds text in a tool definition that gives the model orders instead of saying what the tool does. Pure.
+
+A sign for a person to look, never a verdict: other words, other languages and other letters get past it. Honest
+servers do tell a model how to use their own tools ("call resolve-library-id first", "always prefer this tool over
+grep", "do not use this for large files"), so only what reaches further is looked for: past the user, into the tools of
+others, towards secrets.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import re2
+
+from app.indexing.sanitize import MAX_FINDINGS, Finding, Path, place
+from app.text.strict_json import Json, strings_in
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    reason: str
+    ways: tuple[str, ...]
+    """RE2 patterns in lower case, in which a space is whatever may stand between two words of one sentence."""
+
+
+def find_instructions(definition: Json) -> list[Finding]:
+    """The definition has been cleaned: what cannot be seen does not part words any more."""
+    # most definitions give no orders: one look at all of the text is enough for them
+    if not _ANY.search(_plain("\n\0\n".join(strings_in(definition)))):
+        return []
+    findings: list[Finding] = []
+    for path, text in _texts(definition):
+        if len(findings) >= MAX_FINDINGS:
+            break
+        findings.extend(Finding("instructions", place(path), reason) for reason in _reasons(_plain(text)))
+    return findings[:MAX_FINDINGS]
+
+
+def _reasons(plain: str) -> list[str]:
+    if not _ANY.search(plain):
+        return []
+    return [kind.reason for kind, pattern in _PATTERNS if _is_given(pattern, plain)]
+
+
+def _is_given(pattern: Any, plain: str) -> bool:
+    """To say "never send passwords to" is good advice; it is no order to send them."""
+    return any(match["not_so"] is None for match in pattern.finditer(plain))
+
+
+def _texts(definition: Json) -> Iterator[tuple[Path, str]]:
+    """Every key and every string, in the order of the definition and without recursion."""
+    waiting: list[tuple[Path, Any]] = [((), definition)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str):
+            yield path, value
+        elif isinstance(value, dict):
+            yield from (((*path, key), key) for key in value)
+            waiting.extend(((*path, key), item) for key, item in reversed(value.items()))
+        elif isinstance(value, list):
+            waiting.extend(((*path, number), item) for number, item in reversed([*enumerate(value)]))
+
+
+def _plain(text: str) -> str:
+    """Full-width letters, ligatures, curly quotes and odd spaces as plain ones. The case stays: `SYSTEM:` at the start
+    of a line is a mark, `system:` in a list of arguments is not."""
+    return _BLANKS.sub(" ", unicodedata.normalize("NFKC", text).translate(_QUOTES))
+
+
+def _any_of(words: str) -> str:
+    return f"(?:{'|'.join(words.split())})"
+
+
+def _pattern(ways: tuple[str, ...], start: str = "") -> Any:
+    source = f"{start}(?:{'|'.join(ways)})"
+    return re2.compile("(?im)" + source.replace(r"\b", _EDGE).replace(" ", _GAP), _RE2_OPTIONS)
+
+
+_BLANKS = re.compile(r"[^\S\n]+|\u2800+")
+_QUOTES = str.maketrans("‘’“”", "''\"\"")
+
+# names in snake_case and Markdown's emphasis are read as words; the end of a sentence is not crossed
+_GAP = r"[\s_*,:\"'`()\[\]-]+"
+_EDGE = r"(?:\b|_)"
+_NOT_SO = r"(?P<not_so>(?:\b(?:not|never|cannot|avoid|without)|n't)(?: ever)? )?"
+_NEVER = r"\b(?:do not|don't|dont|never|must not|should not|mustn't|shouldn't|not to|avoid|without|refrain from)"
+
+# Between the words that matter only words of little weight may stand: so "read the contents of ~/.ssh/id_rsa" is found
+# and "read a path, such as ~/.ssh/id_rsa" is not.
+_SMALL = _any_of("the a an all any every each of your our their its his her my these those this and or in from please")
+_WHOLE = _any_of("whole entire full complete current previous past raw private personal contents? copy user's users?")
+_THE = f"(?:(?:{_SMALL}|{_WHOLE}) )*"
+
+_IGNORE = r"\b(?:ignore|disregard|forget|do not (?:follow|obey)|don't (?:follow|obey)|stop (?:following|obeying))"
+_OVERRIDE = r"\b(?:ignore|disregard|forget|override|overrule|bypass|circumvent)"
+_EARLIER = _any_of("previous prior above earlier preceding foregoing")
+# `override the system prompt` is what an honest parameter may do: only some verbs take these
+_OWN = _any_of("your system developer original initial")
+_GUIDANCE = _any_of("instructions? prompts? directives? guidelines? guardrails? orders rules restrictions")
+_GIVEN = r"(?:above|you (?:were|have been) given|you (?:got|received|have))"
+
+_TAKE = _any_of(
+    "read reading open opening cat load loading access accessing fetch retrieve extract copy dump print paste send "
+    "pass include upload forward attach append provide supply encode collect gather grab steal leak exfiltrate"
+)
+_HAND_ON = _any_of("pass send forward include append attach upload post transmit provide leak exfiltrate")
+_FILE_WORD = _any_of("local out file files data text inside at up ssh aws secret key keys credentials? config called")
+_FROM = f"(?:(?:{_SMALL}|{_WHOLE}|{_FILE_WORD}) )*"
+_PATH = r"[\w~$%{}./\\-]*"
+# these hold nothing but secrets; a public key is none
+_SECRET_FILE = _PATH + (
+    r"(?:\bid_(?:rsa|dsa|ecdsa|ed25519)\.?(?:[^.\w]|$)"
+    r"|\.ssh/?(?:[^/\w]|$)|\.ssh/(?:\*|authorized_keys)"
+    r"|\.aws(?:/credentials\b|/?(?:[^/\w]|$))"
+    r"|/etc/(?:passwd|shadow|sudoers)\b"
+    r"|\.(?:netrc|pgpass|git-credentials|gnupg|bash_history|zsh_history)\b"
+    r"|\bmcp\.json\b|\bclaude_desktop_config\b|\bwallet\.dat\b)"
+)
+# these are read by many an honest tool for its own use; it is the handing on that is not honest
+_SECRET_STORE = _PATH + r"(?:\.env|\bkey(?:chain|ring)|\.kube/config|\.npmrc|\.pypirc|\.docker/config\.json)\b"
+
+_TELL = _any_of("tell telling mention mentioning inform informing reveal revealing disclose disclosing")
+_WARN = _any_of("notify notifying alert alerting warn warning")
+_USER = r"the (?:user|human)(?:'s)?"
+
+_MUST = r"(?:(?:you|the assistant|the model|the agent|always|first|also|please|must|have to|are required to) )*"
+_DUTY = rf"{_MUST}(?:must|have to|are required to|always|first) {_MUST}"
+_USING = r"\bbefore (?:using|calling|invoking|running|executing|you (?:use|call|invoke|run))"
+_ANY_TOOL = r"(?:any|every|each|all|another)(?: of the| of these)?(?: other)? (?:tools?|functions?)"
+_READ = _any_of("read open cat load access")
+_DO = _any_of("call invoke run execute use read open load cat fetch send access retrieve list")
+
+_SEND = r"\b" + _any_of("send forward bcc cc transmit upload leak exfiltrate post email append")
+_PUT = r"\b" + _any_of("include pass put insert add embed append attach encode write provide")
+_TALK = r"(?:conversations?|chat (?:history|log|transcript)|message history|system prompts?|chain of thought)"
+_KEYS = (
+    r"(?:api keys?|access tokens?|credentials|passwords|secrets|environment variables|(?:ssh|private) keys?|cookies)"
+)
+_ADDRESS = r"(?:https?://|\S+@\S+\.)"
+_OUTSIDE = rf"(?:{_ADDRESS}|(?:\w+ ){{0,3}}(?:server|endpoint|webhook|url|address|attacker|tool)\b)"
+_ARGUMENT = r"(?:\w+ ){0,4}(?:parameter|argument|field|sidenote|notes?|query|url|request|body|context)\b"
+
+_OTHER_TOOL = r"(?:(?:the )?\w+_\w+(?: tool| function)?|the (?:\w+ ){1,2}(?:tool|function))"
+_INSTEAD = r"\binstead of (?:using |calling )?"
+_WHEN = r"\b(?:when(?:ever)?|if|every time|each time)"
+_ADD = _any_of("add append bcc cc forward redirect replace change modify send copy insert")
+
+KINDS = (
+    Kind(
+        "override",
+        "tells the model to set aside the instructions that it has",
+        (
+            rf"{_IGNORE} (?:{_SMALL} )*{_OWN} (?:\w+ ){{0,2}}{_GUIDANCE}\b",
+            rf"{_OVERRIDE} (?:{_SMALL} )*(?:{_EARLIER}|safety) (?:\w+ ){{0,2}}{_GUIDANCE}\b",
+            rf"{_OVERRIDE} (?:{_SMALL} )*(?:all|any|every|other) (?:(?:{_SMALL}|other|existing) )*"
+            r"(?:instructions?|prompts?|directives?|guidelines?|guardrails?)\b",
+            rf"{_OVERRIDE} (?:{_SMALL} )*{_GUIDANCE} {_GIVEN}\b",
+            rf"{_IGNORE} (?:all|everything) (?:that )?you (?:\w+ ){{0,3}}(?:told|taught|given|know|learned)\b",
+            rf"{_IGNORE} everything (?:above|before this)(?: and\b|[.!;]|$)",
+        ),
+    ),
+    Kind(
+        "secrets",
+        "tells the model to take secrets from the user's machine",
+        (
+            rf"\b(?:{_TAKE}|contents? of) {_FROM}{_SECRET_FILE}",
+            rf"\b{_TAKE} {_FROM}{_SECRET_STORE} (?:\w+ ){{0,4}}and (?:\w+ ){{0,2}}{_HAND_ON}\b",
+            rf"\b(?:{_HAND_ON}|steal|dump) {_FROM}contents? of {_FROM}{_SECRET_STORE}",
+            rf"\b(?:send|forward|leak|exfiltrate|steal|dump) {_FROM}{_SECRET_STORE} (?:\w+ ){{0,4}}to\b",
+            rf"\b(?:also|first|always|silently|quietly) {_HAND_ON} {_FROM}{_SECRET_STORE}",
+        ),
+    ),
+    Kind(
+        "secrecy",
+        "tells the model to keep something from the user",
+        (
+            rf"{_NEVER} (?:\w+ ){{0,2}}{_TELL} (?:\w+ ){{0,8}}(?:users?|humans?|person)\b",
+            rf"{_NEVER} {_TELL} (?:this|that you|these|any of this|the fact)\b",
+            rf"{_NEVER} let {_USER} (?:know|see this|notice|find out)\b",
+            rf"{_NEVER} {_WARN} {_USER} (?:of|about|that) (?:this|these|it|you|what)\b",
+            rf"\bwithout {_USER} (?:knowledge|knowing|noticing|awareness|being told)\b",
+            rf"\b(?:hide|conceal|keep) (?:this|it|these|that)(?: \w+)?(?: a)?(?: secret| hidden)? from {_USER}",
+            rf"\b{_USER} (?:must|should|may) (?:not|never) (?:know|notice|find out|be (?:told|informed|aware))\b",
+            rf"\b(?:secretly|covertly|surreptitiously) (?:{_DO}|{_HAND_ON}|{_ADD})\b",
+        ),
+    ),
+    Kind(
+        "markup",
+        "is dressed up as a message of the system",
+        (
+            r"</?important(?: \w+)?>",
+            r"</system>|(?:^|\s)<system>\s*[a-z]",
+            r"</?system (?:prompt|message|reminder|instructions?|override)>",
+            r"\[/?inst\]|<</?sys>>|<\|(?:im_start|system|start_header_id)\|>",
+            r"\[(?:hidden|system)(?: \w+)?\s?:",
+            r"(?-i:(?:^\W*|[.!?]\s+)SYSTEM\s?:)",
+            r"(?-i:\bSYSTEM (?:PROMPT|OVERRIDE|INSTRUCTIONS?|MESSAGE|NOTICE|NOTE|COMMAND|UPDATE)\s?:)",
+            r"^\W*system\s?:\s*(?:you (?:are|must|will)|ignore|disregard|from now on|always|never)\b",
+        ),
+    ),
+    Kind(
+        "before",
+        "orders other steps before a tool may be used",
+        (
+            # "call login before using this tool" is how honest servers say it, and is left alone
+            rf"{_USING} this (?:tool|function) {_DUTY}{_DO}\b",
+            rf"{_USING} (?:this|the) (?:tool|function) {_MUST}{_READ} (?:\w+ ){{0,5}}[~$/.]",
+            rf"{_USING} (?:this|the) (?:tool|function) {_MUST}{_READ} (?:[\w.]+ ){{0,9}}and {_HAND_ON} its content",
+            rf"{_USING} {_ANY_TOOL} {_MUST}{_DO}\b",
+            rf"\bbefore (?:any|every|each)(?: other)? (?:tool|function) (?:call|use|invocation) {_MUST}{_DO}\b",
+        ),
+    ),
+    Kind(
+        "exfiltration",
+        "tells the model to hand the conversation or secrets to someone",
+        (
+            rf"{_SEND} {_THE}{_WHOLE} {_TALK} (?:\w+ ){{0,3}}to\b",
+            rf"{_SEND} {_THE}{_TALK} (?:\w+ ){{0,3}}to {_OUTSIDE}",
+            rf"{_SEND} {_THE}(?:the|your) system prompt (?:\w+ ){{0,3}}to\b",
+            rf"{_PUT} {_THE}(?:{_WHOLE}|all|your) {_TALK} (?:\w+ ){{0,3}}(?:in|into|as|to) {_ARGUMENT}",
+            rf"{_SEND} {_THE}(?:all|any|every|user's|users?) (?:\w+ ){{0,2}}{_KEYS} (?:\w+ ){{0,3}}to\b",
+            rf"{_SEND} (?:\w+ ){{0,6}}(?:{_TALK}|{_KEYS}) (?:\w+ ){{0,4}}to {_ADDRESS}",
+            rf"\b(?:all|any|every) {_KEYS} (?:that )?you (?:can )?(?:find|know|remember)\b",
+            rf"\b{_DO} {_OTHER_TOOL} with {_THE}{_TALK}\b",
+        ),
+    ),
+    Kind(
+        "other_tools",
+        "tells the model how to use the tools of others",
+        (
+            rf"{_INSTEAD}{_OTHER_TOOL} (?:you )?(?:always|must|should always)(?: always)? (?:use|call)\b",
+            rf"\b(?:always|must) (?:use|call) (?:\w+ ){{1,4}}{_INSTEAD}the (?:\w+ ){{1,2}}(?:tool|function)\b",
+            rf"\bwhen(?:ever)? (?:you use|you call|using|calling) {_OTHER_TOOL} {_MUST}(?:add|append|b?cc|redirect)\b",
+            rf"{_WHEN} {_OTHER_TOOL} (?:is|gets) (?:called|used|invoked|run|executed) {_MUST}{_ADD}\b",
+            rf"{_USING} {_OTHER_TOOL} {_DUTY}{_ADD}\b",
+            r"\bthe (?:\w+ ){1,3}tool must (?:always )?(?:send|add|bcc|cc|forward|redirect)\b",
+            r"\b(?:always|must|also|secretly) (?:add |set )?b?cc (?:\w+ ){0,3}\S+@\S+\.\w",
+            r"\b(?:all|every|any) (?:e-?mails?|messages?|payments?|transfers?) (?:must|should|have to|has to) (?:\w+ )?"
+            r"be (?:sent|forwarded|redirected|made|routed|copied) to\b",
+        ),
+    ),
+    Kind(
+        "over_the_user",
+        "passes over what the user asks for or agrees to",
+        (
+            rf"\beven (?:if|when|though) {_USER} (?:\w+ ){{0,3}}"
+            r"(?:otherwise|another|different|something else|objects?|refuses?|declines?)\b",
+            rf"\b(?:regardless of|no matter) (?:what )?{_USER} (?:\w+ )?"
+            r"(?:says?|asks?|wants?|wishes|requests?|specifies|instructions?)\b",
+            rf"\b(?:do not|don't|never|without) (?:ask|asking|wait|waiting) (?:for )?{_USER} (?:for )?(?:\w+ )?"
+            r"(?:permission|consent|confirmation|approval)\b",
+        ),
+    ),
+    Kind(
+        "role",
+        "gives the model another role",
+        (
+            r"\b(?:from now on|henceforth) (?:you|the assistant|the model) (?:are|is|must|will|should|always|never)\b",
+            r"\byou are now an? (?:\w+ ){0,3}(?:assistant|ai|agent|model|bot|hacker)\b",
+            r"\byou are now (?:dan|free|unrestricted|acting as|operating)\b",
+            r"\byou are now in (?:\w+ )?(?:developer|admin|god|debug|jailbreak|unrestricted|maintenance) mode\b",
+            r"\bas (?:if|though) you (?:have|had) no (?:\w+ )?(?:restrictions|limits|rules|guidelines|filters)\b",
+            r"\byour (?:new|real|true|only) (?:instructions|task|role|goal|purpose|objective) (?:is|are)\b",
+        ),
+    ),
+)
+
+_RE2_OPTIONS = re2.Options()
+_RE2_OPTIONS.log_errors = False
+_PATTERNS = tuple((kind, _pattern(kind.ways, _NOT_SO)) for kind in KINDS)
+_ANY = _pattern(tuple(way for kind in KINDS for way in kind.ways))

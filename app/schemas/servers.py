@@ -1,0 +1,77 @@
+"""What may be said of an MCP server."""
+
+import re
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from app.catalog.policy import ANY_TOOL
+from app.catalog.servers import check_transport
+from app.schemas.base import Input, Name, Tags
+from app.text.strict_json import Transport
+
+# what the protocol and the connection say of themselves is not for others to say
+_RESERVED_HEADERS = frozenset(
+    """
+    accept accept-encoding connection content-encoding content-length content-type expect host keep-alive
+    last-event-id mcp-method mcp-name mcp-protocol-version mcp-session-id proxy-authorization proxy-connection te
+    trailer transfer-encoding upgrade
+    """.split()
+)
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+
+HeaderValue = Annotated[str, StringConstraints(max_length=8_192, pattern=r"^[\x20-\x7e\t]*$")]
+ToolPermissions = Annotated[dict[Name, bool], Field(max_length=1_000)]
+_NAME = "unique among the user's servers; of a stdio server, its name in the operator's file"
+_URL = "where it answers: https, or what TOOLSCOUT_OUTBOUND_ALLOW lists; not for `stdio` and `push`"
+_DESCRIPTION = "what it is for; kept for people"
+_HEADERS = "sent with every request to it, such as its token; stored sealed, never shown again"
+_TAGS = "of all its tools"
+_ENABLED = "false: none of its tools can be found or run"
+_TRANSPORT = "`push`: its tools are sent by `PUT /servers/{server_id}/tools`"
+_PERMISSIONS = "which tools may be found and run, by name; `*` is for those that are not named; none: all"
+
+
+class _ServerFields(Input):
+    @field_validator("tool_permissions", check_fields=False)
+    @classmethod
+    def _tool_permissions(cls, value: dict[str, bool]) -> dict[str, bool]:
+        if any("*" in name and name != ANY_TOOL for name in value):
+            raise ValueError("names are exact; `*` alone is for the tools that are not named (rules take patterns)")
+        return value
+
+    @field_validator("headers", check_fields=False)
+    @classmethod
+    def _headers(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        if wrong := [name for name in value or {} if not _HEADER_NAME.fullmatch(name)]:
+            raise ValueError(f"{wrong[0][:40]!r} is not a header name")
+        if reserved := [name for name in value or {} if name.lower() in _RESERVED_HEADERS]:
+            raise ValueError(f"{reserved[0]!r} is set by the connection itself")
+        return value
+
+
+class NewServerBody(_ServerFields):
+    name: Name = Field(description=_NAME, examples=["github"])
+    transport: Transport = Field(description=_TRANSPORT, examples=["push"])
+    description: str = Field("", max_length=4_000, description=_DESCRIPTION)
+    url: str | None = Field(None, max_length=2_048, description=_URL)
+    headers: dict[str, HeaderValue] = Field({}, max_length=32, description=_HEADERS)
+    tags: Tags = Field([], description=_TAGS)
+    enabled: bool = Field(True, description=_ENABLED)
+    tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)
+
+    @model_validator(mode="after")
+    def _url_where_one_connects(self) -> "NewServerBody":
+        check_transport(self.transport, self.url)
+        return self
+
+
+class ServerChanges(_ServerFields):
+    name: Name = Field("", description=_NAME)
+    description: str = Field("", max_length=4_000, description=_DESCRIPTION)
+    transport: Transport = Field("push", description=_TRANSPORT)
+    url: str | None = Field(None, max_length=2_048, description=_URL)
+    headers: dict[str, HeaderValue] | None = Field(None, max_length=32, description=_HEADERS)
+    tags: Tags = Field([], description=_TAGS)
+    enabled: bool = Field(True, description=_ENABLED)
+    tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)

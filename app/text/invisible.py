@@ -1,0 +1,63 @@
+"""What a person cannot see in a text, and a model or a terminal still reads. Pure."""
+
+import re
+
+
+def remove_hidden(text: str) -> str:
+    return visible_text(text)[0]
+
+
+def has_hidden(text: str) -> bool:
+    """A quick look; also true of what `seen` would leave as it is, such as the style of an emoji."""
+    return _SUSPICIOUS.search(text) is not None
+
+
+def visible_text(text: str) -> tuple[str, list[str]]:
+    """The text as a person sees it, and the kinds of what was taken out."""
+    if not has_hidden(text):
+        return text, []
+    text = _LINE_BREAK.sub("\n", text)
+    removed = []
+    for kind, pattern in _KINDS:
+        text, count = pattern.subn("", text)
+        if count:
+            removed.append(kind)
+    return text, removed
+
+
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+_DIRECTION = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_TAG = r"\U000e0000-\U000e007f"
+_SELECTOR = r"\u180b-\u180d\u180f\ufe00-\ufe0d\U000e0100-\U000e01ef"
+# zero-width spaces and joiners, soft hyphen, invisible operators, fillers, and all else that no font draws; the format
+# characters with a shape (Arabic number signs, Egyptian joiners) are not among them
+_UNDRAWN = (
+    r"\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff"
+)
+# these two say whether an emoji is drawn in colour; in a row, or after nothing, they say something else
+_EMOJI_STYLE = r"\ufe0e\ufe0f"
+
+# all that is ever touched: most definitions hold none of it and are not walked a second time
+_SUSPICIOUS = re.compile(rf"[{_CONTROL}{_DIRECTION}{_TAG}{_SELECTOR}{_UNDRAWN}{_EMOJI_STYLE}\u2028\u2029]")
+
+_LINE_BREAK = re.compile(r"\r\n|[\x85\u2028\u2029]")
+
+# Each repetition stops at the next start of a sequence and gives nothing back, so the time is linear. What is cut short
+# loses only its start: the rest of the text must not vanish with it.
+_TERMINAL_SEQUENCE = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x80-\x9f]*+(?:\x07|\x1b\\|\x9c)"  # a title, a link, a picture
+    r"|(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]"  # a colour, a move of the cursor
+    r"|\x1b[ -/]*+[0-~]"
+)
+
+# in this order: a sequence is known by its control characters, a row of emoji styles by nothing standing between them
+_KINDS = (
+    ("terminal escape sequences", _TERMINAL_SEQUENCE),
+    ("control characters", re.compile(f"[{_CONTROL}]+")),
+    ("bidirectional controls", re.compile(f"[{_DIRECTION}]+")),
+    ("tag characters", re.compile(f"[{_TAG}]+")),
+    ("invisible characters", re.compile(f"[{_UNDRAWN}]+")),
+    ("variation selectors", re.compile(rf"[{_SELECTOR}]+")),
+    ("stray emoji styles", re.compile(rf"[{_EMOJI_STYLE}]{{2,}}|(?<!\S)[{_EMOJI_STYLE}]")),
+)

@@ -1,0 +1,576 @@
+"""Projects: a part of what a user has, that narrows and never widens; and keys that see no more than one."""
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from app.auth.authentication import Authenticator, Permission
+from app.container import Container
+from app.management.rules import MAX_PROJECTS
+from tests.conftest import TestUser, app_of, client_of, new_user, tool
+from tests.integration.auth.test_keys import ENDS_WITHIN_S, seconds_until_refused
+from tests.integration.discovery.test_fallback import broken_search
+from tests.support.calls import failed, succeeded
+from tests.support.checks import MCP_PATHS, Json, assert_problem, door_routes, everything, pages, without_request_id
+from tests.support.mcp_server import FakeMcpServer
+
+READS = {"annotations": {"readOnlyHint": True}}
+DOCS = [
+    tool("read_page", "Reads a page of the documents.", **READS),
+    tool("write_page", "Writes a page of the documents.", annotations={"readOnlyHint": False}),
+]
+MAIL = [tool("read_mail", "Reads a mail.", **READS), tool("send_mail", "Sends a mail to somebody.")]
+ALL = {"read_page", "write_page", "read_mail", "send_mail"}
+ASKED = "read and write pages of the documents, and read and send a mail"
+DEFAULTS: Json = {
+    "server_ids": None,
+    "optimization": "hybrid",
+    "rules": [],
+    "read_only": False,
+    "limit": None,
+    "similarity_threshold": None,
+}
+
+
+def rule(*pattern: str, **fields: Any) -> Json:
+    return {"pattern": list(pattern), **fields}
+
+
+async def make(user: TestUser, name: str | None = None, **fields: Any) -> str:
+    """A project's id."""
+    body = {"name": name or f"project {uuid.uuid4().hex[:8]}", "server_ids": None, **fields}
+    answer = await user.http.post("/projects", json=body)
+    assert answer.status_code == 201, answer.text
+    project_id: str = answer.json()["id"]
+    return project_id
+
+
+async def change(user: TestUser, project_id: str, **changes: Any) -> Json:
+    answer = await user.http.patch(f"/projects/{project_id}", json=changes)
+    assert answer.status_code == 200, answer.text
+    shown: Json = answer.json()
+    return shown
+
+
+def names(answer: Json) -> list[str]:
+    return [each["tool"]["name"] for each in answer["tools"]]
+
+
+async def seen(user: TestUser, project_id: str, **fields: Any) -> set[str]:
+    """What a discovery in the project finds, which must be what its list shows."""
+    usual = {"similarity_threshold": 0, "limit": 50, "include_core_tools": False}
+    answer = await user.discover(ASKED, project_id=project_id, **{**usual, **fields})
+    if not fields:
+        listed = await everything(user.http, "/tools", project_id=project_id)
+        assert {each["name"] for each in listed} == set(names(answer))
+        assert answer["total_searched"] == len(listed)
+    return set(names(answer))
+
+
+@pytest.fixture(scope="module")
+async def team(container: Container) -> AsyncIterator[TestUser]:
+    """Two servers with two tools each, one of which only reads; each test makes projects of its own."""
+    async with new_user(container) as made:
+        await made.add_tools(*DOCS, server="docs", tags=["paper"])
+        await made.add_tools(*MAIL, server="mail")
+        yield made
+
+
+async def server_of(user: TestUser, name: str) -> str:
+    [found] = [each["id"] for each in await everything(user.http, "/servers") if each["name"] == name]
+    server_id: str = found
+    return server_id
+
+
+async def test_a_project_is_shown_as_it_was_asked_for(team: TestUser) -> None:
+    docs = await server_of(team, "docs")
+    whole: Json = {
+        "name": "all of it",
+        "server_ids": [docs],
+        "optimization": "bm25",
+        "rules": [rule("read_*", server="docs", enabled=True, tags=["safe"])],
+        "read_only": True,
+        "limit": 3,
+        "similarity_threshold": 0.0,
+    }
+    for body in (whole, {"name": "the least", "server_ids": None}):
+        made = await team.http.post("/projects", json=body)
+        assert made.status_code == 201, made.text
+        told = made.json()
+        stamped = {name: told[name] for name in ("id", "created_at", "updated_at")}
+        assert told == {**DEFAULTS, **body, **stamped}
+        assert (await team.http.get(f"/projects/{told['id']}")).json() == told
+        assert told in await everything(team.http, "/projects")
+        assert (await team.http.delete(f"/projects/{told['id']}")).status_code == 204
+        for method in ("GET", "DELETE"):
+            assert_problem(await team.http.request(method, f"/projects/{told['id']}"), 404)
+        assert told not in await everything(team.http, "/projects")
+
+
+async def test_the_list_of_projects_comes_in_pages_by_name(user: TestUser) -> None:
+    for name in ("d", "b", "a", "c", "e"):
+        await make(user, name, rules=[rule(name)])
+    found = await pages(user.http, "/projects", limit=2)
+    assert [[each["name"] for each in page] for page in found] == [["a", "b"], ["c", "d"], ["e"]]
+    assert all(each["rules"][0]["pattern"] == [each["name"]] for page in found for each in page)
+
+
+async def test_a_name_is_given_once_by_each_user(user: TestUser, other_user: TestUser) -> None:
+    first, second = await make(user, "support"), await make(user, "sales")
+    assert_problem(await user.http.post("/projects", json={"name": "support", "server_ids": None}), 409)
+    assert_problem(await user.http.patch(f"/projects/{second}", json={"name": "support"}), 409)
+    assert (await change(user, first, name="support"))["name"] == "support"
+    assert await make(other_user, "support") != first
+    assert [each["name"] for each in await everything(user.http, "/projects")] == ["sales", "support"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "renamed"},
+        {"server_ids": []},
+        {"server_ids": None},
+        {"optimization": None},
+        {"optimization": "semantic"},
+        {"rules": []},
+        {"rules": [rule("*mail", enabled=False)]},
+        {"read_only": False},
+        {"limit": None},
+        {"limit": 50},
+        {"similarity_threshold": None},
+        {"similarity_threshold": 1},
+        {},
+    ],
+    ids=str,
+)
+async def test_a_change_to_a_project_touches_only_what_it_names(team: TestUser, changes: Json) -> None:
+    fields: Json = {
+        "server_ids": [await server_of(team, "docs")],
+        "optimization": "bm25",
+        "rules": [rule("read_*", enabled=True)],
+        "read_only": True,
+        "limit": 3,
+        "similarity_threshold": 0.5,
+    }
+    project_id = await make(team, **fields)
+    before = (await team.http.get(f"/projects/{project_id}")).json()
+    after = await change(team, project_id, **changes)
+    filled: Json = {"server": None, "enabled": None, "tags": []}
+    shown = {**changes, "rules": [filled | each for each in changes["rules"]]} if "rules" in changes else changes
+    assert after == {**before, **shown, "updated_at": after["updated_at"]}
+    assert after["updated_at"] > before["updated_at"]
+    assert (await team.http.get(f"/projects/{project_id}")).json() == after
+    assert (await team.http.delete(f"/projects/{project_id}")).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"name": None}, 422),
+        ({"read_only": None}, 422),
+        ({"rules": None}, 422),
+        ({"rules": [rule("!only_negated")]}, 422),
+        ({"limit": 0}, 422),
+        ({"optimization": "magic"}, 422),
+        ({"id": "another"}, 422),
+        ({"read_only": True, "server_ids": ["no-such-server"]}, 404),
+        ({"read_only": True, "rules": [rule("/(?=a)/")]}, 422),
+    ],
+    ids=str,
+)
+async def test_a_bad_change_to_a_project_changes_nothing(team: TestUser, changes: Json, status: int) -> None:
+    project_id = await make(team)
+    before = (await team.http.get(f"/projects/{project_id}")).json()
+    assert_problem(await team.http.patch(f"/projects/{project_id}", json=changes), status)
+    assert (await team.http.get(f"/projects/{project_id}")).json() == before
+    assert await seen(team, project_id) == ALL
+    assert (await team.http.delete(f"/projects/{project_id}")).status_code == 204
+
+
+async def test_there_are_only_so_many_projects(user: TestUser, container: Container) -> None:
+    statement = (
+        "INSERT INTO projects (user_id, id, name) SELECT %(owner)s, 'p' || n, 'p' || n FROM generate_series(2, {}) n"
+    )
+    async with container.database.transaction(user.id) as session:
+        await session.rows(statement.format(MAX_PROJECTS), {"owner": user.id})
+    last = await make(user, "the last")
+    refused = await user.http.post("/projects", json={"name": "too many", "server_ids": None})
+    assert "at most 100 projects" in assert_problem(refused, 422)["detail"]
+    assert (await user.http.delete(f"/projects/{last}")).status_code == 204
+    await make(user, "too many no more")
+
+
+async def test_a_project_sees_its_servers_and_no_others(team: TestUser) -> None:
+    docs, mail = await server_of(team, "docs"), await server_of(team, "mail")
+    project_id = await make(team, server_ids=[docs])
+    assert await seen(team, project_id) == {"read_page", "write_page"}
+    for members, expected in (([mail], {"read_mail", "send_mail"}), ([docs, mail], ALL), ([], set()), (None, ALL)):
+        await change(team, project_id, server_ids=members)
+        assert await seen(team, project_id) == expected
+
+
+async def test_what_comes_and_goes_comes_to_and_leaves_its_projects(user: TestUser) -> None:
+    docs = await user.add_tools(*DOCS, server="docs")
+    some = await make(user, server_ids=[docs], rules=[rule("*_page", enabled=True)])
+    every = await make(user, server_ids=None)
+    assert await seen(user, some) == await seen(user, every) == {"read_page", "write_page"}
+    mail = await user.add_tools(*MAIL, server="mail")
+    assert await seen(user, some) == {"read_page", "write_page"}
+    assert await seen(user, every) == ALL
+    await user.push(docs, [*DOCS, tool("print_page", "Prints a page."), tool("print_all", "Prints all pages.")])
+    assert await seen(user, some) == {"read_page", "write_page", "print_page"}
+    assert await seen(user, every) == ALL | {"print_page", "print_all"}
+    await user.push(docs, DOCS[:1])
+    assert await seen(user, some) == {"read_page"}
+
+    assert (await user.http.delete(f"/servers/{docs}")).status_code == 204
+    assert await seen(user, some) == set()
+    assert await seen(user, every) == {"read_mail", "send_mail"}
+    # none is left, which is not the same as all
+    assert (await user.http.get(f"/projects/{some}")).json()["server_ids"] == []
+    await change(user, some, server_ids=[mail], rules=[])
+    assert await seen(user, some) == {"read_mail", "send_mail"}
+
+
+async def test_a_projects_rules_narrow_what_the_user_sees_and_never_widen_it(user: TestUser) -> None:
+    await user.add_tools(*DOCS, server="docs")
+    await user.add_tools(*MAIL, server="mail")
+    ids = {name: each["id"] for name, each in (await user.tools()).items()}
+    project_id = await make(user, rules=[rule("*_page", "read_mail", enabled=True, tags=["chosen"])])
+    assert await seen(user, project_id) == {"read_page", "write_page", "read_mail"}
+    assert (await user.http.put("/rules", json={"rules": [rule("*mail", enabled=False)]})).status_code == 200
+    assert await seen(user, project_id) == {"read_page", "write_page"}
+    await user.http.patch(f"/tools/{ids['write_page']}", json={"enabled": False})
+    assert await seen(user, project_id) == {"read_page"}
+    # a switch opens what a rule of the user closed, and nothing that the project closes
+    for name in ("read_mail", "send_mail"):
+        await user.http.patch(f"/tools/{ids[name]}", json={"enabled": True})
+    assert await seen(user, project_id) == {"read_page", "read_mail"}
+    docs = await server_of(user, "docs")
+    await user.http.patch(f"/servers/{docs}", json={"enabled": False})
+    assert await seen(user, project_id) == {"read_mail"}
+    await change(user, project_id, rules=[rule("read*", enabled=False)])
+    assert await seen(user, project_id) == {"send_mail"}
+
+
+async def test_a_request_narrows_a_project_further_and_never_widens_it(team: TestUser) -> None:
+    docs, mail = await server_of(team, "docs"), await server_of(team, "mail")
+    project_id = await make(team, server_ids=[docs], rules=[rule("read*", tags=["chosen"])])
+    outside = [each["id"] for name, each in (await team.tools()).items() if name.endswith("mail")]
+    narrowed: list[tuple[Json, set[str]]] = [
+        ({"server_ids": [mail]}, set()),
+        ({"server_ids": [docs, mail]}, {"read_page", "write_page"}),
+        ({"server_ids": []}, set()),
+        ({"tags": ["chosen"]}, {"read_page"}),
+        ({"tags": ["paper"]}, {"read_page", "write_page"}),
+        ({"tags": ["mail"]}, set()),
+        ({"keep": outside}, {"read_page", "write_page"}),
+    ]
+    for fields, expected in narrowed:
+        assert await seen(team, project_id, **fields) == expected, fields
+    # what a project's rules tag is tagged there alone
+    everywhere = await team.discover(ASKED, similarity_threshold=0, tags=["chosen"])
+    assert names(everywhere) == []
+    [within] = (await team.discover(ASKED, project_id=project_id, similarity_threshold=0, tags=["chosen"]))["tools"]
+    assert (within["tool"]["name"], within["matched_tags"]) == ("read_page", ["chosen"])
+
+    async def tags(**query: str) -> dict[str, int]:
+        return {each["tag"]: each["count"] for each in (await team.http.get("/tags", params=query)).json()["items"]}
+
+    assert await tags() == {"paper": 2}
+    assert await tags(project_id=project_id) == {"chosen": 1, "paper": 2}
+    [listed] = await everything(team.http, "/tools", project_id=project_id, tag="chosen")
+    assert (listed["name"], set(listed["tags"]), listed["own_tags"]) == ("read_page", {"paper", "chosen"}, [])
+    assert await everything(team.http, "/tools", tag="chosen") == []
+
+
+async def test_a_tag_that_a_project_adds_to_a_tool_that_has_it_already_counts_once(team: TestUser) -> None:
+    project_id = await make(team, rules=[rule("*_page", tags=["paper", "new"])])
+    tags = (await team.http.get("/tags", params={"project_id": project_id})).json()["items"]
+    assert tags == [{"tag": "new", "count": 2}, {"tag": "paper", "count": 2}]
+    listed = await everything(team.http, "/tools", project_id=project_id, tag="paper")
+    assert [sorted(each["tags"]) for each in listed] == [["new", "paper"]] * 2
+    answer = await team.discover(ASKED, project_id=project_id, similarity_threshold=0, tags=["paper"], explain=True)
+    assert [each["matched_tags"] for each in answer["tools"]] == [["paper"]] * 2
+    assert [each["explanation"]["tag_boost"] for each in answer["tools"]] == [0.2] * 2
+    body = {"rules": [rule("*_page", tags=["paper", "new"])], "project_id": project_id}
+    told = (await team.http.post("/rules/preview", json=body)).json()["items"]
+    assert [sorted(each["tags"]) for each in told if each["server_name"] == "docs"] == [["new", "paper"]] * 2
+    assert (await team.http.delete(f"/projects/{project_id}")).status_code == 204
+
+
+async def test_a_read_only_project_sees_only_what_says_that_it_only_reads(user: TestUser) -> None:
+    hints: list[Any] = [None, 1, "true", {}]
+    odd = [tool(f"odd_{n}", annotations={"readOnlyHint": hint}) for n, hint in enumerate(hints)]
+    server_id = await user.add_tools(*DOCS, *MAIL, *odd)
+    project_id = await make(user, read_only=True)
+    assert await seen(user, project_id) == {"read_page", "read_mail"}
+    await change(user, project_id, rules=[rule("*", enabled=True)])
+    assert await seen(user, project_id) == {"read_page", "read_mail"}
+    no_longer = {**DOCS[0], "annotations": {"readOnlyHint": False}}
+    await user.push(server_id, [no_longer, *MAIL])
+    assert await seen(user, project_id) == {"read_mail"}
+    await change(user, project_id, read_only=False)
+    assert await seen(user, project_id) == ALL - {"write_page"}
+
+
+async def test_a_projects_limit_and_threshold_stand_between_the_request_and_the_user(
+    user: TestUser, admin: httpx.AsyncClient
+) -> None:
+    await user.add_tools(*DOCS, *MAIL)
+    project_id = await make(user, limit=2, similarity_threshold=0)
+    await admin.patch(f"/users/{user.id}", json={"settings": {"limit": 3, "similarity_threshold": 1}})
+
+    async def count(**fields: Any) -> int:
+        return len((await user.discover("something else altogether", strategy="semantic", **fields))["tools"])
+
+    assert await count() == 0
+    assert await count(similarity_threshold=0) == 3
+    assert await count(project_id=project_id) == 2
+    assert await count(project_id=project_id, limit=1) == 1
+    assert await count(project_id=project_id, similarity_threshold=1) == 0
+    await change(user, project_id, limit=None)
+    assert await count(project_id=project_id) == 3
+    await change(user, project_id, similarity_threshold=None)
+    assert await count(project_id=project_id) == 0
+
+
+async def test_a_project_searches_in_its_own_way_or_not_at_all(user: TestUser, admin: httpx.AsyncClient) -> None:
+    await user.add_tools(*DOCS, *MAIL)
+    assert (await user.http.put("/core-tools", json={"tools": [tool("browse")]})).status_code == 200
+    await admin.patch(f"/users/{user.id}", json={"settings": {"strategy": "semantic"}})
+    project_id = await make(user, optimization=None)
+    for fields in ({}, {"strategy": "hybrid"}, {"similarity_threshold": 0, "limit": 50}):
+        answer = await user.discover(ASKED, project_id=project_id, **fields)
+        assert [(each["tool"]["name"], each["source"]) for each in answer["tools"]] == [("browse", "core")]
+        assert (answer["strategy"], answer["no_match"], answer["degraded"]) == (None, True, False)
+    without = await user.discover(ASKED, project_id=project_id, include_core_tools=False)
+    assert (without["tools"], without["no_match"]) == ([], True)
+    for optimization in ("bm25", "semantic", "hybrid"):
+        await change(user, project_id, optimization=optimization)
+        answer = await user.discover(ASKED, project_id=project_id)
+        assert answer["strategy"] == optimization
+        assert {"browse", "send_mail"} <= set(names(answer))
+        assert answer["no_match"] is False
+    assert (await user.discover(ASKED, project_id=project_id, strategy="bm25"))["strategy"] == "bm25"
+
+
+async def test_a_project_that_does_not_search_offers_nothing_on_any_rung(
+    user: TestUser, admin: httpx.AsyncClient, container: Container
+) -> None:
+    await user.add_tools(*DOCS, server="docs")
+    await user.add_tools(*MAIL, server="mail")
+    silent = await make(user, optimization=None)
+    narrow = await make(user, rules=[rule("*mail", enabled=True)])
+
+    async def offered() -> tuple[list[str], list[str], str | None]:
+        answer = await user.discover(ASKED, project_id=narrow)
+        nothing = await user.discover(ASKED, project_id=silent)
+        return names(nothing), sorted(names(answer)), answer["degraded_reason"]
+
+    async with broken_search(container):
+        assert await offered() == ([], ["read_mail", "send_mail"], "search_failed")
+    await admin.patch(f"/users/{user.id}", json={"discovery_enabled": False})
+    assert await offered() == ([], ["read_mail", "send_mail"], "disabled")
+
+
+async def test_words_are_as_rare_as_they_are_in_the_project(user: TestUser, other_user: TestUser) -> None:
+    """Reports fill the project and are rare elsewhere; with budgets it is the other way round."""
+    own = [tool(f"report_{n}", "Makes a report.") for n in range(7)] + [tool("plan", "Plans a budget.")]
+    server_id = await user.add_tools(*own, server="office")
+    await user.add_tools(*(tool(f"count_{n}", "Counts a budget.") for n in range(30)), server="bank")
+    await other_user.add_tools(*own, server="office")
+    project_id = await make(user, server_ids=[server_id])
+
+    async def ranked(asker: TestUser, **fields: Any) -> list[tuple[str, float]]:
+        answer = await asker.discover("report budget", strategy="bm25", explain=True, limit=50, **fields)
+        return [(each["tool"]["name"], each["explanation"]["bm25"]) for each in answer["tools"]]
+
+    in_the_project = await ranked(user, project_id=project_id)
+    assert in_the_project[0][0] == "plan"
+    assert in_the_project == await ranked(other_user)
+    everywhere = await ranked(user)
+    assert everywhere[0][0].startswith("report_")
+    bm25 = dict(everywhere)
+    assert all(bm25[name] > score for name, score in in_the_project if name != "plan")
+    assert bm25["plan"] < dict(in_the_project)["plan"]
+
+
+@asynccontextmanager
+async def bound_to(
+    container: Container, admin: httpx.AsyncClient, user: TestUser, project_id: str
+) -> AsyncIterator[TestUser]:
+    """The user again, with a key that is bound to the project."""
+    made = await admin.post("/keys", json={"kind": "user", "user_id": user.id, "project_id": project_id})
+    assert made.status_code == 201, made.text
+    assert made.json()["project_id"] == project_id
+    key = made.json()["key"]
+    async with client_of(container, Authorization=f"Bearer {key}") as http:
+        yield TestUser(user.id, key, http)
+
+
+async def test_a_bound_key_sees_and_runs_what_its_project_shows_and_nothing_else(
+    user: TestUser, admin: httpx.AsyncClient, container: Container, mcp: FakeMcpServer
+) -> None:
+    mcp.tools = [*DOCS, *MAIL]
+    server_id = await user.connect(mcp, tags=["paper"])
+    project_id = await make(user, rules=[rule("read*", enabled=True, tags=["safe"])])
+    ids = {name: each["id"] for name, each in (await user.tools()).items()}
+    async with bound_to(container, admin, user, project_id) as bound:
+        assert set(await bound.tools()) == {"read_page", "read_mail"}
+        assert {*names(await bound.discover(ASKED, similarity_threshold=0, keep=list(ids.values())))} == {
+            "read_page",
+            "read_mail",
+        }
+        tags = (await bound.http.get("/tags")).json()["items"]
+        assert tags == [{"tag": "paper", "count": 2}, {"tag": "safe", "count": 2}]
+        succeeded(await bound.execute("read_page"))
+        assert (await bound.http.get(f"/tools/{ids['read_page']}")).json()["name"] == "read_page"
+        why = await bound.http.post("/discover/why", json={"query": ASKED, "tool": "read_page"})
+        assert [each["tool_key"] for each in why.json()["items"]] == [ids["read_page"]]
+
+        async def answers(tool_key: str, name: str) -> list[Any]:
+            """Of all that can be asked about one tool."""
+            call = {"type": "tool_use", "name": name, "input": {}}
+            told = [
+                await bound.http.get(f"/tools/{tool_key}"),
+                await bound.http.get("/tools", params={"name": name}),
+                await bound.http.post("/execute", json={"tool_key": tool_key}),
+                await bound.http.post("/execute", json={"tool_call": call}),
+                await bound.http.post("/discover/why", json={"query": ASKED, "tool": tool_key}),
+                await bound.http.post("/discover/why", json={"query": ASKED, "tool": name}),
+            ]
+            assert [each.status_code for each in told] == [404, 200, 404, 404, 200, 200]
+            return [without_request_id(each) for each in told]
+
+        ran = list(mcp.calls)
+        assert await answers(ids["send_mail"], "send_mail") == await answers(str(uuid.uuid4()), "no_such_tool")
+        assert mcp.calls == ran
+        succeeded(await user.execute("send_mail"))
+
+        # what narrows the project narrows the key at once
+        await change(user, project_id, rules=[rule("read_mail", enabled=True)])
+        failed(await bound.http.post("/execute", json={"tool_key": ids["read_page"]}), 404, "TOOL_NOT_FOUND")
+        assert set(await bound.tools()) == {"read_mail"}
+        await user.http.patch(f"/servers/{server_id}", json={"enabled": False})
+        assert await bound.tools() == {}
+
+
+async def test_a_project_named_in_a_call_confines_it_too(user: TestUser, mcp: FakeMcpServer) -> None:
+    mcp.tools = MAIL
+    await user.connect(mcp)
+    project_id = await make(user, read_only=True)
+    failed(await user.execute("send_mail", project_id=project_id), 404, "TOOL_NOT_FOUND")
+    succeeded(await user.execute("read_mail", project_id=project_id))
+    succeeded(await user.execute("send_mail"))
+    failed(await user.execute("send_mail", project_id=str(uuid.uuid4())), 404, "TOOL_NOT_FOUND")
+
+
+async def test_a_bound_key_may_do_nothing_but_use_its_project(
+    team: TestUser, admin: httpx.AsyncClient, container: Container
+) -> None:
+    project_id = await make(team)
+    within = {Permission.DISCOVER, Permission.READ_TOOLS, Permission.EXECUTE}
+    routes = [route for route in door_routes(app_of(container)) if route.permissions]
+    refused = {(route.method, route.path) for route in routes if not route.permissions <= within}
+    assert {(route.method, route.path) for route in routes} - refused == {
+        ("POST", "/discover"),
+        ("POST", "/discover/why"),
+        ("POST", "/catalog/search"),
+        ("POST", "/feedback"),
+        ("POST", "/eval"),
+        ("POST", "/execute"),
+        ("GET", "/tools"),
+        ("GET", "/tools/{tool_id}"),
+        ("GET", "/tags"),
+        *(("POST", path) for path in MCP_PATHS),
+    }
+    before = await everything(team.http, "/projects")
+    tool_id = (await team.tools())["read_page"]["id"]
+    ids = {"server_id": await server_of(team, "docs"), "tool_id": tool_id, "project_id": project_id}
+    ids |= {"run_id": "some-run", "user_id": team.id, "key_id": "some-key"}
+    async with bound_to(container, admin, team, project_id) as bound:
+        for method, path in sorted(refused):
+            body: Json | None = None if method in ("GET", "DELETE") else {}
+            assert_problem(await bound.http.request(method, path.format(**ids), json=body), 403)
+        named = await bound.http.get("/tools", headers={"X-User-Id": "somebody-else"})
+        assert_problem(named, 403)
+    assert await everything(team.http, "/projects") == before
+    assert await seen(team, project_id) == ALL
+    assert (await team.http.delete(f"/projects/{project_id}")).status_code == 204
+
+
+async def test_a_bound_key_names_its_own_project_and_no_other(
+    team: TestUser, admin: httpx.AsyncClient, container: Container
+) -> None:
+    own, other = await make(team), await make(team)
+    bodies: dict[str, Json | None] = {
+        "/tools": None,
+        "/tags": None,
+        "/discover": {"query": "x"},
+        "/discover/why": {"query": "x", "tool": "read_page"},
+        "/eval": {"items": [{"message": "x", "tools": ["read_page"]}], "suggest": True},
+        "/execute": {"tool_key": "no-such-tool"},
+    }
+    async with bound_to(container, admin, team, own) as bound:
+
+        async def ask(path: str, project_id: str) -> httpx.Response:
+            body = bodies[path]
+            if body is None:
+                return await bound.http.get(path, params={"project_id": project_id})
+            return await bound.http.post(path, json={**body, "project_id": project_id})
+
+        for path in bodies:
+            foreign = await ask(path, other)
+            assert_problem(foreign, 404)
+            assert without_request_id(foreign) == without_request_id(await ask(path, str(uuid.uuid4())))
+            mine = await ask(path, own)
+            assert mine.is_success or mine.json()["code"] == "TOOL_NOT_FOUND", mine.text
+    for project_id in (own, other):
+        assert (await team.http.delete(f"/projects/{project_id}")).status_code == 204
+
+
+async def test_a_deleted_project_ends_its_keys_within_a_second_and_no_others(
+    team: TestUser, admin: httpx.AsyncClient, container: Container
+) -> None:
+    project_id, other = await make(team), await make(team)
+    replica = replace(container, authenticator=Authenticator(container.database, None))
+    async with (
+        bound_to(container, admin, team, project_id) as bound,
+        bound_to(container, admin, team, other) as unharmed,
+        client_of(replica, Authorization=f"Bearer {bound.key}") as there,
+    ):
+        for http in (bound.http, there):
+            assert len(await everything(http, "/tools")) == len(ALL)
+        assert (await team.http.delete(f"/projects/{project_id}")).status_code == 204
+
+        async def is_accepted() -> bool:
+            """As long as the key is remembered, its project is missing."""
+            answers = [await http.get("/tools") for http in (bound.http, there)]
+            assert {answer.status_code for answer in answers} <= {401, 404}
+            return {answer.status_code for answer in answers} != {401}
+
+        assert await seconds_until_refused(is_accepted) < ENDS_WITHIN_S
+        assert len(await unharmed.tools()) == len(ALL)
+        assert project_id not in {each["project_id"] for each in await everything(admin, "/keys")}
+    assert len(await team.tools()) == len(ALL)
+    assert (await team.http.delete(f"/projects/{other}")).status_code == 204
+
+
+async def test_the_names_of_a_projects_tools_tell_nothing_of_what_lies_outside(user: TestUser) -> None:
+    docs = await user.add_tools(tool("search", "Searches the docs."), server="docs")
+    inside = await make(user, server_ids=[docs])
+    everything = await make(user)
+    await user.add_tools(tool("search", "Searches the mail."), server="mail")
+
+    async def aliases(project_id: str) -> list[str]:
+        answer = await user.discover("search the docs", project_id=project_id, similarity_threshold=0)
+        return [each["alias"] for each in answer["tools"]]
+
+    assert await aliases(inside) == ["search"]
+    assert [alias.split("_")[0] for alias in sorted(await aliases(everything))] == ["docs", "mail"]

@@ -1,0 +1,369 @@
+"""A user's servers: made, shown, changed, deleted; their credentials go in and never come out."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.container import Container
+from app.crypto import SecretOwner
+from tests.conftest import TestUser, new_user, tool
+from tests.support.checks import assert_problem, pages, rows_of
+
+URL = "https://mcp.example.com/mcp"
+CANARY = "canary-5c1d7e-secret"
+SECRET_HEADERS = {"Authorization": f"Bearer {CANARY}", "X-Team": CANARY}
+
+GOOD_URLS = [
+    URL,
+    "https://example.com:8080/mcp?team=1",
+    "https://[2606:4700::1111]:8443/mcp",
+    "HTTPS://EXAMPLE.COM",
+    "https://example.com/a%20path",
+]
+BAD_URLS = [
+    "",
+    "example.com/mcp",
+    "//example.com/mcp",
+    "https://",
+    "https:///mcp",
+    "https://:443/mcp",
+    "ftp://example.com",
+    "file:///etc/passwd",
+    "javascript:alert(1)",
+    "https://someone:password@example.com",
+    "https://someone@example.com",
+    "https://@example.com",
+    "https://example.com/#part",
+    "https://exa mple.com",
+    "https://example.com/a b",
+    "https://example.com/\n",
+    "https://exam\tple.com",
+    "https://example.com\\.evil.example",
+    "https://example.com:99999",
+    "https://example.com:0",
+    "https://example.com:port",
+    "https://[::1",
+    "http://example.com/mcp",
+]
+TOO_LONG_URL = "https://example.com/" + "x" * 2_048
+BAD_FIELDS = [
+    {"name": ""},
+    {"name": None},
+    {"name": 7},
+    {"name": "a\nb"},
+    {"name": "x" * 129},
+    {"description": None},
+    {"description": "x" * 4_001},
+    {"tags": "mail"},
+    {"tags": [""]},
+    {"tags": ["a\nb"]},
+    {"tags": ["x" * 65]},
+    {"tags": ["x"] * 65},
+    {"enabled": "yes"},
+    {"enabled": 1},
+    {"headers": {"a b": "x"}},
+    {"headers": {"": "x"}},
+    {"headers": {"X-Key\n": "x"}},
+    {"headers": {"X-Key": "two\nlines"}},
+    {"headers": {"X-Key": 7}},
+    {"headers": {f"X-{number}": "x" for number in range(33)}},
+    {"headers": {"Host": "elsewhere.example.com"}},
+    {"headers": {"Mcp-Session-Id": "stolen"}},
+    {"headers": {"transfer-encoding": "chunked"}},
+    {"transport": "stdio"},
+    {"transport": "telepathy"},
+    {"command": "/bin/sh"},
+    {"args": ["-c", "id"]},
+    {"env": {"PATH": "/tmp"}},  # noqa: S108 never touched
+    {"user_id": "somebody-else"},
+    {"unknown": True},
+]
+
+
+@pytest.fixture(scope="module")
+async def owner(container: Container) -> AsyncIterator[TestUser]:
+    """For tests that do not mind how many servers there are already."""
+    async with new_user(container) as made:
+        yield made
+
+
+def fresh_name() -> str:
+    return f"server-{uuid.uuid4().hex[:12]}"
+
+
+async def create(user: TestUser, **fields: Any) -> httpx.Response:
+    return await user.http.post("/servers", json={"name": fresh_name(), "transport": "push", **fields})
+
+
+async def connected_server(user: TestUser) -> str:
+    """Switched off, so that nobody asks it for tools while the test looks at it."""
+    fields = {"transport": "streamable_http", "url": URL, "headers": SECRET_HEADERS, "enabled": False}
+    return await user.add_server(fresh_name(), **fields)
+
+
+async def test_a_created_server_is_shown_as_it_was_asked_for(user: TestUser) -> None:
+    wanted = {
+        "name": "github",
+        "transport": "sse",
+        "url": URL,
+        "description": "code",
+        "tags": ["dev"],
+        "enabled": False,
+    }
+    created = await user.http.post("/servers", json=wanted)
+    assert created.status_code == 201
+    shown = created.json()
+    assert {key: shown[key] for key in wanted} == wanted
+    assert (shown["user_id"], shown["status"], shown["tool_count"]) == (user.id, "disconnected", 0)
+    assert str(uuid.UUID(shown["id"])) == shown["id"]
+    assert (await user.http.get(f"/servers/{shown['id']}")).json() == shown
+    assert (await user.http.get("/servers")).json()["items"] == [shown]
+
+
+async def test_a_name_can_be_taken_once_by_each_user(user: TestUser, other_user: TestUser) -> None:
+    assert (await create(user, name="github")).status_code == 201
+    assert_problem(await create(user, name="github"), 409)
+    assert (await create(other_user, name="github")).status_code == 201
+    assert (await create(user, name="gitlab")).status_code == 201
+    assert [server["name"] for server in (await user.http.get("/servers")).json()["items"]] == ["github", "gitlab"]
+
+
+async def test_of_many_who_take_a_name_at_once_one_succeeds(user: TestUser) -> None:
+    answers = await asyncio.gather(*(create(user, name="github") for _ in range(5)))
+    assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409]
+
+
+async def test_a_rename_to_a_taken_name_is_a_conflict_and_to_its_own_is_not(user: TestUser) -> None:
+    await user.add_server("github")
+    server_id = await user.add_server("gitlab")
+    assert_problem(await user.http.patch(f"/servers/{server_id}", json={"name": "github"}), 409)
+    assert (await user.http.patch(f"/servers/{server_id}", json={"name": "gitlab"})).status_code == 200
+
+
+async def test_the_list_of_servers_comes_in_pages_by_name(user: TestUser) -> None:
+    names = [f"server-{number}" for number in range(5)]
+    for name in reversed(names):
+        await user.add_server(name)
+    found = await pages(user.http, "/servers", limit=2)
+    assert [[server["name"] for server in page] for page in found] == [names[:2], names[2:4], names[4:]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"name": "forge"},
+        {"description": "where code lives"},
+        {"tags": ["dev", "code"]},
+        {"tags": []},
+        {"url": "https://mcp.example.com/another/path?team=1"},
+        {"transport": "sse"},
+    ],
+)
+async def test_a_change_to_a_server_touches_only_what_it_names(owner: TestUser, changes: dict[str, Any]) -> None:
+    server_id = await connected_server(owner)
+    before = (await owner.http.get(f"/servers/{server_id}")).json()
+    answer = await owner.http.patch(f"/servers/{server_id}", json=changes)
+    assert answer.status_code == 200, answer.text
+    reconnects = bool({"url", "transport"} & changes.keys())
+    moved = {"updated_at": answer.json()["updated_at"], "config_version": before["config_version"] + reconnects}
+    assert answer.json() == {**before, **changes, **moved}
+    assert (await owner.http.get(f"/servers/{server_id}")).json() == answer.json()
+
+
+@pytest.mark.parametrize("fields", BAD_FIELDS, ids=str)
+async def test_a_server_that_is_not_well_described_is_neither_made_nor_changed(
+    owner: TestUser, fields: dict[str, Any]
+) -> None:
+    assert_problem(await create(owner, **fields), 422)
+    server_id = (await create(owner)).json()["id"]
+    before = (await owner.http.get(f"/servers/{server_id}")).json()
+    assert_problem(await owner.http.patch(f"/servers/{server_id}", json=fields), 422)
+    assert (await owner.http.get(f"/servers/{server_id}")).json() == before
+
+
+@pytest.mark.parametrize("url", GOOD_URLS)
+async def test_an_http_url_is_taken_as_it_is(owner: TestUser, url: str) -> None:
+    created = await create(owner, transport="streamable_http", url=url, enabled=False)
+    assert created.status_code == 201
+    assert created.json()["url"] == url
+    changed = await owner.http.patch(f"/servers/{created.json()['id']}", json={"url": url})
+    assert changed.status_code == 200
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
+async def test_what_is_no_plain_http_url_is_refused(owner: TestUser, url: str) -> None:
+    answer = await create(owner, transport="streamable_http", url=url)
+    assert_problem(answer, 422, "url_not_allowed")
+    assert "password" not in answer.text
+    server_id = await connected_server(owner)
+    assert_problem(await owner.http.patch(f"/servers/{server_id}", json={"url": url}), 422, "url_not_allowed")
+
+
+async def test_a_url_has_an_end(owner: TestUser) -> None:
+    assert_problem(await create(owner, transport="streamable_http", url=TOO_LONG_URL), 422)
+    assert_problem(await owner.http.patch(f"/servers/{await connected_server(owner)}", json={"url": TOO_LONG_URL}), 422)
+
+
+@pytest.mark.parametrize(
+    ("transport", "url", "status"),
+    [
+        ("push", None, 201),
+        ("push", URL, 422),
+        ("streamable_http", URL, 201),
+        ("streamable_http", None, 422),
+        ("sse", URL, 201),
+        ("sse", None, 422),
+        ("stdio", None, 422),
+        ("stdio", URL, 422),
+    ],
+)
+async def test_a_server_has_a_url_where_one_connects_to_it(
+    owner: TestUser, transport: str, url: str | None, status: int
+) -> None:
+    assert (await create(owner, transport=transport, url=url)).status_code == status
+    server_id = await owner.add_server(fresh_name())
+    changed = await owner.http.patch(f"/servers/{server_id}", json={"transport": transport, "url": url})
+    assert changed.status_code == (200 if status == 201 else 422)
+
+
+@pytest.mark.parametrize("changes", [{"url": URL}, {"transport": "sse"}, {"transport": "stdio"}])
+async def test_a_change_is_judged_together_with_what_is_already_there(owner: TestUser, changes: dict[str, Any]) -> None:
+    server_id = await owner.add_server(fresh_name())
+    assert_problem(await owner.http.patch(f"/servers/{server_id}", json=changes), 422)
+    both = {"transport": "sse", "url": URL}
+    assert (await owner.http.patch(f"/servers/{server_id}", json=both)).status_code == 200
+
+
+async def test_credentials_are_in_no_answer(user: TestUser) -> None:
+    created = await create(user, name="github", transport="sse", url=URL, headers=SECRET_HEADERS)
+    assert created.json()["header_names"] == sorted(SECRET_HEADERS)
+    path = f"/servers/{created.json()['id']}"
+    answers = [
+        created,
+        await user.http.get(path),
+        await user.http.get("/servers"),
+        await user.http.patch(path, json={"headers": SECRET_HEADERS}),
+        await create(user, name="github", transport="sse", url=URL, headers=SECRET_HEADERS),
+        await create(user, transport="sse", headers=SECRET_HEADERS),
+        await create(user, headers={"X-Key": f"{CANARY}\n"}),
+        await user.http.patch(path, json={"headers": {"X-Key": f"{CANARY}\n"}}),
+    ]
+    assert [answer.status_code for answer in answers] == [201, 200, 200, 200, 409, 422, 422, 422]
+    assert not [answer.text for answer in answers if CANARY in answer.text]
+
+
+async def test_credentials_are_sealed_in_the_table_and_open_for_their_own_server_alone(
+    owner: TestUser, container: Container
+) -> None:
+    server_id = await connected_server(owner)
+    async with container.database.system_transaction() as session:
+        statement = "SELECT sealed_headers, s::text FROM mcp_servers s WHERE id = %(id)s"
+        [(sealed, whole_row)] = await session.rows(statement, {"id": server_id})
+    assert CANARY not in whole_row
+    assert CANARY.encode() not in bytes(sealed)
+    assert CANARY.encode().hex() not in whole_row
+    assert CANARY.encode() in container.sealer.open(bytes(sealed), SecretOwner(owner.id, server_id, "headers"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "names"), [({"X-New": "1"}, ["X-New"]), ({}, []), (None, [])], ids=["other", "none", "null"]
+)
+async def test_new_credentials_replace_all_old_ones(
+    owner: TestUser, headers: dict[str, str] | None, names: list[str]
+) -> None:
+    server_id = await connected_server(owner)
+    answer = await owner.http.patch(f"/servers/{server_id}", json={"headers": headers})
+    assert answer.json()["header_names"] == names
+    assert answer.json()["config_version"] == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"url": "https://elsewhere.example.com/mcp"},
+        {"url": "https://mcp.example.com.evil.example/mcp"},
+        {"url": "https://mcp.example.com:8443/mcp"},
+        {"transport": "push", "url": None},
+    ],
+    ids=str,
+)
+async def test_credentials_do_not_follow_a_server_to_another_origin(owner: TestUser, changes: dict[str, Any]) -> None:
+    moved, kept = await connected_server(owner), await connected_server(owner)
+    answer = await owner.http.patch(f"/servers/{moved}", json=changes)
+    assert (answer.status_code, answer.json()["header_names"]) == (200, [])
+    given_anew = await owner.http.patch(f"/servers/{kept}", json={**changes, "headers": SECRET_HEADERS})
+    assert (given_anew.status_code, given_anew.json()["header_names"]) == (200, sorted(SECRET_HEADERS))
+
+
+async def test_credentials_do_not_come_back_when_the_server_does(owner: TestUser) -> None:
+    server_id = await connected_server(owner)
+    for url in ("https://elsewhere.example.com/mcp", URL):
+        answer = await owner.http.patch(f"/servers/{server_id}", json={"url": url})
+        assert answer.json()["header_names"] == []
+
+
+async def test_a_deleted_server_takes_its_rows_along_and_no_others(user: TestUser, container: Container) -> None:
+    kept = await user.add_tools(tool("read_mail", "Reads a mail."), server="mail")
+    before = await rows_of(container, user.id)
+    deleted = await user.add_tools(tool("read_file", "Reads a file."), tool("write_file", "Writes a file."))
+    assert (await user.http.delete(f"/servers/{deleted}")).status_code == 204
+    assert await rows_of(container, user.id) == before
+    assert_problem(await user.http.delete(f"/servers/{deleted}"), 404)
+    assert_problem(await user.http.get(f"/servers/{deleted}"), 404)
+    assert [server["id"] for server in (await user.http.get("/servers")).json()["items"]] == [kept]
+    found = await user.discover("read a file", similarity_threshold=0)
+    assert (found["total_searched"], [hit["tool"]["name"] for hit in found["tools"]]) == (1, ["read_mail"])
+
+
+async def test_the_count_of_a_users_tools_follows_what_is_added_and_deleted(
+    user: TestUser, admin: httpx.AsyncClient
+) -> None:
+    server_id = await user.add_tools(tool("read_file"), tool("write_file"))
+    assert (await user.http.get(f"/servers/{server_id}")).json()["tool_count"] == 2
+    assert (await admin.get(f"/users/{user.id}")).json()["tool_count"] == 2
+    await user.http.delete(f"/servers/{server_id}")
+    assert (await admin.get(f"/users/{user.id}")).json()["tool_count"] == 0
+
+
+async def test_a_name_is_free_again_after_its_server_is_deleted(user: TestUser) -> None:
+    server_id = await user.add_tools(tool("read_file", "Reads a file."))
+    await user.http.delete(f"/servers/{server_id}")
+    await user.add_tools(tool("read_file", "Reads a file."))
+    assert (await user.discover("read a file"))["total_searched"] == 1
+
+
+async def test_a_renamed_server_is_found_under_its_new_name(user: TestUser) -> None:
+    server_id = await user.add_tools(tool("list_items", "Lists what is there."), server="warehouse")
+    await user.add_tools(tool("list_items", "Lists what is there."), server="theatre")
+    assert (await user.http.patch(f"/servers/{server_id}", json={"name": "zoo"})).json()["name"] == "zoo"
+    for _ in range(1_200):
+        found = await user.discover("zoo", strategy="bm25")
+        if found["tools"]:
+            break
+        await asyncio.sleep(0.05)
+    assert [(hit["server_id"], hit["server_name"]) for hit in found["tools"]] == [(server_id, "zoo")]
+    assert (await user.discover("warehouse", strategy="bm25"))["no_match"] is True
+    assert {found["server_name"] for found in (await user.tools()).values()} <= {"zoo", "theatre"}
+
+
+async def test_an_admin_finds_a_server_by_its_id_alone(
+    user: TestUser, other_user: TestUser, admin: httpx.AsyncClient
+) -> None:
+    server_id = await user.add_server()
+    path = f"/servers/{server_id}"
+    assert (await admin.get(path)).json()["user_id"] == user.id
+    assert (await admin.patch(path, json={"description": "seen to"})).json()["description"] == "seen to"
+    pushed = await admin.put(f"{path}/tools", json={"tools": [tool("read_file")]}, params={"wait": True})
+    assert pushed.json()["counts"]["added"] == 1
+    assert (await admin.post(f"{path}/reindex", params={"wait": True})).status_code == 200
+    assert len((await admin.get(f"{path}/runs")).json()["items"]) == 2
+    assert_problem(await admin.get(path, headers={"X-User-Id": other_user.id}), 404)
+    assert_problem(await admin.get(f"/servers/{uuid.uuid4()}"), 404)
+    assert (await admin.get(path, headers={"X-User-Id": user.id})).status_code == 200
+    assert (await admin.delete(path)).status_code == 204
+    assert_problem(await user.http.get(path), 404)

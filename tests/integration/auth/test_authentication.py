@@ -1,0 +1,218 @@
+"""Who may do what, for whom: the headers that a request is judged by."""
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.auth.authentication import Permission
+from app.container import Container
+from tests.conftest import ADMIN_KEY, TestUser, app_of, client_of, new_user
+from tests.support.checks import OPEN_PATHS, assert_problem, assert_refused, door_routes, rows_of
+
+FOR_ADMINISTRATORS = [
+    ("POST", "/users", {"id": "somebody"}),
+    ("GET", "/users", None),
+    ("GET", "/users/somebody", None),
+    ("PATCH", "/users/somebody", {"name": "x"}),
+    ("DELETE", "/users/somebody", None),
+    ("POST", "/keys", {"kind": "admin"}),
+    ("GET", "/keys", None),
+    ("DELETE", "/keys/some-id", None),
+]
+BAD_USER_IDS = [b"", b" ", b"-a", b"a b", b"a/b", b"'; DROP TABLE users; --", "é".encode(), b"\xff", b"x" * 129]
+
+
+@pytest.fixture(scope="module")
+async def user(container: Container) -> AsyncIterator[TestUser]:
+    """One for all tests here: what they ask is whether they may ask."""
+    async with new_user(container) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def other_user(container: Container) -> AsyncIterator[TestUser]:
+    async with new_user(container) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def backend(container: Container, admin: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    """A chat backend with its service key."""
+    made = await admin.post("/keys", json={"kind": "service"})
+    async with client_of(container, Authorization=f"Bearer {made.json()['key']}") as http:
+        yield http
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("Authorization", "Bearer {}"),
+        ("Authorization", "bearer {}"),
+        ("authorization", "BEARER {}"),
+        ("X-API-Key", "{}"),
+        ("x-api-key", "{}"),
+    ],
+)
+async def test_a_key_is_taken_from_either_header(
+    client: httpx.AsyncClient, user: TestUser, header: str, value: str
+) -> None:
+    assert (await client.get("/servers", headers={header: value.format(user.key)})).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Authorization", "X-API-Key"])
+async def test_one_character_of_a_key_makes_all_the_difference(
+    client: httpx.AsyncClient, user: TestUser, header: str
+) -> None:
+    scheme = "Bearer " if header == "Authorization" else ""
+    wrong = user.key[:-1] + ("A" if user.key[-1] != "A" else "B")
+    assert_problem(await client.get("/servers", headers={header: scheme + wrong}), 401)
+    assert (await client.get("/servers", headers={header: scheme + user.key})).status_code == 200
+
+
+@pytest.mark.parametrize("authorization", ["Bearer {}", "Basic {}", "Bearer nonsense", ""])
+async def test_a_key_in_both_headers_is_a_bad_request(
+    client: httpx.AsyncClient, user: TestUser, authorization: str
+) -> None:
+    headers = {"Authorization": authorization.format(user.key), "X-API-Key": user.key}
+    assert_problem(await client.get("/servers", headers=headers), 400)
+    del headers["Authorization"]
+    assert (await client.get("/servers", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer nonsense"},
+        {"Authorization": f"Bearer {ADMIN_KEY} and more"},
+        {"Authorization": f"Basic {ADMIN_KEY}"},
+        {"Authorization": ADMIN_KEY},
+        {"Authorization": b"Bearer \xff\xfe"},
+        {"Authorization": "Bearer " + "x" * 100_000},
+        {"Authorization": "Bearer ' OR 1=1 --"},
+        {"X-API-Key": ""},
+        {"X-API-Key": "nonsense"},
+        {"X-API-Key": f"Bearer {ADMIN_KEY}"},
+    ],
+)
+async def test_without_a_living_key_nothing_opens(client: httpx.AsyncClient, headers: dict[str, Any]) -> None:
+    answer = await client.get("/servers", headers=headers)
+    assert_problem(answer, 401)
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert ADMIN_KEY not in answer.text
+
+
+async def test_every_route_but_the_open_ones_refuses_to_answer_without_a_key(
+    client: httpx.AsyncClient, container: Container
+) -> None:
+    protected = [route for route in door_routes(app_of(container)) if route.path not in OPEN_PATHS]
+    assert len(protected) > 20
+    for route in protected:
+        body = {"query": "x", "tools": []} if route.takes_body else None
+        assert_refused(await client.request(route.method, route.path, json=body), 401)
+
+
+async def test_a_user_key_may_name_its_own_user_and_no_other(user: TestUser, other_user: TestUser) -> None:
+    assert (await user.http.get("/servers", headers={"X-User-Id": user.id})).status_code == 200
+    real = await user.http.get("/servers", headers={"X-User-Id": other_user.id})
+    missing = await user.http.get("/servers", headers={"X-User-Id": "nobody-has-this-id"})
+    assert assert_problem(real, 403)["detail"] == assert_problem(missing, 403)["detail"]
+
+
+async def test_naming_somebody_with_a_user_key_creates_nobody(user: TestUser, container: Container) -> None:
+    name = f"unheard-of-{uuid.uuid4().hex[:8]}"
+    assert_problem(await user.http.get("/servers", headers={"X-User-Id": name}), 403)
+    assert (await rows_of(container, name))["users"] == 0
+
+
+async def test_a_service_key_must_say_for_whom_it_asks(backend: httpx.AsyncClient, user: TestUser) -> None:
+    for method, path, body in [("GET", "/servers", None), ("POST", "/discover", {"query": "x"})]:
+        assert_problem(await backend.request(method, path, json=body), 400)
+        named = await backend.request(method, path, json=body, headers={"X-User-Id": user.id})
+        assert named.status_code == 200
+
+
+async def test_a_service_key_creates_a_user_at_its_first_mention(
+    backend: httpx.AsyncClient, admin: httpx.AsyncClient
+) -> None:
+    user_id = f"newcomer-{uuid.uuid4().hex[:8]}"
+    assert_problem(await admin.get(f"/users/{user_id}"), 404)
+    answer = await backend.post("/discover", json={"query": "read a file"}, headers={"X-User-Id": user_id})
+    assert answer.status_code == 200
+    assert answer.json()["total_searched"] == 0
+    assert (await admin.get(f"/users/{user_id}")).json()["id"] == user_id
+
+
+async def test_a_service_key_works_for_each_user_that_it_names(
+    backend: httpx.AsyncClient, user: TestUser, other_user: TestUser
+) -> None:
+    for somebody in (user, other_user):
+        acting = {"X-User-Id": somebody.id}
+        made = await backend.post("/servers", json={"name": "made for me", "transport": "push"}, headers=acting)
+        assert made.json()["user_id"] == somebody.id
+        listed = (await backend.get("/servers", headers=acting)).json()["items"]
+        assert made.json()["id"] in {server["id"] for server in listed}
+        assert {server["user_id"] for server in listed} == {somebody.id}
+
+
+@pytest.mark.parametrize("user_id", BAD_USER_IDS)
+async def test_a_user_id_that_cannot_be_one_is_invalid(
+    backend: httpx.AsyncClient, admin: httpx.AsyncClient, user_id: bytes
+) -> None:
+    for http in (backend, admin):
+        assert_problem(await http.get("/servers", headers={b"X-User-Id": user_id}), 422)
+
+
+async def test_an_admin_key_acts_for_the_user_that_it_names(admin: httpx.AsyncClient, user: TestUser) -> None:
+    server_id = await user.add_server()
+    assert_problem(await admin.get("/servers"), 400)
+    answer = await admin.get("/servers", headers={"X-User-Id": user.id})
+    assert server_id in {server["id"] for server in answer.json()["items"]}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), FOR_ADMINISTRATORS)
+async def test_users_and_keys_are_for_administrators_alone(
+    user: TestUser, backend: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    for http in (user.http, backend):
+        for headers in ({}, {"X-User-Id": user.id}):
+            assert_problem(await http.request(method, path, json=body, headers=headers), 403)
+
+
+async def test_an_administrator_can_do_all_that_others_are_refused(admin: httpx.AsyncClient) -> None:
+    somebody = f"somebody-{uuid.uuid4().hex[:8]}"
+    key_id = (await admin.post("/keys", json={"kind": "service"})).json()["id"]
+    for method, path, body in FOR_ADMINISTRATORS:
+        real_path = path.replace("somebody", somebody).replace("some-id", key_id)
+        real_body = {"id": somebody} if (method, path) == ("POST", "/users") else body
+        assert (await admin.request(method, real_path, json=real_body)).is_success, (method, path)
+
+
+def test_the_table_of_administrators_routes_is_complete(container: Container) -> None:
+    administered = {
+        (route.method, route.path)
+        for route in door_routes(app_of(container))
+        if Permission.ADMINISTER in route.permissions
+    }
+    templates = {"somebody": "{user_id}", "some-id": "{key_id}"}
+    named = {
+        (method, "/".join(templates.get(part, part) for part in path.split("/")))
+        for method, path, _ in FOR_ADMINISTRATORS
+    }
+    assert administered == named
+
+
+async def test_the_bootstrap_key_administers_and_stands_in_no_table(
+    admin: httpx.AsyncClient, container: Container
+) -> None:
+    assert (await admin.get("/users")).status_code == 200
+    async with container.database.system_transaction() as session:
+        rows = await session.rows("SELECT k::text FROM api_keys k")
+    assert ADMIN_KEY not in str(rows)
+    assert_problem(await admin.delete("/keys/bootstrap"), 422)

@@ -1,0 +1,193 @@
+"""The names that models know tools by lead back to the right tool, and to no other."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.catalog.definitions import ToolDefinitionView
+from app.catalog.tool_names import is_alias_of, make_aliases, parse_digest
+from tests.conftest import TestUser, tool
+from tests.support.calls import failed, succeeded, text
+from tests.support.mcp_server import FakeMcpServer
+
+VALID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ODD = ["read file", "a.b:c", "a.b/c", "天气", "ü", "x" * 128, "x" * 127 + "y", "_" * 70, "%", "search_abcdef", "-"]
+
+
+def offer(number: int, name: str, server: str | None = "codehub", *, shared: bool = False) -> ToolDefinitionView:
+    return ToolDefinitionView(
+        tool_id=f"00000000-0000-0000-0000-{number:012}",
+        server_id=None if server is None else f"id of {server}",
+        server_name=server,
+        name=name,
+        title=None,
+        description="",
+        input_schema="{}",
+        output_schema=None,
+        annotations=None,
+        tokens=1,
+        shares_its_name=shared,
+    )
+
+
+def led_to(alias: str, offers: Sequence[ToolDefinitionView]) -> list[int]:
+    """The places of those that the name may mean."""
+    return [place for place, each in enumerate(offers) if is_alias_of(alias, each)]
+
+
+NAMES = st.sampled_from([*ODD, "search", "read"]) | st.text(
+    st.characters(exclude_categories=["C"]), min_size=1, max_size=128
+)
+
+
+@given(
+    st.lists(st.tuples(NAMES, st.sampled_from(["codehub", "team chat", "日本"])), min_size=1, max_size=8, unique=True)
+)
+def test_every_alias_is_valid_and_leads_back_to_its_own_tool_alone(tools: list[tuple[str, str]]) -> None:
+    names = [name for name, _ in tools]
+    offers = [offer(i, name, server, shared=names.count(name) > 1) for i, (name, server) in enumerate(tools)]
+    made = make_aliases(offers)
+    assert len(set(made)) == len(offers)
+    for place, alias in enumerate(made):
+        assert VALID.fullmatch(alias)
+        assert led_to(alias, offers) == [place]
+
+
+def test_a_made_name_ends_with_digits_of_the_tools_key() -> None:
+    odd = offer(7, "read file")
+    [alias] = make_aliases([odd])
+    assert alias.startswith("codehub_read_file_")
+    assert hashlib.sha256(odd.tool_id.encode()).hexdigest().startswith(parse_digest(alias))
+
+
+def test_a_made_name_leads_back_also_when_the_name_is_no_longer_shared() -> None:
+    shared = offer(1, "search", shared=True)
+    [alias] = make_aliases([shared])
+    assert is_alias_of(alias, replace(shared, shares_its_name=False))
+    assert not is_alias_of(alias, replace(shared, tool_id="another"))
+    assert not is_alias_of(alias, replace(shared, server_name="another"))
+
+
+def test_a_tool_that_is_named_like_anothers_alias_takes_nothing_from_it() -> None:
+    victim = offer(1, "search", shared=True)
+    [alias] = make_aliases([victim])
+    pretender = offer(2, alias, "evil")
+    longer, kept = make_aliases([victim, pretender])
+    assert kept == alias
+    assert led_to(longer, [victim, pretender]) == [0]
+    assert led_to(alias, [victim, pretender]) == [0, 1], "which is refused as ambiguous"
+
+
+@pytest.mark.parametrize("name", ["good\n", "a" * 65, "", "a b"])
+def test_a_name_is_kept_only_where_all_of_it_is_valid(name: str) -> None:
+    [alias] = make_aliases([offer(1, name)])
+    assert alias != name
+    assert VALID.fullmatch(alias)
+
+
+async def called(user: TestUser, alias: str) -> tuple[str, str]:
+    """The tool and the server that a model reaches by this name."""
+    body = {"tool_call": {"type": "tool_use", "id": "t", "name": alias, "input": {}}}
+    answer = succeeded(await user.http.post("/execute", json=body))
+    return answer["tool_key"], answer["server_id"]
+
+
+async def test_odd_and_shared_names_lead_back_over_the_wire(
+    user: TestUser, mcp: FakeMcpServer, legacy_mcp: FakeMcpServer
+) -> None:
+    mcp.tools = [tool(name) for name in [*ODD, "search"]]
+    legacy_mcp.tools = [tool("search"), tool("read")]
+    here, there = await user.connect(mcp, "here ü"), await user.connect(legacy_mcp, "there")
+    answer = await user.http.get("/tools", params={"limit": 200})
+    known = {each["id"]: (each["server_id"], each["name"]) for each in answer.json()["items"]}
+    assert len(known) == len(ODD) + 3
+    shown = await user.discover("anything", keep=list(known), include_core_tools=False)
+    for hit in shown["tools"]:
+        assert await called(user, hit["alias"]) == (hit["tool_key"], known[hit["tool_key"]][0])
+    assert sorted(name for name, _ in mcp.calls) == sorted([*ODD, "search"])
+    assert sorted(name for name, _ in legacy_mcp.calls) == ["read", "search"]
+    assert {server_id for server_id, name in known.values() if name == "search"} == {here, there}
+
+
+async def refusal(user: TestUser, alias: str) -> str:
+    body = {"tool_call": {"type": "tool_use", "id": "t", "name": alias, "input": {}}}
+    detail: str = failed(await user.http.post("/execute", json=body), 404, "TOOL_NOT_FOUND")["detail"]
+    return detail
+
+
+async def test_names_that_do_not_say_which_tool_are_refused_with_the_reason(
+    user: TestUser, other_user: TestUser, mcp: FakeMcpServer, legacy_mcp: FakeMcpServer
+) -> None:
+    await user.http.put("/core-tools", json={"tools": [tool("native")]})
+    mcp.tools, legacy_mcp.tools = [tool("search"), tool("read file")], [tool("search")]
+    await user.connect(mcp, "here")
+    await user.connect(legacy_mcp, "there")
+    shown = await user.discover("search", keep=[each["id"] for each in (await user.tools()).values()], limit=50)
+    made = {hit["tool"]["name"]: hit["alias"] for hit in shown["tools"]}
+
+    assert "core tool" in await refusal(user, "native")
+    assert "several servers" in await refusal(user, "search")
+    nobody = await refusal(user, "nothing")
+    assert "no tool of this name" in nobody
+    unknown = ["", "read_file", "read_file_abcdef", "abcdef", made["read file"].upper(), "%", "x" * 256, "_"]
+    assert {await refusal(user, alias) for alias in unknown} == {nobody}
+    assert await refusal(other_user, made["read file"]) == nobody
+    assert (mcp.calls, legacy_mcp.calls) == ([], [])
+    await called(user, made["read file"])
+    await called(user, "read file")
+    assert [name for name, _ in mcp.calls] == ["read file", "read file"]
+
+
+async def test_a_hidden_tool_is_not_reached_by_its_name(user: TestUser, mcp: FakeMcpServer) -> None:
+    mcp.tools = [tool("read"), tool("odd one")]
+    await user.connect(mcp)
+    known = await user.tools()
+    shown = await user.discover("read", keep=[each["id"] for each in known.values()])
+    names = [hit["alias"] for hit in shown["tools"]]
+    for enabled in (False, True):
+        for each in known.values():
+            await user.http.patch(f"/tools/{each['id']}", json={"enabled": enabled})
+        for alias in names:
+            if enabled:
+                await called(user, alias)
+            else:
+                await refusal(user, alias)
+    assert len(mcp.calls) == 2
+
+
+async def test_of_two_tools_of_one_name_the_visible_one_is_meant(
+    user: TestUser, mcp: FakeMcpServer, legacy_mcp: FakeMcpServer
+) -> None:
+    mcp.tools, legacy_mcp.tools = [tool("search")], [tool("search")]
+    here, there = await user.connect(mcp, "here"), await user.connect(legacy_mcp, "there")
+    await refusal(user, "search")
+    await user.http.patch(f"/servers/{here}", json={"enabled": False})
+    assert (await called(user, "search"))[1] == there
+
+
+async def test_arguments_reach_the_tool_that_the_name_means(user: TestUser, mcp: FakeMcpServer) -> None:
+    mcp.tools = [tool("odd one")]
+    await user.connect(mcp)
+    [alias] = [hit["alias"] for hit in (await user.discover("odd one"))["tools"]]
+    function = {"name": alias, "arguments": '{"a": "ü"}'}
+    body = {"tool_call": {"type": "function", "id": "c", "function": function}}
+    assert text(await user.http.post("/execute", json=body)) == r'{"a": "\u00fc"}'
+
+
+async def test_a_tool_that_is_named_like_a_core_tool_is_reached_whether_that_is_shown_or_not(
+    user: TestUser, mcp: FakeMcpServer
+) -> None:
+    mcp.tools = [tool("native", "Does the same, elsewhere.")]
+    await user.connect(mcp)
+    await user.http.put("/core-tools", json={"tools": [tool("native")]})
+    for shown in (True, False):
+        found = await user.discover("native", include_core_tools=shown, strategy="bm25")
+        [alias] = [hit["alias"] for hit in found["tools"] if hit["server_id"] is not None]
+        call = {"type": "tool_use", "name": alias, "input": {}}
+        assert (await user.http.post("/execute", json={"tool_call": call})).status_code == 200
+    assert len(mcp.calls) == 2

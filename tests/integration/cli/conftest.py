@@ -1,0 +1,66 @@
+"""A terminal: commands run in this process, on a database of their own beside which no service runs."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.cli import servers
+from app.cli.main import main
+from app.local_postgres.postgres import EmbeddedPostgres
+from tests.conftest import PATIENT, SECRET_KEY, allowing, make_database
+from tests.support.mcp_server import FakeMcpServer
+
+Command = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def database(postgres: EmbeddedPostgres) -> str:
+    return make_database(postgres)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    loggers = [root, *map(logging.getLogger, ("toolscout", "uvicorn"))]
+    levels = [logger.level for logger in loggers]
+    yield
+    root.handlers = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def command(
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mcp: FakeMcpServer,
+) -> Command:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(servers, "_PATIENCE_S", 0.0)
+    settings = {
+        "DATABASE_URL": database,
+        "TOOLSCOUT_SECRET_KEY": SECRET_KEY,
+        "TOOLSCOUT_DATA_DIR": str(tmp_path),
+        "TOOLSCOUT_OUTBOUND_ALLOW": allowing(mcp),
+        **PATIENT,
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str, status: int | str = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        told = ended.value.code
+        shown = capsys.readouterr()
+        if isinstance(told, str):
+            assert status == 1, told
+            return told
+        assert told == status, shown
+        return shown.out
+
+    return run

@@ -1,0 +1,437 @@
+"""The rungs below a healthy search: each keeps the same visibility, says so in the answer, and heals by itself."""
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+
+from app.container import Container, open_container
+from app.embeddings.circuit_breaker import CircuitBreaker
+from app.local_postgres.postgres import EmbeddedPostgres
+from tests.conftest import (
+    ADMIN_KEY,
+    OpenService,
+    TestUser,
+    client_of,
+    make_database,
+    make_settings,
+    new_user,
+    tool,
+)
+from tests.support.embedding_server import FakeEmbeddingServer, Mode, running_embedding_server
+from tests.support.worker_steps import asked, until
+from tests.support.worker_steps import waiting as locked_out
+
+FORECAST = tool("get_forecast", "Weather forecast for a city over the next days.")
+REFUND = tool("refund_payment", "Give a customer their money back.")
+HIDDEN = tool("weather_alarm", "Weather alarm for a city.")
+
+REASONS: list[tuple[Mode, int, str]] = [
+    ("status", 500, "embedder_status_500"),
+    ("status", 429, "embedder_status_429"),
+    ("wrong_dimension", 0, "embedder_wrong_dimension"),
+    ("nan", 0, "embedder_not_finite"),
+    ("zeros", 0, "embedder_no_direction"),
+    ("short", 0, "embedder_wrong_count"),
+    ("not_json", 0, "embedder_malformed"),
+    ("wrong_shape", 0, "embedder_malformed"),
+]
+
+
+@pytest.fixture(scope="module")
+def shared_fake() -> Iterator[FakeEmbeddingServer]:
+    with running_embedding_server() as server:
+        yield server
+
+
+@pytest.fixture
+def fake(shared_fake: FakeEmbeddingServer) -> Iterator[FakeEmbeddingServer]:
+    shared_fake.mode, shared_fake.requests = "ok", []
+    yield shared_fake
+    shared_fake.mode = "ok"
+    shared_fake.release()
+
+
+@pytest.fixture(scope="module")
+async def service(
+    postgres: EmbeddedPostgres, shared_fake: FakeEmbeddingServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Container]:
+    settings = make_settings(tmp_path_factory.mktemp("ladder"), **shared_fake.settings())
+    async with open_container(settings, make_database(postgres)) as opened:
+        yield opened
+
+
+async def stock(user: TestUser) -> str:
+    """Two tools to find and one that its user has switched off; the server's id."""
+    server_id = await user.add_tools(FORECAST, REFUND, HIDDEN)
+    hidden = (await user.tools())["weather_alarm"]["id"]
+    assert (await user.http.patch(f"/tools/{hidden}", json={"enabled": False})).status_code == 200
+    return server_id
+
+
+@pytest.fixture(scope="module")
+async def shared_asker(service: Container) -> AsyncIterator[TestUser]:
+    async with asker_of(service) as user:
+        yield user
+
+
+@pytest.fixture
+async def asker(shared_asker: TestUser, fake: FakeEmbeddingServer) -> TestUser:
+    """One for all tests, whose questions must therefore differ: what was asked before is remembered."""
+    await by_meaning(shared_asker, f"weather forecast {uuid.uuid4()}")
+    fake.requests.clear()
+    return shared_asker
+
+
+@asynccontextmanager
+async def asker_of(container: Container) -> AsyncIterator[TestUser]:
+    async with new_user(container) as user:
+        await stock(user)
+        yield user
+
+
+def names(answer: dict[str, Any]) -> list[str]:
+    return [each["tool"]["name"] for each in answer["tools"]]
+
+
+def sources(answer: dict[str, Any]) -> set[str]:
+    return {each["source"] for each in answer["tools"]}
+
+
+async def by_meaning(user: TestUser, question: str) -> dict[str, Any]:
+    """The answer, as soon as it comes from the top of the ladder."""
+
+    async def answered() -> dict[str, Any] | None:
+        answer = await user.discover(question, similarity_threshold=0.1)
+        return None if answer["degraded"] else answer
+
+    answer = await until(answered)
+    assert answer["degraded_reason"] is None
+    assert answer["strategy"] == "hybrid"
+    assert ("get_forecast", "semantic") in [(each["tool"]["name"], each["source"]) for each in answer["tools"]]
+    assert "weather_alarm" not in names(answer)
+    return answer
+
+
+def check_by_words(answer: dict[str, Any], *reasons: str) -> None:
+    assert answer["degraded"] is True
+    assert answer["degraded_reason"] in reasons
+    assert answer["strategy"] == "bm25"
+    assert answer["embedding_generated"] is False
+    assert names(answer) == ["get_forecast"]
+    assert sources(answer) == {"lexical"}
+    assert answer["total_searched"] == 2
+
+
+async def test_with_everything_well_nothing_is_degraded(asker: TestUser, fake: FakeEmbeddingServer) -> None:
+    answer = await by_meaning(asker, "weather forecast today")
+    assert answer["embedding_generated"] is True
+    assert fake.requests == [["weather forecast today"]]
+
+
+@pytest.mark.parametrize(("mode", "status", "reason"), REASONS, ids=str)
+async def test_search_outlives_an_embedder_that_fails(
+    asker: TestUser, fake: FakeEmbeddingServer, mode: Mode, status: int, reason: str
+) -> None:
+    fake.mode, fake.status = mode, status
+    for city in ("Vienna", "Graz", "Linz"):
+        answer = await asker.discover(f"weather_alarm and weather forecast for {city} with {reason} {mode}")
+        check_by_words(answer, reason)
+    assert len(fake.requests) == 3
+    fake.mode = "ok"
+    await by_meaning(asker, f"weather forecast for Wels after {reason} {mode}")
+
+
+async def test_nobody_waits_for_the_embedder_beyond_its_budget(
+    open_service: OpenService, fake: FakeEmbeddingServer
+) -> None:
+    """It hangs for as long as anybody waits for it."""
+    async with open_service(**fake.settings(query_embed_budget_ms=1_000)) as service, asker_of(service) as user:
+        fake.mode = "hang"
+        fake.requests.clear()
+        for city in ("Vienna", "Graz", "Linz"):
+            check_by_words(await user.discover(f"weather forecast for {city}"), "embedder_timeout")
+        await asked(fake, 3)
+        assert len(fake.requests) == 3
+        fake.mode = "ok"
+        await by_meaning(user, "weather forecast for Wels")
+
+
+async def test_search_outlives_an_embedder_that_is_not_there(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+    url = make_database(postgres)
+    with running_embedding_server() as server:
+        settings = make_settings(tmp_path, **server.settings())
+        async with open_container(settings, url) as service, asker_of(service) as user:
+            user_id = user.id
+    async with (
+        open_container(settings, url) as service,
+        client_of(service, **{"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": user_id}) as http,
+    ):
+        user = TestUser(user_id, ADMIN_KEY, http)
+        for city in ("Vienna", "Graz"):
+            check_by_words(await user.discover(f"weather forecast for {city}"), "embedder_unreachable")
+        with running_embedding_server(server.port):
+            await by_meaning(user, "weather forecast for Wels")
+
+
+@pytest.mark.parametrize("strategy", ["hybrid", "semantic"])
+async def test_whatever_needs_a_vector_is_answered_by_words(
+    asker: TestUser, fake: FakeEmbeddingServer, strategy: str
+) -> None:
+    assert (await asker.discover(f"weather forecast, {strategy}", strategy=strategy))["strategy"] == strategy
+    fake.mode = "zeros"
+    check_by_words(await asker.discover(f"weather forecast, {strategy}!", strategy=strategy), "embedder_no_direction")
+
+
+async def test_a_search_by_words_that_was_asked_for_is_not_degraded_and_needs_no_embedder(
+    asker: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    fake.mode = "zeros"
+    answer = await asker.discover("weather forecast", strategy="bm25")
+    assert (answer["degraded"], answer["strategy"], names(answer)) == (False, "bm25", ["get_forecast"])
+    assert fake.requests == []
+
+
+async def test_each_degraded_answer_is_counted_under_its_reason(
+    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    def counted() -> bool:
+        return b'toolscout_fallbacks_total{reason="embedder_status_418"} 1.0' in service.metrics.render()
+
+    assert not counted()
+    fake.mode, fake.status = "status", 418
+    check_by_words(await asker.discover("weather forecast for tea"), "embedder_status_418")
+    assert counted()
+
+
+async def test_after_five_failures_nobody_asks_the_embedder_until_the_pause_is_over(
+    open_service: OpenService, fake: FakeEmbeddingServer
+) -> None:
+    async with open_service(**fake.settings(breaker_retry_s=60)) as service, asker_of(service) as user:
+        fake.mode, fake.status = "status", 500
+        fake.requests.clear()
+        answers = [await user.discover(f"weather forecast {number}") for number in range(8)]
+        reasons = [answer["degraded_reason"] for answer in answers]
+        assert reasons == ["embedder_status_500"] * 5 + ["embedder_breaker_open"] * 3
+        fake.mode = "ok"
+        check_by_words(await user.discover("weather forecast"), "embedder_breaker_open")
+        assert len(fake.requests) == 5
+        assert b"toolscout_embedder_breaker_open 1.0" in service.metrics.render()
+
+
+async def test_after_the_pause_one_question_tries_for_all(
+    open_service: OpenService, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr("app.container.CircuitBreaker", partial(CircuitBreaker, clock=lambda: seconds[0]))
+    settings = fake.settings(breaker_failures=1, breaker_retry_s=60)
+    async with open_service(**settings) as service, asker_of(service) as user:
+        fake.mode = "zeros"
+        check_by_words(await user.discover("weather forecast"), "embedder_no_direction")
+        check_by_words(await user.discover("weather forecast too soon"), "embedder_breaker_open")
+        seconds[0] = 61.0
+        fake.mode = "hang"
+        fake.requests.clear()
+        trying = asyncio.create_task(user.discover("weather forecast for all"))
+        await asked(fake)
+        for number in range(5):
+            check_by_words(await user.discover(f"weather forecast {number}"), "embedder_breaker_open")
+        fake.mode = "ok"
+        fake.release()
+        assert (await trying)["degraded"] is False
+        assert len(fake.requests) == 1
+        await by_meaning(user, "weather forecast at last")
+
+
+async def test_a_question_that_was_asked_before_is_answered_by_meaning_while_the_embedder_is_down(
+    asker: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    before = await by_meaning(asker, "weather forecast by night")
+    fake.mode = "zeros"
+    again = await by_meaning(asker, "weather forecast by night")
+    assert again["embedding_generated"] is False
+    assert again["toolset_hash"] == before["toolset_hash"]
+    check_by_words(await asker.discover("weather forecast by day"), "embedder_no_direction")
+
+
+async def test_identical_questions_in_flight_are_embedded_once(asker: TestUser, fake: FakeEmbeddingServer) -> None:
+    fake.mode = "hang"
+    asking = [asyncio.create_task(asker.discover("weather forecast at once")) for _ in range(10)]
+    await asked(fake)
+    fake.release()
+    answers = await asyncio.gather(*asking)
+    assert fake.requests == [["weather forecast at once"]]
+    assert {answer["degraded"] for answer in answers} == {False}
+    assert len({answer["toolset_hash"] for answer in answers}) == 1
+
+
+async def test_no_user_profits_from_anothers_question(
+    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    """A shared vector would tell, by its speed, what another has asked."""
+    async with new_user(service) as other:
+        for user, requests in ((asker, 1), (asker, 1), (other, 2), (other, 2)):
+            answer = await user.discover("weather forecast for two")
+            assert answer["degraded"] is False
+            assert len(fake.requests) == requests
+
+
+@asynccontextmanager
+async def broken_search(container: Container) -> AsyncIterator[None]:
+    """Without its column nothing can be searched, but what is visible can still be listed."""
+    url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    rename = "ALTER TABLE mcp_tool_embeddings RENAME COLUMN {} TO {}"
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
+        await owner.execute(rename.format("lexical", "away").encode())
+        try:
+            yield
+        finally:
+            await owner.execute(rename.format("away", "lexical").encode())
+
+
+async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
+    service: Container, fake: FakeEmbeddingServer
+) -> None:
+    async with asker_of(service) as user:
+        await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
+        pinned = (await user.tools())["zip_files"]["id"]
+        await user.http.patch(f"/tools/{pinned}", json={"pinned": True})
+        service.usage_counters.called(user.id, (await user.tools())["refund_payment"]["id"], succeeded=None)
+        await service.usage_counters.write()
+        core = await user.http.put("/core-tools", json={"tools": [tool("browse")]})
+        assert core.status_code == 200
+        await by_meaning(user, "weather forecast")
+
+        async with broken_search(service):
+            answer = await user.discover("weather forecast for Vienna")
+        assert (answer["degraded"], answer["degraded_reason"]) == (True, "search_failed")
+        assert names(answer) == ["browse", "zip_files", "refund_payment", "copy_files", "get_forecast"]
+        assert [each["source"] for each in answer["tools"]] == ["core", *["fallback"] * 4]
+        assert answer["total_searched"] == 4
+        assert answer["no_match"] is False
+        assert all(each["score"] is None for each in answer["tools"])
+        await by_meaning(user, "weather forecast for Graz")
+
+
+async def test_the_fallback_is_narrowed_like_a_search(service: Container, fake: FakeEmbeddingServer) -> None:
+    async with asker_of(service) as user, new_user(service) as stranger:
+        archive = await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
+        foreign = await stranger.add_tools(tool("foreign"))
+        narrowed: list[tuple[dict[str, Any], list[str]]] = [
+            ({"server_ids": [archive]}, ["copy_files", "zip_files"]),
+            ({"server_ids": [foreign]}, []),
+            ({"server_ids": []}, []),
+            ({"tags": ["disk"]}, ["copy_files", "zip_files"]),
+            ({"limit": 1}, ["copy_files"]),
+            ({"limit": 50}, ["copy_files", "zip_files", "get_forecast", "refund_payment"]),
+        ]
+        async with broken_search(service):
+            for narrowing, expected in narrowed:
+                answer = await user.discover("weather", **narrowing)
+                assert names(answer) == expected, narrowing
+                assert answer["degraded_reason"] == "search_failed"
+            assert names(await stranger.discover("weather")) == ["foreign"]
+
+
+async def test_tools_that_were_kept_come_first_in_the_fallback_too(
+    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    tools = await asker.tools()
+    keep = [tools[name]["id"] for name in ("weather_alarm", "refund_payment")]
+    async with broken_search(service):
+        answer = await asker.discover("weather", keep=keep)
+    assert [(each["tool"]["name"], each["source"]) for each in answer["tools"]] == [
+        ("refund_payment", "kept"),
+        ("get_forecast", "fallback"),
+    ]
+
+
+async def test_with_discovery_switched_off_all_visible_tools_are_the_answer(
+    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    async def switch(*, enabled: bool) -> None:
+        async with client_of(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+            changed = await admin.patch(f"/users/{asker.id}", json={"discovery_enabled": enabled})
+            assert changed.status_code == 200
+
+    await switch(enabled=False)
+    answer = await asker.discover("weather forecast or not")
+    assert (answer["degraded"], answer["degraded_reason"]) == (True, "disabled")
+    assert names(answer) == ["get_forecast", "refund_payment"]
+    assert sources(answer) == {"fallback"}
+    assert fake.requests == []
+    await switch(enabled=True)
+    await by_meaning(asker, "weather forecast or not")
+
+
+@pytest.fixture(scope="module")
+def mortal_postgres() -> Iterator[EmbeddedPostgres]:
+    """One that a test may stop."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = EmbeddedPostgres(Path(folder) / "data")
+        server.start()
+        yield server
+        server.stop()
+
+
+@asynccontextmanager
+async def stopped(postgres: EmbeddedPostgres) -> AsyncIterator[None]:
+    await asyncio.to_thread(postgres.stop)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(postgres.start)
+
+
+def check_unavailable(answer: httpx.Response) -> None:
+    assert answer.status_code == 503, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert int(answer.headers["retry-after"]) >= 1
+    problem = answer.json()
+    assert (problem["status"], problem["code"]) == (503, "unavailable")
+    assert problem["request_id"] == answer.headers["x-request-id"]
+    assert "psycopg" not in answer.text
+
+
+async def test_without_its_database_the_service_says_when_to_try_again_and_recovers_by_itself(
+    mortal_postgres: EmbeddedPostgres, fake: FakeEmbeddingServer, tmp_path: Path
+) -> None:
+    settings = make_settings(tmp_path, **fake.settings())
+    async with open_container(settings, make_database(mortal_postgres)) as service, asker_of(service) as user:
+        await by_meaning(user, "weather forecast")
+        async with stopped(mortal_postgres):
+            for _ in range(3):
+                check_unavailable(await user.http.post("/discover", json={"query": "weather forecast"}))
+                check_unavailable(await user.http.get("/servers"))
+                check_unavailable(await user.http.get("/readyz"))
+                assert (await user.http.get("/healthz")).status_code == 200
+        await by_meaning(user, "weather forecast again")
+        assert (await user.http.get("/readyz")).status_code == 200
+        assert len((await user.http.get("/servers")).json()["items"]) == 1
+        await user.add_tools(tool("after_the_outage"), server="later")
+        assert names(await user.discover("after_the_outage"))[0] == "after_the_outage"
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/discover"), ("GET", "/tools")])
+async def test_a_request_that_waits_while_its_database_dies_says_when_to_try_again(
+    mortal_postgres: EmbeddedPostgres, fake: FakeEmbeddingServer, tmp_path: Path, method: str, path: str
+) -> None:
+    url = make_database(mortal_postgres)
+    body = {"query": "weather"} if method == "POST" else None
+    async with open_container(make_settings(tmp_path, **fake.settings()), url) as service, asker_of(service) as user:
+        blocker = await psycopg.AsyncConnection.connect(url)
+        await blocker.execute("LOCK TABLE mcp_tool_embeddings IN ACCESS EXCLUSIVE MODE")
+        waiting = asyncio.create_task(user.http.request(method, path, json=body))
+        await locked_out(blocker, 1)
+        async with stopped(mortal_postgres):
+            check_unavailable(await waiting)
+            await blocker.close()
+        assert (await user.http.request(method, path, json=body)).status_code == 200

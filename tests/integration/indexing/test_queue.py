@@ -1,0 +1,478 @@
+"""The queue: what was accepted is done, once, by whoever holds the lease."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.container import Container
+from app.db.pagination import PageRequest
+from app.errors import NotFound
+from app.indexing import queue
+from app.indexing.reindex import reindex_server
+from app.indexing.worker import Worker, WorkerConfig
+from tests.conftest import TestUser, tool
+from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.worker_steps import Hand, asked, finished, holding, numbered, rows, send, unheard, waiting
+
+
+async def states(container: Container, server_id: str) -> list[str]:
+    statement = "SELECT state FROM index_runs WHERE server_id = %(id)s ORDER BY created_at"
+    return [state for (state,) in await rows(container, statement, id=server_id)]
+
+
+async def names(user: TestUser) -> set[str]:
+    return set(await user.tools())
+
+
+async def test_pushes_that_find_one_queued_take_its_place_with_the_newer_list(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    runs = await asyncio.gather(*(send(alice, server_id, [tool(f"v{number}")]) for number in range(100)))
+    last = await send(alice, server_id, [tool("last")])
+    assert {run["id"] for run in runs} == {last["id"]}
+    assert await states(hand.container, server_id) == ["queued"]
+    await hand.perform()
+    assert await names(alice) == {"last"}
+
+
+async def test_while_one_runs_all_further_pushes_share_one_place_in_the_queue(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("first")])
+    running = await hand.take()
+    await asyncio.gather(*(send(alice, server_id, [tool(f"v{number}")]) for number in range(100)))
+    last = await send(alice, server_id, [tool("last")])
+    assert await states(hand.container, server_id) == ["running", "queued"]
+    assert last["id"] != running.id
+    await reindex_server(hand.indexer, running)
+    assert await names(alice) == {"first"}
+    await hand.perform()
+    assert await names(alice) == {"last"}
+    assert await states(hand.container, server_id) == ["succeeded", "succeeded"]
+
+
+async def test_a_hundred_pushes_at_a_working_service_end_with_the_last_list(
+    service: Container, carol: TestUser
+) -> None:
+    server_id = await carol.add_server()
+    seen: list[list[str]] = []
+
+    async def watch() -> None:
+        while True:
+            seen.append(await states(service, server_id))
+            await asyncio.sleep(0.005)
+
+    watcher = asyncio.create_task(watch())
+    runs = await asyncio.gather(*(send(carol, server_id, numbered(5, f"v{number}")) for number in range(100)))
+    last = await send(carol, server_id, numbered(4, "the last"))
+    ended = [await finished(carol, run_id) for run_id in {run["id"] for run in (*runs, last)}]
+    watcher.cancel()
+    await asyncio.wait({watcher})
+    assert {run["state"] for run in ended} == {"succeeded"}
+    assert {each["description"].rpartition(". ")[2] for each in (await carol.tools()).values()} == {"the last"}
+    assert len(await carol.tools()) == 4
+    assert all(states.count("queued") <= 1 and states.count("running") <= 1 for states in seen)
+
+
+async def test_the_oldest_run_is_claimed_first_and_a_newer_list_keeps_its_place(
+    hand: Hand, alice: TestUser, bob: TestUser
+) -> None:
+    first, second = await alice.add_server("first"), await bob.add_server("second")
+    third = await alice.add_server("third")
+    for user, server_id in ((alice, first), (bob, second), (alice, third), (alice, first)):
+        await send(user, server_id, [tool(server_id)])
+    claims = [await hand.take() for _ in range(3)]
+    assert [claim.server_id for claim in claims] == [first, second, third]
+    assert [claim.user_id for claim in claims] == [alice.id, bob.id, alice.id]
+    assert await hand.claim() is None
+
+
+async def test_a_queued_run_waits_for_its_servers_running_one_but_not_for_others(hand: Hand, alice: TestUser) -> None:
+    busy, free = await alice.add_server("busy"), await alice.add_server("free")
+    await send(alice, busy, [tool("a")])
+    running = await hand.take()
+    await send(alice, busy, [tool("b")])
+    await send(alice, free, [tool("c")])
+    assert (await hand.take()).server_id == free
+    assert await hand.claim() is None
+    await reindex_server(hand.indexer, running)
+    assert (await hand.take()).server_id == busy
+
+
+async def test_workers_that_claim_at_the_same_moment_get_different_runs(hand: Hand, alice: TestUser) -> None:
+    servers = [await alice.add_server(f"server-{number}") for number in range(queue.RUNS_OF_ONE_USER)]
+    for server_id in servers:
+        await send(alice, server_id, [tool("a")])
+    claims = await asyncio.gather(*(hand.take() for _ in servers))
+    assert {claim.server_id for claim in claims} == set(servers)
+
+
+async def test_a_run_is_not_handed_on_while_its_lease_lasts(hand: Hand, alice: TestUser) -> None:
+    await send(alice, await alice.add_server(), [tool("a")])
+    claimed = await hand.take()
+    assert await hand.claim() is None
+    await reindex_server(hand.indexer, claimed)
+    assert await names(alice) == {"a"}
+
+
+async def test_an_expired_lease_hands_the_run_on_with_a_higher_token(hand: Hand, alice: TestUser) -> None:
+    await send(alice, await alice.add_server(), [tool("a")], force=True)
+    first = await hand.take()
+    await hand.expire_leases()
+    second = await hand.take()
+    assert (second.id, second.payload, second.force) == (first.id, first.payload, True)
+    assert second.lease_token > first.lease_token
+    assert (first.attempts, second.attempts) == (1, 2)
+
+
+async def test_whoever_has_lost_the_lease_writes_nothing_and_the_new_owner_does(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    old = await hand.take()
+    await hand.expire_leases()
+    new = await hand.take()
+    before = await hand.run_row(new.id, "state", "done", "total", "lease_until", "lease_token", "error")
+    with pytest.raises(queue.LeaseLost):
+        await reindex_server(hand.indexer, old)
+    async with hand.container.database.transaction(alice.id) as session:
+        with pytest.raises(queue.LeaseLost):
+            await queue.report_progress(session, old, 7, 9)
+        with pytest.raises(queue.LeaseLost):
+            await queue.fence(session, old)
+        await queue.renew_lease(session, old)
+        await queue.succeed(session, old, queue.RunSummary(added=1), 1)
+        await queue.fail(session, old, "cause", "message", queue.RunSummary())
+        await queue.release(session, old, 0)
+        await queue.requeue(session, old)
+    assert await hand.run_row(new.id, "state", "done", "total", "lease_until", "lease_token", "error") == before
+    assert await names(alice) == set()
+    await reindex_server(hand.indexer, new)
+    assert await names(alice) == {"a"}
+    assert await states(hand.container, server_id) == ["succeeded"]
+
+
+async def test_a_stalled_worker_that_wakes_after_its_lease_finds_the_run_done(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [unheard("a")])
+    fake.mode = "hang"
+    stalled = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
+    await asked(fake)
+    fake.mode = "ok"
+    await hand.expire_leases()
+    await hand.perform()
+    await send(alice, server_id, [tool("b")])
+    await hand.perform()
+    fake.release()
+    with pytest.raises(queue.LeaseLost):
+        await stalled
+    assert await names(alice) == {"b"}
+
+
+async def test_the_owner_can_prolong_its_lease(hand: Hand, alice: TestUser) -> None:
+    await send(alice, await alice.add_server(), [tool("a")])
+    claimed = await hand.take()
+    await hand.expire_leases()
+    async with hand.container.database.transaction(alice.id) as session:
+        await queue.renew_lease(session, claimed)
+    assert await hand.claim() is None
+    await hand.expire_leases()
+    async with hand.container.database.transaction(alice.id) as session:
+        await queue.report_progress(session, claimed, 1, 2)
+    assert await hand.claim() is None
+    assert await hand.run_row(claimed.id, "done", "total") == (1, 2)
+
+
+async def crashed(hand: Hand, times: int) -> str:
+    for _ in range(times):
+        claimed = await hand.take()
+        await hand.expire_leases()
+    return claimed.id
+
+
+@pytest.mark.parametrize(
+    ("crashes", "state", "cause"),
+    [(queue.MAX_ATTEMPTS - 1, "succeeded", None), (queue.MAX_ATTEMPTS, "failed", "crashed")],
+)
+async def test_a_run_that_keeps_crashing_its_worker_fails_with_its_cause(
+    hand: Hand, alice: TestUser, crashes: int, state: str, cause: str | None
+) -> None:
+    await send(alice, await alice.add_server(), [tool("a")])
+    run_id = await crashed(hand, crashes)
+    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
+    worker.start()
+    try:
+        run = await finished(alice, run_id)
+    finally:
+        await worker.stop()
+    assert run["state"] == state
+    assert (run["error"] and run["error"]["cause"]) == cause
+    assert run["finished_at"] is not None
+    assert await names(alice) == ({"a"} if state == "succeeded" else set())
+
+
+async def test_a_worker_that_stops_cleanly_gives_its_run_back_at_once(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [unheard("a")])
+    fake.mode = "hang"
+    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
+    worker.start()
+    await asked(fake)
+    assert await states(hand.container, server_id) == ["running"]
+    await worker.stop()
+    assert await states(hand.container, server_id) == ["queued"], "nobody works on it"
+    fake.mode = "ok"
+    again = await hand.take()
+    assert (again.attempts, again.lease_token) == (1, 2)
+    assert again.payload is not None
+    await reindex_server(hand.indexer, again)
+    assert await names(alice) == {"a"}
+
+
+async def test_a_run_given_back_beside_the_servers_next_one_is_done_before_it(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    claimed = await hand.take()
+    later = await send(alice, server_id, [tool("b")])
+    async with hand.container.database.transaction(alice.id) as session:
+        await queue.requeue(session, claimed)
+    assert (await hand.perform()).id == claimed.id
+    assert (await hand.perform()).id == later["id"]
+    assert await names(alice) == {"b"}
+
+
+async def test_a_run_given_back_while_the_next_one_is_being_queued_waits_for_that(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    claimed, database = await hand.take(), hand.container.database
+
+    async def give_back() -> None:
+        async with database.transaction(alice.id) as session:
+            await queue.requeue(session, claimed)
+
+    async with holding(hand.container, "SELECT 1") as watcher:
+        async with database.transaction(alice.id) as session:
+            await queue.enqueue(session, alice.id, server_id)
+            giving_back = asyncio.create_task(give_back())
+            await waiting(watcher, 1)
+        await giving_back
+    assert sorted(await states(hand.container, server_id)) == ["queued", "running"]
+    assert (await hand.perform()).id == claimed.id
+
+
+async def test_the_list_is_kept_word_for_word_until_the_run_has_ended(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    body = b'{ "tools" : [ {"name": "a", "description": "Gr\\u00fc\\u00dfe"} ] }'
+    accepted = await alice.http.put(
+        f"/servers/{server_id}/tools", content=body, headers={"Content-Type": "application/json"}
+    )
+    claimed = await hand.take()
+    assert claimed.payload == body
+    await reindex_server(hand.indexer, claimed)
+    assert await hand.run_row(accepted.json()["id"], "state", "payload", "lease_until") == ("succeeded", None, None)
+
+
+async def test_the_list_is_dropped_from_a_run_that_failed_too(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    await hand.perform()
+    await send(alice, server_id, [])
+    claimed = await hand.perform()
+    assert await hand.run_row(claimed.id, "state", "payload", "lease_until") == ("failed", None, None)
+
+
+@pytest.mark.parametrize("first", ["push", "reindex"])
+async def test_a_reindex_and_a_push_in_one_place_keep_the_list_and_the_force(
+    hand: Hand, alice: TestUser, first: str
+) -> None:
+    server_id = await alice.add_server()
+    deeds = [
+        send(alice, server_id, [tool("a")]),
+        alice.http.post(f"/servers/{server_id}/reindex", params={"force": True}),
+    ]
+    for deed in deeds if first == "push" else reversed(deeds):
+        await deed
+    claimed = await hand.take()
+    assert claimed.force
+    assert claimed.payload is not None
+    assert b'"a"' in claimed.payload
+
+
+@pytest.mark.parametrize(("forced", "state"), [(False, "failed"), (True, "succeeded")])
+async def test_an_empty_list_is_accepted_by_its_own_force_and_not_by_that_of_an_older_one(
+    hand: Hand, alice: TestUser, forced: bool, state: str
+) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    await hand.perform()
+    await send(alice, server_id, [tool("b")], force=not forced)
+    await send(alice, server_id, [], force=forced)
+    claimed = await hand.perform()
+    assert await hand.run_row(claimed.id, "state") == (state,)
+    assert await names(alice) == (set() if forced else {"a"})
+
+
+async def test_of_a_servers_finished_runs_the_newest_are_kept(
+    hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "KEPT_RUNS", 3)
+    busy, quiet = await alice.add_server("busy"), await alice.add_server("quiet")
+    await send(alice, quiet, [tool("a")])
+    await hand.perform()
+    made = []
+    for number in range(5):
+        await send(alice, busy, [tool(f"v{number}")])
+        made.append((await hand.perform()).id)
+    kept = (await alice.http.get(f"/servers/{busy}/runs")).json()["items"]
+    assert [run["id"] for run in kept] == made[:1:-1]
+    assert len((await alice.http.get(f"/servers/{quiet}/runs")).json()["items"]) == 1
+
+
+async def test_a_run_whose_server_was_deleted_writes_nothing(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await alice.add_server()
+    await send(alice, server_id, [unheard("a")])
+    fake.mode = "hang"
+    underway = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
+    await asked(fake)
+    await alice.http.delete(f"/servers/{server_id}")
+    fake.release()
+    with pytest.raises(queue.LeaseLost):
+        await underway
+    assert await names(alice) == set()
+
+
+async def test_a_deletion_that_meets_a_run_about_to_be_applied_gets_in_no_ones_way(hand: Hand, alice: TestUser) -> None:
+    """Whoever held the run while waiting for the server would be waited for by whoever deletes both."""
+    server_id = await alice.add_server()
+    await send(alice, server_id, [tool("a")])
+    async with holding(hand.container, "SELECT FROM mcp_servers WHERE id = %s FOR UPDATE", server_id) as blocker:
+        deleting = asyncio.create_task(alice.http.delete(f"/servers/{server_id}"))
+        await waiting(blocker, 1)
+        applying = asyncio.create_task(hand.perform())
+        await waiting(blocker, 2)
+    assert (await deleting).status_code == 204  # of two who wait for each other Postgres would break one off
+    with pytest.raises(queue.LeaseLost):
+        await applying
+    assert await names(alice) == set()
+
+
+async def test_no_more_than_some_runs_of_one_user_are_under_way_at_once(
+    hand: Hand, alice: TestUser, bob: TestUser
+) -> None:
+    for number in range(queue.RUNS_OF_ONE_USER + 1):
+        await send(alice, await alice.add_server(f"server-{number}"), [tool("a")])
+    await send(bob, await bob.add_server(), [tool("b")])
+    claims = [await hand.take() for _ in range(queue.RUNS_OF_ONE_USER)]
+    assert {claim.user_id for claim in claims} == {alice.id}
+    assert (await hand.take()).user_id == bob.id
+    assert await hand.claim() is None
+    await reindex_server(hand.indexer, claims[0])
+    assert (await hand.take()).user_id == alice.id
+
+
+async def test_who_asked_before_a_run_began_is_served_by_it_and_who_asks_later_is_not(
+    hand: Hand, alice: TestUser
+) -> None:
+    server_id = await alice.add_server()
+
+    async def ask(seconds_ago: float) -> str:
+        async with hand.container.database.transaction(alice.id) as session:
+            return (await queue.request_reindex(session, alice.id, server_id, "user:asker", seconds_ago)).id
+
+    first = await ask(0.0)
+    assert (await hand.take()).id == first
+    assert await ask(10.0) == first
+    later = await ask(0.0)
+    assert later != first
+    async with hand.container.database.transaction(alice.id) as session:
+        forced = await queue.enqueue(session, alice.id, server_id, force=True)
+    assert forced.id == later
+
+
+async def test_a_run_of_a_pushed_list_serves_nobody_who_asks_for_the_servers_own(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    pushed = await send(alice, server_id, [tool("a")])
+    await hand.take()
+    async with hand.container.database.transaction(alice.id) as session:
+        run = await queue.request_reindex(session, alice.id, server_id, "user:asker", 10.0)
+    assert run.id != pushed["id"]
+
+
+async def test_a_lease_lasts_as_long_as_it_was_asked_for(hand: Hand, alice: TestUser) -> None:
+    await send(alice, await alice.add_server(), [tool("a")])
+    async with hand.container.database.system_transaction() as session:
+        claimed = await queue.claim(session, 700.0)
+    assert claimed is not None
+    left = "extract(epoch FROM lease_until - now())::float"
+    [seconds] = await hand.run_row(claimed.id, left)
+    assert 600 < seconds <= 700
+    await hand.expire_leases()
+    async with hand.container.database.transaction(alice.id) as session:
+        await queue.renew_lease(session, claimed)
+    [seconds] = await hand.run_row(claimed.id, left)
+    assert 600 < seconds <= 700
+
+
+async def test_a_run_that_the_database_interrupted_is_not_taken_up_again_at_once(hand: Hand, alice: TestUser) -> None:
+    """Else it would be out of attempts before the database is itself again."""
+    await send(alice, await alice.add_server(), [tool("a")])
+    claimed = await hand.take()
+    async with hand.container.database.transaction(alice.id) as session:
+        await queue.release(session, claimed, 30.0)
+    assert await hand.claim() is None
+    await hand.expire_leases()
+    assert (await hand.take()).attempts == 2
+
+
+async def test_runs_are_listed_newest_first_page_by_page(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    made = []
+    for number in range(3):
+        await send(alice, server_id, [tool(f"v{number}")])
+        made.append((await hand.perform()).id)
+    listed: list[str] = []
+    cursor: str | None = None
+    async with hand.container.database.transaction(alice.id) as session:
+        for _ in range(2):
+            page = await queue.list_runs(session, alice.id, server_id, PageRequest(2, cursor))
+            listed += [run.id for run in page.items]
+            cursor = page.next_cursor
+    assert listed == made[::-1]
+    assert cursor is None
+
+
+async def test_a_run_is_found_by_its_user_alone(hand: Hand, alice: TestUser, bob: TestUser) -> None:
+    run: dict[str, Any] = await send(alice, await alice.add_server(), [tool("a")])
+    database = hand.container.database
+    async with database.transaction(alice.id) as session:
+        assert (await queue.get_run(session, alice.id, run["id"])).id == run["id"]
+    async with database.transaction(bob.id) as session:
+        with pytest.raises(NotFound):
+            await queue.get_run(session, bob.id, run["id"])
+    async with database.system_transaction() as session:
+        assert await queue.get_run_owner(session, run["id"]) == alice.id
+        with pytest.raises(NotFound):
+            await queue.get_run_owner(session, "no-such-run")
+
+
+async def test_who_asks_for_the_servers_own_list_is_not_put_off_with_a_pushed_one(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server("both")
+    database = hand.indexer.database
+    async with database.transaction(alice.id) as session:
+        pushed = await queue.enqueue(session, alice.id, server_id, b'{"tools": []}', asked_by="user:pusher")
+    claimed = await hand.take()
+    assert (claimed.id, claimed.asks) == (pushed.id, False)
+    async with database.transaction(alice.id) as session:
+        asked = await queue.request_reindex(session, alice.id, server_id, "user:asker", 60)
+        assert asked.id != pushed.id
+        joined = await queue.enqueue(session, alice.id, server_id, b'{"tools": []}', asked_by="user:pusher")
+        scheduled = await queue.enqueue(session, alice.id, server_id, asked_by=queue.SCHEDULE)
+    assert {joined.id, scheduled.id} == {asked.id}
+    async with database.transaction(alice.id) as session:
+        await queue.succeed(session, claimed, queue.RunSummary(), 0)
+    last = await hand.take()
+    assert (last.id, last.asks, last.asked_by) == (asked.id, True, "user:pusher")

@@ -1,0 +1,290 @@
+"""The loops inside the app: they take what is queued, and nothing that goes wrong in one run ends them."""
+
+import asyncio
+
+import pytest
+
+from app.catalog.servers import get_endpoint
+from app.indexing import queue
+from app.indexing.worker import Deed, Worker, WorkerConfig
+from tests.conftest import TestUser
+from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.worker_steps import (
+    Hand,
+    asked,
+    finished,
+    holding,
+    levels_of,
+    rows,
+    send,
+    server_of,
+    unheard,
+    until,
+    waiting,
+    working,
+)
+
+
+async def add_pending(hand: Hand, user: TestUser, fake: FakeEmbeddingServer, name: str) -> str:
+    """A server whose tool could not be embedded when it was pushed."""
+    mode, fake.mode = fake.mode, "zeros"
+    server_id = await user.add_server(name)
+    await send(user, server_id, [unheard(f"tool_of_{name}")])
+    await hand.perform()
+    assert (await server_of(user, server_id))["pending_count"] == 1
+    fake.mode = mode
+    return server_id
+
+
+async def test_a_run_that_was_just_taken_when_the_worker_is_told_to_stop_is_for_others(
+    hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await send(alice, await alice.add_server(), [unheard("a")])
+    begin, stopping = Worker._begin, asyncio.Queue[asyncio.Task[None]]()
+
+    def stop_before_it_begins(worker: Worker, deed: Deed) -> None:
+        stopping.put_nowait(asyncio.create_task(worker.stop()))
+        begin(worker, deed)
+
+    monkeypatch.setattr(Worker, "_begin", stop_before_it_begins)
+    async with working(hand):
+        await (await stopping.get())
+    assert await hand.run_row(run["id"], "state", "attempts") == ("queued", 0)
+
+
+async def test_a_run_queued_by_another_replica_is_found_without_being_woken(hand: Hand, alice: TestUser) -> None:
+    async with working(hand):
+        await asyncio.sleep(0.05)  # it has seen that nothing waits, and rests
+        run = await send(alice, await alice.add_server(), [unheard("a")])
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+
+
+async def test_a_woken_worker_begins_at_once(hand: Hand, alice: TestUser) -> None:
+    async with working(hand, idle_s=60.0) as worker:
+        await asyncio.sleep(0.05)
+        run = await send(alice, await alice.add_server(), [unheard("a")])
+        worker.wake()
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("payload", "cause"),
+    [
+        (b"not json", "invalid_input"),
+        (b"{}", "internal_error"),
+        (b'{"tools": 7}', "internal_error"),
+        (b"[]", "internal_error"),
+    ],
+)
+async def test_a_run_that_cannot_be_done_names_its_cause_and_the_next_one_is_done(
+    hand: Hand, alice: TestUser, payload: bytes, cause: str
+) -> None:
+    bad, good = await alice.add_server("bad"), await alice.add_server("good")
+    async with hand.container.database.transaction(alice.id) as session:
+        broken = await queue.enqueue(session, alice.id, bad, payload, force=False)
+    run = await send(alice, good, [unheard("a")])
+    async with working(hand):
+        failed = await finished(alice, broken.id)
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+    assert failed["state"] == "failed"
+    assert failed["error"]["cause"] == cause
+    assert "Traceback" not in failed["error"]["message"]
+
+
+async def test_a_run_whose_server_is_deleted_midway_does_not_stop_the_worker(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    doomed, other = await alice.add_server("doomed"), await alice.add_server("other")
+    await send(alice, doomed, [unheard("a")])
+    run = await send(alice, other, [unheard("b")])
+    fake.mode = "hang"
+    async with working(hand):
+        await asked(fake)
+        await alice.http.delete(f"/servers/{doomed}")
+        fake.mode = "ok"
+        fake.release()
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+    assert set(await alice.tools()) == {"b"}
+
+
+async def test_a_server_deleted_as_its_run_begins_is_nothing_to_complain_about(
+    hand: Hand, alice: TestUser, caplog: pytest.LogCaptureFixture
+) -> None:
+    doomed = await alice.add_server("doomed")
+    run = await send(alice, doomed, [unheard("a")])
+
+    async def has_begun() -> bool:
+        return await hand.run_row(run["id"], "state") == ("running",)
+
+    async def ended() -> bool:
+        return bool(levels_of(caplog, run["id"]))
+
+    caplog.set_level("INFO", "toolscout.worker")
+    lock = "LOCK TABLE mcp_servers IN ACCESS EXCLUSIVE MODE"
+    async with holding(hand.container, lock) as blocker, working(hand):
+        await until(has_begun)
+        await waiting(blocker, 1)
+        await blocker.execute("DELETE FROM mcp_servers WHERE id = %s", [doomed])
+        await blocker.commit()
+        await until(ended)
+    assert levels_of(caplog, run["id"]) == ["INFO"]
+
+
+async def test_a_run_in_work_keeps_its_lease(hand: Hand, alice: TestUser, fake: FakeEmbeddingServer) -> None:
+    run = await send(alice, await alice.add_server(), [unheard("a")])
+    fake.mode = "hang"
+    async with working(hand, lease_s=0.1):
+        await asked(fake)
+        await hand.expire_leases()
+
+        async def leased_again() -> bool:
+            [alive] = await hand.run_row(run["id"], "lease_until > now()")
+            return bool(alive)
+
+        await until(leased_again)
+        fake.release()
+        assert (await finished(alice, run["id"]))["state"] == "succeeded"
+
+
+async def test_what_is_pending_is_queued_once_the_embedder_answers(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await add_pending(hand, alice, fake, "late")
+    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0))
+    fake.mode = "zeros"
+    assert await worker.queue_pending() == 0
+    fake.mode = "ok"
+    assert await worker.queue_pending() == 1
+    assert (await hand.perform()).server_id == server_id
+    assert (await server_of(alice, server_id))["pending_count"] == 0
+    assert all(tool["embedded"] for tool in (await alice.tools()).values())
+
+
+async def test_a_server_that_is_queued_already_is_not_queued_for_its_pending_tools(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await add_pending(hand, alice, fake, "late")
+    await send(alice, server_id, [unheard("a")])
+    assert (
+        await Worker(
+            hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0)
+        ).queue_pending()
+        == 0
+    )
+    assert (await hand.take()).payload is not None
+
+
+async def test_a_long_outage_leaves_no_trail_of_vain_runs(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    server_id = await add_pending(hand, alice, fake, "late")
+    fake.mode, fake.requests = "zeros", []
+    async with working(hand, pending_retry_s=0.02):
+        await asked(fake, times=5)
+        assert len((await alice.http.get(f"/servers/{server_id}/runs")).json()["items"]) == 1
+
+
+async def test_after_each_vain_try_the_next_one_waits_twice_as_long(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    """A tool that the embedder will never take must not be tried for ever at the same pace."""
+    server_id = await add_pending(hand, alice, fake, "stubborn")
+    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=60, reindex_every_s=0))
+    for too_soon_s, due_s in ((50, 61), (110, 121), (230, 241)):
+        await _last_tried(hand, server_id, too_soon_s)
+        assert await worker.queue_pending() == 0
+        await _last_tried(hand, server_id, due_s)
+        assert await worker.queue_pending() == 1
+        fake.mode = "zeros"
+        await hand.perform()
+        fake.mode = "ok"
+    await _last_tried(hand, server_id, 3_601)
+    assert await worker.queue_pending() == 1
+
+
+async def _last_tried(hand: Hand, server_id: str, seconds_ago: int) -> None:
+    statement = "UPDATE mcp_servers SET updated_at = now() - make_interval(secs => %(s)s) WHERE id = %(id)s"
+    await rows(hand.container, statement, s=seconds_ago, id=server_id)
+
+
+async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pending(
+    hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
+) -> None:
+    """The list of pending servers is read, then the embedder is asked, then they are queued: time enough for that."""
+    doomed = await add_pending(hand, alice, fake, "doomed")
+    late = await add_pending(hand, alice, fake, "late")
+    fake.mode, fake.requests = "hang", []
+    async with working(hand, pending_retry_s=0.05):
+        await asked(fake)
+        assert (await alice.http.delete(f"/servers/{doomed}")).status_code == 204
+        fake.mode = "ok"
+        fake.release()
+
+        async def followed() -> bool:
+            return (await server_of(alice, late))["pending_count"] == 0  # type: ignore[no-any-return]
+
+        await until(followed)
+
+
+async def announce(hand: Hand, worker: Worker, user: TestUser, server_id: str, times: int = 1) -> None:
+    async with hand.container.database.transaction(user.id) as session:
+        endpoint = await get_endpoint(session, hand.container.sealer, user.id, server_id)
+    for _ in range(times):
+        worker.tools_changed(endpoint)
+
+
+async def runs_of(hand: Hand, server_id: str) -> list[tuple[str, str]]:
+    statement = "SELECT asked_by, state FROM index_runs WHERE server_id = %(id)s ORDER BY created_at"
+    return [(asked_by, state) for asked_by, state in await rows(hand.container, statement, id=server_id)]
+
+
+async def test_announcements_soon_after_each_other_are_followed_once(hand: Hand, alice: TestUser) -> None:
+    server_id, other = await alice.add_server("talkative"), await alice.add_server("quiet")
+    followed = (f"server:{server_id}", "succeeded")
+    async with working(hand, announcement_s=0.1, announcements_apart_s=0.1) as worker:
+        for times in (1, 2):
+            await announce(hand, worker, alice, server_id, times=10)
+
+            async def performed(expected: list[tuple[str, str]] = [followed] * times) -> bool:
+                return await runs_of(hand, server_id) == expected
+
+            await until(performed)
+    assert await runs_of(hand, other) == []
+
+
+async def test_an_announcement_of_a_server_that_is_gone_is_followed_by_nothing(
+    hand: Hand, alice: TestUser, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone, server_id = await alice.add_server("gone"), await alice.add_server("there")
+    async with working(hand, announcement_s=0.05) as worker:
+        for each in (gone, server_id):
+            await announce(hand, worker, alice, each)
+        await alice.http.delete(f"/servers/{gone}")
+
+        async def performed() -> bool:
+            return [state for _, state in await runs_of(hand, server_id)] == ["succeeded"]
+
+        await until(performed)
+    assert await runs_of(hand, gone) == []
+    assert [record for record in caplog.records if record.name == "toolscout.worker" and record.exc_info] == []
+
+
+async def test_a_worker_that_has_stopped_follows_no_announcement(hand: Hand, alice: TestUser) -> None:
+    server_id = await alice.add_server()
+    async with working(hand, announcement_s=0.01) as worker:
+        pass
+    await announce(hand, worker, alice, server_id)
+    await asyncio.sleep(0.05)
+    assert await runs_of(hand, server_id) == []
+
+
+async def test_without_a_worker_runs_wait(hand: Hand, alice: TestUser) -> None:
+    run = await send(alice, await alice.add_server(), [unheard("a")])
+    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.01, reindex_every_s=0))
+    worker.start()
+    worker.wake()
+    await asyncio.sleep(0.1)
+    await worker.stop()
+    assert await hand.run_row(run["id"], "state", "attempts") == ("queued", 0)
+    await hand.perform()
+    assert await rows(hand.container, "SELECT state FROM index_runs") == [("succeeded",)]

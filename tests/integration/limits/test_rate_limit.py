@@ -1,0 +1,129 @@
+"""A user over its rate is told when to come again, and nobody else notices."""
+
+import itertools
+from functools import partial
+
+import httpx
+import pytest
+
+from app.errors import RateLimited
+from app.limits import rate_limit
+from app.limits.rate_limit import RateLimiter
+from app.observability.metrics import Metrics
+from tests.conftest import ADMIN_KEY, OpenService, client_of, new_user
+from tests.support.checks import assert_problem
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spent(limits: RateLimiter, user_id: str) -> int:
+    """How many requests pass before the first that does not."""
+    for count in itertools.count():
+        try:
+            limits.acquire(user_id)
+        except RateLimited:
+            return count
+    raise AssertionError
+
+
+def test_after_a_burst_requests_pass_as_fast_as_tokens_flow_in() -> None:
+    clock = Clock()
+    limits = RateLimiter(10, Metrics(), clock)
+    assert spent(limits, "alice") == 40
+    clock.now += 1
+    assert spent(limits, "alice") == 10
+    clock.now += 3600
+    assert spent(limits, "alice") == 40
+
+
+def test_each_user_has_a_bucket_of_its_own() -> None:
+    limits = RateLimiter(1, Metrics(), Clock())
+    assert spent(limits, "alice") == spent(limits, "bob") == 4
+
+
+@pytest.mark.parametrize(("per_second", "retry_after_s"), [(10, 1), (0.1, 10)])
+def test_whoever_is_refused_passes_after_the_wait_that_was_told(per_second: float, retry_after_s: int) -> None:
+    clock = Clock()
+    limits = RateLimiter(per_second, Metrics(), clock)
+    spent(limits, "alice")
+    with pytest.raises(RateLimited) as refused:
+        limits.acquire("alice")
+    assert refused.value.retry_after_s == retry_after_s
+    clock.now += retry_after_s
+    limits.acquire("alice")
+
+
+def test_being_refused_costs_nothing() -> None:
+    clock = Clock()
+    limits = RateLimiter(1, Metrics(), clock)
+    spent(limits, "alice")
+    for _ in range(20):
+        assert spent(limits, "alice") == 0
+    clock.now += 1
+    assert spent(limits, "alice") == 1
+
+
+def test_many_users_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "_USERS_REMEMBERED", 100)
+    limits = RateLimiter(1, Metrics(), Clock())
+    for number in range(1_000):
+        limits.acquire(f"user-{number}")
+    assert len(limits._buckets) == 100
+
+
+def test_zero_means_no_limit() -> None:
+    limits = RateLimiter(0, Metrics(), Clock())
+    for _ in range(1_000):
+        limits.acquire("alice")
+
+
+@pytest.fixture
+def _at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token flows in, however long this machine takes from one request to the next."""
+    monkeypatch.setattr("app.container.RateLimiter", partial(RateLimiter, clock=Clock()))
+
+
+@pytest.mark.usefixtures("_at_one_moment")
+async def test_one_user_over_its_rate_does_not_touch_another(open_service: OpenService) -> None:
+    async with open_service(rate_per_user=0.5) as service, new_user(service) as greedy, new_user(service) as other:
+        answers = [await greedy.http.get("/tools") for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+        assert_problem(answers[2], 429, "rate_limited")
+        assert 1 <= int(answers[2].headers["retry-after"]) <= 2
+        assert (await other.http.get("/tools")).status_code == 200
+        assert (await greedy.http.get("/healthz")).status_code == 200
+        assert 'toolscout_requests_refused_total{reason="rate_limited"} 2.0' in (await greedy.http.get("/metrics")).text
+
+
+@pytest.mark.usefixtures("_at_one_moment")
+async def test_a_service_key_spends_for_the_user_that_it_names_and_an_admin_key_spends_nothing(
+    open_service: OpenService,
+) -> None:
+    async with open_service(rate_per_user=0.25) as service:
+        async with client_of(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+            key = (await admin.post("/keys", json={"kind": "service"})).json()["key"]
+            assert {(await admin.get("/tools", headers={"X-User-Id": "carol"})).status_code for _ in range(5)} == {200}
+        async with client_of(service, Authorization=f"Bearer {key}") as backend:
+            asked = [await backend.get("/tools", headers={"X-User-Id": name}) for name in ("carol", "dave", "carol")]
+    assert [answer.status_code for answer in asked] == [200, 200, 429]
+
+
+@pytest.mark.usefixtures("_at_one_moment")
+async def test_the_mcp_door_keeps_to_the_same_rate(open_service: OpenService) -> None:
+    async with open_service(rate_per_user=0.25) as service, new_user(service) as user:
+        answers = [await listed(user.http) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert answers[1].json()["error"]["data"]["code"] == "rate_limited"
+    assert int(answers[1].headers["retry-after"]) >= 1
+
+
+async def listed(http: httpx.AsyncClient) -> httpx.Response:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    return await http.post(
+        "/mcp", json=message, headers={"Accept": "application/json, text/event-stream", "Host": "localhost"}
+    )

@@ -1,0 +1,57 @@
+"""Workers apart from web processes: one queues, the other works, on one database."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.container import Container, open_container
+from app.local_postgres.postgres import EmbeddedPostgres
+from tests.conftest import TestUser, client_of, make_database, make_settings, new_user, no_names, tool
+from tests.support.checks import assert_problem
+from tests.support.worker_steps import finished, rows, send
+
+
+@pytest.fixture
+def url(postgres: EmbeddedPostgres) -> str:
+    return make_database(postgres)
+
+
+@pytest.fixture
+async def web(url: str, tmp_path: Path) -> AsyncIterator[Container]:
+    async with open_container(make_settings(tmp_path, role="web"), url, no_names) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def user(web: Container) -> AsyncIterator[TestUser]:
+    async with new_user(web) as made:
+        yield made
+
+
+async def test_what_a_web_process_queues_a_worker_does(
+    web: Container, user: TestUser, url: str, tmp_path: Path
+) -> None:
+    run = await send(user, await user.add_server(), [tool("list_files", "Lists files.")])
+    assert await rows(web, "SELECT state FROM index_runs") == [("queued",)]
+    async with open_container(make_settings(tmp_path, role="worker"), url, no_names):
+        assert (await finished(user, run["id"]))["state"] == "succeeded"
+    assert [found["tool"]["name"] for found in (await user.discover("list files"))["tools"]] == ["list_files"]
+    assert web.metrics.index_runs.labels("succeeded")._value.get() == 0
+
+
+async def test_a_worker_answers_nothing_but_how_it_fares(
+    web: Container, user: TestUser, url: str, tmp_path: Path
+) -> None:
+    requests = [("POST", "/discover"), ("GET", "/tools"), ("POST", "/mcp"), ("GET", "/docs"), ("GET", "/openapi.json")]
+    headers = {"Authorization": f"Bearer {user.key}", "Host": "localhost"}
+    async with (
+        open_container(make_settings(tmp_path, role="worker"), url, no_names) as worker,
+        client_of(worker, **headers) as of_worker,
+        client_of(web, **headers) as of_web,
+    ):
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert (await of_worker.get(path)).status_code == 200
+        for method, path in requests:
+            assert_problem(await of_worker.request(method, path, json={"query": "x"}), 404)
+            assert (await of_web.request(method, path, json={"query": "x"})).status_code != 404

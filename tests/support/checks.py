@@ -1,0 +1,190 @@
+"""What many tests of the doors ask: is this a proper problem, what do all pages hold, which rows are left."""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from app.auth.authentication import Permission
+from app.console.page_context import require as require_in_console
+from app.container import Container
+from app.db.tables import metadata
+from app.dependencies import require
+from tests.conftest import TestUser
+
+Json = dict[str, Any]
+
+CODES = {
+    400: "bad_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "conflict",
+    413: "payload_too_large",
+    421: "misdirected",
+    415: "unsupported_media_type",
+    422: "invalid_input",
+    500: "internal_error",
+    503: "unavailable",
+}
+FIELDS_OF_A_PROBLEM = {"type", "title", "status", "detail", "code", "request_id"}
+TENANT_COLUMN = {"users": "id"} | {name: "user_id" for name, table in metadata.tables.items() if "user_id" in table.c}
+JSON_TYPE = {"Content-Type": "application/json"}
+OPEN_PATHS = {"/healthz", "/readyz", "/metrics"}
+"""They ask for no permission."""
+QUESTIONS = {"/catalog/search", "/discover", "/discover/why", "/eval", "/feedback", "/rules/preview"}
+"""They are posted, and change nothing that anybody has set."""
+MCP_PATHS = {"/mcp", "/mcp/full", "/projects/{project_id}/mcp", "/projects/{project_id}/mcp/full"}
+"""What is done there the meta-tools do, each with a permission of its own."""
+
+_CHECKS = {each(Permission.DISCOVER).__code__ for each in (require, require_in_console)}
+
+
+def assert_problem(answer: httpx.Response, status: int, code: str | None = None) -> Json:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: Json = answer.json()
+    assert body.keys() - {"errors", "outcome", "cause"} == FIELDS_OF_A_PROBLEM
+    assert (body["status"], body["code"]) == (status, code or CODES[status])
+    assert body["request_id"], "a problem must say which request it belongs to"
+    assert body["request_id"] == answer.headers["x-request-id"]
+    return body
+
+
+def assert_refused(answer: httpx.Response, status: int) -> str:
+    """As the door tells it: REST by a problem, MCP by JSON-RPC. Its words."""
+    if not answer.request.url.path.endswith(("/mcp", "/mcp/full")):
+        return str(assert_problem(answer, status)["detail"])
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json"), answer.text
+    error = answer.json()["error"]
+    assert error["data"] == {"code": CODES[status], "request_id": answer.headers["x-request-id"]}
+    assert error["message"]
+    return str(error["message"])
+
+
+def without_request_id(answer: httpx.Response) -> tuple[int, Json]:
+    body = answer.json()
+    body.get("error", {}).get("data", {}).pop("request_id", None)
+    return answer.status_code, {key: value for key, value in body.items() if key != "request_id"}
+
+
+async def pages(http: httpx.AsyncClient, path: str, limit: int, **query: Any) -> list[list[Json]]:
+    """Every page of a list, by following its cursors."""
+    found: list[list[Json]] = []
+    cursor: str | None = None
+    while True:
+        given = {"limit": limit, **query} | ({} if cursor is None else {"cursor": cursor})
+        answer = await http.get(path, params=given)
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["items"])
+        cursor = answer.json()["next_cursor"]
+        if cursor is None:
+            return found
+
+
+async def everything(http: httpx.AsyncClient, path: str, **query: Any) -> list[Json]:
+    return [item for page in await pages(http, path, limit=200, **query) for item in page]
+
+
+async def finished_run(http: httpx.AsyncClient, run_id: str) -> Json:
+    for _ in range(1_200):
+        answer = await http.get(f"/runs/{run_id}")
+        assert answer.status_code == 200, answer.text
+        run: Json = answer.json()
+        if run["state"] in ("succeeded", "failed"):
+            return run
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"the run did not end: {run}")
+
+
+async def rows_of(container: Container, user_id: str) -> dict[str, int]:
+    """How many rows the user has in each table, looked up behind row-level security."""
+    async with container.database.system_transaction() as session:
+        counts = {}
+        for table, column in TENANT_COLUMN.items():
+            if table != "audit_events":  # what was done stays known
+                statement = f"SELECT count(*) FROM {table} WHERE {column} = %(owner)s"
+                [(counts[table],)] = await session.rows(statement, {"owner": user_id})
+        return counts
+
+
+async def leave_a_call(container: Container, user_id: str) -> None:
+    """The trace of a call with an `Idempotency-Key`."""
+    statement = "INSERT INTO tool_calls (user_id, key, request, given_up_at) VALUES (%(owner)s, %(key)s, '', now())"
+    async with container.database.transaction(user_id) as session:
+        await session.rows(statement, {"owner": user_id, "key": uuid.uuid4().hex})
+
+
+async def want_selections(container: Container, user_id: str, *, wanted: bool = True) -> None:
+    statement = (
+        "UPDATE users SET settings = jsonb_build_object('selection_log', %(on)s::boolean) WHERE id = %(user_id)s"
+    )
+    async with container.database.transaction(user_id) as session:
+        await session.rows(statement, {"user_id": user_id, "on": wanted})
+    container.authenticator.forget()
+
+
+async def write_down(container: Container) -> None:
+    """What else would be written, and learnt, some time later."""
+    assert await container.usage_counters.write()
+    await container.usage_counters.learn()
+    await container.selections.write()
+
+
+async def find_and_praise(container: Container, user: TestUser, query: str) -> str:
+    """The id of a discovery whose first tool its user was content with; all that is counted and kept of it is
+    written."""
+    await want_selections(container, user.id)
+    http = user.http
+    found = (await http.post("/discover", json={"query": query, "similarity_threshold": 0})).json()
+    [tool_key, *_] = [each["tool_key"] for each in found["tools"] if each["server_id"] is not None]
+    body = {"discovery_id": found["discovery_id"], "tool_key": tool_key, "outcome": "succeeded"}
+    assert (await http.post("/feedback", json=body)).status_code == 204
+    await write_down(container)
+    await want_selections(container, user.id, wanted=False)  # what tests make them say is not to be found there
+    return str(found["discovery_id"])
+
+
+@dataclass(frozen=True)
+class DoorRoute:
+    method: str
+    path: str
+    permissions: frozenset[Permission]
+    takes_body: bool
+
+
+def door_routes(app: FastAPI) -> list[DoorRoute]:
+    """Every route of the API and of MCP; the framework's own pages (`/docs`, `/openapi.json`) are none of them."""
+    described = app.openapi()["paths"]
+    return _listed(app, lambda method, path: "requestBody" in described[path][method.lower()], described=True)
+
+
+def console_routes(app: FastAPI) -> list[DoorRoute]:
+    return _listed(app, lambda method, _path: method == "POST", described=False)
+
+
+def _listed(app: FastAPI, takes_body: Callable[[str, str], bool], *, described: bool) -> list[DoorRoute]:
+    found: list[DoorRoute] = []
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        if isinstance(route, APIRoute) and route.include_in_schema is described:
+            asked = frozenset(_permissions(route.dependant))
+            path = route.path
+            found += [DoorRoute(method, path, asked, takes_body(method, path)) for method in route.methods or ()]
+    return sorted(found, key=lambda route: (route.path, route.method))
+
+
+def _permissions(dependant: Dependant) -> Iterator[Permission]:
+    """What every `require(…)` below this point asks for: its check has closed over the permission."""
+    for dependency in dependant.dependencies:
+        if isinstance(call := dependency.call, FunctionType) and call.__code__ in _CHECKS:
+            yield from (cell.cell_contents for cell in call.__closure__ or ())
+        yield from _permissions(dependency)

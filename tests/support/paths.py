@@ -1,0 +1,6 @@
+"""Folders of the project that tests read."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NPM_PACKAGES = ROOT / "tests/third_party/node_modules"

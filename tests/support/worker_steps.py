@@ -1,0 +1,153 @@
+"""Index runs taken step by step in place of the worker, and looks into the tables that no route allows."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+import pytest
+from starlette.types import ASGIApp
+
+from app.container import Container
+from app.indexing import queue
+from app.indexing.reindex import Indexer, reindex_server
+from app.indexing.worker import Worker, WorkerConfig
+from tests.conftest import TestUser, tool
+from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.mcp_server import verbatim
+
+T = TypeVar("T")
+
+LEASE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Hand:
+    container: Container
+    indexer: Indexer
+
+    async def claim(self) -> queue.Claim | None:
+        async with self.container.database.system_transaction() as session:
+            return await queue.claim(session, LEASE_S)
+
+    async def take(self) -> queue.Claim:
+        claimed = await self.claim()
+        assert claimed is not None
+        return claimed
+
+    async def perform(self) -> queue.Claim:
+        """The oldest run, from its claim to its end."""
+        claimed = await self.take()
+        await reindex_server(self.indexer, claimed)
+        return claimed
+
+    async def expire_leases(self) -> None:
+        await rows(self.container, "UPDATE index_runs SET lease_until = now() - interval '1 second'")
+
+    async def run_row(self, run_id: str, *columns: str) -> tuple[Any, ...]:
+        statement = f"SELECT {', '.join(columns)} FROM index_runs WHERE id = %(id)s"
+        [row] = await rows(self.container, statement, id=run_id)
+        return row
+
+
+@asynccontextmanager
+async def working(hand: Hand, **pace: float) -> AsyncIterator[Worker]:
+    """A worker that looks often: the routes of the service that is driven by hand wake nobody."""
+    usual: dict[str, Any] = {"runs_at_once": 1, "pending_retry_s": 60.0, "reindex_every_s": 0.0, "idle_s": 0.02}
+    worker = Worker(hand.indexer, WorkerConfig(**(usual | pace)))
+    worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+async def rows(container: Container, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    async with container.database.system_transaction() as session:
+        return await session.rows(statement, parameters)
+
+
+async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 60.0) -> T:
+    """What `look` sees, as soon as that is true."""
+    async with asyncio.timeout(seconds):
+        while True:
+            if seen := await look():
+                return seen
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def holding(
+    container: Container, statement: str, *parameters: str
+) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """A connection, as the owner, with a lock that others run into until this ends."""
+    url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    async with await psycopg.AsyncConnection.connect(url) as blocker:
+        await blocker.execute(statement.encode(), parameters)
+        yield blocker
+
+
+async def waiting(blocker: psycopg.AsyncConnection[Any], count: int) -> None:
+    """For a lock in this database: in others, other services lock what they like."""
+
+    async def look() -> bool:
+        await blocker.execute("SELECT pg_stat_clear_snapshot()")  # else it sees what was there when it first looked
+        cursor = await blocker.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        [(waiting,)] = await cursor.fetchall()
+        return bool(waiting >= count)
+
+    await until(look)
+
+
+async def send(user: TestUser, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:
+    """Pushes without waiting: the accepted run."""
+    answer = await user.http.put(f"/servers/{server_id}/tools", json={"tools": tools}, params=query)
+    assert answer.status_code == 202, answer.text
+    run: dict[str, Any] = answer.json()
+    return run
+
+
+async def finished(user: TestUser, run_id: str) -> dict[str, Any]:
+    async def look() -> dict[str, Any] | None:
+        run: dict[str, Any] = (await user.http.get(f"/runs/{run_id}")).json()
+        return run if run["state"] in ("succeeded", "failed") else None
+
+    return await until(look)
+
+
+async def asked(fake: FakeEmbeddingServer, times: int = 1) -> None:
+    """Returns when so many requests have reached the embedder."""
+
+    async def look() -> bool:
+        return len(fake.requests) >= times
+
+    await until(look)
+
+
+async def server_of(user: TestUser, server_id: str) -> dict[str, Any]:
+    answer: dict[str, Any] = (await user.http.get(f"/servers/{server_id}")).json()
+    return answer
+
+
+def levels_of(log: pytest.LogCaptureFixture, run_id: str) -> list[str]:
+    """Of what is told of this run: others, of services that are there for all tests, may be told of meanwhile."""
+    return [record.levelname for record in log.records if vars(record).get("run_id") == run_id]
+
+
+def listing_of(tools: str) -> ASGIApp:
+    """Answers `tools/list` with these, written in JSON, whatever the server offers by then."""
+    return verbatim(f'{{"tools": {tools}, "ttlMs": 0, "cacheScope": "private", "resultType": "complete"}}'.encode())
+
+
+def unheard(name: str) -> dict[str, Any]:
+    """A tool whose text nobody has had embedded before, so that no cache knows it."""
+    return tool(name, f"Does {uuid.uuid4().hex}.")
+
+
+def numbered(count: int, note: str = "") -> list[dict[str, Any]]:
+    return [tool(f"tool_{number:03}", f"Does thing {number}. {note}") for number in range(count)]
