@@ -65,7 +65,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--quiet",
         "--allow-empty",
         "--message",
-        "SearchResult the engine",
+        "Found the engine",
     ]
     subprocess.run(commit, check=True)
     return folder
@@ -164,7 +164,7 @@ def test_a_tool_that_fails_says_so_in_its_own_words(service: Service) -> None:
 
 def test_the_history_of_a_repository_is_read_through_git(service: Service, repository: Path) -> None:
     found = discovered(service, "show me the commit log of the repository", "git", "git_log")
-    assert "SearchResult the engine" in str(run_tool(service, found, {"repo_path": str(repository)}))
+    assert "Found the engine" in str(run_tool(service, found, {"repo_path": str(repository)}))
 
 
 def test_a_page_is_fetched(service: Service, website: str) -> None:

@@ -219,7 +219,7 @@ async def test_a_server_that_promised_tools_and_has_lost_its_way_does_not_seem_e
     mcp.tools = [tool("echo")]
     async with reaching(mcp) as mcp_pool:
         assert await mcp_pool.list_tools(endpoint(mcp)) == mcp.tools
-        mcp.fault = Fault(JSONResponse({"detail": "Not SearchResult"}, 404))
+        mcp.fault = Fault(JSONResponse({"detail": "Not Found"}, 404))
         with pytest.raises(ServerUnreachable):
             await mcp_pool.list_tools(endpoint(mcp))
 

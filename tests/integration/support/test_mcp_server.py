@@ -247,7 +247,7 @@ async def test_a_change_is_announced_to_those_who_listen(server: FakeMcpServer) 
 
 REFUSED = {
     "status-401": (status(401, headers={"WWW-Authenticate": "Bearer"}), "error response"),
-    "status-404": (status(404), "Not SearchResult"),
+    "status-404": (status(404), "Not Found"),
     "status-503": (status(503), "error response"),
     "malformed_json": (malformed_json, "Failed to parse"),
     "wrong_content_type": (wrong_content_type, "Unexpected content type"),
