@@ -21,12 +21,11 @@ from app.discovery.discover import Discoverer
 from app.discovery.inline.documents import Reader
 from app.discovery.inline.search import ListSearcher
 from app.embeddings.base import Embedder
-from app.embeddings.calibration import Calibration
 from app.embeddings.circuit_breaker import CircuitBreaker
 from app.embeddings.local import LocalEmbedder
 from app.embeddings.models import Models
 from app.embeddings.query_embedder import QueryEmbedder
-from app.embeddings.repository import EmbeddingModel, activate_first, active_model, store_calibration
+from app.embeddings.repository import EmbeddingModel, activate_first, active_model
 from app.embeddings.tokens import token_counter
 from app.errors import ConfigurationError, EmbeddingFailed
 from app.execution import idempotency
@@ -320,12 +319,6 @@ def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
 def read_active_model(url: str) -> EmbeddingModel | None:
     with owner_connection(url) as connection:
         return active_model(connection)
-
-
-def store_model_calibration(url: str, model: str, calibration: Calibration | None) -> None:
-    """None: back to what ships with us. Services notice it by themselves."""
-    with owner_connection(url) as connection:
-        store_calibration(connection, model, calibration)
 
 
 async def _first_model(embedder: Embedder, url: str) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from pydantic import AfterValidator
 
-from app import audit
 from app.api.middleware.body_limit import StrictRoute
-from app.audit import EventFilter
+from app.audit import events
+from app.audit.events import EventFilter
 from app.auth.authentication import Permission
 from app.db.engine import Session
 from app.dependencies import AuditReadCaller, ContainerDep, PageParams
@@ -70,4 +70,4 @@ async def list_events(
     results. An admin key that names no user reads what concerns all of them."""
     session, user_id = reader
     wanted = EventFilter(action, actor, target, outcome, since, until)
-    return render_page(await audit.list_events(session, user_id, wanted, page), EventOut.model_validate)
+    return render_page(await events.list_events(session, user_id, wanted, page), EventOut.model_validate)

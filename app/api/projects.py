@@ -6,14 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from app import audit
 from app.api.middleware.body_limit import StrictRoute
 from app.api.rules import RuleOut
 from app.catalog import projects
 from app.catalog.projects import Optimization, Project
 from app.catalog.rules import Rule, all_rules, get_rules
-from app.dependencies import CatalogReadCaller, CatalogWriteCaller, PageParams, Session, Tenant
-from app.management import rules as governing
+from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
+from app.management import projects as manage_projects
 from app.schemas.base import Items, Output, set_fields
 from app.schemas.projects import NewProjectBody, ProjectChanges
 from app.schemas.rules import to_rules
@@ -36,13 +35,12 @@ class ProjectOut(Output):
 
 @router.post("/projects", status_code=201)
 async def create_project(
-    body: NewProjectBody, session: Session, tenant: Tenant, caller: CatalogWriteCaller
+    body: NewProjectBody, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ProjectOut:
     """A part of what the user has, with rules and limits of its own: it narrows and never widens."""
     rules = to_rules(body.rules)
     values = body.model_dump(exclude={"rules"})
-    project = await governing.create_project(session, tenant.id, values, rules)
-    await audit.record(session, tenant.id, caller.actor, "project.create", project.id)
+    project = await manage_projects.create_project(container.database, tenant.id, values, rules, actor=caller.actor)
     return _shown(project, rules)
 
 
@@ -64,20 +62,25 @@ async def get_project(project_id: str, session: Session, tenant: Tenant, _: Cata
 
 @router.patch("/projects/{project_id}")
 async def change_project(
-    project_id: str, body: ProjectChanges, session: Session, tenant: Tenant, caller: CatalogWriteCaller
+    project_id: str, body: ProjectChanges, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ProjectOut:
     """Only the fields that are given."""
     changes = set_fields(body)
     rules = to_rules(changes.pop("rules")) if "rules" in changes else None
-    project = await governing.update_project(session, tenant.id, project_id, changes, rules)
-    await audit.record(session, tenant.id, caller.actor, "project.change", project_id)
-    return _shown(project, await get_rules(session, tenant.id, project_id))
+    project, stored_rules = await manage_projects.change_project(
+        container.database, tenant.id, project_id, changes, rules, actor=caller.actor
+    )
+    return _shown(project, stored_rules)
 
 
 @router.delete("/projects/{project_id}", status_code=204)
-async def delete_project(project_id: str, session: Session, tenant: Tenant, caller: CatalogWriteCaller) -> Response:
+async def delete_project(
+    project_id: str, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
+) -> Response:
     """Its keys go with it."""
-    await governing.remove_project(session, tenant.id, project_id, caller.actor)
+    await manage_projects.delete_project(
+        container.database, container.authenticator, tenant.id, project_id, actor=caller.actor
+    )
     return Response(status_code=204)
 
 

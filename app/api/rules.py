@@ -6,12 +6,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from app import audit
 from app.api.middleware.body_limit import StrictRoute
 from app.catalog.policy import EnabledBy, HiddenBy, OutsideBy
 from app.catalog.rules import Rule, get_rules
-from app.dependencies import CatalogReadCaller, CatalogWriteCaller, Session, Tenant
-from app.management import rules as governing
+from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, Session, Tenant
+from app.management import rules as manage_rules
 from app.management.rules import PreviewedTool
 from app.schemas.base import Output
 from app.schemas.rules import PreviewBody, RulesBody, to_rules
@@ -70,25 +69,25 @@ async def list_rules(session: Session, tenant: Tenant, _: CatalogReadCaller) -> 
 
 @router.put("/rules")
 async def replace_rules(
-    body: RulesBody, session: Session, tenant: Tenant, caller: CatalogWriteCaller
+    body: RulesBody, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ReplacedRulesOut:
     """All of them, in order, in place of those before."""
     rules = to_rules(body.rules)
-    warnings = await governing.replace_rules(session, tenant.id, rules)
-    await audit.record(session, tenant.id, caller.actor, "rules.replace", None)
+    warnings = await manage_rules.replace_rules(container.database, tenant.id, rules, actor=caller.actor)
     return ReplacedRulesOut(rules=_shown(rules), warnings=warnings)
 
 
 @router.post("/rules/preview")
 async def preview_rules(
     body: PreviewBody,
-    session: Session,
     tenant: Tenant,
+    container: ContainerDep,
     _: CatalogReadCaller,
     changed: Annotated[bool, Query(description="only tools that would appear or disappear")] = False,
 ) -> PreviewOut:
     """What these rules would do in place of the stored ones; nothing is stored."""
-    preview = await governing.preview_rules(session, tenant.id, to_rules(body.rules), body.project_id)
+    rules = to_rules(body.rules)
+    preview = await manage_rules.preview_rules(container.database, tenant.id, rules, body.project_id)
     changing = [each for each in preview.outcomes if each.visible != each.was_visible]
     visible = sum(each.visible for each in preview.outcomes)
     counts = zip(preview.matched, preview.decided, strict=True)

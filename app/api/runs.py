@@ -19,7 +19,7 @@ from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep
 from app.errors import NotFound, QueryInterrupted, Unavailable
 from app.indexing import queue
 from app.indexing.queue import Run, RunState
-from app.observability.metrics import elapsed_ms
+from app.management import runs as manage_runs
 from app.schemas.base import Input, Items, Output, render_page
 from app.text.strict_json import parse_json
 
@@ -97,9 +97,9 @@ async def push_tools(
     """Replaces the server's tools by this list. The list is stored with its run: 202 means that it will be done."""
     require_json(request)
     body = await asyncio.to_thread(parse_push, await request.body())
-    async with container.database.transaction(tenant.id) as session:
-        await servers.get_server(session, tenant.id, server_id)
-        run = await queue.enqueue(session, tenant.id, server_id, body, force=force, asked_by=caller.actor)
+    run = await manage_runs.push_tools(
+        container.database, container.worker, tenant.id, server_id, body, force=force, actor=caller.actor
+    )
     return await _accepted(container, run, response, wait=wait)
 
 
@@ -116,9 +116,9 @@ async def reindex(
 ) -> RunOut:
     """Asks the server for its tools and indexes what has changed; those of a pushed server are embedded where their
     vectors are missing or out of date. Who asks while others do gets the same run."""
-    async with container.database.transaction(tenant.id) as session:
-        await servers.get_server(session, tenant.id, server_id)
-        run = await queue.request_reindex(session, tenant.id, server_id, caller.actor, elapsed_ms() / 1000, force=force)
+    run = await manage_runs.request_reindex(
+        container.database, container.worker, tenant.id, server_id, force=force, actor=caller.actor
+    )
     return await _accepted(container, run, response, wait=wait)
 
 
@@ -133,14 +133,9 @@ async def reindex_all(
     force: Force = False,
 ) -> Items[RunOut]:
     """All servers of the user."""
-    async with container.database.transaction(tenant.id) as session:
-        server_ids = await servers.list_server_ids(session, tenant.id)
-        ago_s = elapsed_ms() / 1000
-        runs = [
-            await queue.request_reindex(session, tenant.id, each, caller.actor, ago_s, force=force)
-            for each in server_ids
-        ]
-    container.worker.wake()  # after the commit: it would look too early, and rest
+    runs = await manage_runs.request_reindex_of_all(
+        container.database, container.worker, tenant.id, force=force, actor=caller.actor
+    )
     if wait:
         runs = await asyncio.gather(*(_ended(container, run) for run in runs))
         response.status_code = 200 if all(run.finished for run in runs) else 202
@@ -192,7 +187,6 @@ async def _watched(container: Container, run: Run) -> AsyncIterator[Run | None]:
 
 
 async def _accepted(container: Container, run: Run, response: Response, *, wait: bool) -> RunOut:
-    container.worker.wake()
     if wait:
         run = await _ended(container, run)
         response.status_code = 200 if run.finished else 202

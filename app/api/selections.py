@@ -7,14 +7,14 @@ import orjson
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from app import audit
 from app.api.audit import Moment, Reader
 from app.api.middleware.body_limit import StrictRoute
 from app.dependencies import AuditReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.discovery.selection import Source
+from app.management import selections as manage_selections
 from app.schemas.base import Items, Output, render_page
 from app.search.scoring import Strategy
-from app.usage.selection_log import labelled_selections, list_selections, wipe_selections
+from app.usage.selection_log import labelled_selections, list_selections
 
 router = APIRouter(tags=["usage"], route_class=StrictRoute)
 
@@ -63,11 +63,7 @@ async def export_selections(
 
 
 @router.delete("/selections", status_code=204)
-async def delete_selections(
-    session: Session, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
-) -> Response:
+async def delete_selections(tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller) -> Response:
     """All of the user's. The setting stays as it is."""
-    await container.selections.forget(tenant.id)
-    await wipe_selections(session, tenant.id)
-    await audit.record(session, tenant.id, caller.actor, "selections.delete", None)
+    await manage_selections.delete_selections(container.database, container.selections, tenant.id, actor=caller.actor)
     return Response(status_code=204)

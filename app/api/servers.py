@@ -9,8 +9,7 @@ from app.api.middleware.body_limit import StrictRoute
 from app.catalog import servers
 from app.catalog.servers import NewServer, Status
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
-from app.management.servers import change_server as change_known_server
-from app.management.servers import register_server, remove_server
+from app.management import servers as manage_servers
 from app.schemas.base import Items, Output, render_page, set_fields
 from app.schemas.servers import NewServerBody, ServerChanges
 from app.text.strict_json import Transport
@@ -44,11 +43,15 @@ async def create_server(
     body: NewServerBody, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ServerOut:
     """A server with an address is asked for its tools at once: see `GET /servers/{id}/runs`."""
-    await container.mcp_pool.check(body.transport, body.name, body.url)
-    wanted = NewServer(**body.model_dump())
-    async with container.database.transaction(tenant.id) as session:
-        server, _ = await register_server(session, container.sealer, tenant.id, wanted, caller.actor)
-    container.worker.wake()
+    server, _ = await manage_servers.register_server(
+        container.database,
+        container.mcp_pool,
+        container.sealer,
+        container.worker,
+        tenant.id,
+        NewServer(**body.model_dump()),
+        actor=caller.actor,
+    )
     return ServerOut.model_validate(server)
 
 
@@ -69,18 +72,30 @@ async def change_server(
     server_id: str, body: ServerChanges, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ServerOut:
     """Only the fields that are given. A new address or new headers: it is asked for its tools again."""
-    after = await change_known_server(
-        container.database, container.mcp_pool, container.sealer, tenant.id, server_id, set_fields(body), caller.actor
+    server = await manage_servers.change_server(
+        container.database,
+        container.mcp_pool,
+        container.sealer,
+        container.worker,
+        tenant.id,
+        server_id,
+        set_fields(body),
+        actor=caller.actor,
     )
-    container.worker.wake()
-    return ServerOut.model_validate(after)
+    return ServerOut.model_validate(server)
 
 
 @router.delete("/servers/{server_id}", status_code=204)
 async def delete_server(
-    server_id: str, session: Session, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
+    server_id: str, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> Response:
     """With its tools and its runs."""
-    await remove_server(session, tenant.id, server_id, container.settings.search_ann_above, caller.actor)
-    container.mcp_pool.forget(tenant.id, server_id)
+    await manage_servers.delete_server(
+        container.database,
+        container.mcp_pool,
+        tenant.id,
+        server_id,
+        ann_above=container.settings.search_ann_above,
+        actor=caller.actor,
+    )
     return Response(status_code=204)

@@ -1,17 +1,15 @@
 """REST: a user's tools, and the native tools that every answer includes."""
 
-import asyncio
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from app import audit
 from app.api.middleware.body_limit import StrictRoute
 from app.auth.authentication import Caller, Permission
 from app.catalog import core_tools, tools
+from app.catalog.core_tools import MAX_CORE_TOOLS
 from app.catalog.policy import EnabledBy, HiddenBy
 from app.catalog.projects import get_project
 from app.catalog.tools import State, ToolFilter
@@ -27,17 +25,13 @@ from app.dependencies import (
     Tenant,
     ToolsReadCaller,
 )
-from app.errors import InvalidInput
-from app.indexing.parsing import parse_listing
-from app.indexing.plan import CountTokens, definition_tokens
 from app.indexing.sanitize import Flag
+from app.management import core_tools as manage_core_tools
+from app.management import tools as manage_tools
 from app.schemas.base import Identifier, Input, Items, Output, render_page, set_fields
 from app.schemas.tools import ToolChanges
-from app.text.strict_json import ToolDefinition
 
 router = APIRouter(tags=["tools"], route_class=StrictRoute)
-
-MAX_CORE_TOOLS = 50
 
 ProjectId = Annotated[Identifier | None, Query(description="only what this project sees")]
 
@@ -131,17 +125,13 @@ async def get_tool(
 
 @router.patch("/tools/{tool_id}")
 async def change_tool(
-    tool_id: str,
-    body: ToolChanges,
-    session: Session,
-    tenant: Tenant,
-    container: ContainerDep,
-    caller: CatalogWriteCaller,
+    tool_id: str, body: ToolChanges, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ToolOut:
     """Enable, tag or pin it: only the fields that are given."""
-    await tools.update_tool(session, tenant.id, tool_id, set_fields(body))
-    await audit.record(session, tenant.id, caller.actor, "tool.change", tool_id)
-    return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
+    tool = await manage_tools.change_tool(
+        container.database, tenant.id, tool_id, set_fields(body), model_id=container.model.id, actor=caller.actor
+    )
+    return ToolOut.model_validate(tool)
 
 
 @router.get("/tools/{tool_id}/history")
@@ -155,7 +145,6 @@ async def tool_history(
 @router.post("/tools/{tool_id}/approve")
 async def approve_tool(
     tool_id: str,
-    session: Session,
     tenant: Tenant,
     container: ContainerDep,
     caller: CatalogWriteCaller,
@@ -164,9 +153,15 @@ async def approve_tool(
     ] = None,
 ) -> ToolOut:
     """Accepts the definition as it stands: a tool that was held can be found and run again."""
-    await tools.approve_tool(session, tenant.id, tool_id, definition_hash)
-    await audit.record(session, tenant.id, caller.actor, "tool.approve", tool_id)
-    return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id))
+    tool = await manage_tools.approve_tool(
+        container.database,
+        tenant.id,
+        tool_id,
+        seen_hash=definition_hash,
+        model_id=container.model.id,
+        actor=caller.actor,
+    )
+    return ToolOut.model_validate(tool)
 
 
 @router.get("/tags")
@@ -197,23 +192,10 @@ async def get_core_tools(container: ContainerDep, caller: CatalogReadCaller) -> 
 @router.put("/core-tools")
 async def replace_core_tools(body: CoreToolsBody, container: ContainerDep, caller: CatalogWriteCaller) -> CoreToolsOut:
     """All at once. An admin key that names no user sets everyone's."""
-    listing = parse_listing(body.tools, max_tools=MAX_CORE_TOOLS)
-    if listing.refused:
-        first = listing.refused[0]
-        raise InvalidInput(f"the tool {first.name!r} is refused: {first.reason}")
-    if listing.warnings:
-        raise InvalidInput("two of the tools have one name: each must have its own")
-    counted = await asyncio.to_thread(_counted, listing.definitions, container.count_tokens)
-    owner = _owner(caller)
-    database = container.database
-    async with database.system_transaction() if owner == EVERYONE else database.transaction(owner) as session:
-        await core_tools.replace_core_tools(session, owner, counted)
-        await audit.record(session, owner, caller.actor, "core_tools.replace", None)
-    return CoreToolsOut(tools=[tool.as_mcp() for tool in listing.definitions])
-
-
-def _counted(tools: Sequence[ToolDefinition], count_tokens: CountTokens) -> list[tuple[ToolDefinition, int]]:
-    return [(tool, definition_tokens(tool, count_tokens)) for tool in tools]
+    definitions = await manage_core_tools.replace_core_tools(
+        container.database, container.count_tokens, _owner(caller), body.tools, actor=caller.actor
+    )
+    return CoreToolsOut(tools=[tool.as_mcp() for tool in definitions])
 
 
 def _owner(caller: Caller) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import IntegrityError
 
-from app import audit
+from app.audit.record import record_event
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import record
@@ -48,7 +48,7 @@ async def ensure_user(session: Session, user_id: str, actor: str) -> User:
         )
     statement = upsert(users).values(id=user_id).on_conflict_do_nothing().returning(users.c.id)
     if await session.scalar(statement) is not None:
-        await audit.record(session, user_id, actor, "user.create", user_id)
+        await record_event(session, user_id, actor, "user.create", user_id)
     return await get_user(session, user_id)
 
 

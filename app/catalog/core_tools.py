@@ -10,6 +10,8 @@ from app.db.engine import Session
 from app.db.tables import EVERYONE, core_tools
 from app.text.strict_json import Json, ToolDefinition
 
+MAX_CORE_TOOLS = 50
+
 _NAMESPACE = uuid.UUID("6f6f6c73-636f-4574-8000-746f6f6c6b65")
 
 

@@ -1,7 +1,7 @@
 """A user's MCP servers. Credentials go in and never come out."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -221,6 +221,12 @@ async def find_server_by_name(session: Session, user_id: str, name: str) -> Serv
 async def list_server_ids(session: Session, user_id: str) -> list[str]:
     statement = select(mcp_servers.c.id).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
     return list((await session.scalars(statement)).all())
+
+
+async def count_servers(session: Session, user_id: str, server_ids: Collection[str]) -> int:
+    """Return how many of these ids are servers of the user."""
+    owned = mcp_servers.c.user_id == user_id, mcp_servers.c.id.in_(server_ids)
+    return int(await session.scalar(select(func.count()).select_from(mcp_servers).where(*owned)))
 
 
 async def update_server(

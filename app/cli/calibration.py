@@ -1,16 +1,15 @@
 """`toolscout calibrate`: when does nothing fit? Fitted for the active model, to our messages or to one's own."""
 
 import argparse
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app import audit
 from app.auth.users import get_user
 from app.cli.context import ACTOR, add_user_option, open_with_url
 from app.cli.evaluation import Telling, read_items
-from app.container import Container, store_model_calibration
+from app.container import Container
 from app.demo.seed import catalogue
 from app.discovery.inline.documents import SentTool
 from app.embeddings.calibration import Calibration
@@ -25,6 +24,8 @@ from app.evaluation.calibrate import (
 )
 from app.evaluation.fit import ErrorRates
 from app.evaluation.labelled import Labelled
+from app.local_postgres.paths import owner_connection
+from app.management.models import store_calibration
 from app.search.in_memory import TenantIndex
 from app.settings import Settings
 from app.text.strict_json import Json
@@ -97,9 +98,8 @@ def _sent(server: str, tool: Json) -> SentTool:
 
 
 async def _keep(container: Container, url: str, calibration: Calibration | None) -> None:
-    await asyncio.to_thread(store_model_calibration, url, container.model.id, calibration)
-    async with container.database.system_transaction() as session:
-        await audit.record(session, None, ACTOR, "model.calibrate", container.model.id)
+    owner = partial(owner_connection, url)
+    await store_calibration(container.database, owner, container.model.id, calibration, actor=ACTOR)
 
 
 def _print(fit: Fit) -> None:

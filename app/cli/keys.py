@@ -7,15 +7,17 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app import audit
-from app.auth.keys import NewKey, create_key
-from app.auth.users import ensure_user
-from app.catalog.servers import reseal_headers
+from pydantic import ValidationError
+
+from app.auth.keys import NewKey
 from app.cli.context import ACTOR
-from app.db.engine import Database, Session
+from app.db.engine import Database
 from app.db.migrate import migrate
 from app.errors import InvalidInput
 from app.local_postgres.paths import connect_database, make_sealer
+from app.management.keys import create_key
+from app.management.servers import reseal_credentials
+from app.schemas.users import NewKeyBody
 from app.settings import Settings
 
 
@@ -46,15 +48,26 @@ def _days(text: str) -> int:
 async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
     if (options.kind == "user") != (options.user is not None):
         raise InvalidInput("a user key needs --user; service and admin keys take none")
-    expires_at = None if options.days is None else datetime.now(UTC) + timedelta(days=options.days)
-    async with _database(settings) as session:
-        if options.user is not None:
-            await ensure_user(session, options.user, ACTOR)
-        wanted = NewKey(options.kind, options.name, options.user, options.project, expires_at)
-        key, secret = await create_key(session, wanted)
-        await audit.record(session, key.user_id, ACTOR, "key.create", key.id)
+    new_key = _new_key(options)
+    async with _database(settings) as database:
+        _, secret = await create_key(database, new_key, actor=ACTOR, create_user=True)
     print(secret)
     return 0
+
+
+def _new_key(options: argparse.Namespace) -> NewKey:
+    """By the same rules as over HTTP."""
+    try:
+        body = NewKeyBody(
+            kind=options.kind,
+            name=options.name,
+            user_id=options.user,
+            project_id=options.project,
+            expires_at=None if options.days is None else datetime.now(UTC) + timedelta(days=options.days),
+        )
+    except ValidationError as error:
+        raise InvalidInput("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors())) from None
+    return NewKey(**body.model_dump())
 
 
 async def _rotate(settings: Settings, _options: argparse.Namespace) -> int:
@@ -63,21 +76,19 @@ async def _rotate(settings: Settings, _options: argparse.Namespace) -> int:
             "TOOLSCOUT_OLD_SECRET_KEYS is empty here, so there is nothing to rotate from: "
             "run this with the service's own settings"
         )
-    async with _database(settings) as session:
-        count, total = await reseal_headers(session, make_sealer(settings))
-        await audit.record(session, None, ACTOR, "secrets.rotate", None)
+    async with _database(settings) as database:
+        count, total = await reseal_credentials(database, make_sealer(settings), actor=ACTOR)
     print(f"{count} of {total} stored credentials sealed anew: all open with TOOLSCOUT_SECRET_KEY alone")
     return 0
 
 
 @asynccontextmanager
-async def _database(settings: Settings) -> AsyncIterator[Session]:
-    """One transaction of the system's; nothing else of the service is needed."""
+async def _database(settings: Settings) -> AsyncIterator[Database]:
+    """Nothing else of the service is needed."""
     async with connect_database(settings) as url:
         await asyncio.to_thread(migrate, url)
         database = Database(url, pool_size=1)
         try:
-            async with database.system_transaction() as session:
-                yield session
+            yield database
         finally:
             await database.close()

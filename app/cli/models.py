@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
-from app import audit
 from app.cli.context import ACTOR
 from app.cli.progress import ProgressBar
 from app.container import Container, local_embedders, make_embedder, open_container, probe_dimension
@@ -15,8 +14,8 @@ from app.embeddings.base import Embedder
 from app.embeddings.repository import EmbeddingModel, list_models, register
 from app.errors import InvalidInput
 from app.indexing.backfill import ProgressCallback, missing_vectors
-from app.indexing.model_switch import change_model, drop_model
 from app.local_postgres.paths import connect_database, owner_connection
+from app.management.models import drop_model, use_model
 from app.settings import Settings
 
 _GRACE_S = 5.0
@@ -62,8 +61,15 @@ async def _use(settings: Settings, options: argparse.Namespace) -> int:
         before = container.model.id
         with _bar(model.id) as told:
             kept, owner = container.models.named(model.id), partial(owner_connection, url)
-            await change_model(container.indexer, owner, kept, told, incomplete=options.incomplete)
-        await _record(container, "model.use", model.id)
+            await use_model(
+                container.database,
+                container.indexer,
+                owner,
+                kept,
+                told,
+                incomplete=options.incomplete,
+                actor=ACTOR,
+            )
     print(f"{model.id} is active: every running service answers by it within a second or two")
     print(f"the way back: toolscout model use {before}; when all is well: toolscout model drop {before}")
     return 0
@@ -74,15 +80,10 @@ async def _drop(settings: Settings, options: argparse.Namespace) -> int:
         model = _named(await asyncio.to_thread(_registered, url), options.name, None)
         model_id = options.name if model is None else model.id
         with _bar(f"{model_id}: users") as told:
-            await drop_model(partial(owner_connection, url), model_id, told, grace_s=_GRACE_S)
-        await _record(container, "model.drop", model_id)
+            owner = partial(owner_connection, url)
+            await drop_model(container.database, owner, model_id, told, grace_s=_GRACE_S, actor=ACTOR)
     print(f"{model_id}: {'what was left of it is gone' if model is None else 'dropped, with all its vectors'}")
     return 0
-
-
-async def _record(container: Container, action: str, model_id: str) -> None:
-    async with container.database.system_transaction() as session:
-        await audit.record(session, None, ACTOR, action, model_id)
 
 
 def _registered(url: str) -> list[EmbeddingModel]:

@@ -15,14 +15,13 @@ import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from app import audit
-from app.auth.keys import NewKey, admin_key_exists, create_key
 from app.cli.context import ACTOR
 from app.container import Container, open_container
 from app.demo.seed import finish_demo, seed_demo
 from app.errors import ConfigurationError
 from app.local_postgres.paths import open_database
 from app.main import create_app
+from app.management.keys import create_first_admin_key
 from app.settings import Settings, find_typos
 
 logger = logging.getLogger("toolscout")
@@ -182,12 +181,7 @@ def _say(*lines: str) -> None:
 async def _first_admin_key(container: Container) -> str | None:
     if container.settings.admin_api_key is not None:
         return None
-    async with container.database.system_transaction() as session:
-        if await admin_key_exists(session):
-            return None
-        key, secret = await create_key(session, NewKey("admin", name="first"))
-        await audit.record(session, None, ACTOR, "key.create", key.id)
-        return secret
+    return await create_first_admin_key(container.database, actor=ACTOR)
 
 
 def _claude(address: str, key: str) -> str:

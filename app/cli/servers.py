@@ -16,7 +16,8 @@ from app.db.pagination import MAX_PAGE, PageRequest
 from app.errors import Conflict, InvalidInput
 from app.indexing import queue
 from app.indexing.queue import Run
-from app.management.servers import register_server, remove_server
+from app.management.runs import request_reindex
+from app.management.servers import delete_server, register_server
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.schemas.servers import NewServerBody
 from app.settings import Settings
@@ -58,7 +59,6 @@ async def _add(settings: Settings, options: argparse.Namespace) -> int:
     if wanted.transport == "stdio":
         _check_listed(settings, wanted.name)
     async with open_for_user(settings, options.user) as (container, _):
-        await container.mcp_pool.check(wanted.transport, wanted.name, wanted.url)
         server, run = await _registered(container, options.user, wanted)
         print(f"{server.name}  {server.id}")
         return 0 if run is None else await _follow(container, server, run)
@@ -66,8 +66,9 @@ async def _add(settings: Settings, options: argparse.Namespace) -> int:
 
 async def _registered(container: Container, user_id: str, wanted: NewServer) -> tuple[Server, Run | None]:
     try:
-        async with container.database.transaction(user_id) as session:
-            return await register_server(session, container.sealer, user_id, wanted, ACTOR)
+        return await register_server(
+            container.database, container.mcp_pool, container.sealer, container.worker, user_id, wanted, actor=ACTOR
+        )
     except Conflict as error:
         raise Conflict(f"{error.message}: `toolscout server reindex {wanted.name}` asks it again") from None
 
@@ -122,19 +123,25 @@ async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
         chosen = [server for server in found if not options.name or server.name in options.name]
         failed = 0
         for server in chosen:
-            async with container.database.transaction(options.user) as session:
-                run = await queue.enqueue(session, options.user, server.id, force=options.force, asked_by=ACTOR)
+            run = await request_reindex(
+                container.database, container.worker, options.user, server.id, force=options.force, actor=ACTOR
+            )
             failed += await _follow(container, server, run)
     return 1 if failed else 0
 
 
 async def _remove(settings: Settings, options: argparse.Namespace) -> int:
-    async with (
-        open_for_user(settings, options.user) as (container, user),
-        container.database.transaction(user.id) as session,
-    ):
-        server = await servers.find_server_by_name(session, user.id, options.name)
-        await remove_server(session, user.id, server.id, settings.search_ann_above, ACTOR)
+    async with open_for_user(settings, options.user) as (container, user):
+        async with container.database.transaction(user.id) as session:
+            server = await servers.find_server_by_name(session, user.id, options.name)
+        await delete_server(
+            container.database,
+            container.mcp_pool,
+            user.id,
+            server.id,
+            ann_above=settings.search_ann_above,
+            actor=ACTOR,
+        )
     print(f"{server.name}: removed, with {server.tool_count} tools")
     return 0
 
@@ -154,7 +161,6 @@ async def _servers(container: Container, user_id: str) -> list[Server]:
 async def _follow(container: Container, server: Server, run: Run) -> int:
     """Until it has ended, or failed and waits to be tried again, whoever does it: a service, or this process if none
     seems to be there."""
-    container.worker.wake()
     bar = ProgressBar(server.name)
     begun = time.monotonic()
     while not (run.finished or _waits_to_try_again(run)):

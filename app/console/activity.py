@@ -6,8 +6,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from app import audit
-from app.audit import Event, EventFilter
+from app.audit.events import Event, EventFilter, list_events
 from app.console.forms import Form
 from app.console.page_context import AuditReadCaller, PageContext, page_router
 from app.db.engine import Session
@@ -43,7 +42,7 @@ async def _events(visit: PageContext, query: Form) -> Page[Event]:
     user = visit.caller.user
     async with _reader(visit) as session:
         request = PageRequest(cursor=query.given("cursor"))
-        return await audit.list_events(session, None if user is None else user.id, wanted, request)
+        return await list_events(session, None if user is None else user.id, wanted, request)
 
 
 def _reader(visit: PageContext) -> AbstractAsyncContextManager[Session]:

@@ -5,7 +5,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from app import audit
 from app.catalog import projects
 from app.catalog.projects import Project
 from app.catalog.rules import Rule, all_rules, get_rules
@@ -15,7 +14,7 @@ from app.console.page_context import CatalogReadCaller, CatalogWriteCaller, Page
 from app.console.rules import RuleRow, preview_if_requested, rearrange, row_of, rows_in
 from app.db.pagination import PageRequest
 from app.errors import ToolscoutError
-from app.management import rules as governing
+from app.management import projects as manage_projects
 from app.schemas.projects import NewProjectBody
 from app.schemas.rules import to_rules
 
@@ -71,14 +70,10 @@ async def _edited(visit: PageContext, project: Project | None) -> Response:
 
 
 async def _store(visit: PageContext, project: Project | None, values: dict[str, Any], rules: Sequence[Rule]) -> Project:
-    user_id, actor = visit.user.id, visit.caller.actor
-    async with visit.transaction() as session:
-        if project is None:
-            stored = await governing.create_project(session, user_id, values, rules)
-        else:
-            stored = await governing.update_project(session, user_id, project.id, values, rules)
-        deed = "project.create" if project is None else "project.change"
-        await audit.record(session, user_id, actor, deed, stored.id)
+    database, user_id, actor = visit.container.database, visit.user.id, visit.caller.actor
+    if project is None:
+        return await manage_projects.create_project(database, user_id, values, rules, actor=actor)
+    stored, _ = await manage_projects.change_project(database, user_id, project.id, values, rules, actor=actor)
     return stored
 
 
@@ -108,9 +103,10 @@ async def confirm_delete(visit: CatalogWriteCaller, project_id: str) -> Response
 
 @router.post("/projects/{project_id}/delete")
 async def delete_project(visit: CatalogWriteCaller, project_id: str) -> Response:
-    async with visit.transaction() as session:
-        await governing.remove_project(session, visit.user.id, project_id, visit.caller.actor)
-    visit.container.authenticator.forget()  # its keys have gone with it
+    container, actor = visit.container, visit.caller.actor
+    await manage_projects.delete_project(
+        container.database, container.authenticator, visit.user.id, project_id, actor=actor
+    )
     return go("/console/projects", said="project-deleted")
 
 

@@ -6,13 +6,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from app import audit
 from app.catalog.rules import Rule, get_rules
 from app.catalog.servers import list_server_names
 from app.console.forms import Form, parse_form
 from app.console.page_context import CatalogReadCaller, CatalogWriteCaller, PageContext, go, page_router
 from app.errors import ToolscoutError
-from app.management import rules as governing
+from app.management import rules as manage_rules
 from app.management.rules import Preview, PreviewedTool
 from app.schemas.rules import RulesBody, to_rules
 
@@ -82,9 +81,7 @@ async def preview_alone(visit: CatalogReadCaller) -> Response:
 
 
 async def _store(visit: PageContext, rules: Sequence[Rule]) -> None:
-    async with visit.transaction() as session:
-        await governing.replace_rules(session, visit.user.id, rules)
-        await audit.record(session, visit.user.id, visit.caller.actor, "rules.replace", None)
+    await manage_rules.replace_rules(visit.container.database, visit.user.id, rules, actor=visit.caller.actor)
 
 
 async def _page(visit: PageContext, rows: Sequence[RuleRow], error: ToolscoutError | None = None) -> Response:
@@ -112,8 +109,8 @@ async def server_names(visit: PageContext) -> list[str]:
 
 
 async def preview_rows(visit: PageContext, rows: Sequence[RuleRow], project_id: str | None) -> Previewed:
-    async with visit.transaction() as session:
-        preview = await governing.preview_rules(session, visit.user.id, rules_in(rows), project_id)
+    database = visit.container.database
+    preview = await manage_rules.preview_rules(database, visit.user.id, rules_in(rows), project_id)
     return _counted(preview)
 
 

@@ -13,8 +13,8 @@ from app.db.pagination import PageRequest
 from app.errors import InvalidInput, ToolscoutError
 from app.indexing import queue
 from app.indexing.parsing import Listing
-from app.management.servers import change_server, register_server, remove_server, try_server
-from app.observability.metrics import elapsed_ms
+from app.management.runs import request_reindex, request_reindex_of_all
+from app.management.servers import change_server, delete_server, register_server, try_server
 from app.schemas.base import set_fields
 from app.schemas.servers import NewServerBody, ServerChanges
 
@@ -51,10 +51,15 @@ async def add_server(visit: CatalogWriteCaller) -> Response:
 
 async def _added(visit: PageContext, wanted: NewServer) -> Response:
     container = visit.container
-    await container.mcp_pool.check(wanted.transport, wanted.name, wanted.url)
-    async with visit.transaction() as session:
-        server, run = await register_server(session, container.sealer, visit.user.id, wanted, visit.caller.actor)
-    container.worker.wake()
+    server, run = await register_server(
+        container.database,
+        container.mcp_pool,
+        container.sealer,
+        container.worker,
+        visit.user.id,
+        wanted,
+        actor=visit.caller.actor,
+    )
     return go(f"/console/servers/{server.id}", said="server-added" if run else "push-server-added")
 
 
@@ -68,10 +73,8 @@ def _stdio(visit: PageContext) -> list[str]:
 
 @router.post("/servers/reindex")
 async def reindex_all(visit: CatalogWriteCaller) -> Response:
-    async with visit.transaction() as session:
-        for server_id in await servers.list_server_ids(session, visit.user.id):
-            await queue.request_reindex(session, visit.user.id, server_id, visit.caller.actor, elapsed_ms() / 1000)
-    visit.container.worker.wake()
+    container, actor = visit.container, visit.caller.actor
+    await request_reindex_of_all(container.database, container.worker, visit.user.id, force=False, actor=actor)
     return go("/console/servers", said="reindexing-all")
 
 
@@ -95,13 +98,8 @@ async def _known(visit: PageContext, server_id: str) -> dict[str, Any]:
 
 @router.post("/servers/{server_id}/reindex")
 async def reindex(visit: CatalogWriteCaller, server_id: str) -> Response:
-    force = visit.form.on("force")
-    async with visit.transaction() as session:
-        await servers.get_server(session, visit.user.id, server_id)
-        await queue.request_reindex(
-            session, visit.user.id, server_id, visit.caller.actor, elapsed_ms() / 1000, force=force
-        )
-    visit.container.worker.wake()
+    container, actor, force = visit.container, visit.caller.actor, visit.form.on("force")
+    await request_reindex(container.database, container.worker, visit.user.id, server_id, force=force, actor=actor)
     return go(f"/console/servers/{server_id}", said="reindexing")
 
 
@@ -131,11 +129,17 @@ async def switch(visit: CatalogWriteCaller, server_id: str) -> Response:
 
 async def _change(visit: PageContext, server_id: str, changes: dict[str, Any]) -> None:
     body = parse_form(ServerChanges, changes)
-    container, actor = visit.container, visit.caller.actor
+    container = visit.container
     await change_server(
-        container.database, container.mcp_pool, container.sealer, visit.user.id, server_id, set_fields(body), actor
+        container.database,
+        container.mcp_pool,
+        container.sealer,
+        container.worker,
+        visit.user.id,
+        server_id,
+        set_fields(body),
+        actor=visit.caller.actor,
     )
-    container.worker.wake()
 
 
 @router.get("/servers/{server_id}/delete")
@@ -147,10 +151,15 @@ async def confirm_delete(visit: CatalogWriteCaller, server_id: str) -> Response:
 
 @router.post("/servers/{server_id}/delete")
 async def delete(visit: CatalogWriteCaller, server_id: str) -> Response:
-    ann_above = visit.container.settings.search_ann_above
-    async with visit.transaction() as session:
-        await remove_server(session, visit.user.id, server_id, ann_above, visit.caller.actor)
-    visit.container.mcp_pool.forget(visit.user.id, server_id)
+    container, ann_above = visit.container, visit.container.settings.search_ann_above
+    await delete_server(
+        container.database,
+        container.mcp_pool,
+        visit.user.id,
+        server_id,
+        ann_above=ann_above,
+        actor=visit.caller.actor,
+    )
     return go("/console/servers", said="server-deleted")
 
 

@@ -3,8 +3,6 @@
 from fastapi import Request
 from starlette.responses import Response
 
-from app import audit
-from app.auth.authentication import Caller
 from app.auth.keys import hash_key
 from app.auth.users import get_user
 from app.console.flash import flash_message
@@ -22,14 +20,13 @@ from app.console.page_context import (
 )
 from app.console.rendering import Pages
 from app.console.session_cookie import start_session
-from app.container import Container
 from app.dependencies import ContainerDep
 from app.errors import Forbidden, InvalidInput, Unauthenticated
+from app.management import sessions
 
 router = page_router()
 
 _UNKNOWN = "This key is not known here, or it has ended."
-_WHOSE = "A service key acts for many users: name the one to act for."
 
 
 @router.get("/sign-in")
@@ -43,20 +40,17 @@ async def sign_in(request: Request, pages: PageParams, container: ContainerDep) 
     form = await posted(request)
     key, user_id = form.text("key"), form.given("user_id")
     try:
-        caller = await container.authenticator.authenticate(key, user_id)
-        if caller.kind == "service" and caller.user is None:
-            raise InvalidInput(_WHOSE)
+        await sessions.sign_in(container.database, container.authenticator, key, user_id)
     except Unauthenticated as error:
         return _form(pages, form, _UNKNOWN, error.status)
     except (Forbidden, InvalidInput) as error:
         return _form(pages, form, error.message, error.status)
-    await _record(container, caller, "console.sign_in")
     return keep_session(request, go(_inside(form)), start_session(hash_key(key), user_id).sealed(container.sealer))
 
 
 @router.post("/sign-out")
 async def sign_out(visit: DiscoverCaller) -> Response:
-    await _record(visit.container, visit.caller, "console.sign_out")
+    await sessions.sign_out(visit.container.database, visit.caller)
     return forget_session(go(SIGN_IN, said="signed-out"))
 
 
@@ -81,10 +75,3 @@ def _inside(form: Form) -> str:
     """Only our own pages: an address that somebody made up must not lead a person who just signed in elsewhere."""
     back = form.text("back")
     return back if back.startswith("/console/") and not set("\\?#") & set(back) and "//" not in back else "/console"
-
-
-async def _record(container: Container, caller: Caller, action: str) -> None:
-    database = container.database
-    user_id = None if caller.user is None else caller.user.id
-    async with database.system_transaction() if user_id is None else database.transaction(user_id) as session:
-        await audit.record(session, user_id, caller.actor, action, caller.key_id)

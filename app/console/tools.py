@@ -6,7 +6,6 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from app import audit
 from app.catalog import tools
 from app.catalog.servers import list_server_names
 from app.catalog.tools import Change, State, Tool, ToolFilter
@@ -16,6 +15,7 @@ from app.console.page_context import CatalogWriteCaller, PageContext, ToolsReadC
 from app.db.pagination import PageRequest
 from app.errors import InvalidInput
 from app.indexing.sanitize import Flag
+from app.management import tools as manage_tools
 from app.schemas.base import set_fields
 from app.schemas.tools import ToolChanges
 
@@ -105,9 +105,10 @@ def _parameter(name: str, schema: Any, *, needed: bool) -> dict[str, Any]:
 @router.post("/tools/{tool_id}")
 async def change_tool(visit: CatalogWriteCaller, tool_id: str) -> Response:
     body = parse_form(ToolChanges, _changes(visit.form))
-    async with visit.transaction() as session:
-        await tools.update_tool(session, visit.user.id, tool_id, set_fields(body))
-        await audit.record(session, visit.user.id, visit.caller.actor, "tool.change", tool_id)
+    container, actor = visit.container, visit.caller.actor
+    await manage_tools.change_tool(
+        container.database, visit.user.id, tool_id, set_fields(body), model_id=container.model.id, actor=actor
+    )
     return go(_back(visit.form, tool_id), said="tool-changed")
 
 
@@ -134,7 +135,13 @@ def _back(form: Form, tool_id: str) -> str:
 @router.post("/tools/{tool_id}/approve")
 async def approve_tool(visit: CatalogWriteCaller, tool_id: str) -> Response:
     """Of the definition that was looked at, and of no other."""
-    async with visit.transaction() as session:
-        await tools.approve_tool(session, visit.user.id, tool_id, visit.form.text("definition_hash"))
-        await audit.record(session, visit.user.id, visit.caller.actor, "tool.approve", tool_id)
+    container, seen_hash = visit.container, visit.form.text("definition_hash")
+    await manage_tools.approve_tool(
+        container.database,
+        visit.user.id,
+        tool_id,
+        seen_hash=seen_hash,
+        model_id=container.model.id,
+        actor=visit.caller.actor,
+    )
     return go(f"/console/tools/{tool_id}", said="tool-approved")

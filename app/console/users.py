@@ -1,18 +1,16 @@
 """Users and keys, for administrators. A new key is shown once."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.responses import Response
 
-from app import audit
 from app.auth import keys, users
 from app.console.forms import Form, parse_form
 from app.console.page_context import AdminCaller, PageContext, go, page_router
-from app.db.engine import Session
 from app.db.pagination import PageRequest
-from app.errors import InvalidInput, ToolscoutError
+from app.errors import ToolscoutError
+from app.management import keys as manage_keys
+from app.management import users as manage_users
 from app.schemas.base import set_fields
 from app.schemas.users import NewKeyBody, NewUserBody, UserChanges
 
@@ -28,9 +26,8 @@ async def show_users(visit: AdminCaller) -> Response:
 async def make_user(visit: AdminCaller) -> Response:
     try:
         body = parse_form(NewUserBody, {"id": visit.form.text("id"), "name": visit.form.given("name")})
-        async with visit.container.database.system_transaction() as session:
-            user = await users.create_user(session, body.id, body.name)
-            await audit.record(session, user.id, visit.caller.actor, "user.create", user.id)
+        database, actor = visit.container.database, visit.caller.actor
+        user = await manage_users.create_user(database, body.id, body.name, actor=actor)
     except ToolscoutError as error:
         return await _users(visit, visit.form, error)
     return go(f"/console/users#{user.id}", said="user-made")
@@ -39,9 +36,8 @@ async def make_user(visit: AdminCaller) -> Response:
 @router.post("/users/{user_id}")
 async def change_user(visit: AdminCaller, user_id: str) -> Response:
     body = parse_form(UserChanges, {"discovery_enabled": visit.form.on("discovery_enabled")})
-    async with _forgetting(visit) as session:
-        await users.update_user(session, user_id, set_fields(body))
-        await audit.record(session, user_id, visit.caller.actor, "user.change", user_id)
+    container, actor = visit.container, visit.caller.actor
+    await manage_users.change_user(container.database, container.authenticator, user_id, set_fields(body), actor=actor)
     return go(f"/console/users#{user_id}", said="user-changed")
 
 
@@ -61,10 +57,8 @@ async def make_key(visit: AdminCaller) -> Response:
     """Answered with a page and no redirect: the key is known now and never again."""
     try:
         body = parse_form(NewKeyBody, _said(visit.form))
-        wanted = keys.NewKey(body.kind, body.name, body.user_id, body.project_id, body.expires_at)
-        async with visit.container.database.system_transaction() as session:
-            key, secret = await keys.create_key(session, wanted)
-            await audit.record(session, key.user_id, visit.caller.actor, "key.create", key.id)
+        new_key = keys.NewKey(**body.model_dump())
+        key, secret = await manage_keys.create_key(visit.container.database, new_key, actor=visit.caller.actor)
     except ToolscoutError as error:
         return await _keys(visit, visit.form, error)
     return visit.show("key_made.html", status=201, key=key, secret=secret)
@@ -79,11 +73,10 @@ async def confirm_revoke(visit: AdminCaller, key_id: str) -> Response:
 
 @router.post("/keys/{key_id}/revoke")
 async def revoke_key(visit: AdminCaller, key_id: str) -> Response:
-    if key_id == visit.caller.key_id:
-        raise InvalidInput("a key cannot revoke itself: use another admin key, so that nobody locks themselves out")
-    async with _forgetting(visit) as session:
-        key = await keys.revoke_key(session, key_id)
-        await audit.record(session, key.user_id, visit.caller.actor, "key.revoke", key_id)
+    container, caller = visit.container, visit.caller
+    await manage_keys.revoke_key(
+        container.database, container.authenticator, key_id, caller_key_id=caller.key_id, actor=caller.actor
+    )
     return go("/console/keys", said="key-revoked")
 
 
@@ -102,11 +95,3 @@ def _said(form: Form) -> dict[str, Any]:
         "project_id": form.given("project_id") if kind == "user" else None,
         "expires_at": form.given("expires_at"),
     }
-
-
-@asynccontextmanager
-async def _forgetting(visit: PageContext) -> AsyncIterator[Session]:
-    """What this process remembers of callers ends when the change has been committed, and not before."""
-    async with visit.container.database.system_transaction() as session:
-        yield session
-    visit.container.authenticator.forget()

@@ -1,10 +1,12 @@
 """Connections and transactions: the only place that commits, and where the driver's errors end."""
 
+import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVarTuple
 
 import psycopg
 from pgvector.psycopg import register_vector_async
@@ -18,6 +20,10 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from app.errors import ConfigurationError, DatabaseDown, QueryFailed, QueryInterrupted
 from app.observability.metrics import Metrics
+
+logger = logging.getLogger("toolscout.db")
+
+Ts = TypeVarTuple("Ts")
 
 APP_ROLE = "toolscout_app"
 
@@ -72,6 +78,26 @@ class Session:
 
     _connection: AsyncConnection
     _driver: psycopg.AsyncConnection[tuple[Any, ...]]
+    _callbacks: list[Callable[[], object]] = field(default_factory=list)
+
+    def after_commit(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Call `callback(*args)` once the transaction has committed; never if it rolls back.
+
+        Callbacks run in the order in which they were registered. They must not block: the connection is still held.
+        One that raises is logged, and the others still run, since the write itself has happened. Where the outcome of
+        the commit is unknown, because the connection was lost or the task was cancelled during it, none runs:
+        register only what hastens something that happens anyway, such as clearing a cache whose entries expire.
+        """
+        self._callbacks.append(partial(callback, *args))
+
+    def run_callbacks(self) -> None:
+        """For `Database` alone, right after the commit."""
+        while self._callbacks:
+            callback = self._callbacks.pop(0)
+            try:
+                callback()
+            except Exception:
+                logger.exception("after-commit callback failed")
 
     async def execute(
         self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None
@@ -156,8 +182,11 @@ class Database:
         try:
             connection, driver = await self._begun(begin)
             try:
-                yield Session(connection, driver)
+                session = Session(connection, driver)
+                yield session
                 await driver.commit()
+                # nothing is awaited in between: a task that is cancelled later cannot skip them
+                session.run_callbacks()
             finally:
                 await connection.close()  # the pool rolls back what did not get that far
         except _CONNECTION_LOST as error:

@@ -2,18 +2,13 @@
 
 import asyncio
 from importlib.resources import files
-from typing import Any
 
 import orjson
 
-from app import audit
-from app.auth.keys import NewKey, create_key
-from app.auth.users import create_user, list_users
-from app.catalog.servers import NewServer, create_server
+from app.catalog.servers import NewServer
 from app.container import Container
-from app.db.engine import Session
-from app.db.pagination import PageRequest
-from app.indexing import queue
+from app.indexing.queue import SYSTEM
+from app.management.seeding import SeedServer, seed_user
 from app.text.strict_json import Json
 
 DEMO_USER = "demo"
@@ -28,22 +23,21 @@ def catalogue() -> list[Json]:
 
 async def seed_demo(container: Container) -> str | None:
     """The demo user's key, the one time that it is made; None where there is any user already. The tools are queued."""
-    async with container.database.system_transaction() as session:
-        if (await list_users(session, PageRequest(limit=1))).items:
-            return None
-        await create_user(session, DEMO_USER, "Demo user")
-        for server in catalogue():
-            await _queue(container, session, server)
-        key, secret = await create_key(session, NewKey("user", name="demo", user_id=DEMO_USER))
-        await audit.record(session, DEMO_USER, queue.SYSTEM, "key.create", key.id)
-    container.worker.wake()
-    return secret
+    servers = [_seed_server(server) for server in catalogue()]
+    return await seed_user(
+        container.database,
+        container.sealer,
+        container.worker,
+        DEMO_USER,
+        "Demo user",
+        servers,
+        actor=SYSTEM,
+    )
 
 
-async def _queue(container: Container, session: Session, server: dict[str, Any]) -> None:
-    wanted = NewServer(server["name"], "push", description=server["description"], tags=server["tags"])
-    made = await create_server(session, container.sealer, DEMO_USER, wanted)
-    await queue.enqueue(session, DEMO_USER, made.id, orjson.dumps({"tools": server["tools"]}), force=False)
+def _seed_server(server: Json) -> SeedServer:
+    new_server = NewServer(server["name"], "push", description=server["description"], tags=server["tags"])
+    return SeedServer(new_server, orjson.dumps({"tools": server["tools"]}))
 
 
 async def finish_demo(container: Container) -> None:

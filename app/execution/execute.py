@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from app import audit
+from app.audit.record import SUCCEEDED, record_event
 from app.cache import TtlCache
 from app.catalog import servers
 from app.catalog.definitions import ToolDefinitionView, find_by_alias, read_definitions
@@ -280,7 +280,7 @@ class CallRecord:
         result = {} if self._executed is None else self._executed.result
         if result.get("resultType") == INPUT_REQUIRED:
             return INPUT_REQUIRED
-        return TOOL_ERROR if result.get("isError") is True else audit.SUCCEEDED
+        return TOOL_ERROR if result.get("isError") is True else SUCCEEDED
 
     async def claim(self) -> ExecutionResult | None:
         """The answer of an earlier call with the same key, or nothing and the right to run it."""
@@ -346,7 +346,7 @@ class CallRecord:
         """Only what may have run; a tool that asks its user for more is counted once it has its answer."""
         if not self._begun or isinstance(failure, ServerUnreachable) or outcome == INPUT_REQUIRED:
             return
-        succeeded = None if outcome == CANCELLED else outcome == audit.SUCCEEDED
+        succeeded = None if outcome == CANCELLED else outcome == SUCCEEDED
         self._executor.usage_counters.called(self._call.scope.user_id, self._found.offer.tool_id, succeeded=succeeded)
 
     async def _settle(self, session: Session, failure: ToolscoutError | None) -> None:
@@ -374,7 +374,7 @@ class CallRecord:
     async def _audit(self, session: Session, outcome: str) -> None:
         duration_ms = (time.perf_counter() - self._started) * 1000
         user_id, actor, target = self._call.scope.user_id, self._call.actor, await self._target(session)
-        await audit.record(session, user_id, actor, "tool.execute", target, outcome=outcome, duration_ms=duration_ms)
+        await record_event(session, user_id, actor, "tool.execute", target, outcome=outcome, duration_ms=duration_ms)
 
     async def _target(self, session: Session) -> str | None:
         """Also where it may not be used: who tries a tool that is held is worth knowing."""

@@ -15,7 +15,7 @@ from sqlalchemy import Row, case, delete, func, null, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
-from app import audit
+from app.audit.record import SUCCEEDED, record_event
 from app.catalog.servers import record_failure
 from app.catalog.visibility import lock_server
 from app.db.engine import Session
@@ -281,7 +281,7 @@ async def succeed(session: Session, claimed: Claim, outcome: RunSummary, total: 
         "warnings": list(outcome.warnings),
         "error": null(),
     }
-    await _end(session, claimed, values, audit.SUCCEEDED)
+    await _end(session, claimed, values, SUCCEEDED)
 
 
 async def fail(session: Session, claimed: Claim, cause: str, message: str, outcome: RunSummary) -> None:
@@ -305,7 +305,7 @@ async def _end(session: Session, claimed: Claim, values: Mapping[str, Any], outc
     duration_s = await session.scalar(statement.returning(took_s))
     if duration_s is None:
         return False
-    await audit.record(
+    await record_event(
         session,
         claimed.user_id,
         claimed.asked_by,

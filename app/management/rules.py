@@ -1,31 +1,17 @@
-"""Changes of what decides over all of a user's servers: the rules and the projects, and what they would do."""
+"""Replace a user's rules, and preview what rules would do."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import func, select
-
-from app import audit
+from app.audit.record import record_event
 from app.catalog.policy import NO_PROJECT, PolicyEvaluator, ProjectVisibility, ToolFacts, VisibilityDecision
-from app.catalog.projects import (
-    Project,
-    change_project,
-    count_projects,
-    delete_project,
-    get_project,
-    insert_project,
-)
+from app.catalog.projects import get_project
 from app.catalog.rules import Rule, RuleMatch, RuleSet, check_rules, store_rules
 from app.catalog.visibility import load_evaluator, lock_user, read_facts, recompute_visibility
-from app.db.engine import Session
-from app.db.tables import USER_RULES, mcp_servers
-from app.errors import InvalidInput, NotFound
-
-MAX_PROJECTS = 100
-"""Each tool's search row names those that see it, and must stay small."""
+from app.db.engine import Database
+from app.db.tables import USER_RULES
 
 
 @dataclass(frozen=True)
@@ -66,17 +52,19 @@ class Preview:
     """How many it is the first to decide about."""
 
 
-async def replace_rules(session: Session, user_id: str, rules: Sequence[Rule]) -> list[str]:
-    """With what is odd about them, though it may be meant."""
+async def replace_rules(database: Database, user_id: str, rules: Sequence[Rule], *, actor: str) -> list[str]:
+    """Replace all of the user's own rules. Return warnings about rules that have no effect so far."""
     await check_rules(rules)
-    await lock_user(session, user_id)
-    await store_rules(session, user_id, USER_RULES, rules)
-    await recompute_visibility(session, user_id)
-    facts = await read_facts(session, user_id)
-    return await asyncio.to_thread(lambda: list(_oddities(rules, _matched(rules, _rulings(rules, facts)))))
+    async with database.transaction(user_id) as session:
+        await lock_user(session, user_id)
+        await store_rules(session, user_id, USER_RULES, rules)
+        await recompute_visibility(session, user_id)
+        await record_event(session, user_id, actor, "rules.replace", None)
+        facts = await read_facts(session, user_id)
+    return await asyncio.to_thread(lambda: list(_find_ineffective(rules, _matched(rules, _rulings(rules, facts)))))
 
 
-def _oddities(rules: Sequence[Rule], matched: Sequence[int]) -> Iterator[str]:
+def _find_ineffective(rules: Sequence[Rule], matched: Sequence[int]) -> Iterator[str]:
     for position, (rule, count) in enumerate(zip(rules, matched, strict=True), start=1):
         if rule.enabled is None and not rule.tags:
             yield f"rule {position} does nothing: it sets neither `enabled` nor `tags`"
@@ -94,14 +82,15 @@ def _matched(rules: Sequence[Rule], rulings: Sequence[RuleMatch]) -> list[int]:
     return [counts[position] for position in range(1, len(rules) + 1)]
 
 
-async def preview_rules(session: Session, user_id: str, rules: Sequence[Rule], project_id: str | None) -> Preview:
-    """What they would do in place of those that are stored."""
-    if project_id is not None:
-        await get_project(session, user_id, project_id)
-    place = USER_RULES if project_id is None else project_id
-    facts = sorted(await read_facts(session, user_id), key=lambda each: (each.server_name, each.name))
-    now = await load_evaluator(session, user_id)
-    then = await load_evaluator(session, user_id, {place: rules})
+async def preview_rules(database: Database, user_id: str, rules: Sequence[Rule], project_id: str | None) -> Preview:
+    """Return what these rules would do in place of the user's own or, with `project_id`, of that project's."""
+    async with database.transaction(user_id) as session:
+        if project_id is not None:
+            await get_project(session, user_id, project_id)
+        owner = USER_RULES if project_id is None else project_id
+        facts = sorted(await read_facts(session, user_id), key=lambda each: (each.server_name, each.name))
+        now = await load_evaluator(session, user_id)
+        then = await load_evaluator(session, user_id, {owner: rules})
     # ten thousand tools and a hundred rules take a while: not on the event loop
     return await asyncio.to_thread(_compared, facts, now, then, rules, project_id)
 
@@ -126,52 +115,3 @@ def _outcome(
         return PreviewedTool(facts, before, after, None, None)
     placed = (verdict.placements.get(project_id, NO_PROJECT) for verdict in (before, after))
     return PreviewedTool(facts, before, after, *placed)
-
-
-async def create_project(session: Session, user_id: str, values: Mapping[str, Any], rules: Sequence[Rule]) -> Project:
-    await check_rules(rules)
-    await lock_user(session, user_id)
-    if await count_projects(session, user_id) >= MAX_PROJECTS:
-        raise InvalidInput(f"a user has at most {MAX_PROJECTS} projects")
-    await _check_members(session, user_id, values.get("server_ids"))
-    project = await insert_project(session, user_id, values)
-    await store_rules(session, user_id, project.id, rules)
-    await recompute_visibility(session, user_id)
-    return project
-
-
-async def update_project(
-    session: Session,
-    user_id: str,
-    project_id: str,
-    values: Mapping[str, Any],
-    rules: Sequence[Rule] | None,
-) -> Project:
-    """`rules` in place of those that were there; None leaves them."""
-    await check_rules(rules or ())
-    await lock_user(session, user_id)
-    await _check_members(session, user_id, values.get("server_ids"))
-    project = await change_project(session, user_id, project_id, values)
-    if rules is not None:
-        await store_rules(session, user_id, project_id, rules)
-    await recompute_visibility(session, user_id)
-    return project
-
-
-async def remove_project(session: Session, user_id: str, project_id: str, actor: str) -> None:
-    await lock_user(session, user_id)
-    ended = await delete_project(session, user_id, project_id)
-    await store_rules(session, user_id, project_id, ())
-    await recompute_visibility(session, user_id)
-    await audit.record(session, user_id, actor, "project.delete", project_id)
-    for key_id in ended:
-        await audit.record(session, user_id, actor, "key.revoke", key_id)
-
-
-async def _check_members(session: Session, user_id: str, server_ids: Sequence[str] | None) -> None:
-    if server_ids is None:
-        return
-    wanted = set(server_ids)
-    theirs = mcp_servers.c.user_id == user_id, mcp_servers.c.id.in_(wanted)
-    if await session.scalar(select(func.count()).select_from(mcp_servers).where(*theirs)) != len(wanted):
-        raise NotFound("there is no such server")

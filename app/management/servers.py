@@ -1,73 +1,95 @@
-"""The deed: a server comes, is asked for its tools, changes and goes; each with its trace in the audit."""
+"""Register, try, change and delete MCP servers, and reseal their credentials."""
 
 import asyncio
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from app import audit
+from app.audit.record import record_event
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server, check_transport
 from app.catalog.tools import update_tool_counts
 from app.crypto import Sealer
-from app.db.engine import Database, Session
+from app.db.engine import Database
 from app.errors import InvalidInput
 from app.indexing import queue
 from app.indexing.parsing import Listing, parse_listing
 from app.indexing.queue import Run
+from app.indexing.worker import Worker
 from app.mcp_client.pool import McpPool
 from app.text.strict_json import Endpoint
 
 
 async def register_server(
-    session: Session, sealer: Sealer, user_id: str, wanted: NewServer, actor: str
+    database: Database,
+    mcp_pool: McpPool,
+    sealer: Sealer,
+    worker: Worker,
+    user_id: str,
+    new_server: NewServer,
+    *,
+    actor: str,
 ) -> tuple[Server, Run | None]:
-    """With the run that asks it for its tools, unless those are pushed or nobody may use them yet."""
-    server = await servers.create_server(session, sealer, user_id, wanted)
-    await audit.record(session, user_id, actor, "server.create", server.id)
-    if not server.enabled or server.transport == "push":
-        return server, None
-    return server, await queue.enqueue(session, user_id, server.id, asked_by=actor)
+    """Store a server and queue the run that lists its tools.
+
+    There is no run for a server that is disabled, or whose tools are pushed.
+    """
+    # resolves the host name: before the transaction, so that no connection is held meanwhile
+    await mcp_pool.check(new_server.transport, new_server.name, new_server.url)
+    run = None
+    async with database.transaction(user_id) as session:
+        server = await servers.create_server(session, sealer, user_id, new_server)
+        await record_event(session, user_id, actor, "server.create", server.id)
+        if server.enabled and server.transport != "push":
+            run = await queue.enqueue(session, user_id, server.id, asked_by=actor)
+            session.after_commit(worker.wake)
+    return server, run
 
 
-async def try_server(mcp_pool: McpPool, user_id: str, wanted: NewServer, *, max_tools: int) -> Listing:
-    """What it offers, before anything of it is stored. Raises `ServerUnreachable` or `UrlNotAllowed`."""
-    if wanted.transport == "push":
+async def try_server(mcp_pool: McpPool, user_id: str, new_server: NewServer, *, max_tools: int) -> Listing:
+    """Connect to a server and list its tools without storing anything.
+
+    Raise `ServerUnreachable` or `UrlNotAllowed`.
+    """
+    if new_server.transport == "push":
         raise InvalidInput("a push server is not connected to: its tools are sent to us")
-    await mcp_pool.check(wanted.transport, wanted.name, wanted.url)
-    trial = f"trial-{uuid.uuid4()}"
-    endpoint = Endpoint(user_id, trial, wanted.name, 1, wanted.transport, wanted.url, wanted.headers)
+    await mcp_pool.check(new_server.transport, new_server.name, new_server.url)
+    trial_id = f"trial-{uuid.uuid4()}"
+    endpoint = Endpoint(user_id, trial_id, new_server.name, 1, new_server.transport, new_server.url, new_server.headers)
     try:
-        offered = await mcp_pool.list_tools(endpoint)
+        listed = await mcp_pool.list_tools(endpoint)
     finally:
-        mcp_pool.forget(user_id, trial)
-    # a thousand definitions take a while to read: not on the event loop
-    return await asyncio.to_thread(parse_listing, offered, max_tools=max_tools)
+        mcp_pool.forget(user_id, trial_id)
+    # parsing a thousand definitions takes a while: off the event loop
+    return await asyncio.to_thread(parse_listing, listed, max_tools=max_tools)
 
 
 async def change_server(
     database: Database,
     mcp_pool: McpPool,
     sealer: Sealer,
+    worker: Worker,
     user_id: str,
     server_id: str,
     changes: Mapping[str, Any],
+    *,
     actor: str,
 ) -> Server:
-    """In transactions of its own: names are looked up in between, which must not hold a connection."""
+    """Update a server, and queue a run where its tools, or the texts that are searched, may have changed."""
     async with database.transaction(user_id) as session:
         before = await servers.get_server(session, user_id, server_id)
+    # between two transactions: a new host name is resolved, and no connection is held meanwhile
     await _check_changes(mcp_pool, before, changes)
     async with database.transaction(user_id) as session:
         after = await servers.update_server(session, sealer, user_id, server_id, changes)
-        await audit.record(session, user_id, actor, "server.change", server_id)
-        if _is_to_be_asked(before, after):
-            await queue.enqueue(session, user_id, server_id, asked_by=actor)
-        elif after.name != before.name and after.tool_count:
-            # the name is part of what is searched
-            await queue.enqueue(session, user_id, server_id, asks=False, asked_by=actor)
-    if after.config_version != before.config_version:
-        mcp_pool.forget(user_id, server_id)
+        await record_event(session, user_id, actor, "server.change", server_id)
+        needs_listing = _needs_listing(before, after)
+        # the server's name is part of the text that is searched
+        if needs_listing or (after.name != before.name and after.tool_count):
+            await queue.enqueue(session, user_id, server_id, asks=needs_listing, asked_by=actor)
+            session.after_commit(worker.wake)
+        if after.config_version != before.config_version:
+            session.after_commit(mcp_pool.forget, user_id, server_id)
     return after
 
 
@@ -83,13 +105,26 @@ async def _check_changes(mcp_pool: McpPool, before: Server, changes: Mapping[str
         await mcp_pool.check(transport, name, changes.get("url"))
 
 
-def _is_to_be_asked(before: Server, after: Server) -> bool:
-    """At another address, or after a while, there may be other tools."""
-    moved = after.config_version != before.config_version or after.enabled != before.enabled
-    return moved and after.enabled and after.transport != "push"
+def _needs_listing(before: Server, after: Server) -> bool:
+    """A server at another address, or one that was disabled for a while, may offer other tools."""
+    has_moved = after.config_version != before.config_version or after.enabled != before.enabled
+    return has_moved and after.enabled and after.transport != "push"
 
 
-async def remove_server(session: Session, user_id: str, server_id: str, ann_above: int, actor: str) -> None:
-    await servers.delete_server(session, user_id, server_id)
-    await update_tool_counts(session, user_id, ann_above)
-    await audit.record(session, user_id, actor, "server.delete", server_id)
+async def delete_server(
+    database: Database, mcp_pool: McpPool, user_id: str, server_id: str, *, ann_above: int, actor: str
+) -> None:
+    """Delete a server with its tools and runs, and close its connection."""
+    async with database.transaction(user_id) as session:
+        await servers.delete_server(session, user_id, server_id)
+        await update_tool_counts(session, user_id, ann_above)
+        await record_event(session, user_id, actor, "server.delete", server_id)
+        session.after_commit(mcp_pool.forget, user_id, server_id)
+
+
+async def reseal_credentials(database: Database, sealer: Sealer, *, actor: str) -> tuple[int, int]:
+    """Seal all stored credentials with the current key. Return how many were resealed, and how many there are."""
+    async with database.system_transaction() as session:
+        resealed, total = await servers.reseal_headers(session, sealer)
+        await record_event(session, None, actor, "secrets.rotate", None)
+    return resealed, total

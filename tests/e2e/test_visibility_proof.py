@@ -52,8 +52,9 @@ from app.indexing import queue
 from app.indexing.plan import tool_id
 from app.indexing.reindex import Indexer, reindex_server
 from app.local_postgres.postgres import EmbeddedPostgres
-from app.management import rules as governing
-from app.management.servers import register_server, remove_server
+from app.management import projects as manage_projects
+from app.management.rules import replace_rules
+from app.management.servers import delete_server, register_server
 from app.search.query import read_query
 from app.search.scoring import ScoringParams, Strategy
 from tests.conftest import make_database, make_settings, no_names
@@ -345,12 +346,26 @@ class Story:
         async with self.world.container.database.transaction(person.id) as session:
             return await deed(session, *arguments)
 
+    async def manage(self, person: Person, use_case: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
+        """A use case opens its own transaction."""
+        self.touched = [person]
+        return await use_case(self.world.container.database, *arguments, actor=ACTOR, **options)
+
+    async def delete_server(self, person: Person, server_id: str) -> None:
+        mcp_pool = self.world.container.mcp_pool
+        await self.manage(person, delete_server, mcp_pool, person.id, server_id, ann_above=ANN_ABOVE)
+
+    async def delete_project(self, person: Person, project_id: str) -> None:
+        authenticator = self.world.container.authenticator
+        await self.manage(person, manage_projects.delete_project, authenticator, person.id, project_id)
+
     async def add_server(
         self, person: Person, name: str, listing: Listing, tags: Tags, permissions: dict[str, bool], *, enabled: bool
     ) -> Server:
         wanted = NewServer(name, "push", tags=sorted(tags), enabled=enabled, tool_permissions=permissions)
-        sealer = self.world.container.sealer
-        made, _ = await self.as_(person, register_server, sealer, person.id, wanted, ACTOR)
+        container = self.world.container
+        services = container.mcp_pool, container.sealer, container.worker
+        made, _ = await self.manage(person, register_server, *services, person.id, wanted)
         server = Server(made.id, name, enabled, permissions, tags)
         person.servers[server.id] = server
         await self.push(person, server, listing)
@@ -400,7 +415,7 @@ class Story:
         server.failing = not well
 
     async def remove_server(self, person: Person, server: Server) -> None:
-        await self.as_(person, remove_server, person.id, server.id, ANN_ABOVE, ACTOR)
+        await self.delete_server(person, server.id)
         del person.servers[server.id]
         self.gone_keys += [tool_id(server.id, name) for name in server.tools]
         for project in person.projects.values():
@@ -420,13 +435,13 @@ class Story:
         tool.known.approved = tool.known.definition
 
     async def set_rules(self, person: Person, rules: Sequence[Rule]) -> None:
-        await self.as_(person, governing.replace_rules, person.id, rules)
+        await self.manage(person, replace_rules, person.id, rules)
         person.rules = rules
 
     async def add_project(self, person: Person, members: set[str] | None, rules: Sequence[Rule], **also: Any) -> None:
         name = f"project {len(person.projects) + len(self.gone_projects)}"
         values = {"name": name, "server_ids": None if members is None else sorted(members), **also}
-        made = await self.as_(person, governing.create_project, person.id, values, rules)
+        made = await self.manage(person, manage_projects.create_project, person.id, values, rules)
         person.projects[made.id] = Project(made.id, members, rules, **also)
 
     async def change_project(self, person: Person, project: Project, change: Mapping[str, Any]) -> None:
@@ -435,12 +450,12 @@ class Story:
         if "members" in values:
             members = values.pop("members")
             values["server_ids"] = None if members is None else sorted(members)
-        await self.as_(person, governing.update_project, person.id, project.id, values, rules)
+        await self.manage(person, manage_projects.change_project, person.id, project.id, values, rules)
         for name, value in change.items():
             setattr(project, name, value)
 
     async def remove_project(self, person: Person, project: Project) -> None:
-        await self.as_(person, governing.remove_project, person.id, project.id, ACTOR)
+        await self.delete_project(person, project.id)
         del person.projects[project.id]
         self.gone_projects.append(project.id)
 
@@ -616,10 +631,10 @@ class Visibility(RuleBasedStateMachine):
         attempts: list[Callable[[], Coroutine[Any, Any, Any]]] = [
             lambda: story.as_(ben, tools.update_tool, ben.id, tool.key, {"enabled": False}),
             lambda: story.as_(ben, tools.approve_tool, ben.id, tool.key),
-            lambda: story.as_(ben, remove_server, ben.id, server.id, ANN_ABOVE, ACTOR),
-            lambda: story.as_(ben, governing.create_project, ben.id, {"server_ids": [server.id]}, []),
-            lambda: story.as_(ben, governing.update_project, ben.id, project.id, {"read_only": True}, []),
-            lambda: story.as_(ben, governing.remove_project, ben.id, project.id, ACTOR),
+            lambda: story.delete_server(ben, server.id),
+            lambda: story.manage(ben, manage_projects.create_project, ben.id, {"server_ids": [server.id]}, []),
+            lambda: story.manage(ben, manage_projects.change_project, ben.id, project.id, {"read_only": True}, []),
+            lambda: story.delete_project(ben, project.id),
         ]
         with pytest.raises(NotFound):
             self.world.do(attempts[deed]())

@@ -10,8 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import event, insert
 
-from app import audit
-from app.audit import EventFilter
+from app.audit.events import EventFilter, list_events
 from app.container import Container
 from app.db.pagination import PageRequest
 from app.db.tables import audit_events
@@ -366,8 +365,8 @@ async def test_the_predicate_alone_keeps_users_apart(
     for each in (user, other_user):
         await each.add_server()
     async with container.database.system_transaction() as session:
-        mine = await audit.list_events(session, user.id, EventFilter(action="server.create"), PageRequest())
-        all_of_them = await audit.list_events(session, None, EventFilter(action="server.create"), PageRequest(200))
+        mine = await list_events(session, user.id, EventFilter(action="server.create"), PageRequest())
+        all_of_them = await list_events(session, None, EventFilter(action="server.create"), PageRequest(200))
     assert [row.user_id for row in mine.items] == [user.id]
     assert {row.user_id for row in all_of_them.items} >= {user.id, other_user.id}
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from app.auth.authentication import Authenticator, Permission
+from app.catalog.projects import MAX_PROJECTS
 from app.container import Container
-from app.management.rules import MAX_PROJECTS
 from tests.conftest import TestUser, app_of, client_of, new_user, tool
 from tests.integration.auth.test_keys import ENDS_WITHIN_S, seconds_until_refused
 from tests.integration.discovery.test_fallback import broken_search

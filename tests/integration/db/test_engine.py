@@ -196,3 +196,91 @@ async def test_an_error_carries_none_of_the_users_texts(database: Database) -> N
         async with database.transaction("alice") as session:
             await session.execute(foreign)
     assert "canary" not in f"{error.value} {error.value.__cause__}"
+
+
+async def test_callbacks_run_once_and_in_order_after_the_commit(database: Database) -> None:
+    calls: list[str] = []
+    async with database.system_transaction() as session:
+        session.after_commit(calls.append, "first")
+        await session.execute(insert(users).values(id="followed"))
+        session.after_commit(calls.append, "second")
+        assert calls == []
+    assert calls == ["first", "second"]
+    assert "followed" in await names(database)
+    async with database.system_transaction():
+        pass
+    assert calls == ["first", "second"]
+
+
+async def test_a_callback_sees_the_committed_write(database: Database, url: str) -> None:
+    """From another connection, as another replica would see it."""
+    seen: list[int] = []
+
+    def count_users() -> None:
+        with psycopg.connect(url) as owner:
+            seen.append(len(owner.execute("SELECT FROM users WHERE id = 'committed'").fetchall()))
+
+    async with database.system_transaction() as session:
+        await session.execute(insert(users).values(id="committed"))
+        count_users()
+        session.after_commit(count_users)
+    assert seen == [0, 1]
+
+
+async def test_callbacks_are_dropped_when_the_transaction_rolls_back(database: Database, url: str) -> None:
+    calls: list[str] = []
+
+    async def fail_in_the_block() -> None:
+        async with database.system_transaction() as session:
+            session.after_commit(calls.append, "block")
+            raise ZeroDivisionError
+
+    async def fail_at_the_commit() -> None:
+        async with database.system_transaction() as session:
+            session.after_commit(calls.append, "commit")
+            await terminate_all(url)
+
+    with pytest.raises(ZeroDivisionError):
+        await fail_in_the_block()
+    with pytest.raises(DatabaseDown):
+        await fail_at_the_commit()
+    async with database.system_transaction() as session:
+        session.after_commit(calls.append, "good")
+    assert calls == ["good"]
+
+
+async def test_a_callback_that_fails_is_logged_and_the_others_run(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async with database.system_transaction() as session:
+        await session.execute(insert(users).values(id="kept"))
+        session.after_commit(calls.append, "before")
+        session.after_commit(fail)
+        session.after_commit(calls.append, "after")
+    assert calls == ["before", "after"]
+    assert "kept" in await names(database)
+    [entry] = [entry for entry in caplog.records if entry.name == "toolscout.db"]
+    assert entry.getMessage() == "after-commit callback failed"
+    assert entry.exc_info is not None
+    assert entry.exc_info[0] is ZeroDivisionError
+
+
+async def test_a_task_that_is_cancelled_after_its_commit_has_run_its_callbacks(database: Database) -> None:
+    calls: list[str] = []
+
+    async def write() -> None:
+        async with database.system_transaction() as session:
+            await session.execute(insert(users).values(id="cancelled"))
+            session.after_commit(calls.append, "ran")
+            session.after_commit(task.cancel)
+
+    task = asyncio.create_task(write())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert calls == ["ran"]
+    assert "cancelled" in await names(database)

@@ -1,0 +1,63 @@
+"""Switch to another embedding model, drop one, and store a model's calibration.
+
+These changes need the database owner's connection, so that the audit event follows in a transaction of its own.
+"""
+
+import asyncio
+
+from app.audit.record import record_event
+from app.db.engine import Database
+from app.embeddings import repository
+from app.embeddings.calibration import Calibration
+from app.embeddings.models import LoadedModel
+from app.indexing import model_switch
+from app.indexing.backfill import ProgressCallback
+from app.indexing.model_switch import OwnerConnection
+from app.indexing.reindex import Indexer
+
+
+async def use_model(
+    database: Database,
+    indexer: Indexer,
+    owner: OwnerConnection,
+    model: LoadedModel,
+    on_progress: ProgressCallback,
+    *,
+    incomplete: bool,
+    actor: str,
+) -> None:
+    """Embed all tools with the model, then switch to it. `incomplete`: switch even if some vectors are missing."""
+    await model_switch.change_model(indexer, owner, model, on_progress, incomplete=incomplete)
+    await _record(database, "model.use", model.model.id, actor)
+
+
+async def drop_model(
+    database: Database,
+    owner: OwnerConnection,
+    model_id: str,
+    on_progress: ProgressCallback,
+    *,
+    grace_s: float,
+    actor: str,
+) -> None:
+    """Remove an inactive model and its vectors, after a grace period for requests that began with it."""
+    await model_switch.drop_model(owner, model_id, on_progress, grace_s=grace_s)
+    await _record(database, "model.drop", model_id, actor)
+
+
+async def store_calibration(
+    database: Database, owner: OwnerConnection, model_id: str, calibration: Calibration | None, *, actor: str
+) -> None:
+    """Store a model's no-match calibration; None restores the one that ships with it."""
+    await asyncio.to_thread(_store_calibration, owner, model_id, calibration)
+    await _record(database, "model.calibrate", model_id, actor)
+
+
+def _store_calibration(owner: OwnerConnection, model_id: str, calibration: Calibration | None) -> None:
+    with owner() as connection:
+        repository.store_calibration(connection, model_id, calibration)
+
+
+async def _record(database: Database, action: str, model_id: str, actor: str) -> None:
+    async with database.system_transaction() as session:
+        await record_event(session, None, actor, action, model_id)

@@ -1,0 +1,73 @@
+"""Create, change and delete projects."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.audit.record import record_event
+from app.auth.authentication import Authenticator
+from app.catalog import projects
+from app.catalog.projects import MAX_PROJECTS, Project
+from app.catalog.rules import Rule, check_rules, get_rules, store_rules
+from app.catalog.servers import count_servers
+from app.catalog.visibility import lock_user, recompute_visibility
+from app.db.engine import Database, Session
+from app.errors import InvalidInput, NotFound
+
+
+async def create_project(
+    database: Database, user_id: str, values: Mapping[str, Any], rules: Sequence[Rule], *, actor: str
+) -> Project:
+    """Raise `NotFound` for a member server that the user does not have, and `Conflict` for a name that is taken."""
+    await check_rules(rules)
+    async with database.transaction(user_id) as session:
+        await lock_user(session, user_id)
+        if await projects.count_projects(session, user_id) >= MAX_PROJECTS:
+            raise InvalidInput(f"a user has at most {MAX_PROJECTS} projects")
+        await _check_members(session, user_id, values.get("server_ids"))
+        project = await projects.insert_project(session, user_id, values)
+        await store_rules(session, user_id, project.id, rules)
+        await recompute_visibility(session, user_id)
+        await record_event(session, user_id, actor, "project.create", project.id)
+    return project
+
+
+async def change_project(
+    database: Database,
+    user_id: str,
+    project_id: str,
+    changes: Mapping[str, Any],
+    rules: Sequence[Rule] | None,
+    *,
+    actor: str,
+) -> tuple[Project, Sequence[Rule]]:
+    """Update a project and return it with its rules. `rules` replace the stored ones; None keeps those."""
+    await check_rules(rules or ())
+    async with database.transaction(user_id) as session:
+        await lock_user(session, user_id)
+        await _check_members(session, user_id, changes.get("server_ids"))
+        project = await projects.change_project(session, user_id, project_id, changes)
+        if rules is not None:
+            await store_rules(session, user_id, project_id, rules)
+        await recompute_visibility(session, user_id)
+        await record_event(session, user_id, actor, "project.change", project_id)
+        return project, await get_rules(session, user_id, project_id)
+
+
+async def delete_project(
+    database: Database, authenticator: Authenticator, user_id: str, project_id: str, *, actor: str
+) -> None:
+    """Delete a project with its rules, and revoke the keys that are bound to it."""
+    async with database.transaction(user_id) as session:
+        await lock_user(session, user_id)
+        revoked_key_ids = await projects.delete_project(session, user_id, project_id)
+        await store_rules(session, user_id, project_id, ())
+        await recompute_visibility(session, user_id)
+        await record_event(session, user_id, actor, "project.delete", project_id)
+        for key_id in revoked_key_ids:
+            await record_event(session, user_id, actor, "key.revoke", key_id)
+        session.after_commit(authenticator.forget)
+
+
+async def _check_members(session: Session, user_id: str, server_ids: Sequence[str] | None) -> None:
+    if server_ids is not None and await count_servers(session, user_id, set(server_ids)) != len(set(server_ids)):
+        raise NotFound("there is no such server")

@@ -1,0 +1,29 @@
+"""Sign in to the console with an API key, and out."""
+
+from app.audit.record import record_event
+from app.auth.authentication import Authenticator, Caller
+from app.db.engine import Database
+from app.errors import InvalidInput
+
+
+async def sign_in(database: Database, authenticator: Authenticator, key: str, user_id: str | None) -> Caller:
+    """Return the caller that the key stands for.
+
+    Raise `Unauthenticated`, or `InvalidInput` for a service key without a user: unlike an admin key, it can do nothing
+    without one.
+    """
+    caller = await authenticator.authenticate(key, user_id)
+    if caller.kind == "service" and caller.user is None:
+        raise InvalidInput("A service key acts for many users: name the one to act for.")
+    await _record(database, caller, "console.sign_in")
+    return caller
+
+
+async def sign_out(database: Database, caller: Caller) -> None:
+    await _record(database, caller, "console.sign_out")
+
+
+async def _record(database: Database, caller: Caller, action: str) -> None:
+    user_id = None if caller.user is None else caller.user.id
+    async with database.system_transaction() if user_id is None else database.transaction(user_id) as session:
+        await record_event(session, user_id, caller.actor, action, caller.key_id)

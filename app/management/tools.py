@@ -1,0 +1,32 @@
+"""Change a tool's switch, tags and pin, and approve a changed definition."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.audit.record import record_event
+from app.catalog import tools
+from app.catalog.tools import Tool
+from app.db.engine import Database
+
+
+async def change_tool(
+    database: Database, user_id: str, tool_id: str, changes: Mapping[str, Any], *, model_id: str, actor: str
+) -> Tool:
+    """`model_id` is the active embedding model, by which the returned tool says whether it is embedded."""
+    async with database.transaction(user_id) as session:
+        await tools.update_tool(session, user_id, tool_id, changes)
+        await record_event(session, user_id, actor, "tool.change", tool_id)
+        return await tools.get_tool(session, user_id, tool_id, model_id)
+
+
+async def approve_tool(
+    database: Database, user_id: str, tool_id: str, *, seen_hash: str | None, model_id: str, actor: str
+) -> Tool:
+    """Approve the definition as it is stored.
+
+    `seen_hash` is the hash of the definition that a person has looked at: raise `Conflict` if another is stored.
+    """
+    async with database.transaction(user_id) as session:
+        await tools.approve_tool(session, user_id, tool_id, seen_hash)
+        await record_event(session, user_id, actor, "tool.approve", tool_id)
+        return await tools.get_tool(session, user_id, tool_id, model_id)
