@@ -28,7 +28,7 @@ async def open_for_user(settings: Settings, user_id: str) -> AsyncIterator[tuple
 @asynccontextmanager
 async def open_with_url(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
     """Queued runs are left to the service, whose settings count; where there surely is none, they are done here."""
-    alone = settings.embedded and not await is_running(settings)
+    alone = settings.uses_embedded_db and not await is_running(settings)
     async with (
         connect_database(settings) as url,
         open_container(settings, url, working=alone, serving=False) as container,

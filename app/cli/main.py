@@ -24,7 +24,7 @@ from app.doctor import examine
 from app.errors import ToolscoutError
 from app.local_postgres.paths import connect_database
 from app.observability.metrics import configure_logging
-from app.settings import Settings, variable_of
+from app.settings import Settings, variable_name
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,7 +55,7 @@ def _wrong_settings(error: ValidationError) -> list[str]:
 
 
 def _environment_name(field: str) -> str:
-    return field if field.isupper() else variable_of(field)
+    return field if field.isupper() else variable_name(field)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -166,7 +166,7 @@ async def _announce_keys(container: Container) -> None:
         return
     if (admin_key := await _first_admin_key(container)) is not None:
         _say("The first admin key, shown this once:", f"  {admin_key}")
-    if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:
+    if settings.seeds_demo and (demo_key := await seed_demo(container)) is not None:
         _say("A demo user with tools on eight servers is being made. Its key, shown this once:", f"  {demo_key}")
         await finish_demo(container)
         address = f"http://{settings.host}:{settings.port}"

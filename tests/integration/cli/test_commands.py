@@ -324,7 +324,7 @@ def test_doctor_names_a_setting_that_is_misspelt_and_goes_on(
     stdio.write_text("{}")
     monkeypatch.setenv("TOOLSCOUT_MAX_TOLS", "5")
     told = command("doctor", status=1)
-    assert "TOOLSCOUT_MAX_TOLS is no setting: is TOOLSCOUT_MAX_TOOLS meant?" in told
+    assert "unknown setting TOOLSCOUT_MAX_TOLS; did you mean TOOLSCOUT_MAX_TOOLS?" in told
     assert re.findall(r"^FAIL +(\w+)", told, re.MULTILINE) == ["misspelt"]
 
 
