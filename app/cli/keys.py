@@ -1,78 +1,87 @@
-"""`toolscout key create` and `toolscout rotate-secrets`: what opens doors, and what seals them."""
+"""`toolscout key create` and `toolscout rotate-secrets`."""
 
-import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Literal
+
+import typer
 
 from app import audit
 from app.auth.keys import NewKey, create_key
 from app.auth.users import ensure_user
 from app.catalog.servers import reseal_headers
-from app.cli.context import ACTOR
+from app.cli.context import ACTOR, with_settings
+from app.cli.group import make_group
 from app.db.engine import Database, Session
 from app.db.migrate import migrate
 from app.errors import InvalidInput
 from app.local_postgres.paths import connect_database, make_sealer
 from app.settings import Settings
 
-
-def add_key_commands(commands: Any) -> None:
-    key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
-    creation = key.add_parser("create", help="make a key and print it, once")
-    creation.add_argument("--kind", choices=["user", "service", "admin"], default="user", help="default: user")
-    creation.add_argument("--user", metavar="ID", help="whom a user key acts for; made if need be")
-    creation.add_argument(
-        "--project", metavar="ID", help="a user key that sees and runs what this project shows, no more"
-    )
-    creation.add_argument("--name", help="a note on what the key is for")
-    creation.add_argument("--days", type=_days, metavar="N", help="let it expire after N days")
-    creation.set_defaults(deed=_create_key)
-
-    rotation = commands.add_parser(
-        "rotate-secrets", help="seal stored credentials anew with TOOLSCOUT_SECRET_KEY, after which old keys can go"
-    )
-    rotation.set_defaults(deed=_rotate)
+commands = make_group()
+key_commands = make_group("Manage API keys.")
+commands.add_typer(key_commands, name="key")
 
 
-def _days(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
-        raise argparse.ArgumentTypeError("a whole number of days from 1 on")
-    return int(text)
+@key_commands.command("create")
+@with_settings
+async def create(
+    settings: Settings,
+    kind: Annotated[Literal["user", "service", "admin"], typer.Option("--kind", help="The kind of the key.")] = "user",
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="ID", help="The user that a user key acts for. Created if it does not exist."),
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", metavar="ID", help="Restrict a user key to the tools of this project.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="A note on what the key is for.")] = None,
+    days: Annotated[
+        int | None,
+        typer.Option("--days", metavar="N", min=1, max=36_500, help="Let the key expire after this number of days."),
+    ] = None,
+) -> int:
+    """Create an API key and print it.
 
-
-async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
-    if (options.kind == "user") != (options.user is not None):
+    The key is shown only once: the database stores only its hash.
+    """
+    if (kind == "user") != (user is not None):
         raise InvalidInput("a user key needs --user; service and admin keys take none")
-    expires_at = None if options.days is None else datetime.now(UTC) + timedelta(days=options.days)
-    async with _database(settings) as session:
-        if options.user is not None:
-            await ensure_user(session, options.user, ACTOR)
-        wanted = NewKey(options.kind, options.name, options.user, options.project, expires_at)
-        key, secret = await create_key(session, wanted)
+    expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    async with _system_transaction(settings) as session:
+        if user is not None:
+            await ensure_user(session, user, ACTOR)
+        key, secret = await create_key(session, NewKey(kind, name, user, project, expires_at))
         await audit.record(session, key.user_id, ACTOR, "key.create", key.id)
     print(secret)
     return 0
 
 
-async def _rotate(settings: Settings, _options: argparse.Namespace) -> int:
+@commands.command("rotate-secrets")
+@with_settings
+async def rotate_secrets(settings: Settings) -> int:
+    """Encrypt stored credentials with the current key.
+
+    Run it with the new key in TOOLSCOUT_SECRET_KEY and the previous ones in TOOLSCOUT_OLD_SECRET_KEYS. Afterwards the
+    previous keys can be removed from the settings.
+    """
     if not settings.former_secret_keys:
         raise InvalidInput(
-            "TOOLSCOUT_OLD_SECRET_KEYS is empty here, so there is nothing to rotate from: "
-            "run this with the service's own settings"
+            "there is nothing to rotate from: TOOLSCOUT_OLD_SECRET_KEYS is empty; "
+            "run this command with the settings of the service"
         )
-    async with _database(settings) as session:
+    async with _system_transaction(settings) as session:
         count, total = await reseal_headers(session, make_sealer(settings))
         await audit.record(session, None, ACTOR, "secrets.rotate", None)
-    print(f"{count} of {total} stored credentials sealed anew: all open with TOOLSCOUT_SECRET_KEY alone")
+    print(f"{count} of {total} stored credentials were re-encrypted; all can be read with TOOLSCOUT_SECRET_KEY alone")
     return 0
 
 
 @asynccontextmanager
-async def _database(settings: Settings) -> AsyncIterator[Session]:
-    """One transaction of the system's; nothing else of the service is needed."""
+async def _system_transaction(settings: Settings) -> AsyncIterator[Session]:
+    """Open one system transaction without a container, because nothing else of the service is needed."""
     async with connect_database(settings) as url:
         await asyncio.to_thread(migrate, url)
         database = Database(url, pool_size=1)

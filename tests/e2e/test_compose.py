@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.cli.main import _parser
+from app.cli.main import build_cli
 from app.cli.serve import _GRACE_S
 from app.settings import Settings, decode_secret_key, secret_fields, variable_name
 from tests.support.paths import ROOT
@@ -32,7 +32,10 @@ def test_migrations_run_once_and_by_a_command_that_exists() -> None:
     assert SERVICES["migrate"]["restart"] == "no"
     program, *arguments = SERVICES["migrate"]["command"]
     assert program == "toolscout"
-    assert _parser().parse_args(arguments).command == "migrate"
+    cli = build_cli()
+    name, command, options = cli.resolve_command(cli.make_context(program, list(arguments)), arguments)
+    assert name == "migrate"
+    command.make_context(name, options)
 
 
 def test_two_replicas_answer_behind_one_port_and_a_worker_works_apart() -> None:
