@@ -39,9 +39,10 @@ def with_settings(
     @functools.wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
         settings = _load_settings()
-        configure_logging("WARNING")
+        configure_logging("WARNING")  # `serve` lowers it to the level of the settings
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            raise typer.Exit(runner.run(function(settings, *args, **kwargs)))
+            exit_code = runner.run(function(settings, *args, **kwargs))
+        raise typer.Exit(exit_code)
 
     signature = inspect.signature(function)
     _, *parameters = signature.parameters.values()

@@ -35,6 +35,7 @@ def test_migrations_run_once_and_by_a_command_that_exists() -> None:
     cli = build_cli()
     name, command, options = cli.resolve_command(cli.make_context(program, list(arguments)), arguments)
     assert name == "migrate"
+    assert command is not None
     command.make_context(name, options)
 
 

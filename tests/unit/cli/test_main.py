@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from app import __version__
 from app.cli.group import LazyCommand
 from app.cli.main import build_cli, main
+from app.settings import Settings
 from tests.support.paths import ROOT
 
 CONTRACT = {
@@ -190,6 +191,28 @@ def test_invalid_settings_are_named_without_a_traceback(tmp_path: Path) -> None:
         "TOOLSCOUT_REINDEX_EVERY",
     }
     assert any("'nowhere' is not host:port" in line and "Value error" not in line for line in lines)
+
+
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def interrupt(_: Settings) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("app.cli.context.configure_logging", lambda _: None)
+    monkeypatch.setattr("app.cli.doctor.examine", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        main(["doctor"])
+
+
+def test_a_closed_pipe_ends_the_command_quietly() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", "--help"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_shell_completion_lists_commands_without_importing_them() -> None:
