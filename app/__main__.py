@@ -1,4 +1,4 @@
-"""`python -m app` is `toolscout`."""
+"""`python -m app` runs `toolscout`."""
 
 from app.cli.main import main
 

@@ -49,7 +49,7 @@ async def examine(settings: Settings) -> list[CheckResult]:
 def _settings(settings: Settings) -> CheckResult:
     if has_data(settings):
         make_sealer(settings)
-    where = "embedded" if settings.embedded else "DATABASE_URL"
+    where = "embedded" if settings.uses_embedded_db else "DATABASE_URL"
     return CheckResult("settings", ok=True, message=f"{settings.environment}, Postgres: {where}")
 
 

@@ -1,16 +1,18 @@
-"""`toolscout calibrate`: when does nothing fit? Fitted for the active model, to our messages or to one's own."""
+"""`toolscout calibrate`."""
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import typer
 
 from app.auth.users import get_user
-from app.cli.context import ACTOR, add_user_option, open_with_url
-from app.cli.evaluation import Telling, read_items
+from app.cli.context import ACTOR, UserOption, open_with_url, with_settings
+from app.cli.evaluation import EvaluationProgress, read_items
+from app.cli.group import make_group
 from app.container import Container
-from app.demo.seed import catalogue
+from app.demo.seed import DEMO_USER, catalogue
 from app.discovery.inline.documents import SentTool
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
@@ -30,85 +32,93 @@ from app.search.in_memory import TenantIndex
 from app.settings import Settings
 from app.text.strict_json import Json
 
-_ENOUGH = 50
-_NOTICED = "services that are running notice it within a second"
+_MIN_MESSAGES = 50
+_APPLIES = "running services apply it within a second"
+
+commands = make_group()
 
 
-def add_calibration_command(commands: Any) -> None:
-    calibration = commands.add_parser("calibrate", help="fit the judgement whether any tool fits to the active model")
-    calibration.add_argument(
-        "file",
-        nargs="?",
-        type=Path,
-        help="labelled messages about the user's own tools, as of `eval` (default: ours, about the demo's)",
-    )
-    calibration.add_argument("--dry-run", action="store_true", help="show what it would change, and store nothing")
-    calibration.add_argument("--reset", action="store_true", help="back to what ships with the model")
-    add_user_option(calibration)
-    calibration.set_defaults(deed=_calibrate)
+@commands.command("calibrate")
+@with_settings
+async def calibrate_model(
+    settings: Settings,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Labelled messages about the user's tools, in the format of `toolscout eval`. Without a file: the "
+            "built-in messages about the demo tools.",
+        ),
+    ] = None,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the result without storing it.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Restore the calibration that ships with the model.")] = False,
+    user: UserOption = DEMO_USER,
+) -> int:
+    """Calibrate the no-match threshold for the active model.
 
-
-async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
-    items = shipped_labelled() if options.file is None else read_items(options.file)
-    if not options.dry_run:
+    The threshold decides when no tool fits a message. It applies to all users.
+    """
+    items = shipped_labelled() if file is None else read_items(file)
+    if not dry_run:
         _check_enough(items)
     async with open_with_url(settings) as (container, url):
-        if options.reset:
-            await _keep(container, url, None)
-            print(f"{container.model.id} is back to what ships with it; {_NOTICED}")
+        if reset:
+            await _store(container, url, None)
+            print(f"{container.model.id} is back to the calibration that ships with it; {_APPLIES}")
             return 0
-        tools = await _tools(container, options)
-        telling = Telling()
-        fit = await calibrate(container.inline_searcher, tools, items, shipped_messages(), telling.tell)
-        telling.end()
-        _print(fit)
-        if options.dry_run:
+        tools = await _load_tools(container, None if file is None else user)
+        with EvaluationProgress() as progress:
+            fit = await calibrate(container.inline_searcher, tools, items, shipped_messages(), progress.report)
+        _print_fit(fit)
+        if dry_run:
             print("nothing was stored")
         else:
-            await _keep(container, url, fit.calibration)
-            print(f"stored with {container.model.id}; {_NOTICED}")
+            await _store(container, url, fit.calibration)
+            print(f"stored with {container.model.id}; {_APPLIES}")
     return 0
 
 
 def _check_enough(items: Sequence[Labelled]) -> None:
-    """A few would fit anything, and everybody's search goes by it."""
-    needing = sum(bool(item.tools) for item in items)
-    if needing < _ENOUGH:
+    """Refuse a small sample: a few messages fit any threshold, and the threshold applies to all users."""
+    count = sum(bool(item.tools) for item in items)
+    if count < _MIN_MESSAGES:
         raise InvalidInput(
-            f"{needing} messages that need a tool are too few to fit to: give at least {_ENOUGH}, "
-            "or look at what they would change with --dry-run"
+            f"{count} messages that need a tool are too few to calibrate on: give at least {_MIN_MESSAGES}, "
+            "or see what they would change with --dry-run"
         )
 
 
-async def _tools(container: Container, options: argparse.Namespace) -> TenantIndex:
-    if options.file is None:
+async def _load_tools(container: Container, user_id: str | None) -> TenantIndex:
+    """Load the tools of the user, or those of the demo."""
+    if user_id is None:
         return await tools_in_memory(container.inline_searcher, _demo_tools())
     async with container.database.system_transaction() as session:
-        user = await get_user(session, options.user)
+        user = await get_user(session, user_id)
     return await tools_of_user(container.inline_searcher, user)
 
 
 def _demo_tools() -> list[SentTool]:
-    return [_sent(server["name"], tool) for server in catalogue() for tool in server["tools"]]
+    return [_make_tool(server["name"], tool) for server in catalogue() for tool in server["tools"]]
 
 
-def _sent(server: str, tool: Json) -> SentTool:
+def _make_tool(server: str, tool: Json) -> SentTool:
     key = f"{server}/{tool['name']}"
     return SentTool(key, tool["name"], server, tool["description"], tool["inputSchema"], tool.get("title"))
 
 
-async def _keep(container: Container, url: str, calibration: Calibration | None) -> None:
+async def _store(container: Container, url: str, calibration: Calibration | None) -> None:
     owner = partial(owner_connection, url)
     await store_calibration(container.database, owner, container.model.id, calibration, actor=ACTOR)
 
 
-def _print(fit: Fit) -> None:
+def _print_fit(fit: Fit) -> None:
     if fit.skipped:
-        print(f"left out, since the tools that they name are not there: {', '.join(fit.skipped)}")
+        print(f"skipped, because the tools in their labels do not exist: {', '.join(fit.skipped)}")
     print(f"{fit.answerable} messages that need one of {fit.tools} tools, {fit.unanswerable} that need none")
     print(f"{'':8}{'lost':>8}{'refused':>9}")
-    print(_line("before", fit.before))
-    print(_line("after", fit.after))
+    print(_format_rates("before", fit.before))
+    print(_format_rates("after", fit.after))
     found = fit.calibration
     print(
         f"unrelated {found.unrelated:g}, span {found.span:g}, threshold {found.threshold:g}, "
@@ -116,5 +126,5 @@ def _print(fit: Fit) -> None:
     )
 
 
-def _line(name: str, shares: ErrorRates) -> str:
-    return f"{name:8}{shares.lost:8.1%}{shares.refused:9.1%}"
+def _format_rates(name: str, rates: ErrorRates) -> str:
+    return f"{name:8}{rates.lost:8.1%}{rates.refused:9.1%}"

@@ -1,20 +1,69 @@
-"""What commands share: a container beside a running service, or without one, and the user they act for."""
+"""What the commands share: settings, options, and a container beside a running service or without one."""
 
-from argparse import ArgumentParser
-from collections.abc import AsyncIterator
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Annotated, Any, Concatenate, ParamSpec
+
+import typer
+import uvloop
+from pydantic import ValidationError
 
 from app.auth.users import User, get_user
 from app.container import Container, open_container
-from app.demo.seed import DEMO_USER
+from app.errors import ConfigurationError
 from app.local_postgres.paths import connect_database, is_running
-from app.settings import Settings
+from app.observability.metrics import configure_logging
+from app.settings import Settings, variable_name
 
 ACTOR = "operator:cli"
 
+UserOption = Annotated[str, typer.Option("--user", metavar="ID", help="The user whose servers and tools are used.")]
+ProjectOption = Annotated[
+    str | None, typer.Option("--project", metavar="ID", help="Search only the tools that this project shows.")
+]
 
-def add_user_option(parser: ArgumentParser) -> None:
-    parser.add_argument("--user", default=DEMO_USER, metavar="ID", help=f"whose tools (default: {DEMO_USER})")
+_Parameters = ParamSpec("_Parameters")
+
+
+def with_settings(
+    function: Callable[Concatenate[Settings, _Parameters], Coroutine[Any, Any, int]],
+) -> Callable[_Parameters, None]:
+    """Make a command of an async function, which takes the settings first and returns the exit code.
+
+    The parameters after the settings are the arguments and options of the command.
+    """
+
+    @functools.wraps(function)
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
+        settings = _load_settings()
+        configure_logging("WARNING")  # `serve` lowers it to the level of the settings
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            exit_code = runner.run(function(settings, *args, **kwargs))
+        raise typer.Exit(exit_code)
+
+    signature = inspect.signature(function)
+    _, *parameters = signature.parameters.values()
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _load_settings() -> Settings:
+    try:
+        return Settings()
+    except ValidationError as error:
+        lines = [
+            f"  {_variable(str(item['loc'][0]))}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        ]
+        raise ConfigurationError("\n".join(["invalid settings:", *lines])) from None
+
+
+def _variable(location: str) -> str:
+    """Return the variable that an error is about: pydantic reports the field, or the alias where there is one."""
+    return location if location.isupper() else variable_name(location)
 
 
 @asynccontextmanager
@@ -27,8 +76,12 @@ async def open_for_user(settings: Settings, user_id: str) -> AsyncIterator[tuple
 
 @asynccontextmanager
 async def open_with_url(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
-    """Queued runs are left to the service, whose settings count; where there surely is none, they are done here."""
-    alone = settings.embedded and not await is_running(settings)
+    """Open a container and yield it with the URL of its database.
+
+    Queued index runs are left to the service, whose settings apply. If the database is embedded and no service runs,
+    they are processed here.
+    """
+    alone = settings.uses_embedded_db and not await is_running(settings)
     async with (
         connect_database(settings) as url,
         open_container(settings, url, working=alone, serving=False) as container,

@@ -1,16 +1,17 @@
-"""`toolscout key create` and `toolscout rotate-secrets`: what opens doors, and what seals them."""
+"""`toolscout key create` and `toolscout rotate-secrets`."""
 
-import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Literal
 
+import typer
 from pydantic import ValidationError
 
-from app.auth.keys import NewKey
-from app.cli.context import ACTOR
+from app.auth.keys import KeyKind, NewKey
+from app.cli.context import ACTOR, with_settings
+from app.cli.group import make_group
 from app.db.engine import Database
 from app.db.migrate import migrate
 from app.errors import InvalidInput
@@ -20,71 +21,76 @@ from app.management.servers import reseal_credentials
 from app.schemas.users import NewKeyBody
 from app.settings import Settings
 
-
-def add_key_commands(commands: Any) -> None:
-    key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
-    creation = key.add_parser("create", help="make a key and print it, once")
-    creation.add_argument("--kind", choices=["user", "service", "admin"], default="user", help="default: user")
-    creation.add_argument("--user", metavar="ID", help="whom a user key acts for; made if need be")
-    creation.add_argument(
-        "--project", metavar="ID", help="a user key that sees and runs what this project shows, no more"
-    )
-    creation.add_argument("--name", help="a note on what the key is for")
-    creation.add_argument("--days", type=_days, metavar="N", help="let it expire after N days")
-    creation.set_defaults(deed=_create_key)
-
-    rotation = commands.add_parser(
-        "rotate-secrets", help="seal stored credentials anew with TOOLSCOUT_SECRET_KEY, after which old keys can go"
-    )
-    rotation.set_defaults(deed=_rotate)
+commands = make_group()
+key_commands = make_group("Manage API keys.")
+commands.add_typer(key_commands, name="key")
 
 
-def _days(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
-        raise argparse.ArgumentTypeError("a whole number of days from 1 on")
-    return int(text)
+@key_commands.command("create")
+@with_settings
+async def create(
+    settings: Settings,
+    kind: Annotated[Literal["user", "service", "admin"], typer.Option("--kind", help="The kind of the key.")] = "user",
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="ID", help="The user that a user key acts for. Created if it does not exist."),
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", metavar="ID", help="Restrict a user key to the tools of this project.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="A note on what the key is for.")] = None,
+    days: Annotated[
+        int | None,
+        typer.Option("--days", metavar="N", min=1, max=36_500, help="Let the key expire after this number of days."),
+    ] = None,
+) -> int:
+    """Create an API key and print it.
 
-
-async def _create_key(settings: Settings, options: argparse.Namespace) -> int:
-    if (options.kind == "user") != (options.user is not None):
+    The key is shown only once: the database stores only its hash.
+    """
+    if (kind == "user") != (user is not None):
         raise InvalidInput("a user key needs --user; service and admin keys take none")
-    new_key = _new_key(options)
-    async with _database(settings) as database:
+    expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
+    new_key = _validate_key(kind, name, user, project, expires_at)
+    async with _open_database(settings) as database:
         _, secret = await create_key(database, new_key, actor=ACTOR, create_user=True)
     print(secret)
     return 0
 
 
-def _new_key(options: argparse.Namespace) -> NewKey:
-    """By the same rules as over HTTP."""
+def _validate_key(
+    kind: KeyKind, name: str | None, user_id: str | None, project_id: str | None, expires_at: datetime | None
+) -> NewKey:
+    """Apply the same rules as the REST route."""
     try:
-        body = NewKeyBody(
-            kind=options.kind,
-            name=options.name,
-            user_id=options.user,
-            project_id=options.project,
-            expires_at=None if options.days is None else datetime.now(UTC) + timedelta(days=options.days),
-        )
+        body = NewKeyBody(kind=kind, name=name, user_id=user_id, project_id=project_id, expires_at=expires_at)
     except ValidationError as error:
         raise InvalidInput("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors())) from None
     return NewKey(**body.model_dump())
 
 
-async def _rotate(settings: Settings, _options: argparse.Namespace) -> int:
+@commands.command("rotate-secrets")
+@with_settings
+async def rotate_secrets(settings: Settings) -> int:
+    """Encrypt stored credentials with the current key.
+
+    Run it with the new key in TOOLSCOUT_SECRET_KEY and the previous ones in TOOLSCOUT_OLD_SECRET_KEYS. Afterwards the
+    previous keys can be removed from the settings.
+    """
     if not settings.former_secret_keys:
         raise InvalidInput(
-            "TOOLSCOUT_OLD_SECRET_KEYS is empty here, so there is nothing to rotate from: "
-            "run this with the service's own settings"
+            "there is nothing to rotate from: TOOLSCOUT_OLD_SECRET_KEYS is empty; "
+            "run this command with the settings of the service"
         )
-    async with _database(settings) as database:
+    async with _open_database(settings) as database:
         count, total = await reseal_credentials(database, make_sealer(settings), actor=ACTOR)
-    print(f"{count} of {total} stored credentials sealed anew: all open with TOOLSCOUT_SECRET_KEY alone")
+    print(f"{count} of {total} stored credentials were re-encrypted; all can be read with TOOLSCOUT_SECRET_KEY alone")
     return 0
 
 
 @asynccontextmanager
-async def _database(settings: Settings) -> AsyncIterator[Database]:
-    """Nothing else of the service is needed."""
+async def _open_database(settings: Settings) -> AsyncIterator[Database]:
+    """Open the database without a container, because nothing else of the service is needed."""
     async with connect_database(settings) as url:
         await asyncio.to_thread(migrate, url)
         database = Database(url, pool_size=1)

@@ -1,13 +1,16 @@
-"""`toolscout model …`: which embedding models there are, and letting another one take over while the service runs."""
+"""`toolscout model list`, `use` and `drop`."""
 
-import argparse
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Annotated, Literal
 
-from app.cli.context import ACTOR
+import typer
+
+from app.cli.context import ACTOR, with_settings
+from app.cli.group import make_group
+from app.cli.output import print_table
 from app.cli.progress import ProgressBar
 from app.container import Container, local_embedders, make_embedder, open_container, probe_dimension
 from app.embeddings.base import Embedder
@@ -19,80 +22,104 @@ from app.management.models import drop_model, use_model
 from app.settings import Settings
 
 _GRACE_S = 5.0
+"""Time for requests that began with a model to finish before its vectors are deleted."""
+
+commands = make_group()
+model_commands = make_group("Manage embedding models.")
+commands.add_typer(model_commands, name="model")
 
 
-def add_model_commands(commands: Any) -> None:
-    model = commands.add_parser("model", help="embedding models").add_subparsers(dest="model_command", required=True)
+@model_commands.command("list")
+@with_settings
+async def list_registered(settings: Settings) -> int:
+    """List the registered models and how many tools have a vector of each.
 
-    listing = model.add_parser("list", help="registered models, and how many tools have a vector of each")
-    listing.set_defaults(deed=_list)
-
-    using = model.add_parser("use", help="embed all tools with another model while the service runs, then switch")
-    using.add_argument("name", help="as the endpoint calls it, or an id of `toolscout model list`")
-    using.add_argument("--provider", choices=["openai", "local"], help="of a new model (default: openai)")
-    using.add_argument(
-        "--incomplete", action="store_true", help="switch even if some tools could not be embedded: words find them"
-    )
-    using.set_defaults(deed=_use)
-
-    dropping = model.add_parser("drop", help="forget a model that is no longer active, and all vectors of it")
-    dropping.add_argument("name", help="an id of `toolscout model list`")
-    dropping.set_defaults(deed=_drop)
-
-
-async def _list(settings: Settings, _options: argparse.Namespace) -> int:
-    async with _opened(settings) as (container, url):
-        for model in await asyncio.to_thread(_registered, url):
+    The active model is marked with an asterisk.
+    """
+    rows: list[tuple[str, str, int, int, int]] = []
+    async with _open_without_embedder(settings) as (container, url):
+        for model in await asyncio.to_thread(_read_models, url):
             missing, total = await missing_vectors(container.indexer, model.id)
-            mark = "*" if model.active else " "
-            print(f"{mark} {model.id:48}  {model.dimension:5} dimensions  {total - missing} of {total} tools")
+            rows.append(("*" if model.active else " ", model.id, model.dimension, total - missing, total))
+    print_table(
+        ["", "model", "dimensions", "tools"],
+        [(mark, model_id, str(dimension), f"{done} of {total}") for mark, model_id, dimension, done, total in rows],
+        [
+            f"{mark} {model_id:48}  {dimension:5} dimensions  {done} of {total} tools"
+            for mark, model_id, dimension, done, total in rows
+        ],
+    )
     return 0
 
 
-async def _use(settings: Settings, options: argparse.Namespace) -> int:
-    async with _opened(settings) as (container, url):
-        model = _named(await asyncio.to_thread(_registered, url), options.name, options.provider)
+@model_commands.command("use")
+@with_settings
+async def use(
+    settings: Settings,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="The model's name at its endpoint, or an id from `toolscout model list`."),
+    ],
+    provider: Annotated[
+        Literal["openai", "local"] | None,
+        typer.Option("--provider", help="The provider of a new model. Without it: openai."),
+    ] = None,
+    *,
+    incomplete: Annotated[
+        bool,
+        typer.Option(
+            "--incomplete",
+            help="Switch even if some tools could not be embedded. These are found by lexical search only.",
+        ),
+    ] = False,
+) -> int:
+    """Embed all tools with another model, then switch to it.
+
+    The service keeps running and uses the previous model until the switch.
+    """
+    async with _open_without_embedder(settings) as (container, url):
+        model = _find_model(await asyncio.to_thread(_read_models, url), name, provider)
         if model is None:
-            model = await _register(settings, url, options.name, options.provider or "openai")
+            model = await _register(settings, url, name, provider or "openai")
         if model.active:
-            print(f"{model.id} is active already")
+            print(f"{model.id} is already active")
             return 0
         await container.models.refresh()
         before = container.model.id
-        with _bar(model.id) as told:
-            kept, owner = container.models.named(model.id), partial(owner_connection, url)
+        with _progress_bar(model.id) as report:
+            loaded, owner = container.models.named(model.id), partial(owner_connection, url)
             await use_model(
-                container.database,
-                container.indexer,
-                owner,
-                kept,
-                told,
-                incomplete=options.incomplete,
-                actor=ACTOR,
+                container.database, container.indexer, owner, loaded, report, incomplete=incomplete, actor=ACTOR
             )
-    print(f"{model.id} is active: every running service answers by it within a second or two")
-    print(f"the way back: toolscout model use {before}; when all is well: toolscout model drop {before}")
+    print(f"{model.id} is active; running services use it within two seconds")
+    print(f"to switch back: toolscout model use {before}; to delete the previous model: toolscout model drop {before}")
     return 0
 
 
-async def _drop(settings: Settings, options: argparse.Namespace) -> int:
-    async with _opened(settings) as (container, url):
-        model = _named(await asyncio.to_thread(_registered, url), options.name, None)
-        model_id = options.name if model is None else model.id
-        with _bar(f"{model_id}: users") as told:
+@model_commands.command("drop")
+@with_settings
+async def drop(
+    settings: Settings,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An id from `toolscout model list`.")],
+) -> int:
+    """Delete a model that is not active, with all its vectors."""
+    async with _open_without_embedder(settings) as (container, url):
+        model = _find_model(await asyncio.to_thread(_read_models, url), name, None)
+        model_id = name if model is None else model.id
+        with _progress_bar(f"{model_id}: users") as report:
             owner = partial(owner_connection, url)
-            await drop_model(container.database, owner, model_id, told, grace_s=_GRACE_S, actor=ACTOR)
-    print(f"{model_id}: {'what was left of it is gone' if model is None else 'dropped, with all its vectors'}")
+            await drop_model(container.database, owner, model_id, report, grace_s=_GRACE_S, actor=ACTOR)
+    print(f"{model_id}: {'deleted what was left of it' if model is None else 'dropped, with all its vectors'}")
     return 0
 
 
-def _registered(url: str) -> list[EmbeddingModel]:
+def _read_models(url: str) -> list[EmbeddingModel]:
     with owner_connection(url) as connection:
         return list_models(connection)
 
 
-def _named(models: Sequence[EmbeddingModel], name: str, provider: str | None) -> EmbeddingModel | None:
-    """By its id or, where that is clear, by its name alone."""
+def _find_model(models: Sequence[EmbeddingModel], name: str, provider: str | None) -> EmbeddingModel | None:
+    """Find a model by its id, or by its name if only one model has it."""
     found = [model for model in models if name in (model.id, model.name) and provider in (None, model.provider)]
     if len(found) > 1:
         raise InvalidInput(f"{name!r} is the name of several models: {', '.join(model.id for model in found)}")
@@ -100,38 +127,38 @@ def _named(models: Sequence[EmbeddingModel], name: str, provider: str | None) ->
 
 
 async def _register(settings: Settings, url: str, name: str, provider: str) -> EmbeddingModel:
-    embedder = await asyncio.to_thread(_new_embedder, settings, name, provider)
+    embedder = await asyncio.to_thread(_make_new_embedder, settings, name, provider)
     try:
         dimension = await probe_dimension(embedder)
     finally:
         await embedder.aclose()
-    return await asyncio.to_thread(_registered_anew, url, embedder, dimension)
+    return await asyncio.to_thread(_store_model, url, embedder, dimension)
 
 
-def _registered_anew(url: str, embedder: Embedder, dimension: int) -> EmbeddingModel:
+def _store_model(url: str, embedder: Embedder, dimension: int) -> EmbeddingModel:
     with owner_connection(url) as connection:
         return register(connection, embedder, dimension)
 
 
-def _new_embedder(settings: Settings, name: str, provider: str) -> Embedder:
+def _make_new_embedder(settings: Settings, name: str, provider: str) -> Embedder:
     if provider == "openai":
         return make_embedder(settings, f"openai:{name.removeprefix('openai:')}")
-    packs = {embedder.model: embedder for embedder in local_embedders(settings)}
-    for model_id, embedder in packs.items():
-        if name in (model_id, *_names(model_id)):
+    embedders = {embedder.model: embedder for embedder in local_embedders(settings)}
+    for model_id, embedder in embedders.items():
+        if name in (model_id, *_local_names(model_id)):
             return embedder
-    raise InvalidInput(f"there is no local model {name!r} here, but: {', '.join(packs)}")
+    raise InvalidInput(f"there is no local model {name!r}; there are: {', '.join(embedders)}")
 
 
-def _names(model_id: str) -> tuple[str, str]:
-    """Of a local one: with and without the first digits of its pack's hash."""
+def _local_names(model_id: str) -> tuple[str, str]:
+    """Return the name of a local model with and without the first digits of its pack's hash."""
     name = model_id.removeprefix("local:")
     return name, name.rpartition(":")[0]
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
-    """Also without the active model's settings: the way back from it needs none of them."""
+async def _open_without_embedder(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
+    """Open a container that does not need the settings of the active model, so that one can switch away from it."""
     async with (
         connect_database(settings) as url,
         open_container(settings, url, working=False, serving=False, embedding=False) as container,
@@ -140,9 +167,6 @@ async def _opened(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[ProgressCallback]:
-    bar = ProgressBar(title)
-    try:
+def _progress_bar(title: str) -> Iterator[ProgressCallback]:
+    with ProgressBar(title) as bar:
         yield partial(bar.show, state="")
-    finally:
-        bar.end()

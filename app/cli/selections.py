@@ -1,28 +1,30 @@
-"""`toolscout selections export`: what was asked and chosen, as labelled messages for `toolscout eval`."""
-
-import argparse
-from typing import Any
+"""`toolscout selections export`."""
 
 import orjson
 
-from app.cli.context import add_user_option, open_for_user
+from app.cli.context import UserOption, open_for_user, with_settings
+from app.cli.group import make_group
+from app.demo.seed import DEMO_USER
 from app.settings import Settings
 from app.usage.selection_log import labelled_selections
 
-
-def add_selection_commands(commands: Any) -> None:
-    selections = commands.add_parser("selections", help="what was asked and chosen, of users who want it kept")
-    deeds = selections.add_subparsers(dest="selections_command", required=True)
-    export = deeds.add_parser("export", help="as a file for `toolscout eval`, whose labels are guesses to be corrected")
-    add_user_option(export)
-    export.set_defaults(deed=_export)
+commands = make_group()
+selection_commands = make_group("Work with the selection log.")
+commands.add_typer(selection_commands, name="selections")
 
 
-async def _export(settings: Settings, options: argparse.Namespace) -> int:
+@selection_commands.command("export")
+@with_settings
+async def export(settings: Settings, user: UserOption = DEMO_USER) -> int:
+    """Print logged messages and the tools that were chosen, as a file for `toolscout eval`.
+
+    The labels are guesses, to be corrected by a person. Messages are logged for users whose setting `selection_log`
+    is on.
+    """
     async with (
-        open_for_user(settings, options.user) as (container, user),
-        container.database.transaction(user.id) as session,
+        open_for_user(settings, user) as (container, owner),
+        container.database.transaction(owner.id) as session,
     ):
-        for line in await labelled_selections(session, user.id):
+        for line in await labelled_selections(session, owner.id):
             print(orjson.dumps(line).decode())
     return 0

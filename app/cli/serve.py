@@ -1,6 +1,5 @@
-"""`toolscout serve`: the service, from the first key to the last request."""
+"""`toolscout serve`: start the service, show new keys once, and stop without losing a request."""
 
-import argparse
 import asyncio
 import gc
 import logging
@@ -8,47 +7,62 @@ import signal
 import socket
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from app.cli.context import ACTOR
+from app.cli.context import ACTOR, with_settings
+from app.cli.group import make_group
 from app.container import Container, open_container
 from app.demo.seed import finish_demo, seed_demo
 from app.errors import ConfigurationError
 from app.local_postgres.paths import open_database
 from app.main import create_app
 from app.management.keys import create_first_admin_key
+from app.observability.metrics import configure_logging
 from app.settings import Settings, find_typos
 
 logger = logging.getLogger("toolscout")
 
 _GRACE_S = 6
-_CALLS_S = 4
-"""From the closing of the port until calls of tools are given up: well within the grace, whose end cuts off whoever is
-left without a word, so that their callers are told and what is known of them is written down."""
+"""How long requests may take to finish after the port is closed. The rest are cancelled without a response."""
+_TOOL_CALLS_S = 4
+"""How long tool calls may take to finish after the port is closed. It is shorter than the grace period, so that there
+is time to record a call that is given up and to answer its caller."""
 _KEEP_ALIVE_S = 75
-"""Longer than clients (httpx: 5 s) and balancers (nginx: 60 s) keep a connection that nobody uses: one that we close in
-the moment in which they write to it costs them a request."""
-_FIRST_WORDS_S = 0.5
-"""Between a connection and the request on it: until then it looks like an idle one, which is closed."""
+"""Longer than clients (httpx: 5 s) and load balancers (nginx: 60 s) keep an idle connection. If the server closes it
+first, at the moment in which a client writes to it, the client loses a request."""
+_FIRST_REQUEST_S = 0.5
+"""Time for the first request on a new connection. Until it arrives the connection looks idle, and idle connections are
+closed at the shutdown."""
+
+commands = make_group()
 
 
-async def serve(settings: Settings, _options: argparse.Namespace) -> int:
-    # before anything else: keys that are made and shown once must not be made for a service that cannot start
-    with _listening(settings) as listener:
+@commands.command("serve")
+@with_settings
+async def serve(settings: Settings) -> int:
+    """Run the service.
+
+    The settings are read from environment variables and from `.env`. The first start creates an admin key and shows it
+    once.
+    """
+    configure_logging(settings.log_level)
+    # Listen first: keys that are shown only once must not be created for a service that cannot start.
+    with _listen(settings) as listener:
         async with open_database(settings) as url, open_container(settings, url) as container:
             for message in find_typos():
                 logger.warning(message)
-            await _announce_keys(container)
-            await _serve_until_stopped(container, listener)
+            await _serve_with_new_keys(container, listener)
     return 0
 
 
-def _listening(settings: Settings) -> socket.socket:
+def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,30 +70,117 @@ def _listening(settings: Settings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        place = f"{settings.host}:{settings.port}"
         raise ConfigurationError(
-            f"cannot listen on {place} ({error.strerror}): set TOOLSCOUT_PORT to another"
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}): set TOOLSCOUT_PORT to another port"
         ) from error
     return listener
 
 
-async def _serve_until_stopped(container: Container, listener: socket.socket) -> None:
-    config = _config(create_app(container))
-    # modules and models stay for good: going through them again for garbage stopped all answers for 150 ms at a time
+@dataclass
+class NewKeys:
+    """Keys that this start has created. They are shown once, and written to stdout, never to the log."""
+
+    demo: str | None = None
+    admin: str | None = None
+
+    def show(self) -> None:
+        """Print the keys that have not been shown yet."""
+        if self.demo is not None:
+            _print_paragraphs("The key of the demo user, shown only once:", f"  {self.demo}")
+        if self.admin is not None:
+            _print_paragraphs("The first admin key, shown only once:", f"  {self.admin}")
+        if self.demo is not None or self.admin is not None:
+            print(flush=True)
+        self.demo = self.admin = None
+
+
+async def _serve_with_new_keys(container: Container, listener: socket.socket) -> None:
+    """Show new keys after the log lines of the start, which would scroll them away, and also if the start fails."""
+    keys = NewKeys()
+    try:
+        await _create_keys(container, keys)
+        host, port = listener.getsockname()[:2]
+        greeting = _make_greeting(container.settings, f"http://{_reachable_host(host)}:{port}", keys.demo)
+
+        def announce() -> None:
+            _print_paragraphs(*greeting)
+            keys.show()
+
+        await _serve_until_stopped(container, listener, announce)
+    finally:
+        keys.show()
+
+
+async def _create_keys(container: Container, keys: NewKeys) -> None:
+    """Create the admin key last, because indexing the demo tools takes seconds in which the process may be killed."""
+    settings = container.settings
+    if settings.role == "worker":
+        return
+    if settings.seeds_demo and (demo_key := await seed_demo(container)) is not None:
+        keys.demo = demo_key
+        await finish_demo(container)
+    keys.admin = await _create_first_admin_key(container)
+
+
+async def _create_first_admin_key(container: Container) -> str | None:
+    if container.settings.admin_api_key is not None:
+        return None
+    return await create_first_admin_key(container.database, actor=ACTOR)
+
+
+def _make_greeting(settings: Settings, address: str, demo_key: str | None) -> list[str]:
+    """Return paragraphs that name the URLs which this role serves."""
+    if settings.role == "worker":
+        return [f"Toolscout processes index runs   (metrics: {address}/metrics, stop with Ctrl-C)", ""]
+    greeting = [
+        f"Toolscout is running at {address}   (API: {address}/docs, stop with Ctrl-C)\n"
+        f"Console: {address}/console   (sign in with a key)\n"
+        f"Create more keys: {sys.argv[0]} key create --help"
+    ]
+    if demo_key is not None:
+        greeting += [
+            "A demo user has tools on eight servers. Find the tools that a message needs:",
+            _format_curl(address, demo_key),
+            "Or connect an MCP client, such as Claude Code:",
+            f'  claude mcp add --transport http toolscout {address}/mcp --header "Authorization: Bearer {demo_key}"',
+        ]
+    return greeting
+
+
+def _format_curl(address: str, key: str) -> str:
+    return (
+        f"  curl -s {address}/discover -H 'Authorization: Bearer {key}' \\\n"
+        "    -H 'Content-Type: application/json' \\\n"
+        '    -d \'{"query": "do I need an umbrella in Salzburg this weekend?"}\''
+    )
+
+
+def _reachable_host(host: str) -> str:
+    """Return a host for URLs: a wildcard address can be listened on, but not connected to."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 compared, not listened on
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _print_paragraphs(*paragraphs: str) -> None:
+    print("\n" + "\n\n".join(textwrap.indent(paragraph, "  ") for paragraph in paragraphs), flush=True)
+
+
+async def _serve_until_stopped(container: Container, listener: socket.socket, announce: Callable[[], None]) -> None:
+    config = _make_config(create_app(container))
+    # Modules and models are never freed. Collecting them again and again paused all requests for 150 ms at a time.
     gc.collect()
     gc.freeze()
-    # the MCP SDK answers older clients through a library that, left to itself, cuts all streams off at the first signal
+    # The MCP SDK serves older clients through sse-starlette, which by default ends all streams at the first signal.
     AppStatus.enable_automatic_graceful_drain = False
-    # uvicorn raises the signal that stopped it once more when it is done, which must not end us half-closed
+    # When uvicorn has stopped, it raises the signal again. That must not end the process while resources are closed.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_IGN)
-    host, port = listener.getsockname()[:2]
-    greeting = _greeting(container.settings, f"http://{_reached_by(host)}:{port}")
     drain_s = container.settings.drain_s
-    await _Server(config, greeting, container.draining, drain_s, container.shutdown).serve(sockets=[listener])
+    await _Server(config, announce, container.draining, drain_s, container.shutdown).serve(sockets=[listener])
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def _make_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
@@ -90,107 +191,64 @@ def _config(app: FastAPI) -> uvicorn.Config:
     )
 
 
-def _greeting(settings: Settings, address: str) -> str:
-    """Names only what is there."""
-    if settings.role == "worker":
-        return f"\n  Toolscout works on index runs   (how it fares: {address}/metrics, stop with Ctrl-C)\n"
-    return (
-        f"\n  Toolscout answers at {address}   (API: {address}/docs, stop with Ctrl-C)\n"
-        f"  The console: {address}/console   (sign in with a key)\n"
-    )
-
-
-def _reached_by(host: str) -> str:
-    """An address that listens on all of them is none to go to."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104 read, not listened on
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
-
-
 class _Server(uvicorn.Server):
-    """Greets when the port is open, and not before; says when it begins to stop."""
+    """A server that announces itself when the port is open, and that stops in steps.
+
+    Stopping: set `draining`, wait for load balancers to notice, accept pending connections and close the port, set
+    `shutdown` when tool calls have had their time, and let uvicorn finish the remaining requests.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, greeting: str, draining: asyncio.Event, drain_s: float, shutdown: asyncio.Event
+        self,
+        config: uvicorn.Config,
+        announce: Callable[[], None],
+        draining: asyncio.Event,
+        drain_s: float,
+        shutdown: asyncio.Event,
     ) -> None:
         super().__init__(config)
-        self._drain_s = drain_s
-        self._last: list[asyncio.Task[Any]] = []
-        self._greeting = greeting
+        self._announce = announce
         self._draining = draining
-        self._leaving = shutdown
+        self._drain_s = drain_s
+        self._shutdown_event = shutdown
+        self._accepting: list[asyncio.Task[Any]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(self._greeting, flush=True)
+            self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Whoever comes before the others have noticed is still let in, and whoever was let in is heard."""
         logger.info("stopping")
         self._draining.set()
         await asyncio.sleep(self._drain_s)
-        self._let_in_the_last(sockets or [])
-        asyncio.get_running_loop().call_later(_CALLS_S, self._leaving.set)
-        await asyncio.sleep(_FIRST_WORDS_S)
-        await asyncio.sleep(0)  # on a busy machine the time may be over before anybody has listened
+        self._accept_pending(sockets or [])
+        asyncio.get_running_loop().call_later(_TOOL_CALLS_S, self._shutdown_event.set)
+        await asyncio.sleep(_FIRST_REQUEST_S)
+        await asyncio.sleep(0)  # on a busy machine the time may be over before any connection was read
         await super().shutdown(sockets)
         logger.info("stopped")
 
-    def _let_in_the_last(self, listeners: list[socket.socket]) -> None:
-        """In one go with closing the port: the system turns away whoever has knocked and was not let in by then."""
+    def _accept_pending(self, listeners: list[socket.socket]) -> None:
+        """Accept the connections that wait in the backlog and close the port, without awaiting in between.
+
+        The kernel resets a connection that is still in the backlog when the port is closed.
+        """
         loop = asyncio.get_running_loop()
         for listener in listeners:
             listener.setblocking(False)
             with suppress(BlockingIOError):
                 while True:
                     connection, _ = listener.accept()
-                    self._last.append(loop.create_task(loop.connect_accepted_socket(self._protocol, connection)))
+                    task = loop.create_task(loop.connect_accepted_socket(self._make_protocol, connection))
+                    self._accepting.append(task)
         for server in self.servers:
             server.close()
 
-    def _protocol(self) -> asyncio.Protocol:
-        """As uvicorn makes it for those who come in time."""
+    def _make_protocol(self) -> asyncio.Protocol:
+        """Make a protocol as uvicorn does for connections that it accepts itself."""
         return self.config.http_protocol_class(
             config=self.config,  # type: ignore[call-arg]
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-
-
-async def _announce_keys(container: Container) -> None:
-    """Each at the moment it is made: whatever happens next, nobody is locked out."""
-    settings = container.settings
-    if settings.role == "worker":
-        return
-    if (admin_key := await _first_admin_key(container)) is not None:
-        _say("The first admin key, shown this once:", f"  {admin_key}")
-    if settings.wants_demo and (demo_key := await seed_demo(container)) is not None:
-        _say("A demo user with tools on eight servers is being made. Its key, shown this once:", f"  {demo_key}")
-        await finish_demo(container)
-        address = f"http://{settings.host}:{settings.port}"
-        _say("Ask for the tools that a message needs:", _curl(address, demo_key))
-        _say("Or from an MCP client, such as Claude Code:", _claude(address, demo_key))
-    _say(f"More keys: {sys.argv[0]} key create --help")
-
-
-def _say(*lines: str) -> None:
-    print("\n" + "\n\n".join(textwrap.indent(line, "  ") for line in lines), flush=True)
-
-
-async def _first_admin_key(container: Container) -> str | None:
-    if container.settings.admin_api_key is not None:
-        return None
-    return await create_first_admin_key(container.database, actor=ACTOR)
-
-
-def _claude(address: str, key: str) -> str:
-    return f'  claude mcp add --transport http toolscout {address}/mcp --header "Authorization: Bearer {key}"'
-
-
-def _curl(address: str, key: str) -> str:
-    return (
-        f"  curl -s {address}/discover -H 'Authorization: Bearer {key}' \\\n"
-        "    -H 'Content-Type: application/json' \\\n"
-        '    -d \'{"query": "do I need an umbrella in Salzburg this weekend?"}\''
-    )

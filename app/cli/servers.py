@@ -1,18 +1,21 @@
-"""`toolscout server …`: register MCP servers, see how they fare, make the index equal to what they offer."""
+"""`toolscout server add`, `list`, `remove` and `reindex`."""
 
-import argparse
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Literal
 
+import typer
 from pydantic import ValidationError
 
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
-from app.cli.context import ACTOR, add_user_option, open_for_user
+from app.cli.context import ACTOR, UserOption, open_for_user, with_settings
+from app.cli.group import make_group
+from app.cli.output import print_lines, print_table
 from app.cli.progress import ProgressBar
 from app.container import Container
 from app.db.pagination import MAX_PAGE, PageRequest
+from app.demo.seed import DEMO_USER
 from app.errors import Conflict, InvalidInput
 from app.indexing import queue
 from app.indexing.queue import Run
@@ -22,73 +25,80 @@ from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.schemas.servers import NewServerBody
 from app.settings import Settings
 
-_LOOK_S = 0.2
-_PATIENCE_S = 5.0
+_POLL_INTERVAL_S = 0.2
+_SERVICE_WAIT_S = 5.0
+"""How long a queued run is left to a running service before this process takes it."""
+
+_Transport = Literal["streamable_http", "sse", "stdio"]
+
+commands = make_group()
+server_commands = make_group("Manage a user's MCP servers.")
+commands.add_typer(server_commands, name="server")
 
 
-def add_server_commands(commands: Any) -> None:
-    server = commands.add_parser("server", help="MCP servers").add_subparsers(dest="server_command", required=True)
-
-    adding = server.add_parser("add", help="register a server and index its tools")
-    adding.add_argument("name", help="of a stdio server: its name in TOOLSCOUT_STDIO_SERVERS")
-    adding.add_argument("url", nargs="?", help="its MCP endpoint; none for a stdio server")
-    adding.add_argument("--transport", choices=["streamable_http", "sse", "stdio"], help="default: by the URL")
-    adding.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="sealed when stored")
-    adding.add_argument("--description", default="")
-    add_user_option(adding)
-    adding.set_defaults(deed=_add)
-
-    listing = server.add_parser("list", help="the user's servers, their status and counts")
-    add_user_option(listing)
-    listing.set_defaults(deed=_list)
-
-    removal = server.add_parser("remove", help="forget a server and its tools")
-    removal.add_argument("name")
-    add_user_option(removal)
-    removal.set_defaults(deed=_remove)
-
-    reindexing = server.add_parser("reindex", help="ask servers for their tools and index what has changed")
-    reindexing.add_argument("name", nargs="*", help="default: all of the user's servers")
-    reindexing.add_argument("--force", action="store_true", help="embed everything anew, and accept an empty list")
-    add_user_option(reindexing)
-    reindexing.set_defaults(deed=_reindex)
-
-
-async def _add(settings: Settings, options: argparse.Namespace) -> int:
-    wanted = _wanted(options)
-    if wanted.transport == "stdio":
-        _check_listed(settings, wanted.name)
-    async with open_for_user(settings, options.user) as (container, _):
-        server, run = await _registered(container, options.user, wanted)
+@server_commands.command("add")
+@with_settings
+async def add(
+    settings: Settings,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="The server's name. For a stdio server: its name in TOOLSCOUT_STDIO_SERVERS."
+        ),
+    ],
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The MCP endpoint. A stdio server has none.", show_default=False)
+    ] = None,
+    transport: Annotated[
+        _Transport | None,
+        typer.Option("--transport", help="The transport. Without it: streamable_http, or stdio if there is no URL."),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", metavar="NAME=VALUE", help="A header of each request, stored encrypted. Repeatable."),
+    ] = None,
+    description: Annotated[str, typer.Option("--description", help="What the server is for.", show_default=False)] = "",
+    user: UserOption = DEMO_USER,
+) -> int:
+    """Register a server and index its tools."""
+    new_server = _make_new_server(name, url, transport, header or [], description)
+    if new_server.transport == "stdio":
+        _check_stdio_server(settings, new_server.name)
+    async with open_for_user(settings, user) as (container, _):
+        server, run = await _register(container, user, new_server)
         print(f"{server.name}  {server.id}")
-        return 0 if run is None else await _follow(container, server, run)
+        return 0 if run is None else await _follow_run(container, server, run)
 
 
-async def _registered(container: Container, user_id: str, wanted: NewServer) -> tuple[Server, Run | None]:
+async def _register(container: Container, user_id: str, new_server: NewServer) -> tuple[Server, Run | None]:
     try:
         return await register_server(
-            container.database, container.mcp_pool, container.sealer, container.worker, user_id, wanted, actor=ACTOR
+            container.database, container.mcp_pool, container.sealer, container.worker, user_id, new_server, actor=ACTOR
         )
     except Conflict as error:
-        raise Conflict(f"{error.message}: `toolscout server reindex {wanted.name}` asks it again") from None
+        raise Conflict(
+            f"{error.message}; to index it again, run `toolscout server reindex {new_server.name}`"
+        ) from None
 
 
-def _wanted(options: argparse.Namespace) -> NewServer:
-    """By the same rules as over HTTP."""
+def _make_new_server(
+    name: str, url: str | None, transport: _Transport | None, headers: list[str], description: str
+) -> NewServer:
+    """Validate the server by the same rules as REST."""
     try:
         body = NewServerBody(
-            name=options.name,
-            transport=options.transport or ("stdio" if options.url is None else "streamable_http"),
-            description=options.description,
-            url=options.url,
-            headers=dict(_header(text) for text in options.header),
+            name=name,
+            transport=transport or ("stdio" if url is None else "streamable_http"),
+            description=description,
+            url=url,
+            headers=dict(_parse_header(text) for text in headers),
         )
     except ValidationError as error:
         raise InvalidInput("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from None
     return NewServer(**body.model_dump())
 
 
-def _check_listed(settings: Settings, name: str) -> None:
+def _check_stdio_server(settings: Settings, name: str) -> None:
     listed = StdioServerRegistry.read(settings.stdio_servers).programs
     if name not in listed:
         raise InvalidInput(
@@ -97,47 +107,53 @@ def _check_listed(settings: Settings, name: str) -> None:
         )
 
 
-def _header(text: str) -> tuple[str, str]:
+def _parse_header(text: str) -> tuple[str, str]:
+    """The error does not repeat the value, which may be a credential."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InvalidInput(f"a header is written NAME=VALUE, not {name!r}")
     return name, value
 
 
-async def _list(settings: Settings, options: argparse.Namespace) -> int:
-    async with open_for_user(settings, options.user) as (container, _):
-        found = await _servers(container, options.user)
-    for server in found:
-        trouble = f"  {server.last_error}" if server.last_error else ""
-        print(f"{server.name:24}  {server.transport:15}  {server.status:12}  {server.tool_count:5} tools{trouble}")
+@server_commands.command("list")
+@with_settings
+async def list_servers(settings: Settings, user: UserOption = DEMO_USER) -> int:
+    """List the user's servers with their status and the number of their tools."""
+    async with open_for_user(settings, user) as (container, _):
+        found = await _list_all(container, user)
     if not found:
-        print("no servers yet: toolscout server add --help")
+        print("no servers yet; to add one, see `toolscout server add --help`")
+        return 0
+    print_table(
+        ["name", "transport", "status", "tools", "last error"],
+        [
+            [server.name, server.transport, server.status, str(server.tool_count), server.last_error or ""]
+            for server in found
+        ],
+        [
+            f"{server.name:24}  {server.transport:15}  {server.status:12}  {server.tool_count:5} tools"
+            + (f"  {server.last_error}" if server.last_error else "")
+            for server in found
+        ],
+    )
     return 0
 
 
-async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
-    async with open_for_user(settings, options.user) as (container, _):
-        found = await _servers(container, options.user)
-        if unknown := set(options.name) - {server.name for server in found}:
-            raise InvalidInput(f"there is no server named {min(unknown)!r}")
-        chosen = [server for server in found if not options.name or server.name in options.name]
-        failed = 0
-        for server in chosen:
-            run = await request_reindex(
-                container.database, container.worker, options.user, server.id, force=options.force, actor=ACTOR
-            )
-            failed += await _follow(container, server, run)
-    return 1 if failed else 0
-
-
-async def _remove(settings: Settings, options: argparse.Namespace) -> int:
-    async with open_for_user(settings, options.user) as (container, user):
-        async with container.database.transaction(user.id) as session:
-            server = await servers.find_server_by_name(session, user.id, options.name)
+@server_commands.command("remove")
+@with_settings
+async def remove(
+    settings: Settings,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The server's name.")],
+    user: UserOption = DEMO_USER,
+) -> int:
+    """Remove a server and its tools."""
+    async with open_for_user(settings, user) as (container, owner):
+        async with container.database.transaction(owner.id) as session:
+            server = await servers.find_server_by_name(session, owner.id, name)
         await delete_server(
             container.database,
             container.mcp_pool,
-            user.id,
+            owner.id,
             server.id,
             ann_above=settings.search_ann_above,
             actor=ACTOR,
@@ -146,7 +162,35 @@ async def _remove(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
-async def _servers(container: Container, user_id: str) -> list[Server]:
+@server_commands.command("reindex")
+@with_settings
+async def reindex(
+    settings: Settings,
+    name: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="The servers' names. Without one: all servers of the user."),
+    ] = None,
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Embed unchanged tools again, and accept an empty list of tools.")
+    ] = False,
+    user: UserOption = DEMO_USER,
+) -> int:
+    """List the tools of servers again and index what has changed."""
+    names = name or []
+    async with open_for_user(settings, user) as (container, _):
+        found = await _list_all(container, user)
+        if unknown := set(names) - {server.name for server in found}:
+            raise InvalidInput(f"there is no server named {min(unknown)!r}")
+        chosen = [server for server in found if not names or server.name in names]
+        failed = 0
+        for server in chosen:
+            run = await request_reindex(container.database, container.worker, user, server.id, force=force, actor=ACTOR)
+            failed += await _follow_run(container, server, run)
+    return 1 if failed else 0
+
+
+async def _list_all(container: Container, user_id: str) -> list[Server]:
     found: list[Server] = []
     page = PageRequest(MAX_PAGE)
     while True:
@@ -158,43 +202,41 @@ async def _servers(container: Container, user_id: str) -> list[Server]:
         page = PageRequest(MAX_PAGE, read.next_cursor)
 
 
-async def _follow(container: Container, server: Server, run: Run) -> int:
-    """Until it has ended, or failed and waits to be tried again, whoever does it: a service, or this process if none
-    seems to be there."""
-    bar = ProgressBar(server.name)
-    begun = time.monotonic()
-    while not (run.finished or _waits_to_try_again(run)):
+async def _follow_run(container: Container, server: Server, run: Run) -> int:
+    """Show the progress of a run until it ends, or until it fails and waits for a retry. Return the exit code.
+
+    The run is processed by a running service, or by this process if no service takes it.
+    """
+    started = time.monotonic()
+    with ProgressBar(server.name) as bar:
+        while not (run.finished or _is_waiting_for_retry(run)):
+            bar.show(run.done, run.total, run.state)
+            await asyncio.sleep(_POLL_INTERVAL_S)
+            if run.state == "queued" and time.monotonic() - started > _SERVICE_WAIT_S:
+                await container.worker.take(run.id)
+            async with container.database.transaction(run.user_id) as session:
+                run = await queue.get_run(session, run.user_id, run.id)
         bar.show(run.done, run.total, run.state)
-        await asyncio.sleep(_LOOK_S)
-        if run.state == "queued" and time.monotonic() - begun > _PATIENCE_S:
-            await container.worker.take(run.id)
-        async with container.database.transaction(run.user_id) as session:
-            run = await queue.get_run(session, run.user_id, run.id)
-    bar.show(run.done, run.total, run.state)
-    bar.end()
-    return _tell(server, run)
+    return _print_run(server, run)
 
 
-def _waits_to_try_again(run: Run) -> bool:
-    """It stays under way; of an attempt that failed it has the error."""
+def _is_waiting_for_retry(run: Run) -> bool:
+    """Whether an attempt has failed, and the run stays queued for the next one."""
     return not run.finished and run.error is not None
 
 
-def _tell(server: Server, run: Run) -> int:
-    for refusal in run.refused:
-        print(f"  refused {refusal['name']}: {refusal['reason']}")
-    for warning in run.warnings:
-        print(f"  {warning}")
+def _print_run(server: Server, run: Run) -> int:
+    print_lines(f"  refused {refusal['name']}: {refusal['reason']}" for refusal in run.refused)
+    print_lines(f"  {warning}" for warning in run.warnings)
     if run.error is not None:
-        print(f"{server.name}: failed ({run.error['cause']}): {run.error['message']}")
-        print(_what_now(f"`toolscout server reindex {server.name}`", run))
+        command = f"`toolscout server reindex {server.name}`"
+        next_step = (
+            f"a running service retries by itself; to retry now, run {command}"
+            if _is_waiting_for_retry(run)
+            else f"the server stays registered; to retry, run {command}"
+        )
+        print_lines([f"{server.name}: failed ({run.error['cause']}): {run.error['message']}", next_step])
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in run.all_counts.items() if count)
     print(f"{server.name}: {counts or 'no tools'}")
     return 0
-
-
-def _what_now(reindex: str, run: Run) -> str:
-    if _waits_to_try_again(run):
-        return f"a service that runs asks it again by itself, as does {reindex}"
-    return f"it stays registered: {reindex} asks it again"

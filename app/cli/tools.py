@@ -1,16 +1,21 @@
-"""`toolscout discover` and `toolscout execute`: find a tool, and run it."""
+"""`toolscout discover` and `toolscout execute`."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Literal
+
+import typer
 
 from app.catalog.projects import get_project
 from app.catalog.tools import find_tools_by_name
 from app.catalog.visibility import Scope
-from app.cli.context import ACTOR, add_user_option, open_for_user
+from app.cli.context import ACTOR, ProjectOption, UserOption, open_for_user, with_settings
+from app.cli.group import make_group
+from app.cli.output import print_lines, print_table
+from app.cli.text import make_printable
+from app.demo.seed import DEMO_USER
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
 from app.errors import InvalidInput, ToolNotFound
 from app.execution.execute import ExecutionRequest, ExecutionResult, execute_with_progress
@@ -18,50 +23,60 @@ from app.search.query import read_query
 from app.settings import Settings
 from app.text.strict_json import Json, parse_json
 
-
-def add_tool_commands(commands: Any) -> None:
-    question = commands.add_parser("discover", help="ask which tools a message needs")
-    question.add_argument("message")
-    question.add_argument("--limit", type=int, choices=range(1, 51), default=DEFAULT_LIMIT, metavar="1..50")
-    question.add_argument("--strategy", choices=["hybrid", "semantic", "bm25"], default="hybrid")
-    question.add_argument("--project", metavar="ID", help="only what this project sees")
-    add_user_option(question)
-    question.set_defaults(deed=_discover)
-
-    execution = commands.add_parser("execute", help="run a tool on its server")
-    execution.add_argument("tool", help="SERVER.TOOL, or the tool's key")
-    execution.add_argument("arguments", nargs="?", default="{}", help="a JSON object (default: {})")
-    execution.add_argument("--timeout", type=float, metavar="SECONDS")
-    add_user_option(execution)
-    execution.set_defaults(deed=_execute)
+commands = make_group()
 
 
-async def _discover(settings: Settings, options: argparse.Namespace) -> int:
-    if not options.message.strip():
-        raise InvalidInput("there is no text to search for")
-    async with open_for_user(settings, options.user) as (container, user):
-        if options.project is not None:
-            async with container.database.transaction(user.id) as session:
-                await get_project(session, user.id, options.project)
+@commands.command("discover")
+@with_settings
+async def discover_tools(
+    settings: Settings,
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="The message of a chat.")],
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=50, help="The maximum number of tools.")
+    ] = DEFAULT_LIMIT,
+    strategy: Annotated[
+        Literal["hybrid", "semantic", "bm25"], typer.Option("--strategy", help="How to search.")
+    ] = "hybrid",
+    project: ProjectOption = None,
+    user: UserOption = DEMO_USER,
+) -> int:
+    """Find the tools that a message needs."""
+    if not message.strip():
+        raise InvalidInput("the message has no text to search for")
+    async with open_for_user(settings, user) as (container, owner):
+        if project is not None:
+            async with container.database.transaction(owner.id) as session:
+                await get_project(session, owner.id, project)
         ask = Ask(
-            query=read_query(options.message),
-            scope=Scope(user.id, container.model.id, project_id=options.project),
-            strategy=options.strategy,
-            limit=options.limit,
+            query=read_query(message),
+            scope=Scope(owner.id, container.model.id, project_id=project),
+            strategy=strategy,
+            limit=limit,
             threshold=None,
             include_core_tools=True,
             max_tokens=None,
             keep=(),
         )
-        _print_discovery(await discover(container.discoverer, user, ask))
+        _print_discovery(await discover(container.discoverer, owner, ask))
     return 0
 
 
 def _print_discovery(discovery: Discovery) -> None:
-    for place, tool in enumerate(discovery.tools, start=1):
-        score = "     " if tool.score is None else f"{tool.score:.3f}"
-        name = ".".join(part for part in (tool.offer.server_name, tool.offer.name) if part)
-        print(f"{place:3}  {score}  {name:40}  {tool.source}")
+    rows = [
+        (
+            str(rank),
+            "" if tool.score is None else f"{tool.score:.3f}",
+            ".".join(part for part in (tool.offer.server_name, tool.offer.name) if part),
+            tool.source,
+        )
+        for rank, tool in enumerate(discovery.tools, start=1)
+    ]
+    if rows:
+        print_table(
+            ["", "score", "tool", "source"],
+            rows,
+            [f"{rank:>3}  {score:5}  {name:40}  {source}" for rank, score, name, source in rows],
+        )
     if discovery.no_match:
         print("no tool fits this message")
     degraded = f", degraded: {discovery.degraded_reason}" if discovery.degraded_reason else ""
@@ -71,23 +86,37 @@ def _print_discovery(discovery: Discovery) -> None:
     )
 
 
-async def _execute(settings: Settings, options: argparse.Namespace) -> int:
-    arguments = parse_json(options.arguments.encode(errors="surrogateescape"), "the text of the arguments")
-    if not isinstance(arguments, dict):
+@commands.command("execute")
+@with_settings
+async def execute_tool(
+    settings: Settings,
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="The tool: SERVER.TOOL, or its key.")],
+    arguments: Annotated[str, typer.Argument(metavar="ARGUMENTS", help="The arguments, as a JSON object.")] = "{}",
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="How long the tool may run.")
+    ] = None,
+    user: UserOption = DEMO_USER,
+) -> int:
+    """Run a tool on its server.
+
+    The exit code is 1 if the tool reports an error.
+    """
+    parsed = parse_json(arguments.encode(errors="surrogateescape"), "the text of the arguments")
+    if not isinstance(parsed, dict):
         raise InvalidInput("the arguments must be a JSON object")
-    async with open_for_user(settings, options.user) as (container, user):
-        async with container.database.transaction(user.id) as session:
-            tool_key = await find_tools_by_name(session, user.id, options.tool) or options.tool
-        scope = Scope(user.id, container.model.id)
-        call = ExecutionRequest(scope, ACTOR, arguments, tool_key=tool_key, timeout_s=options.timeout)
-        with _names_explained(options.tool):
-            executed = await execute_with_progress(container.executor, call, _tell)
-    return _show(executed)
+    async with open_for_user(settings, user) as (container, owner):
+        async with container.database.transaction(owner.id) as session:
+            tool_key = await find_tools_by_name(session, owner.id, tool) or tool
+        scope = Scope(owner.id, container.model.id)
+        call = ExecutionRequest(scope, ACTOR, parsed, tool_key=tool_key, timeout_s=timeout_s)
+        with _explain_tool_names(tool):
+            result = await execute_with_progress(container.executor, call, _print_progress)
+    return _print_result(result)
 
 
 @contextmanager
-def _names_explained(given: str) -> Iterator[None]:
-    """A name without its server is no name here: several may have such a tool."""
+def _explain_tool_names(given: str) -> Iterator[None]:
+    """Say in the error that a name needs its server, because several servers may have a tool of the same name."""
     try:
         yield
     except ToolNotFound as error:
@@ -96,22 +125,16 @@ def _names_explained(given: str) -> Iterator[None]:
         raise ToolNotFound(f"{error.message}: give it as SERVER.TOOL, or by its key") from error
 
 
-async def _tell(report: Json) -> None:
+async def _print_progress(report: Json) -> None:
     total = "" if report["total"] is None else f"/{report['total']:g}"
-    print(f"{report['progress']:g}{total}  {printable(report['message'] or '')}", file=sys.stderr, flush=True)
+    print(f"{report['progress']:g}{total}  {make_printable(report['message'] or '')}", file=sys.stderr, flush=True)
 
 
-def _show(executed: ExecutionResult) -> int:
-    result = executed.result
-    for block in result.get("content", []):
-        print(printable(block["text"] if block.get("type") == "text" else json.dumps(block)))
-    if executed.truncated:
-        print("(cut off: the result is larger than TOOLSCOUT_MAX_RESULT_BYTES)", file=sys.stderr)
-    return 1 if result.get("isError") else 0
-
-
-def printable(text: str) -> str:
-    """Fit for a terminal, which takes some characters for commands."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+def _print_result(execution: ExecutionResult) -> int:
+    result = execution.result
+    print_lines(
+        block["text"] if block.get("type") == "text" else json.dumps(block) for block in result.get("content", [])
     )
+    if execution.truncated:
+        print("(truncated: the result is larger than TOOLSCOUT_MAX_RESULT_BYTES)", file=sys.stderr)
+    return 1 if result.get("isError") else 0

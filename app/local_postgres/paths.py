@@ -16,7 +16,7 @@ from app.crypto import Sealer
 from app.db.engine import driver_url
 from app.errors import ConfigurationError
 from app.local_postgres.postgres import EmbeddedPostgres
-from app.settings import SECRET_KEY_BYTES, Settings, decoded_secret_key
+from app.settings import SECRET_KEY_BYTES, Settings, decode_secret_key
 
 
 @asynccontextmanager
@@ -56,12 +56,12 @@ async def connect_database(settings: Settings, *, from_nothing: bool = False) ->
 
 async def is_running(settings: Settings) -> bool:
     """Whether a service runs on the embedded Postgres: it lives no longer than its service."""
-    return settings.embedded and await asyncio.to_thread(_answers, EmbeddedPostgres(settings.data_dir).url)
+    return settings.uses_embedded_db and await asyncio.to_thread(_answers, EmbeddedPostgres(settings.data_dir).url)
 
 
 def has_data(settings: Settings) -> bool:
     """False where the embedded Postgres was never started; of any other, its database will tell."""
-    return not settings.embedded or EmbeddedPostgres(settings.data_dir).exists
+    return not settings.uses_embedded_db or EmbeddedPostgres(settings.data_dir).exists
 
 
 def _answers(url: str) -> bool:
@@ -80,15 +80,15 @@ def _refuse_embedded_in_production(settings: Settings) -> None:
 
 
 def make_sealer(settings: Settings) -> Sealer:
-    former = [decoded_secret_key(key) for key in settings.former_secret_keys]
+    former = [decode_secret_key(key) for key in settings.former_secret_keys]
     return Sealer(secret_key(settings), former)
 
 
 def secret_key(settings: Settings) -> bytes:
     """Made and kept beside the embedded database; anywhere else it is the operator's to set and to keep."""
     if settings.secret_key is not None:
-        return decoded_secret_key(settings.secret_key.get_secret_value())
-    if not settings.embedded:
+        return decode_secret_key(settings.secret_key.get_secret_value())
+    if not settings.uses_embedded_db:
         raise ConfigurationError(
             "TOOLSCOUT_SECRET_KEY is missing; it seals stored credentials: make one with `openssl rand -base64 32`"
         )
@@ -100,7 +100,7 @@ def _load_secret_key(path: Path) -> bytes:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(base64.b64encode(secrets.token_bytes(SECRET_KEY_BYTES)))
-    return decoded_secret_key(path.read_text())
+    return decode_secret_key(path.read_text())
 
 
 @contextmanager

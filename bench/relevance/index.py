@@ -101,15 +101,14 @@ async def _queue(container: Container, user_id: str, tools: Sequence[BenchTool])
 
 
 async def _finish(container: Container, user_id: str, name: str) -> None:
-    bar = ProgressBar(f"{name}: servers indexed")
-    while True:
-        async with container.database.transaction(user_id) as session:
-            [(unfinished, failed, total)] = await session.rows(_STATES, {"user_id": user_id})
-        bar.show((total - unfinished) * 20 // total * total // 20, total, "")  # twenty steps are enough
-        if not unfinished:
-            break
-        await asyncio.sleep(_LOOK_AGAIN_S)
-    bar.end()
+    with ProgressBar(f"{name}: servers indexed") as bar:
+        while True:
+            async with container.database.transaction(user_id) as session:
+                [(unfinished, failed, total)] = await session.rows(_STATES, {"user_id": user_id})
+            bar.show((total - unfinished) * 20 // total * total // 20, total, "")  # twenty steps are enough
+            if not unfinished:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
     if failed:
         raise SystemExit(f"{name}: {failed} servers could not be indexed")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from app.cli.main import _parser
+from app.cli.main import build_cli
 from app.cli.serve import _GRACE_S
-from app.settings import Settings, decoded_secret_key, secret_fields, variable_of
+from app.settings import Settings, decode_secret_key, secret_fields, variable_name
 from tests.support.paths import ROOT
 
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -32,7 +32,11 @@ def test_migrations_run_once_and_by_a_command_that_exists() -> None:
     assert SERVICES["migrate"]["restart"] == "no"
     program, *arguments = SERVICES["migrate"]["command"]
     assert program == "toolscout"
-    assert _parser().parse_args(arguments).command == "migrate"
+    cli = build_cli()
+    name, command, options = cli.resolve_command(cli.make_context(program, list(arguments)), arguments)
+    assert name == "migrate"
+    assert command is not None
+    command.make_context(name, options)
 
 
 def test_two_replicas_answer_behind_one_port_and_a_worker_works_apart() -> None:
@@ -45,8 +49,8 @@ def test_two_replicas_answer_behind_one_port_and_a_worker_works_apart() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_only_settings_that_exist_are_set_and_secrets_only_as_files(name: str) -> None:
-    files = {f"{variable_of(field)}_FILE": variable_of(field) for field in secret_fields()}
-    known = {variable_of(field) for field in Settings.model_fields}
+    files = {f"{variable_name(field)}_FILE": variable_name(field) for field in secret_fields()}
+    known = {variable_name(field) for field in Settings.model_fields}
     environment = SERVICES[name]["environment"]
     assert set(environment) <= known | files.keys()
     for variable in environment.keys() & files.keys():
@@ -122,7 +126,7 @@ def test_the_service_takes_the_secrets_that_are_made(made: Path, monkeypatch: py
     settings = Settings()
     assert settings.secret_key is not None
     assert settings.database_url is not None
-    assert decoded_secret_key(settings.secret_key.get_secret_value())
+    assert decode_secret_key(settings.secret_key.get_secret_value())
     password = (made / "secrets/database_password").read_text().strip()
     assert settings.database_url.get_secret_value() == f"postgresql://toolscout:{password}@postgres:5432/toolscout"
 

@@ -12,7 +12,7 @@ from app import errors
 from app.container import Container
 from app.errors import ToolscoutError
 from app.main import create_routes
-from app.settings import Settings, secret_fields, variable_of
+from app.settings import Settings, secret_fields, variable_name
 from docs.generate import PAGE, body_of, operations_of, reference
 from tests.conftest import app_of
 from tests.support.documents import DOCS, PAGES, anchors, links, name_of, runnable
@@ -27,19 +27,19 @@ API = PAGE.read_text()
 def test_every_setting_is_in_the_table_with_its_description(field: str) -> None:
     description = Settings.model_fields[field].description
     assert description
-    row = next((line for line in README.splitlines() if line.startswith(f"| `{variable_of(field)}`")), None)
-    assert row is not None, f"{variable_of(field)} is missing in the README"
+    row = next((line for line in README.splitlines() if line.startswith(f"| `{variable_name(field)}`")), None)
+    assert row is not None, f"{variable_name(field)} is missing in the README"
     assert description in row
 
 
 def test_the_table_names_no_setting_that_does_not_exist() -> None:
     named = set(re.findall(r"^\| `([A-Z_]+)`", README, re.MULTILINE))
-    assert named == {variable_of(field) for field in Settings.model_fields}
+    assert named == {variable_name(field) for field in Settings.model_fields}
 
 
 def test_every_secret_that_can_stand_in_a_file_is_named() -> None:
     passage = README[README.index("A secret (") : README.index("can\ninstead stand in a file")]
-    assert set(re.findall(r"`([A-Z_]+)`", passage)) == {variable_of(field) for field in secret_fields()}
+    assert set(re.findall(r"`([A-Z_]+)`", passage)) == {variable_name(field) for field in secret_fields()}
 
 
 def test_the_reference_is_what_would_be_written_now() -> None:
@@ -114,7 +114,7 @@ def test_every_guide_is_reached_from_the_readme() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_settings_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(r"`(TOOLSCOUT_[A-Z_]+)(?:=\S+)?`", page.read_text()))
-    assert {name.removesuffix("_FILE") for name in named} <= {variable_of(field) for field in Settings.model_fields}
+    assert {name.removesuffix("_FILE") for name in named} <= {variable_name(field) for field in Settings.model_fields}
 
 
 def test_what_a_newcomer_enters_first_is_marked_runnable() -> None:

@@ -1,11 +1,11 @@
 """Another embedding model takes over under load, on two replicas: nobody notices but by the numbers."""
 
 import asyncio
+import inspect
 import itertools
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -46,8 +46,8 @@ class World:
     fake: FakeEmbeddingServer
 
     async def use(self, model: str, **options: Any) -> None:
-        given = {"name": model.removeprefix("openai:"), "provider": None, "incomplete": False, **options}
-        assert await commands._use(self.settings, Namespace(**given)) == 0
+        use = inspect.unwrap(commands.use)
+        assert await use(self.settings, model.removeprefix("openai:"), **options) == 0
 
     async def serve(self, model: str) -> None:
         """Until all replicas do."""

@@ -92,7 +92,7 @@ def test_the_greeting_holds_a_key_for_each_and_a_curl_that_works(demo: Service) 
 
 
 def test_a_misspelt_setting_is_told_of_at_the_start(demo: Service) -> None:
-    assert "TOOLSCOUT_MAX_TOLS is no setting: is TOOLSCOUT_MAX_TOOLS meant?" in greeting(demo)
+    assert "unknown setting TOOLSCOUT_MAX_TOLS; did you mean TOOLSCOUT_MAX_TOOLS?" in greeting(demo)
 
 
 def test_the_greeting_leads_to_the_console_and_the_demos_key_signs_in(demo: Service) -> None:

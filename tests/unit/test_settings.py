@@ -1,3 +1,5 @@
+"""Settings: where they are read from, what is refused, and how errors are worded."""
+
 import base64
 from pathlib import Path
 from typing import Any
@@ -6,9 +8,9 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from app.errors import ConfigurationError
-from app.settings import Settings, decoded_secret_key, find_typos, secret_fields
+from app.settings import Settings, decode_secret_key, find_typos, secret_fields
 
-NAMES_OF_THEIR_OWN = {
+SPECIAL_VARIABLES = {
     "database_url": "DATABASE_URL",
     "openai_api_key": "OPENAI_API_KEY",
     "openai_base_url": "OPENAI_BASE_URL",
@@ -22,7 +24,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "otel_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "rate_per_user": ("5", 5.0),
     "max_in_flight": ("7", 7),
-    "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 nothing listens here
+    "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 the test does not listen
     "port": ("9000", 9000),
     "data_dir": ("/somewhere", Path("/somewhere")),
     "log_level": ("DEBUG", "DEBUG"),
@@ -48,17 +50,17 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
 }
 
 
+def variable(field: str) -> str:
+    return SPECIAL_VARIABLES.get(field, f"TOOLSCOUT_{field.upper()}")
+
+
 @pytest.fixture(autouse=True)
-def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither the machine's environment nor a `.env` beside the project plays along."""
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ignore the environment of this machine and a `.env` file in the project."""
     monkeypatch.chdir(tmp_path)
     for field in Settings.model_fields:
         for name in (field.upper(), variable(field), f"{variable(field)}_FILE"):
             monkeypatch.delenv(name, raising=False)
-
-
-def variable(field: str) -> str:
-    return NAMES_OF_THEIR_OWN.get(field, f"TOOLSCOUT_{field.upper()}")
 
 
 @pytest.mark.parametrize("field", EXAMPLES)
@@ -70,18 +72,18 @@ def test_a_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch, fi
 
 
 @pytest.mark.parametrize("field", EXAMPLES)
-def test_a_variable_with_no_value_means_that_it_is_not_set(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     monkeypatch.setenv(variable(field), "")
     assert getattr(Settings(), field) == Settings.model_fields[field].default
 
 
 @pytest.mark.parametrize("field", ["host", "port", "secret_key", "embedding_model"])
-def test_our_own_settings_are_not_read_without_their_prefix(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+def test_a_prefixed_setting_is_not_read_without_its_prefix(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     monkeypatch.setenv(field.upper(), EXAMPLES[field][0])
     assert getattr(Settings(), field) == Settings.model_fields[field].default
 
 
-def test_an_env_file_is_read_and_the_environment_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_takes_precedence_over_the_env_file(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("TOOLSCOUT_PORT=9001\nDATABASE_URL=postgresql://file/x\nTOOLSCOUT_HOST=\nUNKNOWN=1\n")
     monkeypatch.setenv("TOOLSCOUT_PORT", "9002")
     settings = Settings()
@@ -107,7 +109,7 @@ def test_a_value_out_of_range_is_refused(monkeypatch: pytest.MonkeyPatch, name: 
         Settings()
 
 
-def test_secrets_do_not_show_in_the_settings_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_in_the_text_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = ("database_url", "admin_api_key", "secret_key", "metrics_key", "openai_api_key")
     for field in secrets:
         monkeypatch.setenv(variable(field), "canary-of-at-least-16")
@@ -115,21 +117,21 @@ def test_secrets_do_not_show_in_the_settings_text(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("url", "embedded"), [(None, True), ("postgresql://db/x", False)])
-def test_without_a_database_url_postgres_is_embedded_and_there_is_a_demo(url: str | None, embedded: bool) -> None:
+def test_without_a_database_url_postgres_is_embedded_and_the_demo_is_seeded(url: str | None, embedded: bool) -> None:
     settings = Settings(database_url=None if url is None else SecretStr(url))
-    assert settings.embedded is embedded
-    assert settings.wants_demo is embedded
+    assert settings.uses_embedded_db is embedded
+    assert settings.seeds_demo is embedded
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_demo_can_be_asked_for_or_declined_anywhere(wanted: bool) -> None:
-    assert Settings(demo=wanted).wants_demo is wanted
-    assert Settings(demo=wanted, database_url=SecretStr("postgresql://db/x")).wants_demo is wanted
+@pytest.mark.parametrize("demo", [True, False])
+def test_the_demo_can_be_switched_on_and_off_with_any_database(demo: bool) -> None:
+    assert Settings(demo=demo).seeds_demo is demo
+    assert Settings(demo=demo, database_url=SecretStr("postgresql://db/x")).seeds_demo is demo
 
 
-def test_a_secret_key_of_32_bytes_in_base64_is_taken() -> None:
+def test_a_secret_key_of_32_bytes_in_base64_is_accepted() -> None:
     key = bytes(range(32))
-    assert decoded_secret_key(base64.b64encode(key).decode()) == key
+    assert decode_secret_key(base64.b64encode(key).decode()) == key
 
 
 @pytest.mark.parametrize(
@@ -142,26 +144,26 @@ def test_a_secret_key_of_32_bytes_in_base64_is_taken() -> None:
         ("MDEyMzQ1", "6 bytes"),
         ("ключ" * 11, "not base64"),
     ],
-    ids=["empty", "short", "long", "no base64", "far too short", "not even ASCII"],
+    ids=["empty", "short", "long", "not base64", "much too short", "not ASCII"],
 )
-def test_any_other_secret_key_is_refused_with_what_to_do(text: str, reason: str) -> None:
+def test_any_other_secret_key_is_refused_and_the_error_says_what_to_do(text: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{reason}.*openssl rand -base64 32"):
-        decoded_secret_key(text)
+        decode_secret_key(text)
 
 
 @pytest.mark.parametrize("text", ["mcp.internal:8080", " a:1 , [::1]:3001,127.0.0.1:9 ", ""])
-def test_places_in_the_own_network_are_listed_by_host_and_port(text: str) -> None:
-    wanted = [entry.strip() for entry in text.split(",") if entry.strip()]
-    assert Settings(outbound_allow=text).outbound_hosts == wanted
+def test_allowed_outbound_servers_are_listed_as_host_and_port(text: str) -> None:
+    expected = [entry.strip() for entry in text.split(",") if entry.strip()]
+    assert Settings(outbound_allow=text).outbound_hosts == expected
 
 
 @pytest.mark.parametrize("text", ["mcp.internal", "http://mcp.internal:80", "*:80", "10.0.0.0/8", "::1:3001", "a:b"])
-def test_an_entry_that_would_never_match_is_refused(text: str) -> None:
+def test_an_outbound_entry_that_cannot_match_is_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="host:port"):
         Settings(outbound_allow=text)
 
 
-def test_the_names_and_origins_of_visitors_are_read_as_a_browser_writes_them() -> None:
+def test_hosts_and_origins_are_normalized_to_the_form_that_browsers_send() -> None:
     settings = Settings(
         _env_file=None, served_hosts="Tools.Example.com, b:8000", web_origins="https://Chat.example.com/"
     )
@@ -172,24 +174,24 @@ def test_the_names_and_origins_of_visitors_are_read_as_a_browser_writes_them() -
 @pytest.mark.parametrize(
     "text", ["*", "chat.example.com", "https://*.example.com", "https://a.example.com/path", "null"]
 )
-def test_what_is_no_origin_is_named(text: str) -> None:
+def test_an_invalid_origin_is_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="is not an origin"):
         Settings(_env_file=None, web_origins=text)
 
 
 @pytest.mark.parametrize("text", ["*", "https://tools.example.com", "*.example.com", "a b"])
-def test_what_is_no_name_is_named(text: str) -> None:
-    with pytest.raises(ValidationError, match="is not a name"):
+def test_an_invalid_host_name_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="is not a host name"):
         Settings(_env_file=None, served_hosts=text)
 
 
-def test_former_secret_keys_are_taken_one_by_one() -> None:
+def test_former_secret_keys_are_split_at_commas() -> None:
     assert Settings(old_secret_keys=SecretStr("one, two,")).former_secret_keys == ["one", "two"]
     assert Settings().former_secret_keys == []
 
 
 @pytest.mark.parametrize("field", secret_fields())
-def test_a_secret_is_read_from_the_file_that_its_variable_names(
+def test_a_secret_is_read_from_the_file_in_its_file_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, field: str
 ) -> None:
     text, value = EXAMPLES[field]
@@ -198,7 +200,7 @@ def test_a_secret_is_read_from_the_file_that_its_variable_names(
     assert getattr(Settings(), field) == value
 
 
-def test_what_is_a_secret_is_known_by_its_type() -> None:
+def test_secret_fields_are_recognized_by_their_type() -> None:
     assert set(secret_fields()) == {
         "admin_api_key",
         "database_url",
@@ -209,14 +211,14 @@ def test_what_is_a_secret_is_known_by_its_type() -> None:
     }
 
 
-def test_an_env_file_may_name_a_file_too(tmp_path: Path) -> None:
+def test_a_file_variable_can_be_in_the_env_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("abc")
     Path(".env").write_text(f"TOOLSCOUT_SECRET_KEY_FILE={tmp_path / 'secret'}\n")
     assert Settings().secret_key == SecretStr("abc")
 
 
 @pytest.mark.parametrize("both_in_the_environment", [True, False])
-def test_a_secret_given_twice_is_refused(
+def test_a_secret_that_is_set_twice_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, both_in_the_environment: bool
 ) -> None:
     (tmp_path / "secret").write_text("abc")
@@ -225,24 +227,26 @@ def test_a_secret_given_twice_is_refused(
         monkeypatch.setenv("TOOLSCOUT_SECRET_KEY", "def")
     else:
         Path(".env").write_text("TOOLSCOUT_SECRET_KEY=def\n")
-    with pytest.raises(ConfigurationError, match="TOOLSCOUT_SECRET_KEY and TOOLSCOUT_SECRET_KEY_FILE"):
+    with pytest.raises(
+        ConfigurationError, match="set either TOOLSCOUT_SECRET_KEY or TOOLSCOUT_SECRET_KEY_FILE, not both"
+    ):
         Settings()
 
 
 @pytest.mark.parametrize("content", [None, "", " \n"])
-def test_a_file_that_holds_no_secret_is_refused(
+def test_a_missing_or_empty_secret_file_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
 ) -> None:
     if content is not None:
         (tmp_path / "secret").write_text(content)
     monkeypatch.setenv("TOOLSCOUT_METRICS_KEY_FILE", str(tmp_path / "secret"))
-    with pytest.raises(ConfigurationError, match="TOOLSCOUT_METRICS_KEY_FILE"):
+    with pytest.raises(ConfigurationError, match=r"TOOLSCOUT_METRICS_KEY_FILE: .*secret"):
         Settings()
     monkeypatch.setenv("TOOLSCOUT_METRICS_KEY_FILE", "")
     assert Settings().metrics_key is None
 
 
-def test_a_worker_that_would_not_work_is_refused() -> None:
+def test_a_worker_without_slots_for_index_runs_is_refused() -> None:
     with pytest.raises(ValidationError, match="would do nothing"):
         Settings(role="worker", index_concurrency=0)
     assert Settings(role="web", index_concurrency=0).role == "web"
@@ -258,18 +262,18 @@ def test_a_worker_that_would_not_work_is_refused() -> None:
         ("TOOLSCOUT_SECRET_KEYFILE", "TOOLSCOUT_SECRET_KEY_FILE"),
     ],
 )
-@pytest.mark.parametrize("in_a_file", [False, True])
-def test_a_name_that_is_almost_a_setting_is_told_with_the_one_that_is_meant(
-    monkeypatch: pytest.MonkeyPatch, name: str, meant: str, *, in_a_file: bool
+@pytest.mark.parametrize("in_env_file", [False, True])
+def test_a_variable_that_is_almost_a_setting_is_reported_with_the_right_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, meant: str, *, in_env_file: bool
 ) -> None:
-    if in_a_file:
+    if in_env_file:
         Path(".env").write_text(f"{name}=7\n")
     else:
         monkeypatch.setenv(name, "7")
-    assert find_typos() == [f"{name.upper()} is no setting: is {meant} meant?"]
+    assert find_typos() == [f"unknown setting {name.upper()}; did you mean {meant}?"]
 
 
-def test_names_of_others_and_settings_themselves_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_and_unrelated_variables_are_not_reported_as_typos(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TOOLSCOUT_URL", "TOOLSCOUT_KEY", "RATE_PER_USR", *map(variable, Settings.model_fields)):
         monkeypatch.setenv(name, "7")
     for field in secret_fields():

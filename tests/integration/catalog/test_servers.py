@@ -4,14 +4,14 @@ import os
 
 from app.catalog.servers import get_endpoint, reseal_headers
 from app.crypto import Sealer
-from app.settings import decoded_secret_key
+from app.settings import decode_secret_key
 from tests.conftest import SECRET_KEY, OpenService, new_user
 
 HEADERS = {"Authorization": "Bearer canary"}
 
 
 async def test_after_a_rotation_the_old_key_is_needed_no_more(open_service: OpenService) -> None:
-    former, current = decoded_secret_key(SECRET_KEY), os.urandom(32)
+    former, current = decode_secret_key(SECRET_KEY), os.urandom(32)
     async with open_service() as service, new_user(service) as user:
         fields = {"transport": "sse", "url": "https://mcp.example.com", "enabled": False}
         sealed = await user.add_server("sealed", headers=HEADERS, **fields)

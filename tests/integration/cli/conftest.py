@@ -1,4 +1,4 @@
-"""A terminal: commands run in this process, on a database of their own beside which no service runs."""
+"""Runs commands in this process, on a database of their own that no service uses."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ def database(postgres: EmbeddedPostgres) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
+def _restore_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers = root.handlers[:]
     loggers = [root, *map(logging.getLogger, ("toolscout", "uvicorn"))]
@@ -41,7 +41,7 @@ def command(
     mcp: FakeMcpServer,
 ) -> Command:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(servers, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(servers, "_SERVICE_WAIT_S", 0.0)
     settings = {
         "DATABASE_URL": database,
         "TOOLSCOUT_SECRET_KEY": SECRET_KEY,
@@ -52,15 +52,16 @@ def command(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
 
-    def run(*arguments: str, status: int | str = 0) -> str:
-        with pytest.raises(SystemExit) as ended:
+    def run(*arguments: str, status: int = 0) -> str:
+        """Run a command and return what it prints to stdout, or the error message with which it exits."""
+        with pytest.raises(SystemExit) as exited:
             main(list(arguments))
-        told = ended.value.code
-        shown = capsys.readouterr()
-        if isinstance(told, str):
-            assert status == 1, told
-            return told
-        assert told == status, shown
-        return shown.out
+        code = exited.value.code
+        printed = capsys.readouterr()
+        if isinstance(code, str):
+            assert status == 1, code
+            return code
+        assert code == status, printed
+        return printed.out
 
     return run

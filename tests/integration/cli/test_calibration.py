@@ -13,7 +13,7 @@ from tests.support.mcp_server import FakeMcpServer
 
 
 @pytest.fixture(autouse=True)
-def _bags_of_words(embedding_server: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def _use_bag_of_words_embedder(embedding_server: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "TOOLSCOUT_EMBEDDING_PROVIDER": "openai",
         "TOOLSCOUT_EMBEDDING_MODEL": "fake-words",
@@ -22,37 +22,38 @@ def _bags_of_words(embedding_server: FakeEmbeddingServer, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
 
 
-def stored(database: str) -> Calibration:
+def read_calibration(database: str) -> Calibration:
     model = read_active_model(database)
     assert model is not None
     return model.calibration
 
 
-def shares(told: str, when: str) -> tuple[float, float]:
-    [line] = [line for line in told.splitlines() if line.startswith(when)]
+def read_rates(output: str, name: str) -> tuple[float, float]:
+    """Return the percentages of lost and of refused messages in the line with this name."""
+    [line] = [line for line in output.splitlines() if line.startswith(name)]
     lost, refused = line.split()[1:]
     return float(lost.rstrip("%")), float(refused.rstrip("%"))
 
 
-def test_a_model_that_nobody_has_measured_learns_when_nothing_fits(command: Command, database: str) -> None:
+def test_an_uncalibrated_model_is_calibrated_and_reset(command: Command, database: str) -> None:
     command("calibrate", "--reset")
-    told = command("calibrate", "--dry-run")
-    assert "243 messages that need one of 62 tools, 45 that need none" in told
-    assert stored(database) == UNCALIBRATED
+    output = command("calibrate", "--dry-run")
+    assert "243 messages that need one of 62 tools, 45 that need none" in output
+    assert read_calibration(database) == UNCALIBRATED
 
-    told = command("calibrate")
-    assert "stored with openai:fake-words" in told
-    assert "notice it" in told
-    fitted = stored(database)
+    output = command("calibrate")
+    assert "stored with openai:fake-words" in output
+    assert "running services apply it" in output
+    fitted = read_calibration(database)
     assert len(fitted.direction) == DIMENSION
-    assert shares(told, "after")[0] <= 4.9
-    assert shares(told, "after")[1] > shares(told, "before")[1]
+    assert read_rates(output, "after")[0] <= 4.9
+    assert read_rates(output, "after")[1] > read_rates(output, "before")[1]
 
-    assert "is back to what ships" in command("calibrate", "--reset")
-    assert stored(database) == UNCALIBRATED
+    assert "is back to the calibration that ships with it" in command("calibrate", "--reset")
+    assert read_calibration(database) == UNCALIBRATED
 
 
-def test_ones_own_messages_are_about_ones_own_tools(
+def test_messages_in_a_file_are_about_the_tools_of_the_user(
     command: Command, database: str, mcp: FakeMcpServer, tmp_path: Path
 ) -> None:
     command("calibrate", "--reset")
@@ -64,28 +65,28 @@ def test_ones_own_messages_are_about_ones_own_tools(
         {"message": "read a text file", "tools": ["read_file"]}
         {"message": "fly to the moon", "tools": ["no_such_tool"], "id": "moon"}"""
     labelled.write_text(few)
-    assert "too few to fit to" in command("calibrate", str(labelled), "--user", "lin", status=1)
+    assert "too few to calibrate on" in command("calibrate", str(labelled), "--user", "lin", status=1)
     assert "nothing was stored" in command("calibrate", str(labelled), "--user", "lin", "--dry-run")
-    assert stored(database) == UNCALIBRATED
+    assert read_calibration(database) == UNCALIBRATED
 
     cities = (f'{{"message": "weather forecast for city {n}", "tools": ["get_forecast"]}}' for n in range(48))
     labelled.write_text("\n".join([few, *cities]))
-    told = command("calibrate", str(labelled), "--user", "lin")
-    assert "left out, since the tools that they name are not there: moon" in told
-    assert "50 messages that need one of 2 tools, 800 that need none" in told
-    assert shares(told, "after")[0] <= 4.9
-    assert stored(database) != UNCALIBRATED
+    output = command("calibrate", str(labelled), "--user", "lin")
+    assert "skipped, because the tools in their labels do not exist: moon" in output
+    assert "50 messages that need one of 2 tools, 800 that need none" in output
+    assert read_rates(output, "after")[0] <= 4.9
+    assert read_calibration(database) != UNCALIBRATED
     assert "get_forecast" in command("discover", "weather forecast for city 7", "--user", "lin")
 
     labelled.write_text('{"message": "fly to the moon", "tools": ["no_such_tool"]}')
-    refused = command("calibrate", str(labelled), "--user", "lin", "--dry-run", status=1)
-    assert "none of the messages needs a tool of this catalogue" in refused
+    error = command("calibrate", str(labelled), "--user", "lin", "--dry-run", status=1)
+    assert "none of the messages needs a tool of this catalogue" in error
 
 
-def test_an_embedder_that_fails_leaves_things_as_they_are(
+def test_the_calibration_stays_if_the_embedder_fails(
     command: Command, database: str, embedding_server: FakeEmbeddingServer
 ) -> None:
     command("calibrate", "--reset")
     embedding_server.mode = "zeros"
     assert "zero vector" in command("calibrate", status=1)
-    assert stored(database) == UNCALIBRATED
+    assert read_calibration(database) == UNCALIBRATED

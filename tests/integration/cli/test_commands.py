@@ -1,4 +1,4 @@
-"""The commands, as a terminal runs them, but in this process: on a Postgres beside which no service runs."""
+"""The commands, run in this process on a Postgres that no service uses."""
 
 import base64
 import json
@@ -12,15 +12,31 @@ import psycopg
 import pytest
 
 from app.cli import models
-from app.cli.main import main
 from tests.conftest import SECRET_KEY, tool
 from tests.integration.cli.conftest import Command
-from tests.integration.mcp_client.test_stdio_servers import BY_HAND
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.mcp_server import FakeMcpServer
 
+STDIO_SERVER = """
+    import json, sys
 
-def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) -> None:
+    RESULTS = {
+        "initialize": {
+            "protocolVersion": "2025-11-25", "serverInfo": {"name": "s", "version": "1"}, "capabilities": {"tools": {}}
+        },
+        "tools/list": {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]},
+    }
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "id" in request:
+            result = RESULTS.get(request["method"])
+            error = {"code": -32601, "message": "Method not found"}
+            response = {"error": error} if result is None else {"result": result}
+            print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **response}), flush=True)
+"""
+
+
+def test_a_server_is_added_used_reindexed_and_removed(command: Command, mcp: FakeMcpServer) -> None:
     assert command("key", "create", "--user", "ada").startswith("ts_user_")
     assert "no servers yet" in command("server", "list", "--user", "ada")
     mcp.tools = [tool("echo", "Gives back what it is given."), tool("shout")]
@@ -35,20 +51,20 @@ def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) ->
     assert command("execute", "files.shout", "--user", "ada", status=1).strip() == "\N{REPLACEMENT CHARACTER}[31mno"
 
     mcp.tools = [tool("echo", "Gives back what it is given."), tool("bad\0")]
-    told = command("server", "reindex", "--user", "ada")
-    assert "1 unchanged" in told
-    assert "refused" in told
+    output = command("server", "reindex", "--user", "ada")
+    assert "1 unchanged" in output
+    assert "refused" in output
     mcp.tools = []
-    told = command("server", "reindex", "files", "--user", "ada", status=1)
-    assert "empty_listing" in told
-    assert "it stays registered: `toolscout server reindex files` asks it again\n" in told
-    told = command("server", "add", "files", mcp.url, "--user", "ada", status=1)
-    assert told.endswith("a server named 'files': `toolscout server reindex files` asks it again")
+    output = command("server", "reindex", "files", "--user", "ada", status=1)
+    assert "empty_listing" in output
+    assert "the server stays registered; to retry, run `toolscout server reindex files`\n" in output
+    output = command("server", "add", "files", mcp.url, "--user", "ada", status=1)
+    assert output.endswith("a server named 'files'; to index it again, run `toolscout server reindex files`")
     assert "removed" in command("server", "remove", "files", "--user", "ada")
     assert "no servers yet" in command("server", "list", "--user", "ada")
 
 
-def test_labelled_messages_from_a_terminal(command: Command, mcp: FakeMcpServer, tmp_path: Path) -> None:
+def test_labelled_messages_are_evaluated(command: Command, mcp: FakeMcpServer, tmp_path: Path) -> None:
     command("key", "create", "--user", "lin")
     mcp.tools = [
         tool("get_forecast", "The weather forecast for a city, with rain and wind."),
@@ -63,23 +79,23 @@ def test_labelled_messages_from_a_terminal(command: Command, mcp: FakeMcpServer,
         {"message": "weather forecast for Rome", "tools": ["do"]}
         {"message": "sing me a song about love", "tools": []}"""
     )
-    told = command("eval", str(labelled), "--suggest", "--limit", "1", "--user", "lin")
-    assert "4 messages" in told
-    assert "0.667   0.500   0.500    0.538   0.667" in told
-    assert "notes: things.no_such_tool" in told
-    assert "things.do: it ranks" in told
-    assert "things.do: no description" in told
+    output = command("eval", str(labelled), "--suggest", "--limit", "1", "--user", "lin")
+    assert "4 messages" in output
+    assert "0.667   0.500   0.500    0.538   0.667" in output
+    assert "notes: things.no_such_tool" in output
+    assert "things.do: it ranks" in output
+    assert "things.do: no description" in output
 
-    shown = json.loads(command("eval", str(labelled), "--limit", "1", "--json", "--user", "lin"))
-    assert shown["measures"]["hit_at_1"] == pytest.approx(2 / 3, abs=1e-3)
-    assert shown["suggestions"] is None
-    assert all(len(answer["ranked"]) <= 1 for answer in shown["answers"])
+    response = json.loads(command("eval", str(labelled), "--limit", "1", "--json", "--user", "lin"))
+    assert response["measures"]["hit_at_1"] == pytest.approx(2 / 3, abs=1e-3)
+    assert response["suggestions"] is None
+    assert all(len(answer["ranked"]) <= 1 for answer in response["answers"])
 
     labelled.write_text('{"message": "read", "tools": []}\n{"message": "read"}')
     assert "line 2: `tools` must be a list" in command("eval", str(labelled), "--user", "lin", status=1)
 
 
-def test_tools_that_are_found_but_not_first_are_counted_and_a_handful_shown(
+def test_tools_that_are_not_ranked_first_are_counted_and_five_are_listed(
     command: Command, mcp: FakeMcpServer, tmp_path: Path
 ) -> None:
     command("key", "create", "--user", "amy")
@@ -92,26 +108,26 @@ def test_tools_that_are_found_but_not_first_are_counted_and_a_handful_shown(
     right = '{"message": "get the weather forecast for a city", "tools": ["get_forecast"]}\n'
     wrong = right.replace('["get_forecast"]', '["get_weather"]')
     labelled.write_text(right + wrong * 5)
-    told = command("eval", str(labelled), "--user", "amy")
-    assert "5 found, but not at the first place:" in told
-    assert told.count("sky.get_weather: at place 2, behind sky.get_forecast") == 5
-    assert "more" not in told
+    output = command("eval", str(labelled), "--user", "amy")
+    assert "5 found, but not ranked first:" in output
+    assert output.count("sky.get_weather: at rank 2, behind sky.get_forecast") == 5
+    assert "more" not in output
     labelled.write_text(right + wrong * 7)
-    told = command("eval", str(labelled), "--user", "amy")
-    assert "7 found, but not at the first place:" in told
-    assert told.count("sky.get_weather: at place 2, behind sky.get_forecast") == 5
-    assert "and 2 more" in told
+    output = command("eval", str(labelled), "--user", "amy")
+    assert "7 found, but not ranked first:" in output
+    assert output.count("sky.get_weather: at rank 2, behind sky.get_forecast") == 5
+    assert "and 2 more" in output
     labelled.write_text(right)
-    assert "not at the first place" not in command("eval", str(labelled), "--user", "amy")
+    assert "not ranked first" not in command("eval", str(labelled), "--user", "amy")
 
 
 @pytest.fixture
-def elsewhere(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which no service has run, with no Postgres but the embedded one."""
+def empty_data_dir(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder for the embedded Postgres in which no service has run."""
     for name in ("DATABASE_URL", "TOOLSCOUT_SECRET_KEY"):
         monkeypatch.delenv(name)
-    monkeypatch.setenv("TOOLSCOUT_DATA_DIR", str(tmp_path / "elsewhere"))
-    return tmp_path / "elsewhere"
+    monkeypatch.setenv("TOOLSCOUT_DATA_DIR", str(tmp_path / "empty"))
+    return tmp_path / "empty"
 
 
 @pytest.mark.parametrize(
@@ -127,16 +143,16 @@ def elsewhere(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ["doctor"],
     ],
 )
-def test_a_command_in_a_folder_without_data_names_it_and_makes_none(
-    command: Command, elsewhere: Path, arguments: list[str]
+def test_a_command_without_a_data_folder_names_it_and_does_not_create_it(
+    command: Command, empty_data_dir: Path, arguments: list[str]
 ) -> None:
-    assert f"there is no data yet in {elsewhere}: " in command(*arguments, status=1)
-    assert not elsewhere.exists()
+    assert f"there is no data yet in {empty_data_dir}: " in command(*arguments, status=1)
+    assert not empty_data_dir.exists()
 
 
-def test_a_folder_without_data_is_begun_by_migrating(command: Command, elsewhere: Path) -> None:
+def test_migrate_creates_the_data_folder(command: Command, empty_data_dir: Path) -> None:
     assert "the schema is at" in command("migrate")
-    assert (elsewhere / "postgres").exists()
+    assert (empty_data_dir / "postgres").exists()
     assert command("key", "create", "--user", "ada").startswith("ts_user_")
     assert "FAIL" not in command("doctor")
 
@@ -159,7 +175,7 @@ def test_a_folder_without_data_is_begun_by_migrating(command: Command, elsewhere
         (["execute", "files.echo", "\udcff"], "the text of the arguments is not valid JSON"),
         (["execute", "files.nothing"], "there is no such tool, or it may not be used"),
         (["execute", "nothing"], "or it may not be used: give it as SERVER.TOOL, or by its key"),
-        (["discover", " "], "no text"),
+        (["discover", " "], "the message has no text"),
         (["eval"], "give a file of labelled messages, or --suggest"),
         (["eval", "no-such-file"], "no-such-file cannot be read"),
         (["eval", os.devnull], "holds no messages"),
@@ -170,32 +186,13 @@ def test_a_folder_without_data_is_begun_by_migrating(command: Command, elsewhere
         (["discover", "read a file", "--project", "unknown"], "no such project"),
     ],
 )
-def test_a_command_that_cannot_be_done_says_why(command: Command, arguments: list[str], reason: str) -> None:
+def test_a_command_that_fails_says_why(command: Command, arguments: list[str], reason: str) -> None:
     command("key", "create", "--user", "ada")
     user = [] if arguments == ["rotate-secrets"] else ["--user", "ada"]
     assert reason in command(*arguments, *user, status=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "usage"),
-    [
-        (["server", "add", "files", "--nonsense"], "usage: toolscout server add "),
-        (["discover", "read a file", "--nonsense"], "usage: toolscout discover "),
-        (["server", "--nonsense", "list"], "usage: toolscout server "),
-        (["--nonsense", "doctor"], "usage: toolscout [-h]"),
-    ],
-)
-def test_an_option_that_a_command_does_not_know_is_answered_with_its_own_usage(
-    arguments: list[str], usage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    told = capsys.readouterr().err
-    assert told.startswith(usage)
-    assert "unrecognized arguments: --nonsense" in told
-
-
-def test_a_new_key_takes_over_and_doctor_sees_where_it_did_not(
+def test_secrets_are_rotated_and_doctor_reports_credentials_that_cannot_be_read(
     command: Command, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("key", "create", "--user", "eve")
@@ -206,8 +203,8 @@ def test_a_new_key_takes_over_and_doctor_sees_where_it_did_not(
     assert "do not open with these keys" in command("doctor", status=1)
     monkeypatch.setenv("TOOLSCOUT_OLD_SECRET_KEYS", SECRET_KEY)
     assert "FAIL" not in command("doctor")
-    told = command("rotate-secrets")
-    assert "stored credentials sealed anew" in told
+    output = command("rotate-secrets")
+    assert "stored credentials were re-encrypted" in output
     monkeypatch.delenv("TOOLSCOUT_OLD_SECRET_KEYS")
     assert "FAIL" not in command("doctor")
     mcp.requests.clear()
@@ -215,7 +212,7 @@ def test_a_new_key_takes_over_and_doctor_sees_where_it_did_not(
     assert {request.headers["x-token"] for request in mcp.requests} == {"canary"}
 
 
-def test_selections_from_a_terminal_are_a_file_for_eval(
+def test_exported_selections_can_be_evaluated(
     command: Command, database: str, mcp: FakeMcpServer, tmp_path: Path
 ) -> None:
     command("key", "create", "--user", "sue")
@@ -233,7 +230,7 @@ def test_selections_from_a_terminal_are_a_file_for_eval(
     assert "1 messages" in command("eval", str(exported), "--user", "sue")
 
 
-def test_a_models_life_from_a_terminal(
+def test_a_model_is_used_and_dropped(
     command: Command,
     database: str,
     mcp: FakeMcpServer,
@@ -245,28 +242,28 @@ def test_a_models_life_from_a_terminal(
     command("key", "create", "--user", "max")
     mcp.tools = [tool("echo", "Gives back what it is given.")]
     command("server", "add", "echoes", mcp.url, "--user", "max")
-    assert "is active already" in command("model", "use", "granite-embedding-30m-english", "--provider", "local")
+    assert "is already active" in command("model", "use", "granite-embedding-30m-english", "--provider", "local")
 
-    told = command("model", "use", "beta@48")
-    assert "openai:beta@48 is active" in told
-    [way_back] = re.findall(r"the way back: toolscout model use (\S+);", told)
+    output = command("model", "use", "beta@48")
+    assert "openai:beta@48 is active" in output
+    [previous] = re.findall(r"to switch back: toolscout model use (\S+);", output)
     assert re.search(r"\* openai:beta@48 +48 dimensions +(\d+) of \1 tools", command("model", "list"))
     assert "echo" in command("discover", "echo", "--user", "max")
     assert "is active: let another one" in command("model", "drop", "beta@48", status=1)
     assert "settings name local:granite" in command("doctor", status=1).replace("the settings", "settings")
 
-    assert f"{way_back} is active" in command("model", "use", way_back)
+    assert f"{previous} is active" in command("model", "use", previous)
     assert "dropped, with all its vectors" in command("model", "drop", "beta@48")
     assert "beta@48" not in command("model", "list")
-    told_last = "SELECT action, target FROM audit_events WHERE action LIKE 'model.%' ORDER BY at DESC LIMIT 3"
+    last_events = "SELECT action, target FROM audit_events WHERE action LIKE 'model.%' ORDER BY at DESC LIMIT 3"
     with psycopg.connect(database) as connection:
-        assert connection.execute(told_last).fetchall() == [
+        assert connection.execute(last_events).fetchall() == [
             ("model.drop", "openai:beta@48"),
-            ("model.use", way_back),
+            ("model.use", previous),
             ("model.use", "openai:beta@48"),
         ]
     assert "there is no model 'beta@48'" in command("model", "drop", "beta@48", status=1)
-    assert "there is no local model 'other' here, but: local:granite" in command(
+    assert "there is no local model 'other'; there are: local:granite" in command(
         "model", "use", "other", "--provider", "local", status=1
     )
     embedding_server.mode = "zeros"
@@ -275,7 +272,7 @@ def test_a_models_life_from_a_terminal(
 
 
 @pytest.mark.parametrize("provider", ["local", "openai"])
-def test_the_way_back_from_a_model_needs_none_of_its_settings(
+def test_switching_back_from_a_model_does_not_need_its_settings(
     command: Command,
     fresh_database: str,
     embedding_server: FakeEmbeddingServer,
@@ -286,8 +283,8 @@ def test_the_way_back_from_a_model_needs_none_of_its_settings(
     monkeypatch.setenv("DATABASE_URL", fresh_database)
     monkeypatch.setenv("OPENAI_BASE_URL", embedding_server.base_url)
     command("key", "create", "--user", "max")
-    [way_back] = re.findall(r"the way back: toolscout model use (\S+);", command("model", "use", "beta@48"))
-    command("model", "use", way_back)
+    [previous] = re.findall(r"to switch back: toolscout model use (\S+);", command("model", "use", "beta@48"))
+    command("model", "use", previous)
     command("model", "use", "gamma@48")
 
     monkeypatch.delenv("OPENAI_BASE_URL")
@@ -295,21 +292,21 @@ def test_the_way_back_from_a_model_needs_none_of_its_settings(
     assert "needs OPENAI_API_KEY or OPENAI_BASE_URL" in command("discover", "echo", "--user", "max", status=1)
     assert "* openai:gamma@48 " in command("model", "list")
     assert "openai:beta@48: dropped" in command("model", "drop", "beta@48")
-    assert f"{way_back} is active" in command("model", "use", way_back)
+    assert f"{previous} is active" in command("model", "use", previous)
     assert "openai:gamma@48: dropped" in command("model", "drop", "gamma@48")
     assert "needs OPENAI_API_KEY or OPENAI_BASE_URL" in command("model", "use", "delta@48", status=1)
 
 
 @pytest.fixture
 def stdio(command: Command, fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The operator's file, which is not there yet, beside a database of which doctor has nothing to say."""
+    """The path of the file with stdio servers, which does not exist yet. Doctor finds no other problem."""
     monkeypatch.setenv("DATABASE_URL", fresh_database)
     monkeypatch.setenv("TOOLSCOUT_STDIO_SERVERS", str(tmp_path / "stdio.json"))
     command("migrate")
     return tmp_path / "stdio.json"
 
 
-def test_doctor_names_a_program_that_is_not_there(command: Command, stdio: Path) -> None:
+def test_doctor_reports_a_stdio_program_that_does_not_exist(command: Command, stdio: Path) -> None:
     stdio.write_text('{"time": {"argv": ["no-such-program-here"]}}')
     assert "no program 'no-such-program-here' in the PATH of this process" in command("doctor", status=1)
     stdio.write_text('{"time": {"argv": ["/no/such/program"]}}')
@@ -318,17 +315,17 @@ def test_doctor_names_a_program_that_is_not_there(command: Command, stdio: Path)
     assert "stdio" not in command("doctor")
 
 
-def test_doctor_names_a_setting_that_is_misspelt_and_goes_on(
+def test_doctor_reports_a_misspelt_setting_and_continues(
     command: Command, stdio: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stdio.write_text("{}")
     monkeypatch.setenv("TOOLSCOUT_MAX_TOLS", "5")
-    told = command("doctor", status=1)
-    assert "TOOLSCOUT_MAX_TOLS is no setting: is TOOLSCOUT_MAX_TOOLS meant?" in told
-    assert re.findall(r"^FAIL +(\w+)", told, re.MULTILINE) == ["misspelt"]
+    output = command("doctor", status=1)
+    assert "unknown setting TOOLSCOUT_MAX_TOLS; did you mean TOOLSCOUT_MAX_TOOLS?" in output
+    assert re.findall(r"^FAIL +(\w+)", output, re.MULTILINE) == ["misspelt"]
 
 
-def test_doctor_tells_of_a_stdio_file_of_no_use_under_its_own_name_and_goes_on(command: Command, stdio: Path) -> None:
+def test_doctor_reports_an_unusable_stdio_file_and_continues(command: Command, stdio: Path) -> None:
     for reason in ("No such file or directory", "}}: Input should be an object", "}}: Invalid JSON"):
         first, wrong, *others = command("doctor", status=1).splitlines()
         assert re.match(rf"FAIL  stdio +TOOLSCOUT_STDIO_SERVERS: .*{reason}", wrong)
@@ -338,37 +335,36 @@ def test_doctor_tells_of_a_stdio_file_of_no_use_under_its_own_name_and_goes_on(c
         stdio.write_text("{bad" if stdio.exists() else "[]")
 
 
-def test_a_server_without_a_url_is_one_of_those_that_the_operator_has_listed(
-    command: Command, stdio: Path, tmp_path: Path
-) -> None:
+def test_a_server_without_a_url_must_be_a_listed_stdio_server(command: Command, stdio: Path, tmp_path: Path) -> None:
     code = tmp_path / "server.py"
-    code.write_text(textwrap.dedent(BY_HAND).replace("BEFORE", "").replace("AFTER", ""))
+    code.write_text(textwrap.dedent(STDIO_SERVER))
     stdio.write_text(json.dumps({name: {"argv": [sys.executable, str(code)]} for name in ("time", "notes")}))
     command("key", "create", "--user", "joe")
     assert "TOOLSCOUT_STDIO_SERVERS lists (time, notes)" in command("server", "add", "tim", "--user", "joe", status=1)
     assert "1 added" in command("server", "add", "time", "--user", "joe")
 
 
-def test_a_server_that_does_not_answer_is_not_waited_for_until_it_does(
+def test_adding_a_server_that_cannot_be_reached_fails_without_waiting_for_retries(
     command: Command, stdio: Path, tmp_path: Path
 ) -> None:
     stdio.write_text(json.dumps({"gone": {"argv": [str(tmp_path / "nothing-there")]}}))
     command("key", "create", "--user", "kim")
-    told = command("server", "add", "gone", "--user", "kim", status=1)
-    assert "gone: failed (" in told
-    assert "a service that runs asks it again by itself, as does `toolscout server reindex gone`\n" in told
+    output = command("server", "add", "gone", "--user", "kim", status=1)
+    assert "gone: failed (" in output
+    assert "a running service retries by itself; to retry now, run `toolscout server reindex gone`\n" in output
     assert "gone" in command("server", "list", "--user", "kim")
 
 
-def test_a_worker_without_work_is_told_which_setting_is_wrong(
+def test_a_worker_without_slots_is_refused_and_the_setting_is_named(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOOLSCOUT_ROLE", "worker")
     monkeypatch.setenv("TOOLSCOUT_INDEX_CONCURRENCY", "0")
-    assert "TOOLSCOUT_INDEX_CONCURRENCY" in command("doctor", status=1)
+    error = command("doctor", status=1)
+    assert error.startswith("toolscout: invalid settings:\n  TOOLSCOUT_INDEX_CONCURRENCY: must be at least 1")
 
 
-def test_a_schema_that_is_newer_than_the_command_is_told_by_all_who_look(
+def test_a_schema_that_is_newer_than_the_command_is_reported(
     command: Command, fresh_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", fresh_database)
