@@ -11,9 +11,9 @@ from app.catalog.servers import NewServer, Status
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.management.servers import change_server as change_known_server
 from app.management.servers import register_server, remove_server
+from app.mcp_types import Transport
 from app.schemas.base import Items, Output, render_page, set_fields
 from app.schemas.servers import NewServerBody, ServerChanges
-from app.text.strict_json import Transport
 
 router = APIRouter(tags=["servers"], route_class=StrictRoute)
 

@@ -31,9 +31,9 @@ from app.errors import InvalidInput
 from app.indexing.parsing import parse_listing
 from app.indexing.plan import CountTokens, definition_tokens
 from app.indexing.sanitize import Flag
+from app.mcp_types import ToolDefinition
 from app.schemas.base import Identifier, Input, Items, Output, render_page, set_fields
 from app.schemas.tools import ToolChanges
-from app.text.strict_json import ToolDefinition
 
 router = APIRouter(tags=["tools"], route_class=StrictRoute)
 

@@ -39,9 +39,10 @@ from app.execution.results import make_serializable, truncate
 from app.execution.validation import check_arguments, check_serializable, usable_schema
 from app.mcp_client.connection import INPUT_REQUIRED, OnProgress
 from app.mcp_client.pool import McpPool
+from app.mcp_types import Dialogue, Endpoint
 from app.observability.metrics import Metrics, timed
 from app.observability.tracing import Tracing, traced
-from app.text.strict_json import Dialogue, Endpoint, Json, canonical_json
+from app.text.strict_json import Json, canonical_json
 from app.usage.counters import UsageCounters
 
 logger = logging.getLogger("toolscout.execution")

@@ -23,9 +23,10 @@ from app.indexing.documents import text_hash
 from app.indexing.parsing import Listing, parse_listing
 from app.indexing.plan import CountTokens, IndexTarget, MissingVector, ModelUpdate, Plan, StoredTool, make_plan
 from app.mcp_client.pool import McpPool
+from app.mcp_types import Endpoint
 from app.observability.metrics import Metrics, failures_counted, timed
 from app.observability.tracing import Tracing, traced
-from app.text.strict_json import Endpoint, Json, parse_json
+from app.text.strict_json import Json, parse_json
 
 logger = logging.getLogger("toolscout.indexing")
 

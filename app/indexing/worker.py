@@ -21,7 +21,7 @@ from app.db.tables import index_runs, mcp_servers
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import queue
 from app.indexing.reindex import Indexer, reindex_server
-from app.text.strict_json import Endpoint
+from app.mcp_types import Endpoint
 
 logger = logging.getLogger("toolscout.worker")
 
