@@ -253,7 +253,7 @@ class Embedding:
         try:
             await self._embed(batch)
         except EmbeddingFailed as error:
-            if error.passing or len(batch) == 1:
+            if error.retryable or len(batch) == 1:
                 raise
             await self._embed_each(batch)
 
@@ -265,7 +265,7 @@ class Embedding:
             except EmbeddingFailed as error:
                 failures += 1
                 # then it is not this or that text that it does not take
-                if error.passing or failures == _FAILURES_OF_SINGLE_TEXTS:
+                if error.retryable or failures == _FAILURES_OF_SINGLE_TEXTS:
                     raise
                 self.warnings.append(f"the tool {tool.tool_name!r} could not be embedded ({error.reason})")
 

@@ -186,7 +186,7 @@ class Worker:
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
 
     async def _retry_or_fail(self, run: queue.Claim, error: ServerUnreachable) -> str:
-        if not error.passing or run.attempts >= queue.MAX_ATTEMPTS:
+        if not error.retryable or run.attempts >= queue.MAX_ATTEMPTS:
             await self._fail(run, error.cause, error.message)
             return "failed"
         # jitter, so that servers behind one gateway that stumbled are not all asked again at once

@@ -59,7 +59,7 @@ class VectorSource:
             except EmbeddingFailed as error:
                 logger.warning("sent tools could not be embedded", extra={"reason": error.reason})
                 failure, failures = error, failures + 1
-                if error.passing or failures == _FAILURES_ALLOWED:
+                if error.retryable or failures == _FAILURES_ALLOWED:
                     break
         return failure
 
