@@ -14,7 +14,7 @@ from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import record as record_of
 from app.db.tables import EVERYONE, audit_events
-from app.observability.metrics import elapsed_ms, request_id
+from app.observability.logging import elapsed_ms, request_id
 
 SUCCEEDED = "succeeded"
 

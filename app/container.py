@@ -254,7 +254,7 @@ async def _models(ground: _Ground, url: str, closing: AsyncExitStack, *, embeddi
         build=lambda model: wanted if wanted and model.id == wanted.model else make_embedder(settings, model.id),
         queries=lambda embedder: _queries(settings, embedder, metrics),
         wanted=None if wanted is None else wanted.model,
-        on_serving=metrics.tell_model,
+        on_serving=metrics.set_model,
     )
     closing.push_async_callback(models.stop)
     await models.refresh()

@@ -64,6 +64,9 @@ class Settings(BaseSettings):
         description="origins of web pages that may call us (all routes), comma-separated: `https://chat.example.com`",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level that is logged")
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="`text` for people, `json` lines for machines; `auto`: text on a terminal, else JSON"
+    )
 
     database_url: SecretStr | None = Field(
         None,

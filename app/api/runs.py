@@ -19,7 +19,7 @@ from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep
 from app.errors import NotFound, QueryInterrupted, Unavailable
 from app.indexing import queue
 from app.indexing.queue import Run, RunState
-from app.observability.metrics import elapsed_ms
+from app.observability.logging import elapsed_ms
 from app.schemas.base import Input, Items, Output, render_page
 from app.text.strict_json import parse_json
 

@@ -23,7 +23,7 @@ from app.db.migrate import migrate
 from app.doctor import examine
 from app.errors import ToolscoutError
 from app.local_postgres.paths import connect_database
-from app.observability.metrics import configure_logging
+from app.observability.logging import configure_logging
 from app.settings import Settings, variable_of
 
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         settings = Settings()
-        configure_logging(settings.log_level if options.command == "serve" else "WARNING")
+        configure_logging(settings.log_level if options.command == "serve" else "WARNING", settings.log_format)
         sys.exit(_run(options.deed(settings, options)))
     except ValidationError as error:
         sys.exit("toolscout: the settings are not valid:\n" + "\n".join(_wrong_settings(error)))

@@ -14,7 +14,7 @@ from app.errors import InvalidInput, ToolscoutError
 from app.indexing import queue
 from app.indexing.parsing import Listing
 from app.management.servers import change_server, register_server, remove_server, try_server
-from app.observability.metrics import elapsed_ms
+from app.observability.logging import elapsed_ms
 from app.schemas.base import set_fields
 from app.schemas.servers import NewServerBody, ServerChanges
 

@@ -24,7 +24,7 @@ from app.indexing.parsing import Listing, parse_listing
 from app.indexing.plan import CountTokens, IndexTarget, MissingVector, ModelUpdate, Plan, StoredTool, make_plan
 from app.mcp_client.pool import McpPool
 from app.mcp_types import Endpoint
-from app.observability.metrics import Metrics, failures_counted, timed
+from app.observability.metrics import Metrics, count_embedding_failures, observe_duration
 from app.observability.tracing import Tracing, traced
 from app.text.strict_json import Json, parse_json
 
@@ -153,7 +153,7 @@ async def _offered(indexer: Indexer, run: queue.Claim) -> tuple[Server, Listing]
 
 
 async def _asked(indexer: Indexer, endpoint: Endpoint) -> list[Json]:
-    with timed(indexer.metrics.upstream_seconds, "list"):
+    with observe_duration(indexer.metrics.upstream_seconds, "list"):
         return await indexer.mcp_pool.list_tools(endpoint)
 
 
@@ -272,7 +272,7 @@ class Embedding:
     async def _embed(self, batch: Sequence[MissingVector]) -> None:
         metrics = self._indexer.metrics
         telling = self._indexer.tracing.span("embed")
-        with telling, timed(metrics.embedding_seconds, "index"), failures_counted(metrics, "index"):
+        with telling, observe_duration(metrics.embedding_seconds, "index"), count_embedding_failures(metrics, "index"):
             vectors = await self._embedder.embed_documents([tool.text for tool in batch])
         self.vectors |= {tool.tool_id: vector for tool, vector in zip(batch, vectors, strict=True)}
         self.computed += len(batch)

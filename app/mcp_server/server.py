@@ -26,7 +26,7 @@ from app.mcp_server import responses
 from app.mcp_server.cancellation import EndedByName, Name, RunningCalls
 from app.mcp_server.tools import MetaTool, ToolCall
 from app.mcp_types import Dialogue
-from app.observability.metrics import request_id
+from app.observability.logging import request_id
 from app.text.strict_json import Json
 
 logger = logging.getLogger("toolscout.mcp")
