@@ -10,10 +10,11 @@ from app import audit
 from app.auth.users import get_user
 from app.cli.context import ACTOR, add_user_option, open_with_url
 from app.cli.evaluation import Telling, read_items
-from app.container import Container, store_model_calibration
+from app.container import Container
 from app.demo.seed import catalogue
 from app.discovery.inline.documents import SentTool
 from app.embeddings.calibration import Calibration
+from app.embeddings.repository import store_model_calibration
 from app.errors import InvalidInput
 from app.evaluation.calibrate import (
     Fit,

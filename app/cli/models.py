@@ -10,8 +10,9 @@ from typing import Any
 from app import audit
 from app.cli.context import ACTOR
 from app.cli.progress import ProgressBar
-from app.container import Container, local_embedders, make_embedder, open_container, probe_dimension
+from app.container import Container, open_container
 from app.embeddings.base import Embedder
+from app.embeddings.factory import make_embedder, make_local_embedders, probe_dimension
 from app.embeddings.repository import EmbeddingModel, list_models, register
 from app.errors import InvalidInput
 from app.indexing.backfill import ProgressCallback, missing_vectors
@@ -61,7 +62,7 @@ async def _use(settings: Settings, options: argparse.Namespace) -> int:
         await container.models.refresh()
         before = container.model.id
         with _bar(model.id) as told:
-            kept, owner = container.models.named(model.id), partial(owner_connection, url)
+            kept, owner = container.models.get(model.id), partial(owner_connection, url)
             await change_model(container.indexer, owner, kept, told, incomplete=options.incomplete)
         await _record(container, "model.use", model.id)
     print(f"{model.id} is active: every running service answers by it within a second or two")
@@ -115,7 +116,7 @@ def _registered_anew(url: str, embedder: Embedder, dimension: int) -> EmbeddingM
 def _new_embedder(settings: Settings, name: str, provider: str) -> Embedder:
     if provider == "openai":
         return make_embedder(settings, f"openai:{name.removeprefix('openai:')}")
-    packs = {embedder.model: embedder for embedder in local_embedders(settings)}
+    packs = {embedder.model: embedder for embedder in make_local_embedders(settings)}
     for model_id, embedder in packs.items():
         if name in (model_id, *_names(model_id)):
             return embedder

@@ -99,11 +99,11 @@ class Discoverer:
     @property
     def model(self) -> EmbeddingModel:
         """Of requests that begin now. One that has begun knows its own from its scope."""
-        return self.models.serving.model
+        return self.models.current.model
 
     @property
     def queries(self) -> QueryEmbedder:
-        return self.models.serving.queries
+        return self.models.current.queries
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ async def embed_query(discoverer: Discoverer, user: User, ask: Ask) -> QueryEmbe
     if strategy == "bm25" or not user.discovery_enabled:
         return QueryEmbedding(strategy, None, None)
     try:
-        kept = discoverer.models.named(ask.scope.model)
+        kept = discoverer.models.get(ask.scope.model)
         async with discoverer.scheduler.turn(user.id) if kept.embedder.is_local else nullcontext():
             return QueryEmbedding(strategy, await kept.queries.embed(user.id, ask.query.texts), None)
     except EmbeddingFailed as error:
@@ -159,7 +159,7 @@ async def embed_query(discoverer: Discoverer, user: User, ask: Ask) -> QueryEmbe
 
 
 def make_scoring_params(discoverer: Discoverer, ask: Ask, rung: QueryEmbedding) -> ScoringParams:
-    calibration = discoverer.models.named(ask.scope.model).model.calibration
+    calibration = discoverer.models.get(ask.scope.model).model.calibration
     return ScoringParams(ask.query, rung.strategy, ask.threshold, ask.scope.tags or (), calibration)
 
 

@@ -75,7 +75,7 @@ async def calibrate(
 ) -> Fit:
     """Raises `EmbeddingFailed` where the embedder fails, and `InvalidInput` where there is nothing to fit to."""
     right = _right_tools(tools, items)
-    material = await _material(searcher.discoverer.models.serving.embedder, tools, items, right, messages, told)
+    material = await _material(searcher.discoverer.models.current.embedder, tools, items, right, messages, told)
     if not material.answerable:
         raise InvalidInput("none of the messages needs a tool of this catalogue")
     calibration = await asyncio.to_thread(fit_calibration, material)

@@ -131,7 +131,7 @@ def _best(tools: TenantIndex, sample: Sample, calibration: Calibration) -> float
 
 
 def _needs(samples: Sequence[Sample], calibration: Calibration) -> _Floats:
-    return np.array([calibration.needs_a_tool(sample.vectors[0]) for sample in samples])
+    return np.array([calibration.score_tool_need(sample.vectors[0]) for sample in samples])
 
 
 def _choice(

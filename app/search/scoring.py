@@ -194,7 +194,7 @@ def should_abstain(candidates: Sequence[Candidate], question: ScoringParams, vec
     if question.query.closes:
         return True
     scale = _both(question.calibration, len(question.query.texts))
-    if question.calibration.fits(max(map(scale.fused, candidates), default=0.0), vector):
+    if question.calibration.is_match(max(map(scale.fused, candidates), default=0.0), vector):
         return False
     message = question.query.said.lower()
     return not any(is_named(message, each.tool_name) for each in candidates)

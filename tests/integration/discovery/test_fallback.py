@@ -231,7 +231,7 @@ async def test_after_the_pause_one_question_tries_for_all(
     open_service: OpenService, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.0]
-    monkeypatch.setattr("app.container.CircuitBreaker", partial(CircuitBreaker, clock=lambda: seconds[0]))
+    monkeypatch.setattr("app.embeddings.factory.CircuitBreaker", partial(CircuitBreaker, clock=lambda: seconds[0]))
     settings = fake.settings(breaker_failures=1, breaker_retry_s=60)
     async with open_service(**settings) as service, asker_of(service) as user:
         fake.mode = "zeros"

@@ -98,8 +98,8 @@ async def test_the_real_model_is_calibrated_on_a_few_messages(container: Contain
     assert 0.3 < fit.calibration.unrelated < 0.6
     assert fit.calibration.unrelated < fit.calibration.threshold + 0.1
 
-    embedder = container.models.serving.embedder
+    embedder = container.models.current.embedder
     unseen = [everything.needing[5 :: 800 // FEW], everything.not_needing[5 :: 800 // FEW]]
     needing, needless = [await embedder.embed_queries(texts) for texts in unseen]
-    assert np.mean([fit.calibration.needs_a_tool(vector) > 0 for vector in needing]) > 0.75
-    assert np.mean([fit.calibration.needs_a_tool(vector) < 0 for vector in needless]) > 0.75
+    assert np.mean([fit.calibration.score_tool_need(vector) > 0 for vector in needing]) > 0.75
+    assert np.mean([fit.calibration.score_tool_need(vector) < 0 for vector in needless]) > 0.75
