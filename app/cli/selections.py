@@ -7,7 +7,7 @@ import orjson
 
 from app.cli.context import add_user_option, open_for_user
 from app.settings import Settings
-from app.usage.selection_log import labelled_selections
+from app.usage.selection_log import export_labelled_selections
 
 
 def add_selection_commands(commands: Any) -> None:
@@ -23,6 +23,6 @@ async def _export(settings: Settings, options: argparse.Namespace) -> int:
         open_for_user(settings, options.user) as (container, user),
         container.database.transaction(user.id) as session,
     ):
-        for line in await labelled_selections(session, user.id):
+        for line in await export_labelled_selections(session, user.id):
             print(orjson.dumps(line).decode())
     return 0

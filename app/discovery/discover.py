@@ -256,9 +256,9 @@ def _counted(discoverer: Discoverer, user: User, ask: Ask, discovery: Discovery,
         metrics.no_match.inc()
     metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
     found = (tool.offer.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
-    discoverer.usage_counters.discovered(user.id, found, _figures(discovery, seconds))
+    discoverer.usage_counters.record_discovery(user.id, found, _figures(discovery, seconds))
     if user.settings.get("selection_log"):
-        discoverer.selections.note(user.id, _selection(ask, discovery))
+        discoverer.selections.append(user.id, _selection(ask, discovery))
     return discovery
 
 

@@ -352,7 +352,9 @@ class CallRecord:
         if not self._begun or isinstance(failure, ServerUnreachable) or outcome == INPUT_REQUIRED:
             return
         succeeded = None if outcome == CANCELLED else outcome == audit.SUCCEEDED
-        self._executor.usage_counters.called(self._call.scope.user_id, self._found.offer.tool_id, succeeded=succeeded)
+        self._executor.usage_counters.record_call(
+            self._call.scope.user_id, self._found.offer.tool_id, succeeded=succeeded
+        )
 
     async def _settle(self, session: Session, failure: ToolscoutError | None) -> None:
         """The answer is kept for whoever repeats the call; where nothing was run, the key is free again."""

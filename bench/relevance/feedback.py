@@ -14,8 +14,7 @@ from app.discovery.feedback import give_feedback
 from app.evaluation.labelled import Labelled
 from app.evaluation.run import DEFAULT_LIMIT, ask_of
 from app.evaluation.scores import Interval, Measures, mean, measure, paired_interval
-from app.usage.learning import update_priors
-from app.usage.prior import PRIOR_MOST
+from app.usage.priors import MAX_PRIOR, update_priors
 from bench.relevance.index import Indexed, indexed
 from bench.relevance.sets import BenchSet
 
@@ -39,7 +38,7 @@ class Simulation:
 
     @property
     def within_bounds(self) -> bool:
-        return self.largest_change <= PRIOR_MOST + _A_HAIR
+        return self.largest_change <= MAX_PRIOR + _A_HAIR
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def shown(simulation: Simulation) -> str:
             _line("with priors", simulation.with_priors),
             f"nDCG@10 {interval.difference:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]; "
             f"{simulation.moved} answers in another order; largest change of a score "
-            f"{simulation.largest_change:.4f}, {'within' if simulation.within_bounds else 'BEYOND'} {PRIOR_MOST:g}",
+            f"{simulation.largest_change:.4f}, {'within' if simulation.within_bounds else 'BEYOND'} {MAX_PRIOR:g}",
         ]
     )
 

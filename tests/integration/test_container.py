@@ -206,7 +206,7 @@ async def test_pending_counts_are_written_before_the_database_closes(
     async with open_container(make_settings(tmp_path, **embedding_server.settings()), fresh_database) as service:
         async with new_user(service, "ada"):
             pass
-        service.usage_counters.called("ada", "some-tool", succeeded=None)
+        service.usage_counters.record_call("ada", "some-tool", succeeded=None)
         assert execute_as_owner(fresh_database, "SELECT * FROM tool_usage") == []
     assert execute_as_owner(fresh_database, "SELECT user_id, tool_id, called FROM tool_usage") == [
         ("ada", "some-tool", 1)

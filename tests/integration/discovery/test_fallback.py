@@ -304,8 +304,8 @@ async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
         await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
         pinned = (await user.tools())["zip_files"]["id"]
         await user.http.patch(f"/tools/{pinned}", json={"pinned": True})
-        service.usage_counters.called(user.id, (await user.tools())["refund_payment"]["id"], succeeded=None)
-        await service.usage_counters.write()
+        service.usage_counters.record_call(user.id, (await user.tools())["refund_payment"]["id"], succeeded=None)
+        await service.usage_counters.flush()
         core = await user.http.put("/core-tools", json={"tools": [tool("browse")]})
         assert core.status_code == 200
         await by_meaning(user, "weather forecast")
