@@ -36,7 +36,7 @@ from app.embeddings.repository import EmbeddingModel
 from app.errors import EmbeddingFailed, QueryFailed
 from app.limits.fair_queue import FairScheduler
 from app.observability.metrics import Metrics, fallback_level
-from app.observability.tracing import Tracing, traced
+from app.observability.tracing import Tracing, trace_call
 from app.search.postgres import HybridSearch, SearchResult
 from app.search.query import Query, shorten
 from app.search.scoring import ScoringParams, Strategy
@@ -119,7 +119,7 @@ class QueryEmbedding:
         return None if self.embedded is None else self.embedded.vectors
 
 
-@traced("discover", "strategy", "degraded_reason", "searched", "no_match")
+@trace_call("discover", "strategy", "degraded_reason", "searched", "no_match")
 async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     asked = time.perf_counter()
     if ask.strategy is None:
@@ -143,7 +143,7 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     return discovery if ask.trial else _counted(discoverer, user, ask, discovery, time.perf_counter() - asked)
 
 
-@traced("embed", "reason")
+@trace_call("embed", "reason")
 async def embed_query(discoverer: Discoverer, user: User, ask: Ask) -> QueryEmbedding:
     """Before any connection is taken: none is held while waiting for an embedder."""
     strategy = ask.strategy or "hybrid"
@@ -172,7 +172,7 @@ async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery
     return _discovery(chosen, core, 0, 0, None, generated=False, no_match=True)
 
 
-@traced("search", "searched")
+@trace_call("search", "searched")
 async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: QueryEmbedding) -> Discovery:
     question = make_scoring_params(discoverer, ask, rung)
     vectors = rung.vectors

@@ -43,7 +43,7 @@ from app.mcp_client.connection import INPUT_REQUIRED, OnProgress
 from app.mcp_client.pool import McpPool
 from app.mcp_types import Dialogue, Endpoint
 from app.observability.metrics import Metrics, observe_duration
-from app.observability.tracing import Tracing, traced
+from app.observability.tracing import Tracing, trace_call
 from app.text.strict_json import Json, canonical_json
 from app.usage.counters import UsageCounters
 
@@ -144,7 +144,7 @@ class ProgressReports:
                 report.cancel()
 
 
-@traced("execute", "truncated")
+@trace_call("execute", "truncated")
 async def execute(
     executor: Executor, call: ExecutionRequest, progress: ProgressReports | None = None
 ) -> ExecutionResult:

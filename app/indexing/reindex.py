@@ -25,7 +25,7 @@ from app.indexing.plan import CountTokens, IndexTarget, MissingVector, ModelUpda
 from app.mcp_client.pool import McpPool
 from app.mcp_types import Endpoint
 from app.observability.metrics import Metrics, count_embedding_failures, observe_duration
-from app.observability.tracing import Tracing, traced
+from app.observability.tracing import Tracing, trace_call
 from app.text.strict_json import Json, parse_json
 
 logger = logging.getLogger("toolscout.indexing")
@@ -52,7 +52,7 @@ class Indexer:
     tracing: Tracing = field(default_factory=Tracing)
 
 
-@traced("reindex")
+@trace_call("reindex")
 async def reindex_server(indexer: Indexer, run: queue.Claim) -> queue.RunState:
     while True:
         try:
