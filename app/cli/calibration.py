@@ -17,15 +17,15 @@ from app.embeddings.calibration import Calibration
 from app.embeddings.repository import store_model_calibration
 from app.errors import InvalidInput
 from app.evaluation.calibrate import (
-    Fit,
+    CalibrationResult,
     calibrate,
-    shipped_labelled,
-    shipped_messages,
-    tools_in_memory,
-    tools_of_user,
+    index_tools,
+    load_shipped_labelled,
+    load_shipped_messages,
+    load_user_tools,
 )
 from app.evaluation.fit import ErrorRates
-from app.evaluation.labelled import Labelled
+from app.evaluation.labelled import LabelledMessage
 from app.search.in_memory import TenantIndex
 from app.settings import Settings
 from app.text.strict_json import Json
@@ -49,7 +49,7 @@ def add_calibration_command(commands: Any) -> None:
 
 
 async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
-    items = shipped_labelled() if options.file is None else read_items(options.file)
+    items = load_shipped_labelled() if options.file is None else read_items(options.file)
     if not options.dry_run:
         _check_enough(items)
     async with open_with_url(settings) as (container, url):
@@ -59,7 +59,7 @@ async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
             return 0
         tools = await _tools(container, options)
         telling = Telling()
-        fit = await calibrate(container.inline_searcher, tools, items, shipped_messages(), telling.tell)
+        fit = await calibrate(container.inline_searcher, tools, items, load_shipped_messages(), telling.tell)
         telling.end()
         _print(fit)
         if options.dry_run:
@@ -70,7 +70,7 @@ async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_enough(items: Sequence[Labelled]) -> None:
+def _check_enough(items: Sequence[LabelledMessage]) -> None:
     """A few would fit anything, and everybody's search goes by it."""
     needing = sum(bool(item.tools) for item in items)
     if needing < _ENOUGH:
@@ -82,10 +82,10 @@ def _check_enough(items: Sequence[Labelled]) -> None:
 
 async def _tools(container: Container, options: argparse.Namespace) -> TenantIndex:
     if options.file is None:
-        return await tools_in_memory(container.inline_searcher, _demo_tools())
+        return await index_tools(container.inline_searcher, _demo_tools())
     async with container.database.system_transaction() as session:
         user = await get_user(session, options.user)
-    return await tools_of_user(container.inline_searcher, user)
+    return await load_user_tools(container.inline_searcher, user)
 
 
 def _demo_tools() -> list[SentTool]:
@@ -103,7 +103,7 @@ async def _keep(container: Container, url: str, calibration: Calibration | None)
         await audit.record(session, None, ACTOR, "model.calibrate", container.model.id)
 
 
-def _print(fit: Fit) -> None:
+def _print(fit: CalibrationResult) -> None:
     if fit.skipped:
         print(f"left out, since the tools that they name are not there: {', '.join(fit.skipped)}")
     print(f"{fit.answerable} messages that need one of {fit.tools} tools, {fit.unanswerable} that need none")

@@ -14,7 +14,7 @@ from app.cli.progress import ProgressBar
 from app.cli.tools import printable
 from app.errors import InvalidInput
 from app.evaluation.evaluate import EvalOptions, Evaluation, Miss, NotFirst, evaluate
-from app.evaluation.labelled import Labelled, read_labelled
+from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
 from app.evaluation.lint import Suggestions, lint_descriptions
 from app.evaluation.run import DEFAULT_LIMIT
 from app.evaluation.summary import Summary
@@ -50,7 +50,9 @@ async def _eval(settings: Settings, options: argparse.Namespace) -> int:
         )
         suggestions = None
         if options.suggest:
-            suggestions = await lint_descriptions(discoverer, caller, project_id=options.project, told=telling.tell)
+            suggestions = await lint_descriptions(
+                discoverer, caller, project_id=options.project, on_progress=telling.tell
+            )
         telling.end()
     if options.json:
         print(
@@ -61,15 +63,15 @@ async def _eval(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
-def _items(options: argparse.Namespace) -> list[Labelled]:
+def _items(options: argparse.Namespace) -> list[LabelledMessage]:
     if options.file is None and not options.suggest:
         raise InvalidInput("give a file of labelled messages, or --suggest")
     return [] if options.file is None else read_items(options.file)
 
 
-def read_items(file: Path) -> list[Labelled]:
+def read_items(file: Path) -> list[LabelledMessage]:
     try:
-        items = read_labelled(file.read_bytes())
+        items = parse_labelled_messages(file.read_bytes())
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from error
     if not items:
@@ -123,18 +125,18 @@ def _table(summary: Summary) -> list[str]:
 
 
 def _unknown(evaluation: Evaluation) -> list[str]:
-    labels = [f"  {each.asked.id}: {each.label}" for each in evaluation.unknown]
+    labels = [f"  {each.item.id}: {each.label}" for each in evaluation.unknown]
     return ["", "no such tool, so counted as not found:", *labels] if labels else []
 
 
 def _misses(misses: Sequence[Miss]) -> list[str]:
-    lines = [f"  {miss.asked.id}: {_short(miss.asked.text)}\n      {miss.tool}: {_reason(miss)}" for miss in misses]
+    lines = [f"  {miss.item.id}: {_short(miss.item.text)}\n      {miss.tool}: {_reason(miss)}" for miss in misses]
     return ["", "not among the first five:", *lines] if lines else []
 
 
 def _not_first(found: Sequence[NotFirst]) -> list[str]:
     lines = [
-        f"  {each.asked.id}: {_short(each.asked.text)}\n      {each.tool}: at place {each.place}, behind {each.first}"
+        f"  {each.item.id}: {_short(each.item.text)}\n      {each.tool}: at place {each.rank}, behind {each.first}"
         for each in found[:_NOT_FIRST_SHOWN]
     ]
     more = [f"  and {len(found) - len(lines)} more: --json lists them all"] if len(found) > len(lines) else []
@@ -152,12 +154,12 @@ def _short(text: str) -> str:
 
 def _suggested(suggestions: Suggestions) -> list[str]:
     pairs = [
-        f"  {pair.first.called}  {pair.second.called}  by {' and '.join(pair.by)}"
+        f"  {pair.first.qualified_name}  {pair.second.qualified_name}  by {' and '.join(pair.by)}"
         f" ({'no vector yet' if pair.cosine is None else f'cosine {pair.cosine:.3f}'},"
         f" {pair.shared_words:.0%} of their words are the same)"
         for pair in suggestions.pairs
     ]
-    poor = [f"  {each.tool.called}: {', '.join(each.problems).replace('_', ' ')}" for each in suggestions.poor]
+    poor = [f"  {each.tool.qualified_name}: {', '.join(each.problems).replace('_', ' ')}" for each in suggestions.poor]
     return [
         f"{suggestions.tools} tools",
         "",

@@ -1,7 +1,7 @@
 """The simulation of feedback: of two tools that fit alike, the one that went well comes first, by what it may gain."""
 
 from app.container import Container
-from app.evaluation.labelled import Labelled
+from app.evaluation.labelled import LabelledMessage
 from app.usage.priors import MAX_PRIOR, MIN_OUTCOMES
 from bench.relevance.feedback import shown, simulated
 from bench.relevance.sets import BenchSet, BenchTool
@@ -11,9 +11,9 @@ TOOLS = [BenchTool(f"{server}/get_forecast", server, FORECAST) for server in ("n
 SAME = "weather forecast for the city"
 
 
-def asked(count: int) -> BenchSet:
+def item(count: int) -> BenchSet:
     """Two of each, one for either half; the right tool is the one that stands second when nothing is known."""
-    return BenchSet("twins", TOOLS, [Labelled(str(n), ["south/get_forecast"], SAME) for n in range(2 * count)])
+    return BenchSet("twins", TOOLS, [LabelledMessage(str(n), ["south/get_forecast"], SAME) for n in range(2 * count)])
 
 
 async def test_successes_of_one_half_help_the_other_within_bounds(container: Container) -> None:

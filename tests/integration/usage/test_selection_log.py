@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from app.container import Container
-from app.evaluation.labelled import read_labelled
+from app.evaluation.labelled import parse_labelled_messages
 from app.usage import selection_log
 from app.usage.selection_log import Selection, SelectionLog
 from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
@@ -33,7 +33,7 @@ class World:
         await self.container.selections.flush()
         answer = await self.user.http.get("/selections/export")
         assert answer.headers["content-type"] == "application/x-ndjson"
-        read_labelled(answer.content)  # raises if `toolscout eval` could not read it
+        parse_labelled_messages(answer.content)  # raises if `toolscout eval` could not read it
         return [orjson.loads(line) for line in answer.content.splitlines()]
 
 
