@@ -1,13 +1,10 @@
-"""Builds everything, in order, and closes it in reverse. No other module makes an engine, a client or a cache."""
+"""Build everything in order and close it in reverse order. No other module creates an engine, a client or a cache."""
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-
-from pydantic import SecretStr
 
 from app.auth.authentication import Authenticator
 from app.catalog.definitions import DefinitionCache
@@ -21,13 +18,11 @@ from app.discovery.discover import Discoverer
 from app.discovery.inline.documents import Reader
 from app.discovery.inline.search import ListSearcher
 from app.embeddings.base import Embedder
-from app.embeddings.circuit_breaker import CircuitBreaker
-from app.embeddings.local import LocalEmbedder
+from app.embeddings.factory import activate_first_model, make_configured_embedder, make_embedder, make_query_embedder
 from app.embeddings.models import Models
-from app.embeddings.query_embedder import QueryEmbedder
-from app.embeddings.repository import EmbeddingModel, activate_first, active_model
-from app.embeddings.tokens import token_counter
-from app.errors import ConfigurationError, EmbeddingFailed
+from app.embeddings.repository import EmbeddingModel, read_active_model
+from app.embeddings.tokens import load_token_counter
+from app.errors import ConfigurationError
 from app.execution import idempotency
 from app.execution.execute import Executor
 from app.indexing.queue_metrics import watch_queue
@@ -35,22 +30,19 @@ from app.indexing.reindex import Indexer
 from app.indexing.worker import Worker, WorkerConfig
 from app.limits.fair_queue import FairScheduler
 from app.limits.rate_limit import RateLimiter
-from app.local_postgres.paths import make_sealer, owner_connection
+from app.local_postgres.paths import make_sealer
 from app.mcp_client.connection import Limits as ConnectionLimits
 from app.mcp_client.pool import McpPool
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard, Resolve
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, open_tracing
-from app.search.bm25 import MAX_DIMENSION
 from app.search.hnsw import ensure_hnsw
 from app.search.postgres import HybridSearch
 from app.settings import Settings
 from app.usage import repository, selection_log
 from app.usage.counters import UsageCounters
 from app.usage.selection_log import SelectionLog
-
-logger = logging.getLogger("toolscout")
 
 
 @dataclass(frozen=True)
@@ -73,14 +65,14 @@ class Container:
     metrics: Metrics
     tracing: Tracing
     draining: asyncio.Event
-    """Set when the service is about to stop: whoever waits for something long answers with what there is."""
+    """Set when the service is about to stop: long-polling requests answer with what they have."""
     shutdown: asyncio.Event
-    """Set later, once nobody is let in any more: a call of a tool that has not ended by then is given up."""
+    """Set later, once no new request is accepted: tool calls that are still running are given up."""
 
     @property
     def model(self) -> EmbeddingModel:
-        """Of requests that begin now."""
-        return self.models.serving.model
+        """The model for new requests."""
+        return self.models.current.model
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -98,40 +90,41 @@ async def open_container(
     embedding: bool = True,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[Container]:
-    """`url` is the owner's, of a database that answers: from `owned_database` or `reachable_database`.
+    """Build the container over a running database; `url` is the owner's, from `open_database` or `connect_database`.
 
-    `resolve` finds the addresses of users' servers; the system's way, unless a test has another. What is not `working`
-    leaves queued runs to others, unless its worker is started. What is not `serving` goes by the policy that is there,
-    whatever its own settings say. What is not `embedding` opens also where these settings lack what the active model
-    needs.
+    - `resolve` looks up the addresses of users' servers; the system's resolver unless a test passes its own.
+    - `working=False`: do not start the worker.
+    - `serving=False`: use the stored policy instead of the one in the settings.
+    - `embedding=False`: open even if the settings lack what the active model needs.
     """
-    async with AsyncExitStack() as closing:
+    async with AsyncExitStack() as stack:
         tracing = tracing or open_tracing(settings.otel_endpoint if serving else None)
-        closing.push_async_callback(tracing.aclose)
+        stack.push_async_callback(tracing.aclose)
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
-        ground = _ground(settings, url, tracing, closing)
+        infrastructure = _build_infrastructure(settings, url, tracing, stack)
         if serving:
-            await apply_policy(ground.database, Policy(settings.hold_changed_tools, settings.find_failing_servers))
-        models = await _models(ground, url, closing, embedding=embedding)
+            policy = Policy(settings.hold_changed_tools, settings.find_failing_servers)
+            await apply_policy(infrastructure.database, policy)
+        models = await _open_models(infrastructure, url, stack, embedding=embedding)
         if serving:
             models.start()
-        count_tokens = await asyncio.to_thread(token_counter)
-        mcp_pool = _upstream(settings, resolve)
+        count_tokens = await asyncio.to_thread(load_token_counter)
+        mcp_pool = _build_mcp_pool(settings, resolve)
         mcp_pool.start()
-        closing.push_async_callback(mcp_pool.aclose)
-        indexer = _indexer(ground, models, count_tokens, mcp_pool)
-        worker = Worker(indexer, _pace(settings))
+        stack.push_async_callback(mcp_pool.aclose)
+        indexer = _build_indexer(infrastructure, models, count_tokens, mcp_pool)
+        worker = Worker(indexer, _worker_config(settings))
         mcp_pool.on_tools_changed = worker.tools_changed
-        _keep_house(ground, closing, watching=serving)
+        _start_housekeeping(infrastructure, stack, watch=serving)
         if working and settings.runs_worker:
             worker.start()
-        closing.push_async_callback(worker.stop)
-        yield _container(ground, models, mcp_pool, indexer, worker)
+        stack.push_async_callback(worker.stop)
+        yield _build_container(infrastructure, models, mcp_pool, indexer, worker)
 
 
 @dataclass(frozen=True)
-class _Ground:
-    """What all the rest stands on."""
+class _Infrastructure:
+    """The parts that all others use."""
 
     settings: Settings
     sealer: Sealer
@@ -142,211 +135,50 @@ class _Ground:
     selections: SelectionLog
 
 
-def _ground(settings: Settings, url: str, tracing: Tracing, closing: AsyncExitStack) -> _Ground:
+def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack: AsyncExitStack) -> _Infrastructure:
     sealer, metrics = make_sealer(settings), Metrics()
     database = Database(url, settings.database_pool_size, metrics)
-    closing.push_async_callback(database.close)
-    usage_counters, selection_log = UsageCounters(database), SelectionLog(database)
-    for flusher in (usage_counters.flusher, selection_log.flusher):
+    stack.push_async_callback(database.close)
+    usage_counters, selections = UsageCounters(database), SelectionLog(database)
+    for flusher in (usage_counters.flusher, selections.flusher):
         flusher.start()
-        closing.push_async_callback(flusher.stop)
-    return _Ground(settings, sealer, metrics, tracing, database, usage_counters, selection_log)
+        stack.push_async_callback(flusher.stop)
+    return _Infrastructure(settings, sealer, metrics, tracing, database, usage_counters, selections)
 
 
-def _indexer(ground: _Ground, models: Models, count_tokens: Callable[[str], int], mcp_pool: McpPool) -> Indexer:
-    settings = ground.settings
-    return Indexer(
-        database=ground.database,
-        models=models.refresh,
-        count_tokens=count_tokens,
-        metrics=ground.metrics,
-        max_tools=settings.max_tools_per_server,
-        ann_above=settings.search_ann_above,
-        mcp_pool=mcp_pool,
-        sealer=ground.sealer,
-        computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
-        tracing=ground.tracing,
-    )
+async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncExitStack, *, embedding: bool) -> Models:
+    """Load the registered models. The active one serves, whichever the settings name: models are never mixed."""
+    settings, metrics = infrastructure.settings, infrastructure.metrics
+    has_active = await asyncio.to_thread(read_active_model, url) is not None
+    try:
+        configured = await asyncio.to_thread(make_configured_embedder, settings)
+    except ConfigurationError:
+        if embedding or not has_active:
+            raise
+        configured = None
+    if configured is not None:
+        stack.push_async_callback(configured.aclose)
+        if not has_active:
+            await activate_first_model(configured, url, ensure_hnsw)
 
+    def get_embedder(model: EmbeddingModel) -> Embedder:
+        return configured if configured and model.id == configured.model else make_embedder(settings, model.id)
 
-def _keep_house(ground: _Ground, closing: AsyncExitStack, *, watching: bool) -> None:
-    """In the background: forgets what is old and, if `watching`, measures the queue."""
-    kept = timedelta(days=ground.settings.selection_log_days)
-    outdated = [idempotency.expired_rows(), *repository.expired_rows(), *selection_log.expired_rows(kept)]
-    closing.push_async_callback(_cancelled, asyncio.create_task(run_retention(ground.database, outdated)))
-    if watching:
-        closing.push_async_callback(_cancelled, asyncio.create_task(watch_queue(ground.database, ground.metrics)))
-
-
-def _container(ground: _Ground, models: Models, mcp_pool: McpPool, indexer: Indexer, worker: Worker) -> Container:
-    settings, database, metrics = ground.settings, ground.database, ground.metrics
-    discoverer, shutdown = _discoverer(ground, models), asyncio.Event()
-    return Container(
-        settings=settings,
-        database=database,
-        authenticator=Authenticator(database, _revealed(settings.admin_api_key)),
-        rate_limiter=RateLimiter(settings.rate_per_user, metrics),
-        sealer=ground.sealer,
-        models=models,
-        count_tokens=indexer.count_tokens,
-        discoverer=discoverer,
-        inline_searcher=ListSearcher(discoverer, Reader(), budget_s=settings.catalog_embed_budget_s),
-        executor=_executor(ground, mcp_pool, shutdown),
-        mcp_pool=mcp_pool,
-        indexer=indexer,
-        worker=worker,
-        usage_counters=ground.usage_counters,
-        selections=ground.selections,
-        metrics=metrics,
-        tracing=ground.tracing,
-        draining=asyncio.Event(),
-        shutdown=shutdown,
-    )
-
-
-def _discoverer(ground: _Ground, models: Models) -> Discoverer:
-    return Discoverer(
-        database=ground.database,
-        models=models,
-        search=HybridSearch(),
-        definition_cache=DefinitionCache(),
-        metrics=ground.metrics,
-        sealer=ground.sealer,
-        scheduler=FairScheduler(ground.metrics),
-        usage_counters=ground.usage_counters,
-        selections=ground.selections,
-        max_tools=ground.settings.max_tools,
-        tracing=ground.tracing,
-    )
-
-
-def _executor(ground: _Ground, mcp_pool: McpPool, shutdown: asyncio.Event) -> Executor:
-    return Executor(
-        database=ground.database,
-        mcp_pool=mcp_pool,
-        sealer=ground.sealer,
-        metrics=ground.metrics,
-        usage_counters=ground.usage_counters,
-        timeout_s=ground.settings.call_timeout_s,
-        max_result_bytes=ground.settings.max_result_bytes,
-        shutdown=shutdown,
-        tracing=ground.tracing,
-    )
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-async def _models(ground: _Ground, url: str, closing: AsyncExitStack, *, embedding: bool) -> Models:
-    """The active one serves, whatever the settings name: vectors of two models never meet."""
-    settings, metrics = ground.settings, ground.metrics
-    known = await asyncio.to_thread(read_active_model, url) is not None
-    wanted = await asyncio.to_thread(_wanted_if_had, settings, needed=embedding or not known)
-    if wanted is not None:
-        closing.push_async_callback(wanted.aclose)
-        if not known:
-            await _first_model(wanted, url)
     models = Models(
-        ground.database,
-        build=lambda model: wanted if wanted and model.id == wanted.model else make_embedder(settings, model.id),
-        queries=lambda embedder: _queries(settings, embedder, metrics),
-        wanted=None if wanted is None else wanted.model,
-        on_serving=metrics.tell_model,
+        infrastructure.database,
+        make_embedder=get_embedder,
+        make_query_embedder=lambda embedder: make_query_embedder(settings, embedder, metrics),
+        configured=None if configured is None else configured.model,
+        on_change=metrics.set_model,
     )
-    closing.push_async_callback(models.stop)
+    stack.push_async_callback(models.stop)
     await models.refresh()
-    if embedding and (trouble := models.serving.trouble) is not None:
-        raise ConfigurationError(trouble)
+    if embedding and (error := models.current.error) is not None:
+        raise ConfigurationError(error)
     return models
 
 
-def _wanted_if_had(settings: Settings, *, needed: bool) -> Embedder | None:
-    try:
-        return make_configured_embedder(settings)
-    except ConfigurationError:
-        if needed:
-            raise
-        return None
-
-
-def make_configured_embedder(settings: Settings) -> Embedder:
-    if settings.embedding_provider == "local":
-        return LocalEmbedder(settings.local_model)
-    return _openai_embedder(settings, settings.embedding_model)
-
-
-def make_embedder(settings: Settings, model_id: str) -> Embedder:
-    """A local one is the pack that ships or the operator's own, whichever it is."""
-    provider, _, name = model_id.partition(":")
-    if provider != "local":
-        return _openai_embedder(settings, name)
-    for embedder in local_embedders(settings):
-        if embedder.model == model_id:
-            return embedder
-    raise ConfigurationError(
-        f"this database holds vectors of {model_id}, which these settings cannot provide: "
-        "set TOOLSCOUT_LOCAL_MODEL to the pack that it was indexed with"
-    )
-
-
-def local_embedders(settings: Settings) -> Iterator[Embedder]:
-    yield LocalEmbedder()
-    if settings.local_model is not None:
-        yield LocalEmbedder(settings.local_model)
-
-
-def _openai_embedder(settings: Settings, name: str | None) -> Embedder:
-    # here, since they take a second to import, which every command would pay
-    from openai import AsyncOpenAI  # noqa: PLC0415
-
-    from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder  # noqa: PLC0415
-
-    name = name or DEFAULT_MODEL
-    if settings.openai_api_key is None and settings.openai_base_url is None:
-        raise ConfigurationError(
-            f"the model {name!r} is asked for at an OpenAI-compatible endpoint, which needs OPENAI_API_KEY or "
-            "OPENAI_BASE_URL; `toolscout model list` names the models that are here"
-        )
-    # an endpoint on one's own machine often asks for no key, but the client wants one
-    key = "none" if settings.openai_api_key is None else settings.openai_api_key.get_secret_value()
-    client = AsyncOpenAI(api_key=key, base_url=settings.openai_base_url)
-    budget_s = settings.query_embed_budget_ms / 1000
-    return OpenAIEmbedder(client, name, query_timeout_s=budget_s, index_timeout_s=settings.index_embed_timeout_s)
-
-
-def read_active_model(url: str) -> EmbeddingModel | None:
-    with owner_connection(url) as connection:
-        return active_model(connection)
-
-
-async def _first_model(embedder: Embedder, url: str) -> None:
-    """On an empty database."""
-    try:
-        dimension = await probe_dimension(embedder)
-    except EmbeddingFailed as error:
-        raise ConfigurationError(
-            f"the first start needs the embedder, to learn its dimension: {error.message}"
-        ) from error
-    await asyncio.to_thread(_activate, url, embedder, dimension)
-
-
-async def probe_dimension(embedder: Embedder) -> int:
-    """What the model answers once tells it."""
-    dimension: int = (await embedder.embed_queries(["how many dimensions?"])).shape[1]
-    if dimension > MAX_DIMENSION:
-        raise ConfigurationError(f"the model has {dimension} dimensions; at most {MAX_DIMENSION} fit a row")
-    return dimension
-
-
-def _activate(url: str, embedder: Embedder, dimension: int) -> None:
-    with owner_connection(url) as connection:
-        model = activate_first(connection, embedder, dimension)
-        ensure_hnsw(connection, model.id, model.dimension)
-
-
-def _upstream(settings: Settings, resolve: Resolve | None) -> McpPool:
+def _build_mcp_pool(settings: Settings, resolve: Resolve | None) -> McpPool:
     limits = ConnectionLimits(
         connect_s=settings.connect_timeout_s,
         list_s=settings.list_timeout_s,
@@ -362,7 +194,25 @@ def _upstream(settings: Settings, resolve: Resolve | None) -> McpPool:
     )
 
 
-def _pace(settings: Settings) -> WorkerConfig:
+def _build_indexer(
+    infrastructure: _Infrastructure, models: Models, count_tokens: Callable[[str], int], mcp_pool: McpPool
+) -> Indexer:
+    settings = infrastructure.settings
+    return Indexer(
+        database=infrastructure.database,
+        models=models.refresh,
+        count_tokens=count_tokens,
+        metrics=infrastructure.metrics,
+        max_tools=settings.max_tools_per_server,
+        ann_above=settings.search_ann_above,
+        mcp_pool=mcp_pool,
+        sealer=infrastructure.sealer,
+        computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
+        tracing=infrastructure.tracing,
+    )
+
+
+def _worker_config(settings: Settings) -> WorkerConfig:
     return WorkerConfig(
         runs_at_once=settings.listing_concurrency if settings.index_concurrency else 0,
         pending_retry_s=settings.pending_retry_s,
@@ -371,11 +221,75 @@ def _pace(settings: Settings) -> WorkerConfig:
     )
 
 
-def _queries(settings: Settings, embedder: Embedder, metrics: Metrics) -> QueryEmbedder:
-    breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_retry_s)
-    budget_s = settings.query_embed_budget_ms / 1000
-    return QueryEmbedder(embedder, breaker, metrics, budget_s, settings.query_cache_size)
+def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, *, watch: bool) -> None:
+    """Start the background tasks: delete expired rows and, with `watch`, measure the queue."""
+    database = infrastructure.database
+    selection_age = timedelta(days=infrastructure.settings.selection_log_days)
+    expired = [idempotency.expired_rows(), *repository.expired_rows(), *selection_log.expired_rows(selection_age)]
+    stack.push_async_callback(_cancel, asyncio.create_task(run_retention(database, expired)))
+    if watch:
+        stack.push_async_callback(_cancel, asyncio.create_task(watch_queue(database, infrastructure.metrics)))
 
 
-def _revealed(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _build_container(
+    infrastructure: _Infrastructure, models: Models, mcp_pool: McpPool, indexer: Indexer, worker: Worker
+) -> Container:
+    settings, database, metrics = infrastructure.settings, infrastructure.database, infrastructure.metrics
+    admin_key = None if settings.admin_api_key is None else settings.admin_api_key.get_secret_value()
+    discoverer, shutdown = _build_discoverer(infrastructure, models), asyncio.Event()
+    return Container(
+        settings=settings,
+        database=database,
+        authenticator=Authenticator(database, admin_key),
+        rate_limiter=RateLimiter(settings.rate_per_user, metrics),
+        sealer=infrastructure.sealer,
+        models=models,
+        count_tokens=indexer.count_tokens,
+        discoverer=discoverer,
+        inline_searcher=ListSearcher(discoverer, Reader(), budget_s=settings.catalog_embed_budget_s),
+        executor=_build_executor(infrastructure, mcp_pool, shutdown),
+        mcp_pool=mcp_pool,
+        indexer=indexer,
+        worker=worker,
+        usage_counters=infrastructure.usage_counters,
+        selections=infrastructure.selections,
+        metrics=metrics,
+        tracing=infrastructure.tracing,
+        draining=asyncio.Event(),
+        shutdown=shutdown,
+    )
+
+
+def _build_discoverer(infrastructure: _Infrastructure, models: Models) -> Discoverer:
+    return Discoverer(
+        database=infrastructure.database,
+        models=models,
+        search=HybridSearch(),
+        definition_cache=DefinitionCache(),
+        metrics=infrastructure.metrics,
+        sealer=infrastructure.sealer,
+        scheduler=FairScheduler(infrastructure.metrics),
+        usage_counters=infrastructure.usage_counters,
+        selections=infrastructure.selections,
+        max_tools=infrastructure.settings.max_tools,
+        tracing=infrastructure.tracing,
+    )
+
+
+def _build_executor(infrastructure: _Infrastructure, mcp_pool: McpPool, shutdown: asyncio.Event) -> Executor:
+    return Executor(
+        database=infrastructure.database,
+        mcp_pool=mcp_pool,
+        sealer=infrastructure.sealer,
+        metrics=infrastructure.metrics,
+        usage_counters=infrastructure.usage_counters,
+        timeout_s=infrastructure.settings.call_timeout_s,
+        max_result_bytes=infrastructure.settings.max_result_bytes,
+        shutdown=shutdown,
+        tracing=infrastructure.tracing,
+    )

@@ -10,9 +10,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from app.catalog.servers import count_undecryptable
-from app.container import make_configured_embedder, read_active_model
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_known, check_server, current_revision, newest_revision
+from app.embeddings.factory import make_configured_embedder
+from app.embeddings.repository import read_active_model
 from app.errors import ConfigurationError, ToolscoutError
 from app.local_postgres.paths import connect_database, has_data, make_sealer
 from app.mcp_client.stdio_servers import StdioServerRegistry

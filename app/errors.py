@@ -1,4 +1,4 @@
-"""Every error that Toolscout raises on purpose, and the one place where codes and statuses live.
+"""The errors that Toolscout raises, each with its stable code and HTTP status.
 
 ToolscoutError
 ├── InvalidInput            422  invalid_input
@@ -18,14 +18,14 @@ ToolscoutError
 ├── Unavailable             503  unavailable          says when to try again
 │   └── DatabaseDown        503  unavailable
 ├── ServerUnreachable       502  SERVER_CONNECTION_ERROR  no call has reached the server
-├── ToolFailed              502  TOOL_EXECUTION_ERROR     says where it may have run all the same
+├── ToolFailed              502  TOOL_EXECUTION_ERROR     says whether the tool may have run
 │   └── ToolTimedOut        504  TOOL_EXECUTION_TIMEOUT
-├── EmbeddingFailed         503  embedding_failed     caught by the ladder and by the indexer
-├── QueryFailed             500  query_failed         a statement failed; caught by the ladder
-│   └── QueryInterrupted    503  unavailable          a deadlock or a time-out: it may go well the next time
-└── ConfigurationError      500  CONFIGURATION_ERROR  refuses to start
+├── EmbeddingFailed         503  embedding_failed     handled by the fallback chain and by the indexer
+├── QueryFailed             500  query_failed         a statement failed; handled by the fallback chain
+│   └── QueryInterrupted    503  unavailable          a deadlock or a timeout: a retry may succeed
+└── ConfigurationError      500  CONFIGURATION_ERROR  prevents the start
 
-Doors render these; rooms below the doors never know about HTTP.
+The interfaces (REST, MCP, console, CLI) render these errors; no other package knows about HTTP.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ from typing import Any, ClassVar, Literal
 
 
 class ToolscoutError(Exception):
-    """`message` is shown to the caller: it says what to do and holds no internals."""
+    """The base class. `message` is shown to the caller: it says what to do and contains no internals."""
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
-    title: ClassVar[str] = "Something went wrong"
+    title: ClassVar[str] = "Internal error"
 
     def __init__(self, message: str, *, errors: Sequence[Mapping[str, Any]] | None = None) -> None:
         super().__init__(message)
@@ -50,55 +50,55 @@ class ToolscoutError(Exception):
 
     @property
     def members(self) -> dict[str, Any]:
-        """What a program needs to know beyond the code."""
+        """Extra problem fields for programs, beyond the code."""
         return {}
 
 
 class InvalidInput(ToolscoutError):
     code = "invalid_input"
     status = 422
-    title = "The input is not valid"
+    title = "Invalid input"
 
 
 class PayloadTooLarge(InvalidInput):
     code = "payload_too_large"
     status = 413
-    title = "The request body is too large"
+    title = "Request body too large"
 
 
 class UrlNotAllowed(InvalidInput):
     code = "url_not_allowed"
-    title = "Toolscout may not connect to that address"
+    title = "Address not allowed"
 
 
 class ArgumentsInvalid(InvalidInput):
     code = "TOOL_VALIDATION_ERROR"
-    title = "The arguments do not fit the tool's input schema"
+    title = "Arguments do not match the tool's input schema"
 
     def __init__(
         self, message: str, *, errors: Sequence[Mapping[str, Any]] | None = None, schema: str | None = None
     ) -> None:
         super().__init__(message, errors=errors)
         self.schema = schema
-        """That they should have fitted, for whoever can no longer look it up."""
+        """The input schema, for callers that can no longer look it up."""
 
 
 class BadRequest(ToolscoutError):
     code = "bad_request"
     status = 400
-    title = "The request cannot be understood"
+    title = "Bad request"
 
 
 class UnsupportedMediaType(BadRequest):
     code = "unsupported_media_type"
     status = 415
-    title = "The body is not JSON"
+    title = "Request body is not JSON"
 
 
 class Unauthenticated(ToolscoutError):
     code = "unauthenticated"
     status = 401
-    title = "A valid API key is needed"
+    title = "Valid API key required"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -108,34 +108,34 @@ class Unauthenticated(ToolscoutError):
 class Forbidden(ToolscoutError):
     code = "forbidden"
     status = 403
-    title = "This key may not do that"
+    title = "Permission denied"
 
 
 class ForeignOrigin(Forbidden):
-    title = "Pages of this origin may not call us"
+    title = "Origin not allowed"
 
 
 class NotFound(ToolscoutError):
     code = "not_found"
     status = 404
-    title = "There is no such thing"
+    title = "Resource not found"
 
 
 class ToolNotFound(NotFound):
     code = "TOOL_NOT_FOUND"
-    title = "There is no such tool"
+    title = "Tool not found"
 
 
 class Conflict(ToolscoutError):
     code = "conflict"
     status = 409
-    title = "This conflicts with what is already there"
+    title = "Conflict with the current state"
 
 
 class Misdirected(ToolscoutError):
     code = "misdirected"
     status = 421
-    title = "The request was meant for another service"
+    title = "Request sent to the wrong host"
 
 
 class RateLimited(ToolscoutError):
@@ -155,7 +155,7 @@ class RateLimited(ToolscoutError):
 class Unavailable(ToolscoutError):
     code = "unavailable"
     status = 503
-    title = "The service cannot answer just now"
+    title = "Service temporarily unavailable"
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -167,16 +167,16 @@ class Unavailable(ToolscoutError):
 
 
 class DatabaseDown(Unavailable):
-    title = "The database does not answer"
+    title = "Database unavailable"
 
 
 class ServerUnreachable(ToolscoutError):
-    """`cause` is a short, stable word. The message is ours alone, for it is stored: what a server says may hold a
-    secret that it was sent."""
+    """An MCP server cannot be reached or used. `cause` is a short, stable word. The message never quotes the server,
+    because it is stored, and a server may echo a secret that it was sent."""
 
     code = "SERVER_CONNECTION_ERROR"
     status = 502
-    title = "The MCP server cannot be used"
+    title = "MCP server unavailable"
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -187,13 +187,13 @@ class ServerUnreachable(ToolscoutError):
         return {"cause": self.cause}
 
     @property
-    def passing(self) -> bool:
-        """Whether it may go well the next time, with nothing changed here."""
+    def retryable(self) -> bool:
+        """Whether a retry may succeed without a change of configuration."""
         return self.cause in DISCONNECTIONS or self.cause.startswith("status_5")
 
 
 DISCONNECTIONS = frozenset({"dns", "refused", "timeout", "closed"})
-"""Causes of which one learns nothing but that nobody is there. With all others something answered, though wrongly."""
+"""Causes that mean that nothing answered at the address. With every other cause the server answered, but wrongly."""
 
 
 CallOutcome = Literal["failed", "unknown"]
@@ -202,7 +202,7 @@ CallOutcome = Literal["failed", "unknown"]
 class ToolFailed(ToolscoutError):
     code = "TOOL_EXECUTION_ERROR"
     status = 502
-    title = "The tool could not be run"
+    title = "Tool execution failed"
 
     def __init__(self, message: str, *, outcome: CallOutcome) -> None:
         super().__init__(message)
@@ -216,38 +216,38 @@ class ToolFailed(ToolscoutError):
 class ToolTimedOut(ToolFailed):
     code = "TOOL_EXECUTION_TIMEOUT"
     status = 504
-    title = "The tool took too long"
+    title = "Tool execution timed out"
 
 
-_OF_THE_WHOLE_EMBEDDER = frozenset({"timeout", "unreachable", "closed", "not_configured", "status_429"})
+_EMBEDDER_OUTAGES = frozenset({"timeout", "unreachable", "closed", "not_configured", "status_429"})
 
 
 class EmbeddingFailed(ToolscoutError):
-    """`reason` is a short, stable word for metrics and for `degraded_reason`."""
+    """The embedder returned no usable vectors. `reason` is a short, stable word for metrics and `degraded_reason`."""
 
     code = "embedding_failed"
     status = 503
-    title = "The embedder did not answer usably"
+    title = "Embedding failed"
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
     @property
-    def passing(self) -> bool:
-        """Whether the embedder as a whole is down, rather than unable to take one text."""
-        return self.reason in _OF_THE_WHOLE_EMBEDDER or self.reason.startswith("status_5")
+    def retryable(self) -> bool:
+        """Whether the embedder as a whole is down, rather than unable to embed one text."""
+        return self.reason in _EMBEDDER_OUTAGES or self.reason.startswith("status_5")
 
 
 class QueryFailed(ToolscoutError):
     code = "query_failed"
-    title = "The database refused a statement"
+    title = "Database query failed"
 
 
 class QueryInterrupted(QueryFailed):
     code = "unavailable"
     status = 503
-    title = "The database broke a statement off"
+    title = "Database query interrupted"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -257,4 +257,4 @@ class QueryInterrupted(QueryFailed):
 class ConfigurationError(ToolscoutError):
     code = "CONFIGURATION_ERROR"
     status = 500
-    title = "Toolscout is not configured rightly"
+    title = "Invalid configuration"

@@ -27,11 +27,11 @@ from app.api import (
 )
 from app.api.middleware.body_limit import BodySizeLimitMiddleware
 from app.api.middleware.concurrency import ConcurrencyLimitMiddleware, ConnectionDrainMiddleware
+from app.api.middleware.request_log import RequestLogMiddleware
 from app.api.problems import PROBLEM_RESPONSE, UnhandledErrorMiddleware, add_error_handlers
 from app.console.router import add_console
 from app.container import Container
 from app.mcp_server.router import mcp_router
-from app.observability.metrics import RequestLogMiddleware
 from app.observability.tracing import TraceContextMiddleware
 from app.settings import Role
 

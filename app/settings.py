@@ -67,6 +67,11 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="lowest level of the messages that the service logs"
     )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto",
+        description="format of the log: `text` for people, `json` lines for machines; `auto` is text on a terminal and "
+        "JSON elsewhere",
+    )
 
     database_url: SecretStr | None = Field(
         None,

@@ -18,7 +18,7 @@ import httpx
 import psycopg
 
 from app.local_postgres.postgres import EmbeddedPostgres
-from app.usage.histogram import SPANS
+from app.usage.histogram import BUCKETS
 from bench.load import MESSAGE, PRODUCTS, USER, product_tools
 from bench.service import ADMIN_KEY, Service, running_service
 
@@ -54,7 +54,7 @@ def fill(service: Service) -> None:
             run = client.put(f"/servers/{server['id']}/tools?wait=true", json={"tools": product_tools(product)})
             assert run.json()["state"] == "succeeded", run.text
         client.put("/rules", json={"rules": [{"pattern": ["delete_*"], "enabled": False}]}).raise_for_status()
-    values = {"user": USER, "last": TOOLS // pushed - 1, "latencies": [0] * 6 + [20] + [0] * (SPANS - 7)}
+    values = {"user": USER, "last": TOOLS // pushed - 1, "latencies": [0] * 6 + [20] + [0] * (BUCKETS - 7)}
     with psycopg.connect(EmbeddedPostgres(service.folder / "data").url, autocommit=True) as connection:
         for table, changed in COPIES.items():
             connection.execute(COPY.format(table=table, changed=changed).encode(), values)

@@ -81,4 +81,4 @@ async def get_stats(
     """Discoveries over time (the last 24 hours, unless told otherwise; kept for 30 days), the most used tools, and
     those never found. An admin key that names no user gets all users' sums, without tools."""
     session, user_id = reader
-    return StatsOut.model_validate(await read_stats(session, user_id, Window.of(since, until, step)))
+    return StatsOut.model_validate(await read_stats(session, user_id, Window.create(since, until, step)))

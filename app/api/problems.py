@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import InvalidInput, ToolscoutError
-from app.observability.metrics import request_id
+from app.observability.logging import request_id
 
 logger = logging.getLogger("toolscout.api")
 

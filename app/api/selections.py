@@ -14,7 +14,7 @@ from app.discovery.selection import Source
 from app.management import selections as manage_selections
 from app.schemas.base import Items, Output, render_page
 from app.search.scoring import Strategy
-from app.usage.selection_log import labelled_selections, list_selections
+from app.usage.selection_log import export_labelled_selections, list_selections
 
 router = APIRouter(tags=["usage"], route_class=StrictRoute)
 
@@ -58,7 +58,7 @@ async def export_selections(
     session: Session, tenant: Tenant, _caller: AuditReadCaller, since: Since = None, until: Until = None
 ) -> Response:
     """The newest 10,000 as `toolscout eval` reads them. Their labels are guesses, for a person to correct."""
-    lines = await labelled_selections(session, tenant.id, since, until)
+    lines = await export_labelled_selections(session, tenant.id, since, until)
     return Response(b"".join(orjson.dumps(line) + b"\n" for line in lines), media_type=_JSON_LINES)
 
 

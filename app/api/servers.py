@@ -10,9 +10,9 @@ from app.catalog import servers
 from app.catalog.servers import NewServer, Status
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.management import servers as manage_servers
+from app.mcp_types import Transport
 from app.schemas.base import Items, Output, render_page, set_fields
 from app.schemas.servers import NewServerBody, ServerChanges
-from app.text.strict_json import Transport
 
 router = APIRouter(tags=["servers"], route_class=StrictRoute)
 

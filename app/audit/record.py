@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from app.db.engine import Session
 from app.db.tables import EVERYONE, audit_events
-from app.observability.metrics import elapsed_ms, request_id
+from app.observability.logging import elapsed_ms, request_id
 
 SUCCEEDED = "succeeded"
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from cachetools import TTLCache
+
 from app.auth.keys import KeyKind, get_active_key, hash_key
 from app.auth.users import User, ensure_user, get_user
-from app.cache import TtlCache
 from app.db.engine import Database, Session
 from app.errors import BadRequest, Forbidden, NotFound
 
@@ -79,7 +80,7 @@ class Authenticator:
     def __init__(self, database: Database, bootstrap_key: str | None) -> None:
         self._database = database
         self._bootstrap_hash = None if bootstrap_key is None else hash_key(bootstrap_key)
-        self._remembered: TtlCache[tuple[bytes, str | None], Caller] = TtlCache(_REMEMBERED_CALLERS, _REMEMBERED_S)
+        self._remembered: TTLCache[tuple[bytes, str | None], Caller] = TTLCache(_REMEMBERED_CALLERS, _REMEMBERED_S)
 
     async def authenticate(self, key: str, named_user: str | None) -> Caller:
         return await self.authenticate_digest(hash_key(key), named_user)
@@ -90,7 +91,7 @@ class Authenticator:
         if caller is None:
             async with self._database.system_transaction() as session:
                 caller = await self._look_up(session, digest, named_user)
-            self._remembered.put((digest, named_user), caller)
+            self._remembered[digest, named_user] = caller
         return caller
 
     def forget(self) -> None:

@@ -8,7 +8,8 @@ from sqlalchemy import delete, insert, select
 from app.catalog.visibility import bump_catalog, bump_every_catalog
 from app.db.engine import Session
 from app.db.tables import EVERYONE, core_tools
-from app.text.strict_json import Json, ToolDefinition
+from app.mcp_types import ToolDefinition
+from app.text.strict_json import Json
 
 MAX_CORE_TOOLS = 50
 

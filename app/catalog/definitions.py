@@ -1,16 +1,20 @@
 """Tools as a model gets to see them, read with every discovery."""
 
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from app.cache import TtlCache
+from cachetools import TTLCache
+
 from app.catalog.visibility import VISIBLE, CacheKey, Scope
 from app.db.engine import Session
 from app.db.tables import EVERYONE
 
-_TOOLS_ON_THE_SHELF = 20_000
-_USERS_ON_THE_SHELF = 5_000
-_ON_THE_SHELF_S = 600.0
+_MAX_TOOL_BYTES = 64 * 1024 * 1024
+_MAX_CORE_TOOL_BYTES = 32 * 1024 * 1024
+_CACHE_S = 600.0
+_ENTRY_OVERHEAD = 1_000
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,11 @@ class DefinitionCache:
     """Offers that were read before, each good for the catalogue version that it was read at."""
 
     def __init__(self) -> None:
-        self._tools: TtlCache[tuple[CacheKey, int, str], ToolDefinitionView] = TtlCache(
-            _TOOLS_ON_THE_SHELF, _ON_THE_SHELF_S
+        self._tools: TTLCache[tuple[CacheKey, int, str], ToolDefinitionView] = TTLCache(
+            _MAX_TOOL_BYTES, _CACHE_S, getsizeof=_estimate_bytes
         )
-        self._core: TtlCache[tuple[str, int], Sequence[ToolDefinitionView]] = TtlCache(
-            _USERS_ON_THE_SHELF, _ON_THE_SHELF_S
+        self._core: TTLCache[tuple[str, int], Sequence[ToolDefinitionView]] = TTLCache(
+            _MAX_CORE_TOOL_BYTES, _CACHE_S, getsizeof=lambda tools: _ENTRY_OVERHEAD + sum(map(_estimate_bytes, tools))
         )
 
     async def take(
@@ -125,9 +129,10 @@ class DefinitionCache:
             return known
         offers = await read_definitions(session, scope, tool_ids, core=core)
         for tool_id, offer in offers.tools.items():
-            self._tools.put((scope.place, version, tool_id), offer)
+            self._tools[scope.place, version, tool_id] = offer
         if core:
-            self._core.put((scope.user_id, version), offers.core)
+            with suppress(ValueError):  # larger than the whole cache
+                self._core[scope.user_id, version] = offers.core
         return offers
 
     def _known(self, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet | None:
@@ -136,6 +141,12 @@ class DefinitionCache:
         if native is None or None in tools.values():
             return None
         return DefinitionSet({tool_id: offer for tool_id, offer in tools.items() if offer is not None}, native)
+
+
+def _estimate_bytes(tool: ToolDefinitionView) -> int:
+    """Estimate the memory that a cached definition takes: mostly its texts."""
+    texts = (tool.name, tool.title, tool.description, tool.input_schema, tool.output_schema, tool.annotations)
+    return _ENTRY_OVERHEAD + sum(sys.getsizeof(text) for text in texts if text is not None)
 
 
 async def read_definitions(session: Session, scope: Scope, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet:

@@ -20,7 +20,7 @@ from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import record, violated_constraint
 from app.db.tables import mcp_servers
 from app.errors import DISCONNECTIONS, ConfigurationError, Conflict, NotFound
-from app.text.strict_json import Endpoint, Transport
+from app.mcp_types import Endpoint, Transport
 
 Status = Literal["connected", "disconnected", "error"]
 

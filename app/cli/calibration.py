@@ -17,15 +17,15 @@ from app.discovery.inline.documents import SentTool
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
 from app.evaluation.calibrate import (
-    Fit,
+    CalibrationResult,
     calibrate,
-    shipped_labelled,
-    shipped_messages,
-    tools_in_memory,
-    tools_of_user,
+    index_tools,
+    load_shipped_labelled,
+    load_shipped_messages,
+    load_user_tools,
 )
 from app.evaluation.fit import ErrorRates
-from app.evaluation.labelled import Labelled
+from app.evaluation.labelled import LabelledMessage
 from app.local_postgres.paths import owner_connection
 from app.management.models import store_calibration
 from app.search.in_memory import TenantIndex
@@ -46,7 +46,7 @@ async def calibrate_model(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="Labelled messages about the user's tools, in the format of `toolscout eval`. Without a file: the "
+            help="LabelledMessage messages about the user's tools, in the format of `toolscout eval`. Without a file: the "
             "built-in messages about the demo tools.",
         ),
     ] = None,
@@ -59,7 +59,7 @@ async def calibrate_model(
 
     The threshold decides when no tool fits a message. It applies to all users.
     """
-    items = shipped_labelled() if file is None else read_items(file)
+    items = load_shipped_labelled() if file is None else read_items(file)
     if not dry_run:
         _check_enough(items)
     async with open_with_url(settings) as (container, url):
@@ -69,7 +69,7 @@ async def calibrate_model(
             return 0
         tools = await _load_tools(container, None if file is None else user)
         with EvaluationProgress() as progress:
-            fit = await calibrate(container.inline_searcher, tools, items, shipped_messages(), progress.report)
+            fit = await calibrate(container.inline_searcher, tools, items, load_shipped_messages(), progress.report)
         _print_fit(fit)
         if dry_run:
             print("nothing was stored")
@@ -79,7 +79,7 @@ async def calibrate_model(
     return 0
 
 
-def _check_enough(items: Sequence[Labelled]) -> None:
+def _check_enough(items: Sequence[LabelledMessage]) -> None:
     """Refuse a small sample: a few messages fit any threshold, and the threshold applies to all users."""
     count = sum(bool(item.tools) for item in items)
     if count < _MIN_MESSAGES:
@@ -92,10 +92,10 @@ def _check_enough(items: Sequence[Labelled]) -> None:
 async def _load_tools(container: Container, user_id: str | None) -> TenantIndex:
     """Load the tools of the user, or those of the demo."""
     if user_id is None:
-        return await tools_in_memory(container.inline_searcher, _demo_tools())
+        return await index_tools(container.inline_searcher, _demo_tools())
     async with container.database.system_transaction() as session:
         user = await get_user(session, user_id)
-    return await tools_of_user(container.inline_searcher, user)
+    return await load_user_tools(container.inline_searcher, user)
 
 
 def _demo_tools() -> list[SentTool]:
@@ -112,7 +112,7 @@ async def _store(container: Container, url: str, calibration: Calibration | None
     await store_calibration(container.database, owner, container.model.id, calibration, actor=ACTOR)
 
 
-def _print_fit(fit: Fit) -> None:
+def _print_fit(fit: CalibrationResult) -> None:
     if fit.skipped:
         print(f"skipped, because the tools in their labels do not exist: {', '.join(fit.skipped)}")
     print(f"{fit.answerable} messages that need one of {fit.tools} tools, {fit.unanswerable} that need none")

@@ -15,7 +15,7 @@ from app.auth.users import User, get_user
 from app.container import Container, open_container
 from app.errors import ConfigurationError
 from app.local_postgres.paths import connect_database, is_running
-from app.observability.metrics import configure_logging
+from app.observability.logging import configure_logging
 from app.settings import Settings, variable_name
 
 ACTOR = "operator:cli"
@@ -39,7 +39,7 @@ def with_settings(
     @functools.wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
         settings = _load_settings()
-        configure_logging("WARNING")  # `serve` lowers it to the level of the settings
+        configure_logging("WARNING", settings.log_format)  # `serve` lowers it to the level of the settings
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(function(settings, *args, **kwargs))
         raise typer.Exit(exit_code)

@@ -16,7 +16,7 @@ from app.cli.progress import ProgressBar
 from app.demo.seed import DEMO_USER
 from app.errors import InvalidInput
 from app.evaluation.evaluate import EvalOptions, Evaluation, Miss, NotFirst, evaluate
-from app.evaluation.labelled import Labelled, read_labelled
+from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
 from app.evaluation.lint import Suggestions, lint_descriptions
 from app.evaluation.run import DEFAULT_LIMIT
 from app.evaluation.summary import Summary
@@ -36,7 +36,7 @@ async def evaluate_messages(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help='Labelled messages as JSON Lines: {"message": "…", "tools": ["SERVER.TOOL"]}. '
+            help='LabelledMessage messages as JSON Lines: {"message": "…", "tools": ["SERVER.TOOL"]}. '
             "An empty list of tools means that no tool fits.",
         ),
     ] = None,
@@ -65,7 +65,9 @@ async def evaluate_messages(
         with EvaluationProgress() as progress:
             evaluation = await evaluate(discoverer, caller, items, EvalOptions(limit, project), progress.report)
             if suggest:
-                suggestions = await lint_descriptions(discoverer, caller, project_id=project, told=progress.report)
+                suggestions = await lint_descriptions(
+                    discoverer, caller, project_id=project, on_progress=progress.report
+                )
     if json:
         response = render_evaluation(evaluation, suggestions).model_dump()
         print(orjson.dumps(response, option=orjson.OPT_INDENT_2).decode())
@@ -74,9 +76,9 @@ async def evaluate_messages(
     return 0
 
 
-def read_items(file: Path) -> list[Labelled]:
+def read_items(file: Path) -> list[LabelledMessage]:
     try:
-        items = read_labelled(file.read_bytes())
+        items = parse_labelled_messages(file.read_bytes())
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from error
     if not items:
@@ -133,13 +135,13 @@ def _format_summary(summary: Summary) -> list[str]:
 
 
 def _format_unknown(evaluation: Evaluation) -> list[str]:
-    labels = [f"  {unknown.asked.id}: {unknown.label}" for unknown in evaluation.unknown]
+    labels = [f"  {unknown.item.id}: {unknown.label}" for unknown in evaluation.unknown]
     return ["", "no such tool, so counted as not found:", *labels] if labels else []
 
 
 def _format_misses(misses: Sequence[Miss]) -> list[str]:
     lines = [
-        f"  {miss.asked.id}: {_shorten(miss.asked.text)}\n"
+        f"  {miss.item.id}: {_shorten(miss.item.text)}\n"
         f"      {miss.tool}: {'' if miss.reason is None else miss.reason.message}"
         for miss in misses
     ]
@@ -148,7 +150,7 @@ def _format_misses(misses: Sequence[Miss]) -> list[str]:
 
 def _format_not_first(found: Sequence[NotFirst]) -> list[str]:
     lines = [
-        f"  {each.asked.id}: {_shorten(each.asked.text)}\n      {each.tool}: at rank {each.place}, behind {each.first}"
+        f"  {each.item.id}: {_shorten(each.item.text)}\n      {each.tool}: at rank {each.rank}, behind {each.first}"
         for each in found[:_MAX_NOT_FIRST]
     ]
     more = [f"  and {len(found) - len(lines)} more: --json lists them all"] if len(found) > len(lines) else []
@@ -162,12 +164,12 @@ def _shorten(text: str) -> str:
 
 def _format_suggestions(suggestions: Suggestions) -> list[str]:
     pairs = [
-        f"  {pair.first.called}  {pair.second.called}  by {' and '.join(pair.by)}"
+        f"  {pair.first.qualified_name}  {pair.second.qualified_name}  by {' and '.join(pair.by)}"
         f" ({'no vector yet' if pair.cosine is None else f'cosine {pair.cosine:.3f}'},"
         f" {pair.shared_words:.0%} of their words are the same)"
         for pair in suggestions.pairs
     ]
-    poor = [f"  {each.tool.called}: {', '.join(each.problems).replace('_', ' ')}" for each in suggestions.poor]
+    poor = [f"  {each.tool.qualified_name}: {', '.join(each.problems).replace('_', ' ')}" for each in suggestions.poor]
     return [
         f"{suggestions.tools} tools",
         "",

@@ -12,8 +12,9 @@ from app.cli.context import ACTOR, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_table
 from app.cli.progress import ProgressBar
-from app.container import Container, local_embedders, make_embedder, open_container, probe_dimension
+from app.container import Container, open_container
 from app.embeddings.base import Embedder
+from app.embeddings.factory import make_embedder, make_local_embedders, probe_dimension
 from app.embeddings.repository import EmbeddingModel, list_models, register
 from app.errors import InvalidInput
 from app.indexing.backfill import ProgressCallback, missing_vectors
@@ -87,7 +88,7 @@ async def use(
         await container.models.refresh()
         before = container.model.id
         with _progress_bar(model.id) as report:
-            loaded, owner = container.models.named(model.id), partial(owner_connection, url)
+            loaded, owner = container.models.get(model.id), partial(owner_connection, url)
             await use_model(
                 container.database, container.indexer, owner, loaded, report, incomplete=incomplete, actor=ACTOR
             )
@@ -143,7 +144,7 @@ def _store_model(url: str, embedder: Embedder, dimension: int) -> EmbeddingModel
 def _make_new_embedder(settings: Settings, name: str, provider: str) -> Embedder:
     if provider == "openai":
         return make_embedder(settings, f"openai:{name.removeprefix('openai:')}")
-    embedders = {embedder.model: embedder for embedder in local_embedders(settings)}
+    embedders = {embedder.model: embedder for embedder in make_local_embedders(settings)}
     for model_id, embedder in embedders.items():
         if name in (model_id, *_local_names(model_id)):
             return embedder

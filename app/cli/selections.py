@@ -6,7 +6,7 @@ from app.cli.context import UserOption, open_for_user, with_settings
 from app.cli.group import make_group
 from app.demo.seed import DEMO_USER
 from app.settings import Settings
-from app.usage.selection_log import labelled_selections
+from app.usage.selection_log import export_labelled_selections
 
 commands = make_group()
 selection_commands = make_group("Work with the selection log.")
@@ -25,6 +25,6 @@ async def export(settings: Settings, user: UserOption = DEMO_USER) -> int:
         open_for_user(settings, user) as (container, owner),
         container.database.transaction(owner.id) as session,
     ):
-        for line in await labelled_selections(session, owner.id):
+        for line in await export_labelled_selections(session, owner.id):
             print(orjson.dumps(line).decode())
     return 0

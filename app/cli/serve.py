@@ -24,7 +24,7 @@ from app.errors import ConfigurationError
 from app.local_postgres.paths import open_database
 from app.main import create_app
 from app.management.keys import create_first_admin_key
-from app.observability.metrics import configure_logging
+from app.observability.logging import configure_logging
 from app.settings import Settings, find_typos
 
 logger = logging.getLogger("toolscout")
@@ -52,7 +52,7 @@ async def serve(settings: Settings) -> int:
     The settings are read from environment variables and from `.env`. The first start creates an admin key and shows it
     once.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     # Listen first: keys that are shown only once must not be created for a service that cannot start.
     with _listen(settings) as listener:
         async with open_database(settings) as url, open_container(settings, url) as container:

@@ -33,7 +33,7 @@ async def _stats(visit: PageContext, chosen: str) -> Stats:
     """An administrator who acts for nobody sees all users together."""
     _, length, step = _WINDOWS[chosen]
     now = datetime.now(UTC)
-    window = Window.of(now - length, now, step)
+    window = Window.create(now - length, now, step)
     user, database = visit.caller.user, visit.container.database
     async with database.system_transaction() if user is None else database.transaction(user.id) as session:
         return await read_stats(session, None if user is None else user.id, window)

@@ -36,7 +36,7 @@ from app.embeddings.repository import EmbeddingModel
 from app.errors import EmbeddingFailed, QueryFailed
 from app.limits.fair_queue import FairScheduler
 from app.observability.metrics import Metrics, fallback_level
-from app.observability.tracing import Tracing, traced
+from app.observability.tracing import Tracing, trace_call
 from app.search.postgres import HybridSearch, SearchResult
 from app.search.query import Query, shorten
 from app.search.scoring import ScoringParams, Strategy
@@ -99,11 +99,11 @@ class Discoverer:
     @property
     def model(self) -> EmbeddingModel:
         """Of requests that begin now. One that has begun knows its own from its scope."""
-        return self.models.serving.model
+        return self.models.current.model
 
     @property
     def queries(self) -> QueryEmbedder:
-        return self.models.serving.queries
+        return self.models.current.queries
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class QueryEmbedding:
         return None if self.embedded is None else self.embedded.vectors
 
 
-@traced("discover", "strategy", "degraded_reason", "searched", "no_match")
+@trace_call("discover", "strategy", "degraded_reason", "searched", "no_match")
 async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     asked = time.perf_counter()
     if ask.strategy is None:
@@ -143,14 +143,14 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
     return discovery if ask.trial else _counted(discoverer, user, ask, discovery, time.perf_counter() - asked)
 
 
-@traced("embed", "reason")
+@trace_call("embed", "reason")
 async def embed_query(discoverer: Discoverer, user: User, ask: Ask) -> QueryEmbedding:
     """Before any connection is taken: none is held while waiting for an embedder."""
     strategy = ask.strategy or "hybrid"
     if strategy == "bm25" or not user.discovery_enabled:
         return QueryEmbedding(strategy, None, None)
     try:
-        kept = discoverer.models.named(ask.scope.model)
+        kept = discoverer.models.get(ask.scope.model)
         async with discoverer.scheduler.turn(user.id) if kept.embedder.is_local else nullcontext():
             return QueryEmbedding(strategy, await kept.queries.embed(user.id, ask.query.texts), None)
     except EmbeddingFailed as error:
@@ -159,7 +159,7 @@ async def embed_query(discoverer: Discoverer, user: User, ask: Ask) -> QueryEmbe
 
 
 def make_scoring_params(discoverer: Discoverer, ask: Ask, rung: QueryEmbedding) -> ScoringParams:
-    calibration = discoverer.models.named(ask.scope.model).model.calibration
+    calibration = discoverer.models.get(ask.scope.model).model.calibration
     return ScoringParams(ask.query, rung.strategy, ask.threshold, ask.scope.tags or (), calibration)
 
 
@@ -172,7 +172,7 @@ async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery
     return _discovery(chosen, core, 0, 0, None, generated=False, no_match=True)
 
 
-@traced("search", "searched")
+@trace_call("search", "searched")
 async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: QueryEmbedding) -> Discovery:
     question = make_scoring_params(discoverer, ask, rung)
     vectors = rung.vectors
@@ -256,9 +256,9 @@ def _counted(discoverer: Discoverer, user: User, ask: Ask, discovery: Discovery,
         metrics.no_match.inc()
     metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
     found = (tool.offer.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
-    discoverer.usage_counters.discovered(user.id, found, _figures(discovery, seconds))
+    discoverer.usage_counters.record_discovery(user.id, found, _figures(discovery, seconds))
     if user.settings.get("selection_log"):
-        discoverer.selections.note(user.id, _selection(ask, discovery))
+        discoverer.selections.append(user.id, _selection(ask, discovery))
     return discovery
 
 

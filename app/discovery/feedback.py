@@ -21,4 +21,4 @@ async def give_feedback(
             await record_feedback(session, scope.user_id, discovery_id, tool_key, outcome)
         elif all(offer.tool_id != tool_key for offer in offers.core):
             raise NotFound("there is no such tool, or it may not be used")
-    discoverer.usage_counters.outcome_known(scope.user_id)
+    discoverer.usage_counters.mark_priors_stale(scope.user_id)

@@ -9,7 +9,7 @@ import time
 import uuid
 
 from app.crypto import Sealer
-from app.usage.repository import FEEDBACK_KEPT
+from app.usage.repository import FEEDBACK_RETENTION
 
 _TIME = 4
 _CHANCE = 5
@@ -36,8 +36,8 @@ def is_discovery_id_of(sealer: Sealer, discovery_id: str, user_id: str, now: flo
     made, fingerprint = read.bytes[:_MADE_UP], read.bytes[_MADE_UP:]
     age_s = (time.time() if now is None else now) - int.from_bytes(made[:_TIME])
     # spelled as we spell it: one id in two spellings would count twice, too
-    ours = str(read) == discovery_id and age_s < FEEDBACK_KEPT.total_seconds()
-    return ours and sealer.is_fingerprint(fingerprint, _signed(made, user_id))
+    ours = str(read) == discovery_id and age_s < FEEDBACK_RETENTION.total_seconds()
+    return ours and sealer.matches_fingerprint(fingerprint, _signed(made, user_id))
 
 
 def _signed(made: bytes, user_id: str) -> bytes:

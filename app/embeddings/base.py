@@ -1,4 +1,4 @@
-"""What every embedder offers, and the check that every answer passes before anyone uses it."""
+"""The interface of embedders, and the check that every vector passes before it is used."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,51 +12,51 @@ Vector = npt.NDArray[np.float32]
 """One unit-length vector, shape (dimension,)."""
 
 Vectors = npt.NDArray[np.float32]
-"""One row a text, shape (texts, dimension), each row of unit length."""
+"""One row per text, shape (texts, dimension), each row of unit length."""
 
 
 class Embedder(Protocol):
-    """Turns texts into unit vectors. Raises `EmbeddingFailed`, and nothing else, when it cannot."""
+    """Turns texts into unit vectors. Every failure is an `EmbeddingFailed`."""
 
     @property
     def model(self) -> str:
-        """The model's identity: whatever changes the vectors changes this string."""
+        """The identity of the model: it changes with everything that changes the vectors."""
 
     @property
     def batch_size(self) -> int:
-        """How many documents are best given at once: small enough to show progress between batches."""
+        """The best number of documents per call: small enough to report progress between batches."""
 
     @property
     def is_local(self) -> bool:
-        """It takes the processor from all else that this process does."""
+        """Whether embedding takes CPU time of this process."""
 
     def expect_dimension(self, dimension: int) -> None:
-        """From now on an answer of another size is a failure: vectors of two models are never compared."""
+        """Reject vectors of any other dimension from now on: vectors of two models are never compared."""
 
     async def embed_documents(self, texts: Sequence[str]) -> Vectors: ...
 
     async def embed_queries(self, texts: Sequence[str]) -> Vectors:
-        """The texts of one question: quick or not at all."""
+        """Embed the texts of one query with a single attempt: a late answer is of no use."""
 
     async def aclose(self) -> None: ...
 
 
 def check_vectors(vectors: Vectors, *, count: int, dimension: int | None) -> Vectors:
-    """The vectors at unit length, or `EmbeddingFailed`.
+    """Return the vectors at unit length, or raise `EmbeddingFailed`.
 
-    A zero vector gives a NaN distance, and Postgres sorts NaN as the greatest value yet calls `NaN > 0.3` true:
-    whatever is not finite or has no direction must never be stored nor searched with.
+    A zero vector has a NaN distance to everything, and to Postgres `NaN > 0.3` is true. So no vector that is not finite
+    or has no direction may be stored or searched with.
     """
     if vectors.ndim != 2 or vectors.shape[0] != count:
-        raise EmbeddingFailed("wrong_count", f"the embedder answered {vectors.shape} for {count} texts")
+        raise EmbeddingFailed("wrong_count", f"the embedder returned shape {vectors.shape} for {count} texts")
     if dimension is not None and vectors.shape[1] != dimension:
         raise EmbeddingFailed(
-            "wrong_dimension", f"the embedder answered {vectors.shape[1]} dimensions, not {dimension}"
+            "wrong_dimension", f"the embedder returned {vectors.shape[1]} dimensions instead of {dimension}"
         )
     if not np.isfinite(vectors).all():
-        raise EmbeddingFailed("not_finite", "the embedder answered NaN or infinity")
+        raise EmbeddingFailed("not_finite", "the embedder returned NaN or infinity")
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.isfinite(norms).all() or (norms < 1e-6).any():
-        raise EmbeddingFailed("no_direction", "the embedder answered a zero vector")
+        raise EmbeddingFailed("no_direction", "the embedder returned a zero vector")
     unit: Vectors = (vectors / norms).astype(np.float32)
     return unit

@@ -1,10 +1,11 @@
-"""What a model's numbers mean: cosines lie in a band of their own for each model.
+"""What the similarities of a model mean: each model has its own range of cosines.
 
-`unrelated` is the cosine of a message and a tool that have nothing to do with each other, `span` the way from there to
-the same text. Whether anything fits a message is judged from two sides: how good the best tool's evidence is, and
-whether the message itself looks like one that needs a tool, by a direction in the model's space that tells such
-messages from those that a model answers from its own head. The direction is fitted on messages of both kinds that ship
-with us (`messages/`), the weight and the cut on labelled sets; `toolscout calibrate` does the same for another model.
+`unrelated` is the cosine of a message and a tool that have nothing in common, `span` the distance from there to the
+cosine of identical texts. Whether any tool matches a message depends on two things: the evidence for the best tool, and
+whether the message looks like one that needs a tool at all. For the latter, `direction` in the model's space separates
+messages that need a tool from messages that a chat model answers by itself. The direction is fitted to messages of both
+kinds that ship with Toolscout (`app/evaluation/messages/`), `weight` and `cut` to labelled sets. `toolscout calibrate`
+does the same for another model.
 """
 
 from collections.abc import Mapping
@@ -24,39 +25,40 @@ class Calibration:
     unrelated: float
     span: float
     threshold: float
-    """The least cosine of a tool that is found by meaning."""
+    """The minimum cosine of a tool that is found by meaning."""
     direction: tuple[float, ...] = ()
-    """Empty where the model was never shown messages that need no tool: then the threshold alone decides."""
+    """Empty if the model was not calibrated on messages that need no tool: then the threshold alone decides."""
     offset: float = 0.0
     weight: float = 0.0
     cut: float = float("-inf")
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Self:
-        return cls(**{**stored, "direction": tuple(stored["direction"])})
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(**{**fields, "direction": tuple(fields["direction"])})
 
-    def stored(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @cached_property
-    def _towards_tools(self) -> Vector:
+    def _direction_vector(self) -> Vector:
         return np.array(self.direction, dtype=np.float32)
 
-    def needs_a_tool(self, vector: Vector) -> float:
-        """Above 0 for messages that look like it."""
-        return float(vector @ self._towards_tools) + self.offset if self.direction else 0.0
+    def score_tool_need(self, vector: Vector) -> float:
+        """Return how much a message looks like one that needs a tool; above 0 it does."""
+        return float(vector @ self._direction_vector) + self.offset if self.direction else 0.0
 
-    def fits(self, evidence: float, vector: Vector) -> bool:
-        return not self.direction or evidence + self.weight * self.needs_a_tool(vector) >= self.cut
+    def is_match(self, evidence: float, vector: Vector) -> bool:
+        """Whether the evidence for the best tool is enough for a message with this vector."""
+        return not self.direction or evidence + self.weight * self.score_tool_need(vector) >= self.cut
 
 
 UNCALIBRATED = Calibration(unrelated=0.1, span=0.7, threshold=0.3)
-"""About right for text-embedding-3-small; for a model that nobody has measured it does no harm."""
+"""About right for text-embedding-3-small, and a cautious default for any other model."""
 
 _GRANITE = "local:granite-embedding-30m-english"
 
 
-def shipped_calibration(model: str) -> Calibration:
+def load_shipped_calibration(model: str) -> Calibration:
     if not model.startswith(_GRANITE):
         return UNCALIBRATED
-    return Calibration.read(orjson.loads((files("app.embeddings") / "granite.json").read_bytes()))
+    return Calibration.from_json(orjson.loads((files("app.embeddings") / "granite.json").read_bytes()))

@@ -1,7 +1,7 @@
-"""granite-embedding-30m-english (IBM, Apache-2.0) with numpy and `tokenizers` alone: no download, no GPU.
+"""The model granite-embedding-30m-english (IBM, Apache-2.0) on numpy and `tokenizers`: no download, no GPU.
 
 The weights come as one file, a pack: a magic word, the length of a JSON header, the header, the tokenizer, then the
-tensors in the header's order. Matrices are int8, with one float32 scale for each group of numbers in a row.
+tensors in the order of the header. Matrices are int8, with one float32 scale per group of numbers in a row.
 """
 
 import hashlib
@@ -28,33 +28,35 @@ PACK_SHA256 = "6a1cc24734a57e4524ecdab1466b2c14535a059b393c76c418ca458ec29602dd"
 MAGIC = b"HMSEMB01"
 
 MAX_TOKENS = 256
-"""The model allows 512, but a tool says early what it is for, and a long text would cost more than twice the time."""
+"""The model allows 512, but a description states its purpose early, and a long text would take over twice the time."""
 
 MAX_CHARACTERS = MAX_TOKENS * 128
-"""The longest token spells 128 bytes, so what lies beyond cannot be among the first MAX_TOKENS. The tokenizer reads
+"""The longest token has 128 bytes, so text beyond this cannot be among the first MAX_TOKENS. The tokenizer reads
 everything before it truncates, and would spend a second on a megabyte."""
 
-TOKENS_AT_ONCE = 384
-"""Enough rows to keep the matrix products busy, few enough that the widest layer stays in the processor's cache."""
+MAX_BATCH_TOKENS = 384
+"""Enough rows for efficient matrix products, few enough that the widest layer stays in the CPU cache."""
 
 
-def packaged_pack() -> Path:
-    """Where the pinned package keeps its pack. Finding a package runs none of its code."""
+def find_packaged_pack() -> Path:
+    """Return the path of the pack in the pinned package. Finding a package runs none of its code."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigurationError(f"the local model needs the package {PACKAGE}, or the path of a pack of your own")
+        raise ConfigurationError(
+            f"the local model needs the package {PACKAGE}: install it, or set TOOLSCOUT_LOCAL_MODEL to a pack"
+        )
     return Path(spec.submodule_search_locations[0]) / "packs" / PACK_NAME
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
+class QuantizedMatrix:
     numbers: npt.NDArray[np.int8]
     """Shape (rows, groups, numbers in a group)."""
     scales: Floats
     """Shape (rows, groups, 1)."""
 
-    def rows(self, wanted: slice | npt.NDArray[np.intp]) -> Floats:
-        rows: Floats = self.numbers[wanted] * self.scales[wanted]
+    def dequantize(self, index: slice | npt.NDArray[np.intp]) -> Floats:
+        rows: Floats = self.numbers[index] * self.scales[index]
         return rows.reshape(len(rows), -1)
 
 
@@ -74,21 +76,21 @@ class Pack:
         start += header["tokenizer_len"]
         tensors = {}
         for entry in header["tensors"]:
-            # A copy: as a view, each small tensor that is kept would keep the whole file in memory.
+            # A copy: a view of any small tensor would keep the whole file in memory.
             tensors[entry["name"]] = (entry, content[start : start + entry["len"]])
             start += entry["len"]
         return cls(header, tokenizer, tensors)
 
-    def floats(self, name: str) -> Floats:
+    def read_floats(self, name: str) -> Floats:
         entry, stored = self.tensors[name]
         return np.frombuffer(stored, np.float32).reshape(entry["shape"])
 
-    def quantized(self, name: str) -> Quantized:
+    def read_matrix(self, name: str) -> QuantizedMatrix:
         entry, stored = self.tensors[name]
         rows, columns = entry["shape"]
         numbers = np.frombuffer(stored, np.int8, count=rows * columns).reshape(rows, -1, entry["group"])
         scales = np.frombuffer(stored, np.float32, offset=rows * columns).reshape(rows, -1, 1)
-        return Quantized(numbers, scales)
+        return QuantizedMatrix(numbers, scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,9 @@ class Linear:
 
     @classmethod
     def load(cls, pack: Pack, name: str, rows: slice = slice(None), scale: float = 1.0) -> Self:
-        weight = pack.quantized(f"{name}.w").rows(rows) * np.float32(scale)
-        # Transposed once here: with a few rows of input, the product with this layout takes two thirds of the time.
-        return cls(np.ascontiguousarray(weight.T), pack.floats(f"{name}.b")[rows] * np.float32(scale))
+        weight = pack.read_matrix(f"{name}.w").dequantize(rows) * np.float32(scale)
+        # Transposed once: for a few input rows, a product with this layout takes two thirds of the time.
+        return cls(np.ascontiguousarray(weight.T), pack.read_floats(f"{name}.b")[rows] * np.float32(scale))
 
     def __call__(self, x: Floats) -> Floats:
         product: Floats = x @ self.weight
@@ -109,17 +111,17 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class LayerNorm:
     weight: Floats
     bias: Floats
     epsilon: float
 
     @classmethod
     def load(cls, pack: Pack, name: str) -> Self:
-        return cls(pack.floats(f"{name}.w"), pack.floats(f"{name}.b"), pack.header["arch"]["layer_norm_eps"])
+        return cls(pack.read_floats(f"{name}.w"), pack.read_floats(f"{name}.b"), pack.header["arch"]["layer_norm_eps"])
 
     def __call__(self, x: Floats) -> Floats:
-        """Changes `x` in place."""
+        """Normalize `x` in place."""
         x -= x.mean(axis=1, keepdims=True)
         variance = np.einsum("ij,ij->i", x, x) / x.shape[1]
         x /= np.sqrt(variance + np.float32(self.epsilon))[:, None]
@@ -133,52 +135,52 @@ class Layer:
     heads: int
     query: Linear
     key_value: Linear
-    mix: Linear
-    mix_norm: Norm
-    widen: Linear
-    narrow: Linear
-    narrow_norm: Norm
+    attention_output: Linear
+    attention_norm: LayerNorm
+    expand: Linear
+    contract: Linear
+    output_norm: LayerNorm
 
     @classmethod
     def load(cls, pack: Pack, name: str) -> Self:
         hidden, heads = pack.header["arch"]["hidden"], pack.header["arch"]["heads"]
         return cls(
             heads=heads,
-            # Attention divides its scores by the root of a head's width. Dividing the query's weights once
-            # does the same, and spares a pass over the scores, of which there are tokens squared.
+            # Attention divides its scores by the square root of the head's width. Dividing the query weights once
+            # has the same effect and saves a pass over the tokens x tokens scores.
             query=Linear.load(pack, f"{name}.qkv", slice(0, hidden), scale=(hidden // heads) ** -0.5),
             key_value=Linear.load(pack, f"{name}.qkv", slice(hidden, None)),
-            mix=Linear.load(pack, f"{name}.ao"),
-            mix_norm=Norm.load(pack, f"{name}.aln"),
-            widen=Linear.load(pack, f"{name}.f1"),
-            narrow=Linear.load(pack, f"{name}.f2"),
-            narrow_norm=Norm.load(pack, f"{name}.fln"),
+            attention_output=Linear.load(pack, f"{name}.ao"),
+            attention_norm=LayerNorm.load(pack, f"{name}.aln"),
+            expand=Linear.load(pack, f"{name}.f1"),
+            contract=Linear.load(pack, f"{name}.f2"),
+            output_norm=LayerNorm.load(pack, f"{name}.fln"),
         )
 
     def __call__(self, x: Floats, texts: Sequence[slice]) -> Floats:
-        """One row for each row of `x`; `texts` are the rows of each text."""
+        """Transform every row of `x`; `texts` are the rows of each text."""
         return self._finish(x, self._attend(x, texts, x, texts))
 
-    def first_rows(self, x: Floats, texts: Sequence[slice]) -> Floats:
-        """Only the first row of each text."""
+    def transform_first_rows(self, x: Floats, texts: Sequence[slice]) -> Floats:
+        """Transform only the first row of each text, which attends to all of its rows."""
         firsts = x[[text.start for text in texts]]
         singles = [slice(i, i + 1) for i in range(len(texts))]
         return self._finish(firsts, self._attend(firsts, singles, x, texts))
 
-    def _attend(self, asking: Floats, askers: Sequence[slice], x: Floats, texts: Sequence[slice]) -> Floats:
-        queries, keys_values = self.query(asking), self.key_value(x)
-        context = np.empty_like(asking)
-        for asker, text in zip(askers, texts, strict=True):
-            context[asker] = _attention(queries[asker], keys_values[text], self.heads)
+    def _attend(self, inputs: Floats, rows: Sequence[slice], x: Floats, texts: Sequence[slice]) -> Floats:
+        queries, keys_values = self.query(inputs), self.key_value(x)
+        context = np.empty_like(inputs)
+        for row, text in zip(rows, texts, strict=True):
+            context[row] = _attention(queries[row], keys_values[text], self.heads)
         return context
 
     def _finish(self, x: Floats, context: Floats) -> Floats:
-        mixed = self.mix(context)
+        mixed = self.attention_output(context)
         mixed += x
-        mixed = self.mix_norm(mixed)
-        narrowed = self.narrow(_gelu(self.widen(mixed)))
-        narrowed += mixed
-        return self.narrow_norm(narrowed)
+        mixed = self.attention_norm(mixed)
+        output = self.contract(_gelu(self.expand(mixed)))
+        output += mixed
+        return self.output_norm(output)
 
 
 def _attention(queries: Floats, keys_values: Floats, heads: int) -> Floats:
@@ -198,9 +200,9 @@ _ERFC = tuple(np.float32(c) for c in (0.254829592, -0.284496736, 1.421413741, -1
 
 
 def _gelu(x: Floats) -> Floats:
-    """max(x, 0) - |x| erfc(|x| / √2) / 2, which is x Φ(x) without a branch on the sign. Changes `x` in place.
+    """Compute max(x, 0) - |x| erfc(|x| / √2) / 2 in place, which is x Φ(x) without a branch on the sign.
 
-    Every step writes into one of two buffers: the straight formula spends more time on fresh memory than on numbers.
+    Every step writes into one of two buffers: the direct formula spends more time on allocations than on arithmetic.
     """
     a = np.abs(x)
     t = a * (_ERFC_SLOPE * np.float32(0.5**0.5))
@@ -222,101 +224,103 @@ def _gelu(x: Floats) -> Floats:
 
 
 class Granite:
-    """The model. Calling it changes nothing, so several threads may share one."""
+    """The model. Embedding changes no state, so threads may share one instance."""
 
     def __init__(self, pack: Pack, sha256: str) -> None:
         arch, meta = pack.header["arch"], pack.header["meta"]
-        _refuse_another_kind(meta)
+        _check_kind(meta)
         self.name: str = meta["model"].rpartition("/")[2]
         self.sha256 = sha256
         self.dimension: int = arch["hidden"]
-        # Stays int8: a text looks up a few hundred of its 50,000 rows, and as float32 it would take 77 MB, not 20.
-        self._words = pack.quantized("word_emb")
-        self._positions = pack.floats("pos_emb")[arch["position_offset"] :] + pack.floats("type_emb")[0]
-        self._norm = Norm.load(pack, "emb_ln")
+        # Stays int8: a text needs a few hundred of the 50,000 rows, and as float32 they would take 77 MB instead of 20.
+        self._token_embeddings = pack.read_matrix("word_emb")
+        self._position_embeddings = (
+            pack.read_floats("pos_emb")[arch["position_offset"] :] + pack.read_floats("type_emb")[0]
+        )
+        self._norm = LayerNorm.load(pack, "emb_ln")
         self._layers = [Layer.load(pack, f"l{i}") for i in range(arch["layers"])]
-        self._tokenizer = _tokenizer(pack.tokenizer, min(MAX_TOKENS, len(self._positions)))
+        self._tokenizer = _load_tokenizer(pack.tokenizer, min(MAX_TOKENS, len(self._position_embeddings)))
 
     @classmethod
     def load(cls, path: Path, *, sha256: str | None = None) -> Self:
-        """The model at `path`, and with `sha256` only if the file is that very one; otherwise `ConfigurationError`."""
-        content = _read(path)
-        found = hashlib.sha256(content).hexdigest()
-        if sha256 is not None and found != sha256:
-            raise ConfigurationError(f"{path} is not the expected model: its sha256 is {found}, not {sha256}")
+        """Load the pack at `path`. Raise `ConfigurationError` if it is unusable or does not match `sha256`."""
+        content = _read_pack(path)
+        digest = hashlib.sha256(content).hexdigest()
+        if sha256 is not None and digest != sha256:
+            raise ConfigurationError(f"{path} is not the expected model: its sha256 is {digest}, not {sha256}")
         try:
-            return cls(Pack.parse(content), found)
+            return cls(Pack.parse(content), digest)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{path} is no pack that can be used: {error!r}") from error
+            raise ConfigurationError(f"{path} is not a usable pack: {error!r}") from error
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         sequences = self._tokenize(texts)
         vectors = np.empty((len(sequences), self.dimension), np.float32)
-        for group in _groups(sequences):
-            vectors[group] = self._forward(sequences[group])
+        for batch in _split_batches(sequences):
+            vectors[batch] = self._forward(sequences[batch])
         return vectors
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        # A lone surrogate has no UTF-8 and the tokenizer would refuse it; it becomes a question mark.
+        # A lone surrogate has no UTF-8 form and the tokenizer rejects it; it becomes a question mark.
         readable = [text[:MAX_CHARACTERS].encode(errors="replace").decode() for text in texts]
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(readable)]
 
     def _forward(self, sequences: Sequence[Sequence[int]]) -> Vectors:
         ends = np.cumsum([len(sequence) for sequence in sequences]).tolist()
-        # One text below the other, each attending to its own rows alone. Padding them to one length instead would
-        # multiply rows nobody needs, and let a text's vector hang on its neighbours' lengths.
+        # The texts are stacked, and each attends to its own rows only. Padding them to one length would compute
+        # useless rows, and would make a text's vector depend on the lengths of its neighbours.
         texts = [slice(end - len(sequence), end) for sequence, end in zip(sequences, ends, strict=True)]
-        x = self._embedding(sequences)
+        x = self._embed_tokens(sequences)
         for layer in self._layers[:-1]:
             x = layer(x, texts)
-        # The vector of a text is its first row, the CLS token, and after the last attention no row sees another.
-        x = self._layers[-1].first_rows(x, texts)
+        # The vector of a text is its first row, the CLS token; after the last attention, no row depends on another.
+        x = self._layers[-1].transform_first_rows(x, texts)
         x /= np.linalg.norm(x, axis=1, keepdims=True)
         return x
 
-    def _embedding(self, sequences: Sequence[Sequence[int]]) -> Floats:
-        x = self._words.rows(np.concatenate([np.asarray(sequence) for sequence in sequences]))
-        x += np.concatenate([self._positions[: len(sequence)] for sequence in sequences])
+    def _embed_tokens(self, sequences: Sequence[Sequence[int]]) -> Floats:
+        x = self._token_embeddings.dequantize(np.concatenate([np.asarray(sequence) for sequence in sequences]))
+        x += np.concatenate([self._position_embeddings[: len(sequence)] for sequence in sequences])
         return self._norm(x)
 
 
-def _read(path: Path) -> bytes:
+def _read_pack(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"the model file {path} cannot be read: {error.strerror}") from error
     if not content.startswith(MAGIC):
-        raise ConfigurationError(f"{path} is not a model pack: it does not begin with {MAGIC.decode()}")
+        raise ConfigurationError(f"{path} is not a model pack: it does not start with {MAGIC.decode()}")
     return content
 
 
-def _refuse_another_kind(meta: Mapping[str, Any]) -> None:
-    """A pack of some other model would load, and answer vectors that look right and are not."""
+def _check_kind(meta: Mapping[str, Any]) -> None:
+    """Reject packs of other kinds of models: they would load, and return vectors that look right but are wrong."""
     if meta["pooling"] != "cls":
-        raise ValueError(f"its pooling is {meta['pooling']}, and only cls is known here")
+        raise ValueError(f"its pooling is {meta['pooling']}; only cls is supported")
     if meta["query_prefix"] or meta["passage_prefix"]:
-        raise ValueError("it wants a prefix before each text, and none is put here")
+        raise ValueError("it needs a prefix before each text, which is not supported")
 
 
-def _tokenizer(definition: str, max_tokens: int) -> Tokenizer:
-    # Threads of the tokenizer's own would be lost in a fork, about which some releases warn; a batch takes it 1 ms.
+def _load_tokenizer(definition: str, max_tokens: int) -> Tokenizer:
+    # The tokenizer's threads would not survive a fork, about which some releases warn. A batch takes 1 ms without them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = Tokenizer.from_str(definition)
-    except Exception as error:  # `tokenizers` raises nothing narrower
+    except Exception as error:  # `tokenizers` raises no narrower type
         raise ValueError(f"no usable tokenizer: {error}") from error
     if not tokenizer.num_special_tokens_to_add(is_pair=False):
-        raise ValueError("its tokenizer puts no token before the text, and that one's row is the vector")
+        raise ValueError("its tokenizer adds no token before the text, and the row of that token is the vector")
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     return tokenizer
 
 
-def _groups(sequences: Sequence[Sequence[int]]) -> Iterator[slice]:
-    """Neighbours that go through the layers together: up to TOKENS_AT_ONCE, and at least one."""
+def _split_batches(sequences: Sequence[Sequence[int]]) -> Iterator[slice]:
+    """Split into runs of neighbours with up to MAX_BATCH_TOKENS tokens, at least one sequence each."""
     start = tokens = 0
     for i, sequence in enumerate(sequences):
-        if tokens and tokens + len(sequence) > TOKENS_AT_ONCE:
+        if tokens and tokens + len(sequence) > MAX_BATCH_TOKENS:
             yield slice(start, i)
             start, tokens = i, 0
         tokens += len(sequence)

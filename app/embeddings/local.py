@@ -1,4 +1,4 @@
-"""The embedder that runs inside this process and needs neither network nor key."""
+"""The embedder that runs inside this process and needs neither a network nor a key."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,24 +9,24 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from app.embeddings.base import Vectors, check_vectors
-from app.embeddings.granite import PACK_SHA256, Granite, packaged_pack
+from app.embeddings.granite import PACK_SHA256, Granite, find_packaged_pack
 from app.errors import EmbeddingFailed
 
 
 class LocalEmbedder:
-    """Granite on threads of its own: numpy lets go of the interpreter while it computes, so the event loop runs on."""
+    """Runs Granite on its own threads: numpy releases the GIL while it computes, so the event loop keeps running."""
 
     batch_size = 32
     is_local = True
 
     def __init__(self, path: Path | None = None) -> None:
-        """With no `path`, the pack of the pinned package, whose hash is known; else the operator's own pack."""
-        self._granite = Granite.load(packaged_pack(), sha256=PACK_SHA256) if path is None else Granite.load(path)
+        """Load the pack at `path`, or the pack of the pinned package, whose hash is known."""
+        self._granite = Granite.load(find_packaged_pack(), sha256=PACK_SHA256) if path is None else Granite.load(path)
         # On two cores, BLAS threads that wait for each other made the small products of a query 40 times slower.
         threadpool_limits(limits=1, user_api="blas")
-        # Apart, so that a query never stands in line behind an indexing run.
-        self._documents = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embed-documents")
-        self._queries = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embed-query")
+        # Two executors, so that a query never waits behind an index run.
+        self._document_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embed-documents")
+        self._query_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embed-query")
         self._closed = False
 
     @property
@@ -38,22 +38,22 @@ class LocalEmbedder:
         return self._granite.dimension
 
     def expect_dimension(self, dimension: int) -> None:
-        """Its pack has but one, which is part of its identity."""
+        """Nothing to do: a pack has one dimension, which is part of its identity."""
 
     async def embed_documents(self, texts: Sequence[str]) -> Vectors:
         vectors = np.empty((len(texts), self.dimension), np.float32)
-        # Batch by batch, so that cancelling or closing takes hold after one of them and not after the last.
+        # In batches, so that a cancellation or a close takes effect after the current batch.
         for start in range(0, len(texts), self.batch_size):
             batch = slice(start, start + self.batch_size)
-            vectors[batch] = await self._embed(self._documents, texts[batch])
+            vectors[batch] = await self._embed(self._document_executor, texts[batch])
         return vectors
 
     async def embed_queries(self, texts: Sequence[str]) -> Vectors:
-        return await self._embed(self._queries, texts)
+        return await self._embed(self._query_executor, texts)
 
     async def aclose(self) -> None:
         self._closed = True
-        for executor in (self._documents, self._queries):
+        for executor in (self._document_executor, self._query_executor):
             await asyncio.to_thread(executor.shutdown)
 
     async def _embed(self, executor: Executor, texts: Sequence[str]) -> Vectors:

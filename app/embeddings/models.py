@@ -1,7 +1,7 @@
-"""The registered models as this process knows them: looked up all the time, so that another one takes over unasked.
+"""The registered models as loaded by this process. It polls the list, so that a switch needs no restart.
 
-A request takes its model once, as part of its scope, and asks for the rest by that name: its vectors, rows and
-threshold are of one model, also if another becomes active meanwhile.
+A request reads its model once, as part of its scope, and looks up everything else by that id. So its vectors, rows and
+threshold belong to one model, even if another becomes active meanwhile.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from app.db.engine import Database
 from app.embeddings.base import Embedder, Vectors
 from app.embeddings.query_embedder import QueryEmbedder
-from app.embeddings.repository import EmbeddingModel, registered_models
+from app.embeddings.repository import EmbeddingModel, fetch_models
 from app.errors import ConfigurationError, EmbeddingFailed, QueryFailed, Unavailable
 
 logger = logging.getLogger("toolscout.embeddings")
 
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -26,125 +26,128 @@ class LoadedModel:
     model: EmbeddingModel
     embedder: Embedder
     queries: QueryEmbedder
-    trouble: str | None = None
-    """Why this process cannot embed with it."""
+    error: str | None = None
+    """Why this process cannot embed with the model."""
 
 
 class Models:
     def __init__(
         self,
         database: Database,
-        build: Callable[[EmbeddingModel], Embedder],
-        queries: Callable[[Embedder], QueryEmbedder],
-        wanted: str | None,
-        on_serving: Callable[[str, int], None] = lambda _model, _dimension: None,
+        make_embedder: Callable[[EmbeddingModel], Embedder],
+        make_query_embedder: Callable[[Embedder], QueryEmbedder],
+        configured: str | None,
+        on_change: Callable[[str, int], None] = lambda _model, _dimension: None,
     ) -> None:
-        """`build` raises `ConfigurationError` where the settings do not allow for a model; `wanted` is the one that
-        they name, if it can be had. `on_serving` is told which one serves, and its dimension, whenever that changes."""
+        """Call `refresh` before use.
+
+        `make_embedder` raises `ConfigurationError` if the settings lack what a model needs. `configured` is the id of
+        the model that the settings name, if it can be loaded. `on_change` is called with the id and the dimension of
+        the current model whenever it changes.
+        """
         self._database = database
-        self._build = build
-        self._queries = queries
-        self._wanted = wanted
-        self._on_serving = on_serving
-        self._known: dict[str, LoadedModel] = {}
+        self._make_embedder = make_embedder
+        self._make_query_embedder = make_query_embedder
+        self._configured = configured
+        self._on_change = on_change
+        self._loaded: dict[str, LoadedModel] = {}
         self._registered: Sequence[LoadedModel] = ()
-        self._serving: str | None = None
-        self._told: tuple[str, ...] = ()
-        self._looking = asyncio.Lock()
-        self._watching: asyncio.Task[None] | None = None
+        self._current: str | None = None
+        self._logged_warnings: tuple[str, ...] = ()
+        self._refreshing = asyncio.Lock()
+        self._poller: asyncio.Task[None] | None = None
 
     @property
-    def serving(self) -> LoadedModel:
-        """What a request that begins now is answered by: the active one, unless it cannot be had here."""
-        if self._serving is None:
+    def current(self) -> LoadedModel:
+        """The model for new requests: the active one, unless this process cannot load it."""
+        if self._current is None:
             raise ConfigurationError("no embedding model is active yet")
-        return self._known[self._serving]
+        return self._loaded[self._current]
 
-    def named(self, model_id: str) -> LoadedModel:
-        """Also one that has been dropped since: whoever began with it ends with it."""
-        return self._known[model_id]
+    def get(self, model_id: str) -> LoadedModel:
+        """Return a model by its id, even if it has been dropped since: a request ends with the model it began with."""
+        return self._loaded[model_id]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        active, serving = self._registered[0].model, self.serving
-        if active.id != serving.model.id:
-            return (f"CANNOT SERVE the active model, {active.id}: {self._known[active.id].trouble}; {_still(serving)}",)
-        if serving.trouble is not None:
-            return (f"CANNOT EMBED with {active.id}, so tools are found by their words alone: {serving.trouble}",)
-        if self._wanted not in (None, active.id):
+        active, current = self._registered[0], self.current
+        if active.model.id != current.model.id:
             return (
-                f"settings name the model {self._wanted}; still serving the active one, {active.id} "
-                "(`toolscout model use` makes the change)",
+                f"cannot load the active model {active.model.id}: {active.error}; "
+                f"still serving {current.model.id} until it is dropped",
+            )
+        if current.error is not None:
+            return (f"cannot embed with {active.model.id}: {current.error}; tools are found by words alone",)
+        if self._configured not in (None, active.model.id):
+            return (
+                f"the settings name the model {self._configured}, but {active.model.id} is active and keeps serving; "
+                "run `toolscout model use` to switch",
             )
         return ()
 
     def start(self) -> None:
-        self._watching = asyncio.create_task(self._watch())
+        self._poller = asyncio.create_task(self._poll())
 
     async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-        for kept in self._known.values():
-            await kept.embedder.aclose()
+        if self._poller is not None:
+            self._poller.cancel()
+            await asyncio.gather(self._poller, return_exceptions=True)
+        for loaded in self._loaded.values():
+            await loaded.embedder.aclose()
 
     async def refresh(self) -> Sequence[LoadedModel]:
-        """All that are registered by now, the active one first."""
-        async with self._looking:
+        """Read the list of models from the database. Return all registered models, the active one first."""
+        async with self._refreshing:
             async with self._database.system_transaction() as session:
-                found = await registered_models(session)
-            self._registered = [await self._kept(model) for model in found]
-            before, self._serving = self._serving, self._served()
-            if self._serving != before:
-                self._on_serving(self.serving.model.id, self.serving.model.dimension)
-            self._tell()
+                models = await fetch_models(session)
+            self._registered = [await self._get_or_load(model) for model in models]
+            before, self._current = self._current, self._choose_current()
+            if self._current != before:
+                self._on_change(self.current.model.id, self.current.model.dimension)
+            self._log_new_warnings()
             return self._registered
 
-    async def _watch(self) -> None:
+    async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_POLL_S)
             try:
                 with suppress(Unavailable, QueryFailed):
                     await self.refresh()
-            except Exception:  # the watch's boundary: one that ended would leave this process behind for good
-                logger.exception("the registered models could not be looked up")
+            except Exception:  # boundary: if the poller ended, this process would never see another model
+                logger.exception("failed to refresh the embedding models")
 
-    async def _kept(self, model: EmbeddingModel) -> LoadedModel:
-        """As it is known already, with its caches, where only what its numbers mean has changed."""
-        known = self._known.get(model.id)
-        if known is None or known.model.dimension != model.dimension:
-            known = await asyncio.to_thread(self._made, model)
-        self._known[model.id] = known = replace(known, model=model)
-        return known
+    async def _get_or_load(self, model: EmbeddingModel) -> LoadedModel:
+        """Keep the embedder and its cache if only the calibration or the active flag has changed."""
+        loaded = self._loaded.get(model.id)
+        if loaded is None or loaded.model.dimension != model.dimension:
+            loaded = await asyncio.to_thread(self._load, model)
+        self._loaded[model.id] = loaded = replace(loaded, model=model)
+        return loaded
 
-    def _made(self, model: EmbeddingModel) -> LoadedModel:
+    def _load(self, model: EmbeddingModel) -> LoadedModel:
+        embedder: Embedder
         try:
-            embedder, trouble = self._build(model), None
+            embedder, message = self._make_embedder(model), None
         except ConfigurationError as error:
-            embedder, trouble = UnavailableEmbedder(model.id), error.message
+            embedder, message = UnavailableEmbedder(model.id), error.message
         embedder.expect_dimension(model.dimension)
-        return LoadedModel(model, embedder, self._queries(embedder), trouble)
+        return LoadedModel(model, embedder, self._make_query_embedder(embedder), message)
 
-    def _served(self) -> str | None:
-        """Where the active one cannot be had, the one that was served so far, while its rows are there."""
-        ids = [kept.model.id for kept in self._registered]
-        if self._serving in ids and self._registered[0].trouble is not None:
-            return self._serving
-        return ids[0] if ids else self._serving
+    def _choose_current(self) -> str | None:
+        """Choose the active model. If it cannot be loaded, stay with the previous one as long as its rows exist."""
+        ids = [loaded.model.id for loaded in self._registered]
+        if self._current in ids and self._registered[0].error is not None:
+            return self._current
+        return ids[0] if ids else self._current
 
-    def _tell(self) -> None:
-        """Once, when it begins."""
-        for warning in set(self.warnings) - set(self._told):
+    def _log_new_warnings(self) -> None:
+        for warning in set(self.warnings) - set(self._logged_warnings):
             logger.warning(warning)
-        self._told = self.warnings
-
-
-def _still(serving: LoadedModel) -> str:
-    return f"still serving {serving.model.id}, until it is dropped"
+        self._logged_warnings = self.warnings
 
 
 class UnavailableEmbedder:
-    """Stands for an embedder that the settings do not allow for."""
+    """Stands in for an embedder that cannot be built with these settings."""
 
     batch_size = 1
     is_local = False
@@ -157,12 +160,12 @@ class UnavailableEmbedder:
         return self._model
 
     def expect_dimension(self, dimension: int) -> None:
-        """There is nothing to check."""
+        """Nothing to check."""
 
     async def embed_documents(self, _texts: Sequence[str]) -> Vectors:
-        raise EmbeddingFailed("not_configured", f"{self._model} cannot be had with these settings")
+        raise EmbeddingFailed("not_configured", f"the settings lack what {self._model} needs")
 
     embed_queries = embed_documents
 
     async def aclose(self) -> None:
-        """There is nothing to close."""
+        """Nothing to close."""

@@ -1,17 +1,17 @@
-"""Counts tokens with a real tokenizer that needs no download: granite's, a byte-level BPE of 50,265 entries.
+"""Count tokens with a real tokenizer that needs no download: granite's, a byte-level BPE of 50,265 entries.
 
-Models of today split a little more coarsely, so that our figures err on the safe side of a budget.
+Current models use slightly fewer tokens for the same text, so these counts err on the safe side of a budget.
 """
 
 from collections.abc import Callable
 
 from tokenizers import Tokenizer
 
-from app.embeddings.granite import Pack, packaged_pack
+from app.embeddings.granite import Pack, find_packaged_pack
 
 
-def token_counter() -> Callable[[str], int]:
-    tokenizer = Tokenizer.from_str(Pack.parse(packaged_pack().read_bytes()).tokenizer)
+def load_token_counter() -> Callable[[str], int]:
+    tokenizer = Tokenizer.from_str(Pack.parse(find_packaged_pack().read_bytes()).tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,4 +1,4 @@
-"""The deed: a calibration for the active model, fitted to labelled messages over a catalogue."""
+"""Use case: fit a calibration for the active model to labelled messages over a set of tools."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
 from app.evaluation.evaluate import ProgressCallback
 from app.evaluation.fit import ErrorRates, Sample, TrainingData, error_rates, fit_calibration
-from app.evaluation.labelled import Labelled, read_labelled
+from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
 from app.evaluation.resolver import make_resolver
 from app.search.in_memory import IndexedTool, TenantIndex
 from app.search.query import Query, read_query
 
 _MESSAGES = files("app.evaluation") / "messages"
-_ROWS = f"""
+_SELECT_TOOLS = f"""
     SELECT v.tool_id, v.server_name, v.tool_name, v.lexical, v.action, v.embedding
     FROM mcp_tool_embeddings v WHERE {VISIBLE} ORDER BY v.tool_id
 """
 
 
 @dataclass(frozen=True)
-class Fit:
+class CalibrationResult:
     calibration: Calibration
     before: ErrorRates
     after: ErrorRates
@@ -37,112 +37,121 @@ class Fit:
     answerable: int
     unanswerable: int
     skipped: Sequence[str]
-    """The ids of messages whose tools are not there."""
+    """The ids of messages whose tools do not exist."""
 
 
 @dataclass(frozen=True)
 class Messages:
-    """That need a tool, and that need none, whatever the tools."""
+    """Messages that need a tool and messages that need none, independent of any catalogue."""
 
     needing: Sequence[str]
     not_needing: Sequence[str]
 
 
-def shipped_messages() -> Messages:
-    return Messages(_lines("need_a_tool.txt"), _lines("need_none.txt"))
+def load_shipped_messages() -> Messages:
+    return Messages(_read_lines("need_a_tool.txt"), _read_lines("need_none.txt"))
 
 
-def shipped_labelled() -> list[Labelled]:
-    """Our own, about the demo catalogue."""
+def load_shipped_labelled() -> list[LabelledMessage]:
+    """Return the labelled messages that ship with Toolscout, about the demo catalogue."""
     names = "queries.jsonl", "no_tool_queries.jsonl"
-    return [item for name in names for item in read_labelled((_MESSAGES / "own" / name).read_bytes())]
+    return [item for name in names for item in parse_labelled_messages((_MESSAGES / "own" / name).read_bytes())]
 
 
-async def tools_of_user(searcher: ListSearcher, user: User) -> TenantIndex:
+async def load_user_tools(searcher: ListSearcher, user: User) -> TenantIndex:
     scope = Scope(user.id, searcher.discoverer.model.id)
     async with searcher.discoverer.database.snapshot(user.id) as session:
-        rows = await session.rows(_ROWS, scope.parameters())
+        rows = await session.rows(_SELECT_TOOLS, scope.parameters())
     vectors: list[Vector | None] = [None if row[5] is None else row[5].to_numpy() for row in rows]
     return TenantIndex.of([IndexedTool(*row[:5]) for row in rows]).with_vectors(vectors)
 
 
-async def tools_in_memory(searcher: ListSearcher, tools: Sequence[SentTool]) -> TenantIndex:
+async def index_tools(searcher: ListSearcher, tools: Sequence[SentTool]) -> TenantIndex:
     return (await load_tool_set(searcher, tools)).tools
 
 
 async def calibrate(
-    searcher: ListSearcher, tools: TenantIndex, items: Sequence[Labelled], messages: Messages, told: ProgressCallback
-) -> Fit:
-    """Raises `EmbeddingFailed` where the embedder fails, and `InvalidInput` where there is nothing to fit to."""
-    right = _right_tools(tools, items)
-    material = await _material(searcher.discoverer.models.serving.embedder, tools, items, right, messages, told)
-    if not material.answerable:
+    searcher: ListSearcher,
+    tools: TenantIndex,
+    items: Sequence[LabelledMessage],
+    messages: Messages,
+    on_progress: ProgressCallback,
+) -> CalibrationResult:
+    """Raise `EmbeddingFailed` if the embedder fails, and `InvalidInput` if no message needs one of the tools."""
+    relevant = _resolve_labels(tools, items)
+    embedder = searcher.discoverer.models.current.embedder
+    data = await _load_training_data(embedder, tools, items, relevant, messages, on_progress)
+    if not data.answerable:
         raise InvalidInput("none of the messages needs a tool of this catalogue")
-    calibration = await asyncio.to_thread(fit_calibration, material)
-    return Fit(
+    calibration = await asyncio.to_thread(fit_calibration, data)
+    return CalibrationResult(
         calibration=calibration,
-        before=await asyncio.to_thread(error_rates, material, searcher.discoverer.model.calibration),
-        after=await asyncio.to_thread(error_rates, material, calibration),
+        before=await asyncio.to_thread(error_rates, data, searcher.discoverer.model.calibration),
+        after=await asyncio.to_thread(error_rates, data, calibration),
         tools=len(tools.tools),
-        answerable=len(material.answerable),
-        unanswerable=len(material.unanswerable),
-        skipped=[item.id for item, keys in zip(items, right, strict=True) if item.tools and not keys],
+        answerable=len(data.answerable),
+        unanswerable=len(data.unanswerable),
+        skipped=[item.id for item, keys in zip(items, relevant, strict=True) if item.tools and not keys],
     )
 
 
-def _right_tools(tools: TenantIndex, items: Sequence[Labelled]) -> list[Sequence[str]]:
-    """Their keys, for each message."""
-    meaning = make_resolver((tool.tool_id, tool.server_name, tool.tool_name) for tool in tools.tools)
-    return [[key for key in meaning.relevant(item.tools) if key in meaning.called] for item in items]
+def _resolve_labels(tools: TenantIndex, items: Sequence[LabelledMessage]) -> list[Sequence[str]]:
+    """Return the keys of the relevant tools of each message."""
+    resolver = make_resolver((tool.tool_id, tool.server_name, tool.tool_name) for tool in tools.tools)
+    return [[key for key in resolver.resolve(item.tools) if key in resolver.names] for item in items]
 
 
-async def _material(
+async def _load_training_data(
     embedder: Embedder,
     tools: TenantIndex,
-    items: Sequence[Labelled],
-    right: Sequence[Sequence[str]],
+    items: Sequence[LabelledMessage],
+    relevant: Sequence[Sequence[str]],
     messages: Messages,
-    told: ProgressCallback,
+    on_progress: ProgressCallback,
 ) -> TrainingData:
     shipped = [read_query(text) for text in (*messages.needing, *messages.not_needing)]
-    vectors = await _embedded(embedder, [query.whole for query in shipped], "messages", told)
+    vectors = await _embed(embedder, [query.whole for query in shipped], "messages", on_progress)
     needing, not_needing = np.split(vectors, [len(messages.needing)])
-    samples = await _samples(embedder, items, right, told)
-    none_fits = [sample for item, sample in zip(items, samples, strict=True) if not item.tools]
+    samples = await _make_samples(embedder, items, relevant, on_progress)
+    unanswerable = [sample for item, sample in zip(items, samples, strict=True) if not item.tools]
     return TrainingData(
         tools=tools,
         needing=needing,
         not_needing=not_needing,
         answerable=[sample for sample in samples if sample.relevant],
-        unanswerable=none_fits or _needing_none(shipped[len(messages.needing) :], not_needing),
+        unanswerable=unanswerable or _make_unlabelled_samples(shipped[len(messages.needing) :], not_needing),
     )
 
 
-async def _samples(
-    embedder: Embedder, items: Sequence[Labelled], right: Sequence[Sequence[str]], told: ProgressCallback
+async def _make_samples(
+    embedder: Embedder,
+    items: Sequence[LabelledMessage],
+    relevant: Sequence[Sequence[str]],
+    on_progress: ProgressCallback,
 ) -> list[Sample]:
     queries = [item.query for item in items]
-    vectors = iter(await _embedded(embedder, [text for query in queries for text in query.texts], "labelled", told))
+    texts = [text for query in queries for text in query.texts]
+    vectors = iter(await _embed(embedder, texts, "labelled", on_progress))
     return [
-        Sample(query, [next(vectors) for _ in query.texts], keys) for query, keys in zip(queries, right, strict=True)
+        Sample(query, [next(vectors) for _ in query.texts], keys) for query, keys in zip(queries, relevant, strict=True)
     ]
 
 
-def _needing_none(queries: Sequence[Query], vectors: Vectors) -> list[Sample]:
-    """Without their aims, of which there are no vectors."""
+def _make_unlabelled_samples(queries: Sequence[Query], vectors: Vectors) -> list[Sample]:
+    """Make samples of messages that need no tool. Their subqueries are dropped, as these have no vectors."""
     pairs = zip(queries, vectors, strict=True)
     return [Sample(Query(query.said, query.whole), [vector], ()) for query, vector in pairs]
 
 
-async def _embedded(embedder: Embedder, texts: Sequence[str], what: str, told: ProgressCallback) -> Vectors:
-    """The patient way, with its retries: a text's vector is the same by either."""
-    made = []
+async def _embed(embedder: Embedder, texts: Sequence[str], label: str, on_progress: ProgressCallback) -> Vectors:
+    """Embed as documents, which are retried: a text has the same vector as a query and as a document."""
+    batches = []
     for start in range(0, len(texts), embedder.batch_size):
         batch = texts[start : start + embedder.batch_size]
-        made.append(await embedder.embed_documents(batch))
-        told(what, start + len(batch), len(texts))
-    return np.vstack(made)
+        batches.append(await embedder.embed_documents(batch))
+        on_progress(label, start + len(batch), len(texts))
+    return np.vstack(batches)
 
 
-def _lines(name: str) -> list[str]:
+def _read_lines(name: str) -> list[str]:
     return [line for line in (_MESSAGES / name).read_text().splitlines() if line.strip()]

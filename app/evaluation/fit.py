@@ -1,9 +1,12 @@
-"""Fits a model's calibration to messages of both kinds, and to labelled ones over some tools. Pure.
+"""Fit a model's calibration to messages that need a tool or none, and to labelled messages over some tools.
 
-The direction is what tells messages that need a tool from those that need none: a logistic regression on their
-vectors. From the tools come the cosine of what is unrelated, and the least cosine of what is right. With these in
-place, the weight of the direction is the one that lets the fewest unanswerable messages through, and the cut is as high
-as it can be while nearly all answerable ones still get their tools.
+1. The direction separates messages that need a tool from messages that need none: a logistic regression on their
+   vectors.
+2. The tools give the cosine of unrelated texts and the minimum cosine of relevant ones.
+3. The weight of the direction is the one that rejects the most unanswerable messages. The cut is as high as possible
+   while nearly all answerable messages still get tools.
+
+All functions are pure.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,17 +21,17 @@ from app.search.in_memory import TenantIndex
 from app.search.query import Query
 from app.search.scoring import ScoringParams, is_named, should_abstain
 
-MOST_LOST = 0.049
-"""Of the messages that need a tool, the most that may be told that nothing fits."""
+MAX_LOST = 0.049
+"""The maximum share of the messages that need a tool which may get a no-match."""
 
 WEIGHTS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15)
 
 _RIDGE = 0.2
 _STEPS = 30
 _DIGITS = 3
-_LEAST_THRESHOLD = 0.01
-"""Zero would let everything pass."""
-_LEAST_SPAN = 0.1
+_MIN_THRESHOLD = 0.01
+"""Above zero, which would let every tool pass."""
+_MIN_SPAN = 0.1
 _NO_CUT = -1_000.0
 
 _Floats = npt.NDArray[np.float64]
@@ -36,7 +39,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sample:
-    """A labelled message: its query, the vectors of the query's texts, and the keys of the tools that are right."""
+    """A labelled message: its query, the vectors of the query's texts, and the keys of the relevant tools."""
 
     query: Query
     vectors: Sequence[Vector]
@@ -47,7 +50,7 @@ class Sample:
 class TrainingData:
     tools: TenantIndex
     needing: Vectors
-    """Messages that need a tool, whatever the tools."""
+    """Messages that need a tool, independent of the catalogue."""
     not_needing: Vectors
     answerable: Sequence[Sample]
     unanswerable: Sequence[Sample]
@@ -56,114 +59,115 @@ class TrainingData:
 @dataclass(frozen=True)
 class ErrorRates:
     lost: float
-    """Of the answerable messages, those that get nothing."""
+    """The share of the answerable messages that get no tool."""
     refused: float
-    """Of the unanswerable ones, the same."""
+    """The share of the unanswerable messages that get no tool, as they should."""
 
 
-def fit_calibration(material: TrainingData) -> Calibration:
-    direction, offset = separating(material.needing, material.not_needing)
-    unrelated = _unrelated(material)
-    found = Calibration(
+def fit_calibration(data: TrainingData) -> Calibration:
+    direction, offset = fit_direction(data.needing, data.not_needing)
+    unrelated = _fit_unrelated(data)
+    calibration = Calibration(
         unrelated=unrelated,
-        span=max(round(1 - unrelated, 2), _LEAST_SPAN),
-        threshold=_threshold(material),
+        span=max(round(1 - unrelated, 2), _MIN_SPAN),
+        threshold=_fit_threshold(data),
         direction=tuple(np.round(direction, _DIGITS).tolist()),
         offset=round(offset, _DIGITS),
     )
-    evidence = _evidence(material, material.answerable, found), _evidence(material, material.unanswerable, found)
-    needs = _needs(material.answerable, found), _needs(material.unanswerable, found)
-    choices = [_choice(weight, evidence, needs) for weight in WEIGHTS]
-    _, weight, cut = max(choices, key=lambda choice: choice[0])
-    return replace(found, weight=weight, cut=cut)
+    groups = data.answerable, data.unanswerable
+    answerable, unanswerable = (_best_evidence(data.tools, samples, calibration) for samples in groups)
+    answerable_need, unanswerable_need = (_tool_needs(samples, calibration) for samples in groups)
+
+    def rate(weight: float) -> tuple[float, float, float]:
+        """Return the share of unanswerable messages that are rejected with this weight, the weight and its cut."""
+        cut = _choose_cut(answerable + weight * answerable_need)
+        return float(np.mean(unanswerable + weight * unanswerable_need < cut)), weight, cut
+
+    _, weight, cut = max((rate(weight) for weight in WEIGHTS), key=lambda choice: choice[0])
+    return replace(calibration, weight=weight, cut=cut)
 
 
-def error_rates(material: TrainingData, calibration: Calibration) -> ErrorRates:
+def error_rates(data: TrainingData, calibration: Calibration) -> ErrorRates:
     return ErrorRates(
-        lost=_without(material.tools, material.answerable, calibration),
-        refused=_without(material.tools, material.unanswerable, calibration),
+        lost=_no_match_rate(data.tools, data.answerable, calibration),
+        refused=_no_match_rate(data.tools, data.unanswerable, calibration),
     )
 
 
-def separating(needing: Vectors, not_needing: Vectors) -> tuple[_Floats, float]:
-    """Logistic regression by Newton's method: a direction, and an offset that no ridge holds back."""
+def fit_direction(needing: Vectors, not_needing: Vectors) -> tuple[_Floats, float]:
+    """Fit a logistic regression by Newton's method. Return the direction and the offset, which is not regularized."""
     vectors = np.vstack([needing, not_needing]).astype(np.float64)
     inputs = np.hstack([vectors, np.ones((len(vectors), 1))])
-    wanted = np.repeat([1.0, 0.0], [len(needing), len(not_needing)])
+    targets = np.repeat([1.0, 0.0], [len(needing), len(not_needing)])
     ridge = np.full(inputs.shape[1], _RIDGE)
     ridge[-1] = 1e-6
     weights = np.zeros(inputs.shape[1])
     for _ in range(_STEPS):
-        chance = 1 / (1 + np.exp(-np.clip(inputs @ weights, -30, 30)))
-        slope = inputs.T @ (chance - wanted) + ridge * weights
-        bend = (inputs * (chance * (1 - chance))[:, None]).T @ inputs + np.diag(ridge)
-        weights -= np.linalg.solve(bend, slope)
+        probabilities = 1 / (1 + np.exp(-np.clip(inputs @ weights, -30, 30)))
+        gradient = inputs.T @ (probabilities - targets) + ridge * weights
+        hessian = (inputs * (probabilities * (1 - probabilities))[:, None]).T @ inputs + np.diag(ridge)
+        weights -= np.linalg.solve(hessian, gradient)
     return weights[:-1], float(weights[-1])
 
 
-def _unrelated(material: TrainingData) -> float:
-    cosines = material.tools.cosines(material.not_needing)
+def _fit_unrelated(data: TrainingData) -> float:
+    cosines = data.tools.cosines(data.not_needing)
     return 0.0 if cosines is None else round(float(np.nanmedian(cosines)), 2)
 
 
-def _threshold(material: TrainingData) -> float:
-    """So that of a hundred right tools ninety-nine are near enough."""
-    places = {tool.tool_id: place for place, tool in enumerate(material.tools.tools)}
-    best = []
-    for sample in material.answerable:
-        cosines = material.tools.cosines(np.stack(sample.vectors))
-        best += [] if cosines is None else [float(cosines[places[key]].max()) for key in sample.relevant]
+def _fit_threshold(data: TrainingData) -> float:
+    """Return the threshold that 99 of 100 relevant tools reach."""
+    positions = {tool.tool_id: position for position, tool in enumerate(data.tools.tools)}
+    best: list[float] = []
+    for sample in data.answerable:
+        cosines = data.tools.cosines(np.stack(sample.vectors))
+        if cosines is not None:
+            best += [float(cosines[positions[key]].max()) for key in sample.relevant]
     known = [cosine for cosine in best if not np.isnan(cosine)]
-    least = float(np.percentile(known, 1, method="lower")) if known else _LEAST_THRESHOLD
-    return max(_rounded_down(least), _LEAST_THRESHOLD)
+    lowest = float(np.percentile(known, 1, method="lower")) if known else _MIN_THRESHOLD
+    return max(_round_down(lowest), _MIN_THRESHOLD)
 
 
-def _evidence(material: TrainingData, samples: Sequence[Sample], calibration: Calibration) -> _Floats:
-    return np.array([_best(material.tools, sample, calibration) for sample in samples])
+def _best_evidence(tools: TenantIndex, samples: Sequence[Sample], calibration: Calibration) -> _Floats:
+    """Return the evidence for the best tool of each sample: infinite for a named tool, minus infinity for none."""
+
+    def best(sample: Sample) -> float:
+        candidates, scale = tools.candidates(_scoring_params(sample, calibration), sample.vectors)
+        if any(is_named(sample.query.said.lower(), each.tool_name) for each in candidates):
+            return np.inf
+        return max((scale.fused(each) for each in candidates), default=-np.inf)
+
+    return np.array([best(sample) for sample in samples])
 
 
-def _best(tools: TenantIndex, sample: Sample, calibration: Calibration) -> float:
-    """What speaks for the best tool: endlessly much for one that is named, and nothing at all where none passes."""
-    candidates, scale = tools.candidates(_question(sample, calibration), sample.vectors)
-    if any(is_named(sample.query.said.lower(), each.tool_name) for each in candidates):
-        return np.inf
-    return max((scale.fused(each) for each in candidates), default=-np.inf)
+def _tool_needs(samples: Sequence[Sample], calibration: Calibration) -> _Floats:
+    return np.array([calibration.score_tool_need(sample.vectors[0]) for sample in samples])
 
 
-def _needs(samples: Sequence[Sample], calibration: Calibration) -> _Floats:
-    return np.array([calibration.needs_a_tool(sample.vectors[0]) for sample in samples])
+def _choose_cut(answerable: _Floats) -> float:
+    """Return the highest cut that loses at most `MAX_LOST` of the answerable messages.
 
-
-def _choice(
-    weight: float, evidence: tuple[_Floats, _Floats], needs: tuple[_Floats, _Floats]
-) -> tuple[float, float, float]:
-    """The share that is refused with this weight, the weight, and its cut."""
-    answerable, unanswerable = (found + weight * need for found, need in zip(evidence, needs, strict=True))
-    cut = _cut(answerable)
-    return float(np.mean(unanswerable < cut)), weight, cut
-
-
-def _cut(answerable: _Floats) -> float:
-    """The highest that loses no more than may be lost, the named and those without any tool among them."""
-    allowed = int(MOST_LOST * len(answerable))
+    Messages that name a tool (never lost) and messages without any candidate (always lost) count, too.
+    """
+    allowed = int(MAX_LOST * len(answerable))
     highest = float(np.sort(answerable)[allowed])
-    return _rounded_down(highest) if np.isfinite(highest) else _NO_CUT
+    return _round_down(highest) if np.isfinite(highest) else _NO_CUT
 
 
-def _without(tools: TenantIndex, samples: Sequence[Sample], calibration: Calibration) -> float:
-    return float(np.mean([_gets_nothing(tools, sample, calibration) for sample in samples])) if samples else 0.0
+def _no_match_rate(tools: TenantIndex, samples: Sequence[Sample], calibration: Calibration) -> float:
+    return float(np.mean([_is_no_match(tools, sample, calibration) for sample in samples])) if samples else 0.0
 
 
-def _gets_nothing(tools: TenantIndex, sample: Sample, calibration: Calibration) -> bool:
-    question = _question(sample, calibration)
-    candidates, _ = tools.candidates(question, sample.vectors)
-    return not candidates or should_abstain(candidates, question, sample.vectors[0])
+def _is_no_match(tools: TenantIndex, sample: Sample, calibration: Calibration) -> bool:
+    params = _scoring_params(sample, calibration)
+    candidates, _ = tools.candidates(params, sample.vectors)
+    return not candidates or should_abstain(candidates, params, sample.vectors[0])
 
 
-def _question(sample: Sample, calibration: Calibration) -> ScoringParams:
+def _scoring_params(sample: Sample, calibration: Calibration) -> ScoringParams:
     return ScoringParams(sample.query, "hybrid", None, (), calibration)
 
 
-def _rounded_down(value: float) -> float:
-    steps = 10**_DIGITS
-    return float(np.floor(value * steps) / steps)
+def _round_down(value: float) -> float:
+    factor = 10**_DIGITS
+    return float(np.floor(value * factor) / factor)

@@ -1,24 +1,22 @@
-"""The deed: what in a user's descriptions keeps tools from being found."""
+"""Use case: find descriptions that keep a user's tools from being found."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from app.auth.authentication import Caller
 from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.discover import Discoverer
 from app.discovery.request import Wishes, resolved
 from app.evaluation.evaluate import FOUND_WITHIN, ProgressCallback
-from app.evaluation.labelled import Labelled
-from app.evaluation.lint_rules import Alike, Described, Problem, alike, problems_of
+from app.evaluation.labelled import LabelledMessage
+from app.evaluation.lint_rules import DescribedTool, Problem, SimilarPair, find_problems, find_similar_pairs
 from app.evaluation.run import answer_message
 from app.search.query import read_query
-from app.text.strict_json import Json
 
-MOST_PAIRS = 200
+MAX_PAIRS = 200
 
-_DESCRIBED = f"""
+_SELECT_DESCRIPTIONS = f"""
     SELECT v.tool_id, v.server_name, t.name, t.title, t.description, t.input_schema, v.embedding
     FROM mcp_tool_embeddings v JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
     WHERE {VISIBLE} ORDER BY v.server_name, v.tool_name
@@ -26,8 +24,8 @@ _DESCRIBED = f"""
 
 
 @dataclass(frozen=True)
-class Poor:
-    tool: Described
+class PoorDescription:
+    tool: DescribedTool
     problems: Sequence[Problem]
 
 
@@ -35,10 +33,10 @@ class Poor:
 class Suggestions:
     tools: int
     probed: int
-    """So many were also asked for, by their own descriptions and names; those that say least first."""
-    pairs: Sequence[Alike]
-    poor: Sequence[Poor]
-    """Those that were not found first."""
+    """How many tools were also searched for by their own description and name; those with the fewest words first."""
+    pairs: Sequence[SimilarPair]
+    poor: Sequence[PoorDescription]
+    """Tools that a search did not find come first."""
 
 
 async def lint_descriptions(
@@ -46,53 +44,53 @@ async def lint_descriptions(
     caller: Caller,
     *,
     project_id: str | None = None,
-    most_probed: int | None = None,
-    told: ProgressCallback = lambda _what, _done, _all: None,
+    max_probed: int | None = None,
+    on_progress: ProgressCallback = lambda _step, _done, _total: None,
 ) -> Suggestions:
-    """`most_probed`: a question or two for each tool take their time; None: all."""
+    """Search for at most `max_probed` tools (None: all), as each takes one or two discoveries."""
     ask = await resolved(discoverer, caller, Wishes(read_query(""), project_id=project_id))
-    tools = await _described(discoverer, ask.scope)
-    pairs = await asyncio.to_thread(alike, tools, MOST_PAIRS)
-    searches = ask.strategy is not None and caller.acting_for().discovery_enabled
-    probed = sorted(tools, key=lambda tool: len(tool.words))[:most_probed] if searches else []
-    problems = {tool.tool_key: problems_of(tool) for tool in tools}
+    tools = await _load_tools(discoverer, ask.scope)
+    pairs = await asyncio.to_thread(find_similar_pairs, tools, MAX_PAIRS)
+    can_search = ask.strategy is not None and caller.acting_for().discovery_enabled
+    probed = sorted(tools, key=lambda tool: len(tool.words))[:max_probed] if can_search else []
+    problems = {tool.tool_key: find_problems(tool) for tool in tools}
     for done, tool in enumerate(probed, start=1):
-        problems[tool.tool_key] += await _unfound(discoverer, caller, tool, project_id)
-        told("tools", done, len(probed))
-    poor = [Poor(tool, problems[tool.tool_key]) for tool in tools if problems[tool.tool_key]]
-    return Suggestions(len(tools), len(probed), pairs, sorted(poor, key=_severity))
+        problems[tool.tool_key] += await _probe(discoverer, caller, tool, project_id)
+        on_progress("tools", done, len(probed))
+    poor = [PoorDescription(tool, problems[tool.tool_key]) for tool in tools if problems[tool.tool_key]]
+    return Suggestions(len(tools), len(probed), pairs, sorted(poor, key=_by_severity))
 
 
-async def _described(discoverer: Discoverer, scope: Scope) -> list[Described]:
+async def _load_tools(discoverer: Discoverer, scope: Scope) -> list[DescribedTool]:
     async with discoverer.database.snapshot(scope.user_id) as session:
-        rows = await session.rows(_DESCRIBED, scope.parameters())
-    return [_tool(*row) for row in rows]
+        rows = await session.rows(_SELECT_DESCRIPTIONS, scope.parameters())
+    return [
+        DescribedTool(key, server, name, title, description, schema, None if vector is None else vector.to_numpy())
+        for key, server, name, title, description, schema, vector in rows
+    ]
 
 
-def _tool(key: str, server: str, name: str, title: str | None, said: str, schema: Json, vector: Any) -> Described:
-    return Described(key, server, name, title, said, schema, None if vector is None else vector.to_numpy())
-
-
-async def _unfound(discoverer: Discoverer, caller: Caller, tool: Described, project_id: str | None) -> list[Problem]:
-    questions: dict[Problem, str] = {
+async def _probe(discoverer: Discoverer, caller: Caller, tool: DescribedTool, project_id: str | None) -> list[Problem]:
+    """Search for a tool by its own description and by its name. Return the ways in which it is not found."""
+    queries: dict[Problem, str] = {
         "not_found_by_description": tool.first_sentence,
         "not_found_by_name": tool.spoken_name,
     }
     return [
         problem
-        for problem, question in questions.items()
-        if question and not await _finds(discoverer, caller, tool, question, project_id)
+        for problem, query in queries.items()
+        if query and not await _is_found(discoverer, caller, tool, query, project_id)
     ]
 
 
-async def _finds(
-    discoverer: Discoverer, caller: Caller, tool: Described, question: str, project_id: str | None
+async def _is_found(
+    discoverer: Discoverer, caller: Caller, tool: DescribedTool, query: str, project_id: str | None
 ) -> bool:
-    asked = Labelled(tool.tool_key, [tool.tool_key], question)
-    answer = await answer_message(discoverer, caller, asked, asked.tools, limit=FOUND_WITHIN, project_id=project_id)
+    item = LabelledMessage(tool.tool_key, [tool.tool_key], query)
+    answer = await answer_message(discoverer, caller, item, item.tools, limit=FOUND_WITHIN, project_id=project_id)
     return tool.tool_key in answer.ranked
 
 
-def _severity(poor: Poor) -> tuple[int, int, str]:
-    unfound = sum(problem.startswith("not_found") for problem in poor.problems)
-    return -unfound, -len(poor.problems), poor.tool.called
+def _by_severity(poor: PoorDescription) -> tuple[int, int, str]:
+    not_found = sum(problem.startswith("not_found") for problem in poor.problems)
+    return -not_found, -len(poor.problems), poor.tool.qualified_name

@@ -1,4 +1,4 @@
-"""How tools are described: which of them read alike, and which say too little to be found. Pure."""
+"""Find tools with similar descriptions, and descriptions that say too little to be found. Pure functions."""
 
 import math
 import re
@@ -12,20 +12,20 @@ import numpy as np
 from app.embeddings.base import Vector
 from app.search.bm25 import terms
 
-ALIKE_COSINE = 0.95
-"""Siblings of one server often reach .9, and are told apart; beyond .95 they are mostly the same thing twice."""
-ALIKE_WORDS = 0.8
-"""Of all the words of two tools, the share that both have."""
+SIMILAR_COSINE = 0.95
+"""Distinct tools of one server often reach 0.9; above 0.95 two tools mostly do the same."""
+SIMILAR_WORDS = 0.8
+"""The share of the words of two tools that both have (Jaccard index)."""
 
-_FEWEST_WORDS = 4
-_LONGEST_SENTENCE = 300
-_PAIRS_OF_A_TOOL = 5
-_BLOCK = 512
+_MIN_WORDS = 4
+_MAX_SENTENCE = 300
+_MAX_PAIRS_PER_TOOL = 5
+_BLOCK_ROWS = 512
 
 _SENTENCE = re.compile(r".+?(?:[.!?](?=\s|$)|$)", re.MULTILINE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-Likeness = Literal["meaning", "words"]
+SimilarityKind = Literal["meaning", "words"]
 Problem = Literal[
     "no_description",
     "short_description",
@@ -36,8 +36,8 @@ Problem = Literal[
 
 
 @dataclass(frozen=True)
-class Described:
-    """A tool, as far as its description is concerned. Without a vector while the embedder is down."""
+class DescribedTool:
+    """A tool with its description. It has no vector while the embedder is down."""
 
     tool_key: str
     server_name: str
@@ -48,7 +48,7 @@ class Described:
     vector: Vector | None
 
     @property
-    def called(self) -> str:
+    def qualified_name(self) -> str:
         return f"{self.server_name}.{self.name}"
 
     @property
@@ -57,89 +57,91 @@ class Described:
 
     @property
     def first_sentence(self) -> str:
-        found = _SENTENCE.search(self.description.strip())
-        return found[0].strip()[:_LONGEST_SENTENCE] if found else ""
+        match = _SENTENCE.search(self.description.strip())
+        return match[0].strip()[:_MAX_SENTENCE] if match else ""
 
     @property
     def words(self) -> frozenset[str]:
-        """Its own: without its server's name, which another server's same tool would not share."""
+        """The words of the tool without its server's name, which the same tool of another server does not share."""
         return frozenset(terms(f"{self.name} {self.title or ''} {self.description}"))
 
 
 @dataclass(frozen=True)
-class Alike:
-    first: Described
-    second: Described
-    by: Sequence[Likeness]
+class SimilarPair:
+    first: DescribedTool
+    second: DescribedTool
+    by: Sequence[SimilarityKind]
     cosine: float | None
     shared_words: float
 
 
-def problems_of(tool: Described) -> list[Problem]:
-    """That can be seen by looking at it."""
-    return [*_of_the_description(tool), *_of_the_parameters(tool)]
+def find_problems(tool: DescribedTool) -> list[Problem]:
+    """Return the problems that are visible without a search."""
+    return [*_check_description(tool), *_check_parameters(tool)]
 
 
-def alike(tools: Sequence[Described], most: int) -> list[Alike]:
-    """The most alike first."""
+def find_similar_pairs(tools: Sequence[DescribedTool], limit: int) -> list[SimilarPair]:
+    """Return at most `limit` pairs, the most similar first."""
     words = [tool.words for tool in tools]
-    places = {*_alike_by_meaning(tools), *_alike_by_words(words)}
-    pairs = [_pair(tools, words, first, second) for first, second in sorted(places)]
-    return sorted(pairs, key=lambda pair: (-len(pair.by), -(pair.cosine or 0.0), -pair.shared_words))[:most]
+    positions = {*_pairs_by_meaning(tools), *_pairs_by_words(words)}
+    pairs = [_make_pair(tools, words, first, second) for first, second in sorted(positions)]
+    return sorted(pairs, key=lambda pair: (-len(pair.by), -(pair.cosine or 0.0), -pair.shared_words))[:limit]
 
 
-def _of_the_description(tool: Described) -> Iterator[Problem]:
+def _check_description(tool: DescribedTool) -> Iterator[Problem]:
     if not tool.description.strip():
         yield "no_description"
-    elif len(tool.description.split()) < _FEWEST_WORDS or _says_its_name_alone(tool):
+    elif len(tool.description.split()) < _MIN_WORDS or _repeats_name(tool):
         yield "short_description"
 
 
-def _says_its_name_alone(tool: Described) -> bool:
+def _repeats_name(tool: DescribedTool) -> bool:
+    """Whether the description says no more than the name."""
     return set(terms(tool.description)) <= set(terms(f"{tool.name} {tool.title or ''}"))
 
 
-def _of_the_parameters(tool: Described) -> Iterator[Problem]:
+def _check_parameters(tool: DescribedTool) -> Iterator[Problem]:
     properties = tool.input_schema.get("properties")
     parameters = list(properties.values()) if isinstance(properties, dict) else []
     if parameters and not any(isinstance(each, dict) and each.get("description") for each in parameters):
         yield "parameters_not_described"
 
 
-def _pair(tools: Sequence[Described], words: Sequence[frozenset[str]], first: int, second: int) -> Alike:
+def _make_pair(tools: Sequence[DescribedTool], words: Sequence[frozenset[str]], first: int, second: int) -> SimilarPair:
     one, other = tools[first].vector, tools[second].vector
     cosine = None if one is None or other is None else float(one @ other)
-    shared = _shared(words[first], words[second])
-    by: list[Likeness] = ["meaning"] if cosine is not None and cosine >= ALIKE_COSINE else []
-    return Alike(tools[first], tools[second], [*by, "words"] if shared >= ALIKE_WORDS else by, cosine, shared)
+    shared = _shared_words(words[first], words[second])
+    by: list[SimilarityKind] = ["meaning"] if cosine is not None and cosine >= SIMILAR_COSINE else []
+    return SimilarPair(tools[first], tools[second], [*by, "words"] if shared >= SIMILAR_WORDS else by, cosine, shared)
 
 
-def _alike_by_meaning(tools: Sequence[Described]) -> Iterator[tuple[int, int]]:
-    """Block by block: all cosines of twenty thousand tools at once would take gigabytes."""
-    known = [place for place, tool in enumerate(tools) if tool.vector is not None]
+def _pairs_by_meaning(tools: Sequence[DescribedTool]) -> Iterator[tuple[int, int]]:
+    """Compute the cosines in blocks: those of twenty thousand tools would take gigabytes at once."""
+    known = [position for position, tool in enumerate(tools) if tool.vector is not None]
     if not known:
         return
     vectors = np.stack([tool.vector for tool in tools if tool.vector is not None]).astype(np.float32)
-    for start in range(0, len(known), _BLOCK):
-        for row, cosines in enumerate(vectors[start : start + _BLOCK] @ vectors.T, start=start):
-            near = [int(place) for place in np.flatnonzero(cosines >= ALIKE_COSINE) if place > row]
-            for place in sorted(near, key=lambda place: -cosines[place])[:_PAIRS_OF_A_TOOL]:
-                yield known[row], known[place]
+    for start in range(0, len(known), _BLOCK_ROWS):
+        for row, cosines in enumerate(vectors[start : start + _BLOCK_ROWS] @ vectors.T, start=start):
+            near = [int(column) for column in np.flatnonzero(cosines >= SIMILAR_COSINE) if column > row]
+            for column in sorted(near, key=lambda column: -cosines[column])[:_MAX_PAIRS_PER_TOOL]:
+                yield known[row], known[column]
 
 
-def _alike_by_words(words: Sequence[frozenset[str]]) -> Iterator[tuple[int, int]]:
-    """Two sets that share most of their words share one of the rarest few of each, so only those are looked up."""
-    tools_with = Counter(word for own in words for word in own)
-    having: defaultdict[str, list[int]] = defaultdict(list)
-    for place, own in enumerate(words):
-        rarest = sorted(own, key=lambda word: (tools_with[word], word))
-        rarest = rarest[: len(own) - math.ceil(ALIKE_WORDS * len(own)) + 1]
-        before = sorted({other for word in rarest for other in having[word]})
-        near = (other for other in before if _shared(own, words[other]) >= ALIKE_WORDS)
-        yield from [(other, place) for other in near][:_PAIRS_OF_A_TOOL]
+def _pairs_by_words(words: Sequence[frozenset[str]]) -> Iterator[tuple[int, int]]:
+    """Look up pairs by rare words only (prefix filtering): two sets that share most of their words share one of the
+    rarest few words of each."""
+    frequencies = Counter(word for own in words for word in own)
+    tools_by_word: defaultdict[str, list[int]] = defaultdict(list)
+    for position, own in enumerate(words):
+        rarest = sorted(own, key=lambda word: (frequencies[word], word))
+        rarest = rarest[: len(own) - math.ceil(SIMILAR_WORDS * len(own)) + 1]
+        candidates = sorted({other for word in rarest for other in tools_by_word[word]})
+        near = (other for other in candidates if _shared_words(own, words[other]) >= SIMILAR_WORDS)
+        yield from [(other, position) for other in near][:_MAX_PAIRS_PER_TOOL]
         for word in rarest:
-            having[word].append(place)
+            tools_by_word[word].append(position)
 
 
-def _shared(one: frozenset[str], other: frozenset[str]) -> float:
+def _shared_words(one: frozenset[str], other: frozenset[str]) -> float:
     return len(one & other) / len(one | other) if one or other else 0.0

@@ -1,24 +1,24 @@
-"""Many answers in a few figures. Pure."""
+"""Summarize many answers in a few numbers. Pure functions."""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.evaluation.run import EvalAnswer
-from app.evaluation.scores import Measures, mean
+from app.evaluation.scores import Measures, mean_measures
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Shares and means are None over no messages."""
+    """Shares, means and medians are None over no messages."""
 
     messages: int
     measures: Measures | None
-    """Over the messages that need tools."""
+    """The means over the messages that need tools."""
     abstained: float | None
-    """Of the messages that need no tool: the share that rightly got none."""
+    """The share of the messages that need no tool which got a no-match, as they should."""
     lost: float | None
-    """Of the messages that need tools: the share that was told that nothing fits."""
+    """The share of the messages that need tools which got a no-match."""
     median_tokens: float | None
     median_saved_percent: float | None
     median_ms: float | None
@@ -29,9 +29,9 @@ def summarize(answers: Sequence[EvalAnswer]) -> Summary:
     needing = [answer for answer in answers if answer.measures is not None]
     return Summary(
         messages=len(answers),
-        measures=mean([answer.measures for answer in needing if answer.measures is not None]),
-        abstained=_share_without([answer for answer in answers if answer.measures is None]),
-        lost=_share_without(needing),
+        measures=mean_measures([answer.measures for answer in needing if answer.measures is not None]),
+        abstained=_no_match_share([answer for answer in answers if answer.measures is None]),
+        lost=_no_match_share(needing),
         median_tokens=_median([answer.tokens for answer in needing]),
         median_saved_percent=_median([answer.saved_percent for answer in needing]),
         median_ms=_median([answer.duration_ms for answer in answers]),
@@ -39,7 +39,7 @@ def summarize(answers: Sequence[EvalAnswer]) -> Summary:
     )
 
 
-def _share_without(answers: Sequence[EvalAnswer]) -> float | None:
+def _no_match_share(answers: Sequence[EvalAnswer]) -> float | None:
     return sum(answer.no_match for answer in answers) / len(answers) if answers else None
 
 

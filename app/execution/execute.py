@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -15,8 +16,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from cachetools import TTLCache
+
 from app.audit.record import SUCCEEDED, record_event
-from app.cache import TtlCache
 from app.catalog import servers
 from app.catalog.definitions import ToolDefinitionView, find_by_alias, read_definitions
 from app.catalog.tool_names import DIGEST, is_alias_of, parse_digest
@@ -39,9 +41,10 @@ from app.execution.results import make_serializable, truncate
 from app.execution.validation import check_arguments, check_serializable, usable_schema
 from app.mcp_client.connection import INPUT_REQUIRED, OnProgress
 from app.mcp_client.pool import McpPool
-from app.observability.metrics import Metrics, timed
-from app.observability.tracing import Tracing, traced
-from app.text.strict_json import Dialogue, Endpoint, Json, canonical_json
+from app.mcp_types import Dialogue, Endpoint
+from app.observability.metrics import Metrics, observe_duration
+from app.observability.tracing import Tracing, trace_call
+from app.text.strict_json import Json, canonical_json
 from app.usage.counters import UsageCounters
 
 logger = logging.getLogger("toolscout.execution")
@@ -51,8 +54,8 @@ _NO_DIGEST = "-"
 
 TOOL_ERROR = "tool_error"
 CANCELLED = "cancelled"
-_SCHEMAS_REMEMBERED = 10_000
-_REMEMBERED_S = 3600.0
+_MAX_SCHEMA_BYTES = 32 * 1024 * 1024
+_SCHEMA_CACHE_S = 3600.0
 _REPORTS_WAITING = 100
 _MAX_REPORT = 1_000
 _STOPPED = "the service is being stopped and could not wait for the answer any longer; it may have run"
@@ -72,7 +75,9 @@ class Executor:
     max_result_bytes: int
     shutdown: asyncio.Event
     """Set when the service waits no longer for what it has begun."""
-    usable_schemas: TtlCache[bytes, str] = field(default_factory=lambda: TtlCache(_SCHEMAS_REMEMBERED, _REMEMBERED_S))
+    usable_schemas: TTLCache[bytes, str] = field(
+        default_factory=lambda: TTLCache(_MAX_SCHEMA_BYTES, _SCHEMA_CACHE_S, getsizeof=sys.getsizeof)
+    )
     """What of a schema is valid, by a digest of its text."""
     tracing: Tracing = field(default_factory=Tracing)
 
@@ -139,7 +144,7 @@ class ProgressReports:
                 report.cancel()
 
 
-@traced("execute", "truncated")
+@trace_call("execute", "truncated")
 async def execute(
     executor: Executor, call: ExecutionRequest, progress: ProgressReports | None = None
 ) -> ExecutionResult:
@@ -215,7 +220,7 @@ async def _check_arguments(executor: Executor, schema: str, arguments: Json) -> 
     known = executor.usable_schemas.get(digest)
     if known is None:
         known = await asyncio.to_thread(usable_schema, schema)
-        executor.usable_schemas.put(digest, known)
+        executor.usable_schemas[digest] = known
     await asyncio.to_thread(check_arguments, known, arguments)
 
 
@@ -309,7 +314,7 @@ class CallRecord:
         if executor.shutdown.is_set():
             raise Unavailable("the service is being stopped; nothing was run")
         self._begun = True
-        with timed(executor.metrics.upstream_seconds, "call"):
+        with observe_duration(executor.metrics.upstream_seconds, "call"):
             result = await self._call_until(executor.shutdown, on_progress)
         duration_ms = round((time.perf_counter() - started) * 1000, 2)
         asks = result.get("resultType") == INPUT_REQUIRED
@@ -347,7 +352,9 @@ class CallRecord:
         if not self._begun or isinstance(failure, ServerUnreachable) or outcome == INPUT_REQUIRED:
             return
         succeeded = None if outcome == CANCELLED else outcome == SUCCEEDED
-        self._executor.usage_counters.called(self._call.scope.user_id, self._found.offer.tool_id, succeeded=succeeded)
+        self._executor.usage_counters.record_call(
+            self._call.scope.user_id, self._found.offer.tool_id, succeeded=succeeded
+        )
 
     async def _settle(self, session: Session, failure: ToolscoutError | None) -> None:
         """The answer is kept for whoever repeats the call; where nothing was run, the key is free again."""

@@ -39,7 +39,7 @@ async def get_stored_response(session: Session, sealer: Sealer, user_id: str, ke
     earlier = (await session.execute(select(*columns).where(*_this(user_id, key)))).one_or_none()
     if earlier is None:
         return None
-    if not sealer.is_fingerprint(bytes(earlier.request), request):
+    if not sealer.matches_fingerprint(bytes(earlier.request), request):
         raise InvalidInput("this Idempotency-Key was used for another request")
     if earlier.answer is not None:
         answer: Json = orjson.loads(sealer.open(bytes(earlier.answer), _owner(user_id, key)))

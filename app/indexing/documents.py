@@ -6,8 +6,9 @@ from typing import Any
 
 from pgvector import SparseVector
 
+from app.mcp_types import ToolDefinition
 from app.search.bm25 import Field, document_vector, most_terms, words
-from app.text.strict_json import ToolDefinition, canonical_json
+from app.text.strict_json import canonical_json
 
 # Part of every hash: raise it when the enriched text, its terms or its action change, and every tool is indexed anew.
 ENRICHMENT_VERSION = 3

@@ -15,7 +15,7 @@ from typing import Any
 import re2
 
 from app.indexing.sanitize import MAX_FINDINGS, Finding, Path, place
-from app.text.strict_json import Json, strings_in
+from app.text.strict_json import Json, iter_strings
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Kind:
 def find_instructions(definition: Json) -> list[Finding]:
     """The definition has been cleaned: what cannot be seen does not part words any more."""
     # most definitions give no orders: one look at all of the text is enough for them
-    if not _ANY.search(_plain("\n\0\n".join(strings_in(definition)))):
+    if not _ANY.search(_plain("\n\0\n".join(iter_strings(definition)))):
         return []
     findings: list[Finding] = []
     for path, text in _texts(definition):

@@ -12,8 +12,9 @@ import orjson
 
 from app.indexing.injection import find_instructions
 from app.indexing.sanitize import Finding, sanitize
+from app.mcp_types import ToolDefinition
 from app.text.invisible import remove_hidden
-from app.text.strict_json import Json, ToolDefinition, canonical_json, strings_in
+from app.text.strict_json import Json, canonical_json, iter_strings
 
 MAX_TOOL_BYTES = 256 * 1024
 MAX_DEPTH = 32
@@ -195,9 +196,9 @@ def _check_shape(raw: Json) -> None:
         raise _Refused(f"the definition is nested deeper than {MAX_DEPTH} levels")
     if nodes > MAX_NODES:
         raise _Refused(f"the definition has {nodes} objects and lists, more than {MAX_NODES}")
-    if sum(len(text) for text in strings_in(raw)) > MAX_TOOL_BYTES:
+    if sum(len(text) for text in iter_strings(raw)) > MAX_TOOL_BYTES:
         raise _too_large()
-    if any("\0" in text for text in strings_in(raw)):
+    if any("\0" in text for text in iter_strings(raw)):
         raise _Refused("the definition holds a NUL character, which cannot be stored")
 
 

@@ -11,8 +11,8 @@ from app.embeddings.base import Vector
 from app.indexing import documents
 from app.indexing.parsing import ListedTool
 from app.indexing.sanitize import Finding
+from app.mcp_types import ToolDefinition
 from app.search.intents import Action, action_of_tool
-from app.text.strict_json import ToolDefinition
 
 CountTokens = Callable[[str], int]
 

@@ -23,9 +23,10 @@ from app.indexing.documents import text_hash
 from app.indexing.parsing import Listing, parse_listing
 from app.indexing.plan import CountTokens, IndexTarget, MissingVector, ModelUpdate, Plan, StoredTool, make_plan
 from app.mcp_client.pool import McpPool
-from app.observability.metrics import Metrics, failures_counted, timed
-from app.observability.tracing import Tracing, traced
-from app.text.strict_json import Endpoint, Json, parse_json
+from app.mcp_types import Endpoint
+from app.observability.metrics import Metrics, count_embedding_failures, observe_duration
+from app.observability.tracing import Tracing, trace_call
+from app.text.strict_json import Json, parse_json
 
 logger = logging.getLogger("toolscout.indexing")
 
@@ -51,7 +52,7 @@ class Indexer:
     tracing: Tracing = field(default_factory=Tracing)
 
 
-@traced("reindex")
+@trace_call("reindex")
 async def reindex_server(indexer: Indexer, run: queue.Claim) -> queue.RunState:
     while True:
         try:
@@ -152,7 +153,7 @@ async def _offered(indexer: Indexer, run: queue.Claim) -> tuple[Server, Listing]
 
 
 async def _asked(indexer: Indexer, endpoint: Endpoint) -> list[Json]:
-    with timed(indexer.metrics.upstream_seconds, "list"):
+    with observe_duration(indexer.metrics.upstream_seconds, "list"):
         return await indexer.mcp_pool.list_tools(endpoint)
 
 
@@ -252,7 +253,7 @@ class Embedding:
         try:
             await self._embed(batch)
         except EmbeddingFailed as error:
-            if error.passing or len(batch) == 1:
+            if error.retryable or len(batch) == 1:
                 raise
             await self._embed_each(batch)
 
@@ -264,14 +265,14 @@ class Embedding:
             except EmbeddingFailed as error:
                 failures += 1
                 # then it is not this or that text that it does not take
-                if error.passing or failures == _FAILURES_OF_SINGLE_TEXTS:
+                if error.retryable or failures == _FAILURES_OF_SINGLE_TEXTS:
                     raise
                 self.warnings.append(f"the tool {tool.tool_name!r} could not be embedded ({error.reason})")
 
     async def _embed(self, batch: Sequence[MissingVector]) -> None:
         metrics = self._indexer.metrics
         telling = self._indexer.tracing.span("embed")
-        with telling, timed(metrics.embedding_seconds, "index"), failures_counted(metrics, "index"):
+        with telling, observe_duration(metrics.embedding_seconds, "index"), count_embedding_failures(metrics, "index"):
             vectors = await self._embedder.embed_documents([tool.text for tool in batch])
         self.vectors |= {tool.tool_id: vector for tool, vector in zip(batch, vectors, strict=True)}
         self.computed += len(batch)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.text.invisible import has_hidden, visible_text
-from app.text.strict_json import Json, strings_in
+from app.text.invisible import has_hidden, remove_and_report_hidden
+from app.text.strict_json import Json, iter_strings
 
 MAX_FINDINGS = 20
 MAX_WHERE_CHARACTERS = 200
@@ -28,7 +28,7 @@ class Finding:
 
 def sanitize(definition: Json) -> tuple[Json, list[Finding]]:
     """Every value and every key. The caller has bounded the depth."""
-    if not any(has_hidden(text) for text in strings_in(definition)):
+    if not any(has_hidden(text) for text in iter_strings(definition)):
         return definition, []
     findings: list[Finding] = []
     result = _cleaned_value(definition, (), findings)
@@ -44,7 +44,7 @@ def place(path: Path) -> str:
 
 def _cleaned_value(value: Any, path: Path, findings: list[Finding]) -> Any:
     if isinstance(value, str):
-        text, removed = visible_text(value)
+        text, removed = remove_and_report_hidden(value)
         _note(findings, path, removed, "were removed")
         return text
     if isinstance(value, list):
@@ -55,7 +55,7 @@ def _cleaned_value(value: Any, path: Path, findings: list[Finding]) -> Any:
 def _cleaned_object(value: Json, path: Path, findings: list[Finding]) -> Json:
     result: Json = {}
     for key, item in value.items():
-        name, removed = visible_text(key)
+        name, removed = remove_and_report_hidden(key)
         if name in result:
             raise ValueError("two names differ only in characters that cannot be seen")
         _note(findings, (*path, name), removed, "were removed from this name")

@@ -18,8 +18,9 @@ from app.embeddings.base import Vector
 from app.indexing.parsing import ListedTool, sanitize_definition
 from app.indexing.plan import IndexTarget, ModelUpdate, StoredTool, ToolRow
 from app.indexing.sanitize import Finding
-from app.text.strict_json import Json, ToolDefinition, canonical_json
-from app.usage.learning import write_priors
+from app.mcp_types import ToolDefinition
+from app.text.strict_json import Json, canonical_json
+from app.usage.priors import write_priors
 
 CHANGES_KEPT = 20
 VANISHED_KEPT = 1_000

@@ -13,15 +13,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from cachetools import TTLCache
 from sqlalchemy import Row, case, func, select
 
-from app.cache import TtlCache
 from app.catalog.visibility import recompute_stale
 from app.db.tables import index_runs, mcp_servers
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import queue
 from app.indexing.reindex import Indexer, reindex_server
-from app.text.strict_json import Endpoint
+from app.mcp_types import Endpoint
 
 logger = logging.getLogger("toolscout.worker")
 
@@ -69,7 +69,7 @@ class Worker:
         self._loops: list[asyncio.Task[None]] = []
         self._runs: set[asyncio.Task[None]] = set()
         self._announced: dict[str, asyncio.TimerHandle] = {}
-        self._followed: TtlCache[str, float] = TtlCache(_SERVERS_REMEMBERED, pace.announcements_apart_s)
+        self._followed: TTLCache[str, float] = TTLCache(_SERVERS_REMEMBERED, pace.announcements_apart_s)
         self._stopped = False
 
     def start(self) -> None:
@@ -100,7 +100,7 @@ class Worker:
     def _follow_announcement(self, endpoint: Endpoint) -> None:
         del self._announced[endpoint.server_id]
         not_before = asyncio.get_running_loop().time() + self._pace.announcements_apart_s
-        self._followed.put(endpoint.server_id, not_before)
+        self._followed[endpoint.server_id] = not_before
         servers = [(endpoint.user_id, endpoint.server_id)]
         self._begin(partial(self._queue, servers, f"server:{endpoint.server_id}"))
 
@@ -186,7 +186,7 @@ class Worker:
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
 
     async def _retry_or_fail(self, run: queue.Claim, error: ServerUnreachable) -> str:
-        if not error.passing or run.attempts >= queue.MAX_ATTEMPTS:
+        if not error.retryable or run.attempts >= queue.MAX_ATTEMPTS:
             await self._fail(run, error.cause, error.message)
             return "failed"
         # jitter, so that servers behind one gateway that stumbled are not all asked again at once

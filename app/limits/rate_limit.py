@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Callable
 
-from app.cache import TtlCache
+from cachetools import TTLCache
+
 from app.errors import RateLimited
 from app.observability.metrics import Metrics
 
@@ -22,7 +23,7 @@ class RateLimiter:
         self._refused = metrics.refused.labels("rate_limited")
         # whoever was quiet for so long has a full bucket again, and need not be remembered
         filled_s = self._burst / per_second if per_second else 0.0
-        self._buckets: TtlCache[str, tuple[float, float]] = TtlCache(_USERS_REMEMBERED, filled_s, clock)
+        self._buckets: TTLCache[str, tuple[float, float]] = TTLCache(_USERS_REMEMBERED, filled_s, clock)
 
     def acquire(self, user_id: str) -> None:
         """One token, or `RateLimited`, which says when there is one again."""
@@ -35,4 +36,4 @@ class RateLimiter:
             self._refused.inc()
             wait_s = math.ceil((1 - tokens) / self._per_second)
             raise RateLimited("this user asks faster than the operator allows; slow down", retry_after_s=wait_s)
-        self._buckets.put(user_id, (tokens - 1, now))
+        self._buckets[user_id] = (tokens - 1, now)

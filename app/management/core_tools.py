@@ -12,7 +12,7 @@ from app.db.tables import EVERYONE
 from app.errors import InvalidInput
 from app.indexing.parsing import parse_listing
 from app.indexing.plan import CountTokens, definition_tokens
-from app.text.strict_json import ToolDefinition
+from app.mcp_types import ToolDefinition
 
 
 async def replace_core_tools(

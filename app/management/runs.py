@@ -5,7 +5,7 @@ from app.db.engine import Database
 from app.indexing import queue
 from app.indexing.queue import Run
 from app.indexing.worker import Worker
-from app.observability.metrics import elapsed_ms
+from app.observability.logging import elapsed_ms
 
 # The audit event of a run (`server.reindex`) is recorded when the run ends, in its last transaction.
 

@@ -17,7 +17,7 @@ from app.indexing.parsing import Listing, parse_listing
 from app.indexing.queue import Run
 from app.indexing.worker import Worker
 from app.mcp_client.pool import McpPool
-from app.text.strict_json import Endpoint
+from app.mcp_types import Endpoint
 
 
 async def register_server(

@@ -47,7 +47,8 @@ from app.mcp_client.stderr_tail import StderrTail, capture_stderr
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.transport import Exchange, GuardedTransport, current_exchange
 from app.mcp_client.url_guard import Guard
-from app.text.strict_json import Dialogue, Endpoint, Json
+from app.mcp_types import Dialogue, Endpoint
+from app.text.strict_json import Json
 
 logger = logging.getLogger("toolscout.upstream")
 

@@ -10,7 +10,8 @@ from app.errors import ServerUnreachable, ToolFailed, Unavailable
 from app.mcp_client.connection import Connection, Limits, OnProgress, OnToolsChanged
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard
-from app.text.strict_json import Dialogue, Endpoint, Json, Transport
+from app.mcp_types import Dialogue, Endpoint, Transport
+from app.text.strict_json import Json
 
 T = TypeVar("T")
 

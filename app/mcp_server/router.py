@@ -20,7 +20,7 @@ from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server.cancellation import RunningCalls
 from app.mcp_server.server import REQUEST_CONTEXT, McpRequestContext, MetaServer
 from app.mcp_server.tools import ALL_TOOLS, TWO_TOOLS
-from app.observability.metrics import request_id
+from app.observability.logging import request_id
 from app.text.strict_json import Json, parse_json
 
 _SESSION_HEADER = "mcp-session-id"

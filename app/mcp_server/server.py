@@ -25,8 +25,9 @@ from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server import responses
 from app.mcp_server.cancellation import EndedByName, Name, RunningCalls
 from app.mcp_server.tools import MetaTool, ToolCall
-from app.observability.metrics import request_id
-from app.text.strict_json import Dialogue, Json
+from app.mcp_types import Dialogue
+from app.observability.logging import request_id
+from app.text.strict_json import Json
 
 logger = logging.getLogger("toolscout.mcp")
 

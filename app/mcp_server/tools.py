@@ -21,8 +21,9 @@ from app.errors import ArgumentsInvalid, InvalidInput, NotFound, ToolNotFound
 from app.execution.execute import ExecutionRequest, execute, execute_with_progress
 from app.execution.validation import check_arguments
 from app.mcp_server import responses
+from app.mcp_types import Dialogue
 from app.search.query import Query, query_in_context
-from app.text.strict_json import Dialogue, Json, parse_json
+from app.text.strict_json import Json, parse_json
 
 _PAGE = 100
 

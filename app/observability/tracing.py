@@ -1,9 +1,9 @@
-"""Optional OpenTelemetry traces over what the product does. Spans hold our own words and numbers, never a message, an
-argument or an error's text.
+"""Optional OpenTelemetry traces of the use cases. Spans contain fixed words and numbers, never a message, an argument
+or the text of an error.
 
-The tracer is ours alone and never the library's global one: the web framework and the MCP SDK would find that, and tell
-addresses and errors that are our users' own. For the same reason our spans are not made current in the library's
-context, from where the SDK would pass them on to users' servers.
+The tracer is private and never the library's global one: the web framework and the MCP SDK would use a global tracer
+and record addresses and errors of users. For the same reason a span is not made current in the library's context, from
+where the SDK would pass it on to users' servers.
 """
 
 import asyncio
@@ -32,28 +32,28 @@ _current: ContextVar[Span | None] = ContextVar("span", default=None)
 
 class Tracing:
     def __init__(self, tracer: Tracer | None = None, close: Callable[[], None] = lambda: None) -> None:
-        """Without a tracer nothing is told to anybody."""
+        """Without a tracer no spans are recorded."""
         self._tracer = tracer or NoOpTracer()
         self._close = close
         self.enabled = tracer is not None
 
     @contextmanager
     def span(self, name: str) -> Iterator[Span]:
-        """Below the span that is under way, or below the caller's own, if its request named one."""
+        """Start a child of the current span, or of the caller's span if the request named one."""
         parent = _current.get()
         span = self._tracer.start_span(name, None if parent is None else set_span_in_context(parent))
         token = _current.set(span)
         try:
             yield span
         except BaseException as error:
-            span.set_status(StatusCode.ERROR, _word_for(error))
+            span.set_status(StatusCode.ERROR, _error_code(error))
             raise
         finally:
             _current.reset(token)
             span.end()
 
     async def aclose(self) -> None:
-        """Off the event loop: what is still to be sent is waited for."""
+        """Close off the event loop: closing waits until pending spans are sent."""
         await asyncio.to_thread(self._close)
 
 
@@ -63,38 +63,41 @@ class Traceable(Protocol):
 
 
 T = TypeVar("T", bound=Traceable)
-Deed = Callable[Concatenate[T, P], Coroutine[Any, Any, R]]
+AsyncFunction = Callable[Concatenate[T, P], Coroutine[Any, Any, R]]
 
 
-def traced(name: str, *facts: str) -> Callable[[Deed[T, P, R]], Deed[T, P, R]]:
-    """A span over a deed whose first parameter knows the tracing; `facts` are attributes of its outcome to tell."""
+def trace_call(name: str, *attributes: str) -> Callable[[AsyncFunction[T, P, R]], AsyncFunction[T, P, R]]:
+    """Decorate a function whose first parameter has a `tracing` attribute with a span.
 
-    def decorate(deed: Deed[T, P, R]) -> Deed[T, P, R]:
-        @wraps(deed)
-        async def within(first: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    `attributes` are attributes of the function's result to record in the span.
+    """
+
+    def decorate(function: AsyncFunction[T, P, R]) -> AsyncFunction[T, P, R]:
+        @wraps(function)
+        async def wrapper(first: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
             if not first.tracing.enabled:
-                return await deed(first, *args, **kwargs)
+                return await function(first, *args, **kwargs)
             with first.tracing.span(name) as span:
-                outcome = await deed(first, *args, **kwargs)
-                span.set_attributes(_told(outcome, facts))
-                return outcome
+                result = await function(first, *args, **kwargs)
+                span.set_attributes(_span_attributes(result, attributes))
+                return result
 
-        return within
+        return wrapper
 
     return decorate
 
 
-def _told(outcome: object, facts: tuple[str, ...]) -> dict[str, Any]:
-    values = {f"toolscout.{fact}": getattr(outcome, fact) for fact in facts}
+def _span_attributes(result: object, names: tuple[str, ...]) -> dict[str, Any]:
+    values = {f"toolscout.{name}": getattr(result, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _word_for(error: BaseException) -> str:
+def _error_code(error: BaseException) -> str:
     return error.code if isinstance(error, ToolscoutError) else type(error).__name__
 
 
 class TraceContextMiddleware:
-    """An ASGI layer: spans of a request that names a trace (`traceparent`) join it."""
+    """ASGI middleware: the spans of a request with a `traceparent` header join that trace."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -108,16 +111,16 @@ class TraceContextMiddleware:
 
 
 def open_tracing(endpoint: str | None) -> Tracing:
-    """To a collector that speaks OTLP over HTTP; without one, nowhere."""
+    """Send spans to an OTLP collector over HTTP. Without an endpoint, record none."""
     if endpoint is None:
         return Tracing()
     try:
-        # here, since they are an extra that most do without
+        # Imported here because they belong to an optional extra.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but the packages are missing: pip install 'toolscout[otel]'"
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but its packages are missing: pip install 'toolscout[otel]'"
         ) from error
     return make_tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
 

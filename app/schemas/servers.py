@@ -7,8 +7,8 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from app.catalog.policy import ANY_TOOL
 from app.catalog.servers import check_transport
+from app.mcp_types import Transport
 from app.schemas.base import Input, Name, Tags
-from app.text.strict_json import Transport
 
 # what the protocol and the connection say of themselves is not for others to say
 _RESERVED_HEADERS = frozenset(

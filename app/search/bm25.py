@@ -33,7 +33,6 @@ MAX_QUERY_TERMS = 64
 MAX_DOCUMENT_TERMS = 500
 # A narrow row must fit a page of 8 KiB: 2 bytes a dimension, 8 bytes a term, and room for names, ids and tags.
 _ROOM_IN_A_ROW = 7_100
-MAX_DIMENSION = 3_200
 
 # After normalisation, which can make one character many.
 _MAX_CHARACTERS = 20_000

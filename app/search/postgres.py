@@ -35,7 +35,7 @@ from app.search.scoring import (
     should_abstain,
 )
 from app.search.term_stats import Counts, Lexicon
-from app.usage.prior import PRIOR_MOST
+from app.usage.priors import MAX_PRIOR
 
 _SCORED = """
     SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {evidence}
@@ -77,7 +77,7 @@ WHERE r.tool_id = ANY(%(tool_ids)s)
 _BOOST = f"""
     CASE WHEN action = 0 OR %(wanted)s = 0 THEN 0::float8
          WHEN action & %(wanted)s > 0 THEN {ACTION_BOOST}::float8 ELSE -{ACTION_BOOST}::float8 END
-    + least(prior, {PRIOR_MOST})
+    + least(prior, {MAX_PRIOR})
     + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST}::float8 ELSE 0::float8 END
 """
 _TAG_BOOST = (

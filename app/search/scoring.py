@@ -23,7 +23,7 @@ from app.embeddings.calibration import UNCALIBRATED, Calibration
 from app.search.bm25 import query_term_ids
 from app.search.intents import Action, actions_wanted, agreement
 from app.search.query import Query
-from app.usage.prior import PRIOR_MOST
+from app.usage.priors import MAX_PRIOR
 
 Strategy = Literal["hybrid", "semantic", "bm25"]
 
@@ -171,11 +171,11 @@ def rank(candidates: Iterable[Candidate], question: ScoringParams, scale: Weight
 
 
 def boost(candidate: Candidate, question: ScoringParams) -> float:
-    """What tags, the tool's action, good use (by `PRIOR_MOST` at most) and the conversation add."""
+    """What tags, the tool's action, good use (by `MAX_PRIOR` at most) and the conversation add."""
     tagged = TAG_BOOST * len(matched_tags(candidate.tags, question)) if question.tags else 0.0
     called = CALLED_BOOST if candidate.tool_name in question.query.called else 0.0
     return (
-        tagged + ACTION_BOOST * agreement(question.wanted, candidate.action) + min(candidate.prior, PRIOR_MOST) + called
+        tagged + ACTION_BOOST * agreement(question.wanted, candidate.action) + min(candidate.prior, MAX_PRIOR) + called
     )
 
 
@@ -194,7 +194,7 @@ def should_abstain(candidates: Sequence[Candidate], question: ScoringParams, vec
     if question.query.closes:
         return True
     scale = _both(question.calibration, len(question.query.texts))
-    if question.calibration.fits(max(map(scale.fused, candidates), default=0.0), vector):
+    if question.calibration.is_match(max(map(scale.fused, candidates), default=0.0), vector):
         return False
     message = question.query.said.lower()
     return not any(is_named(message, each.tool_name) for each in candidates)

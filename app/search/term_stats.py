@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from cachetools import TTLCache
 from pgvector import SparseVector
 
-from app.cache import TtlCache
 from app.catalog.visibility import VISIBLE, CacheKey, Scope
 from app.db.engine import Session
 from app.db.tables import TERM_SPACE
 from app.search.bm25 import MOST_PER_TERM, inverse_document_frequency
 
-_USERS = 1_000
-_REMEMBERED_S = 600.0
+_MAX_CACHE_BYTES = 64 * 1024 * 1024
+_CACHE_S = 600.0
+_ENTRY_BYTES = 1_000
+_TERM_BYTES = 200
 _TERMS_OF_A_USER = 2_000
 
 _COUNT = f"""
@@ -59,7 +61,9 @@ class Counts:
 
 class Lexicon:
     def __init__(self) -> None:
-        self._known: TtlCache[tuple[CacheKey, str], Counts] = TtlCache(_USERS, _REMEMBERED_S)
+        self._known: TTLCache[tuple[CacheKey, str], Counts] = TTLCache(
+            _MAX_CACHE_BYTES, _CACHE_S, getsizeof=lambda counts: _ENTRY_BYTES + _TERM_BYTES * len(counts.frequencies)
+        )
 
     async def counts(self, session: Session, scope: Scope, places: Sequence[int]) -> Counts:
         known = None if scope.narrowed else self._known.get((scope.place, scope.model))
@@ -83,4 +87,4 @@ class Lexicon:
         if known is not None and known.version == counts.version and len(known.frequencies) < _TERMS_OF_A_USER:
             merged = {**known.frequencies, **counts.frequencies}
             counts = Counts(counts.version, counts.searched, counts.tokens, merged)
-        self._known.put(key, counts)
+        self._known[key] = counts

@@ -1,19 +1,19 @@
-"""What a person cannot see in a text, and a model or a terminal still reads. Pure."""
+"""Find and remove characters that a person cannot see but a model or a terminal still reads."""
 
 import re
 
 
 def remove_hidden(text: str) -> str:
-    return visible_text(text)[0]
+    return remove_and_report_hidden(text)[0]
 
 
 def has_hidden(text: str) -> bool:
-    """A quick look; also true of what `seen` would leave as it is, such as the style of an emoji."""
+    """A quick check. Also true of characters that `remove_hidden` keeps, such as the style of an emoji."""
     return _SUSPICIOUS.search(text) is not None
 
 
-def visible_text(text: str) -> tuple[str, list[str]]:
-    """The text as a person sees it, and the kinds of what was taken out."""
+def remove_and_report_hidden(text: str) -> tuple[str, list[str]]:
+    """Return the text as a person sees it, and the kinds of characters that were removed."""
     if not has_hidden(text):
         return text, []
     text = _LINE_BREAK.sub("\n", text)
@@ -29,29 +29,30 @@ _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
 _DIRECTION = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _TAG = r"\U000e0000-\U000e007f"
 _SELECTOR = r"\u180b-\u180d\u180f\ufe00-\ufe0d\U000e0100-\U000e01ef"
-# zero-width spaces and joiners, soft hyphen, invisible operators, fillers, and all else that no font draws; the format
-# characters with a shape (Arabic number signs, Egyptian joiners) are not among them
+# Zero-width spaces and joiners, soft hyphen, invisible operators, fillers, and everything else that no font draws.
+# Format characters with a shape (Arabic number signs, Egyptian joiners) are not included.
 _UNDRAWN = (
     r"\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff"
 )
-# these two say whether an emoji is drawn in colour; in a row, or after nothing, they say something else
+# These two choose whether an emoji is drawn in colour. Repeated, or with nothing before them, they can encode data.
 _EMOJI_STYLE = r"\ufe0e\ufe0f"
 
-# all that is ever touched: most definitions hold none of it and are not walked a second time
+# Every character that may be changed: most definitions contain none and need no second pass.
 _SUSPICIOUS = re.compile(rf"[{_CONTROL}{_DIRECTION}{_TAG}{_SELECTOR}{_UNDRAWN}{_EMOJI_STYLE}\u2028\u2029]")
 
 _LINE_BREAK = re.compile(r"\r\n|[\x85\u2028\u2029]")
 
-# Each repetition stops at the next start of a sequence and gives nothing back, so the time is linear. What is cut short
-# loses only its start: the rest of the text must not vanish with it.
+# Each repetition is possessive and stops at the next start of a sequence, so the time is linear. An unterminated
+# sequence loses only its start: the text after it must stay.
 _TERMINAL_SEQUENCE = re.compile(
     r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x80-\x9f]*+(?:\x07|\x1b\\|\x9c)"  # a title, a link, a picture
     r"|(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]"  # a colour, a move of the cursor
     r"|\x1b[ -/]*+[0-~]"
 )
 
-# in this order: a sequence is known by its control characters, a row of emoji styles by nothing standing between them
+# The order matters: sequences are recognised by their control characters, and repeated emoji styles only once
+# everything between them is gone.
 _KINDS = (
     ("terminal escape sequences", _TERMINAL_SEQUENCE),
     ("control characters", re.compile(f"[{_CONTROL}]+")),

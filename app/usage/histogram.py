@@ -1,30 +1,33 @@
-"""How long discoveries took, as counts in fixed spans: they can be added up over users and minutes. Pure."""
+"""Durations of discoveries as counts in fixed buckets, which can be summed over users and minutes. Pure functions."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
 BOUNDS_MS = (1, 2, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000)
-"""The upper end of each span but the last, which has none. They are stored by their places: a change of these numbers
-needs a migration."""
+"""The upper bound of each bucket but the last, which has none. The database stores counts by position, so a change of
+these bounds needs a migration."""
 
-SPANS = len(BOUNDS_MS) + 1
+BUCKETS = len(BOUNDS_MS) + 1
 
 
-def span_of(seconds: float) -> int:
+def bucket_index(seconds: float) -> int:
     return bisect_left(BOUNDS_MS, seconds * 1000)
 
 
 def quantile_ms(counts: Sequence[int], share: float) -> float | None:
-    """As if the discoveries of a span were spread over it evenly. Beyond the last bound nothing is known but that."""
+    """Estimate a quantile, assuming that values are spread evenly within a bucket.
+
+    Of a value in the last bucket only the lower bound is known, so that is returned.
+    """
     total = sum(counts)
     if not total:
         return None
-    wanted = share * total
-    reached = list(accumulate(counts))
-    span = min(bisect_left(reached, wanted), SPANS - 1)
-    if span == SPANS - 1:
+    rank = share * total
+    cumulative = list(accumulate(counts))
+    bucket = min(bisect_left(cumulative, rank), BUCKETS - 1)
+    if bucket == BUCKETS - 1:
         return float(BOUNDS_MS[-1])
-    low, high = BOUNDS_MS[span - 1] if span else 0, BOUNDS_MS[span]
-    before = reached[span] - counts[span]
-    return round(low + (high - low) * (wanted - before) / counts[span], 2)
+    low, high = BOUNDS_MS[bucket - 1] if bucket else 0, BOUNDS_MS[bucket]
+    before = cumulative[bucket] - counts[bucket]
+    return round(low + (high - low) * (rank - before) / counts[bucket], 2)

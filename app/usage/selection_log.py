@@ -1,7 +1,7 @@
-"""What was asked and what was chosen, for users who have said that they want it kept; of nobody else.
+"""The selection log: messages and the tools chosen for them, of users who have opted in.
 
-Each process gathers it in memory and writes it down within a second or so, so that no discovery waits. What waits to be
-written when a process is killed is lost.
+Each process collects selections in memory and flushes them about every second, so that no discovery waits. Pending
+selections are lost if the process is killed.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from app.usage.flusher import PeriodicFlusher
 
 logger = logging.getLogger("toolscout.usage")
 
-MOST_KEPT = 5_000
-"""Selections that wait to be written; later ones are not kept while a database is away."""
-MOST_EXPORTED = 10_000
+MAX_PENDING = 5_000
+"""Pending selections; further ones are dropped while the database is down."""
+MAX_EXPORTED = 10_000
 
-# who has changed their mind meanwhile, or has gone, has nothing written any more
-_WRITE = """
+# Nothing is written for a user who has opted out meanwhile or was deleted.
+_INSERT = """
     INSERT INTO selections (user_id, id, at, message, tools, strategy, degraded_reason, no_match)
     SELECT owner.id, s.id, s.at, s.message, s.tools, s.strategy, s.degraded_reason, s.no_match
     FROM (SELECT id FROM users WHERE id = %(user_id)s AND settings -> 'selection_log' = 'true' FOR KEY SHARE) owner,
@@ -38,7 +38,7 @@ _WRITE = """
     ON CONFLICT DO NOTHING
 """
 
-_LABELLED = f"""
+_SELECT_LABELLED = f"""
     SELECT s.id, s.message, s.tools, s.no_match,
            ARRAY(SELECT f.tool_id FROM tool_feedback f WHERE f.user_id = s.user_id AND f.discovery_id = s.id
                  AND f.outcome = 'called'),
@@ -48,13 +48,13 @@ _LABELLED = f"""
     WHERE s.user_id = %(user_id)s
       AND (%(since)s::timestamptz IS NULL OR s.at >= %(since)s::timestamptz)
       AND (%(until)s::timestamptz IS NULL OR s.at < %(until)s::timestamptz)
-    ORDER BY s.at DESC, s.id DESC LIMIT {MOST_EXPORTED}
+    ORDER BY s.at DESC, s.id DESC LIMIT {MAX_EXPORTED}
 """
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A tool of an answer."""
+    """A tool of the result."""
 
     tool_key: str
     server_name: str | None
@@ -64,14 +64,14 @@ class Choice:
     score: float | None
 
     @property
-    def called(self) -> str:
+    def qualified_name(self) -> str:
         return self.name if self.server_name is None else f"{self.server_name}.{self.name}"
 
 
 @dataclass(frozen=True)
 class Selection:
     id: str
-    """The discovery's."""
+    """The id of the discovery."""
     at: datetime
     message: str
     tools: Sequence[Choice]
@@ -95,51 +95,52 @@ class StoredSelection:
 class SelectionLog:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: list[tuple[str, Selection]] = []
-        self._writing = asyncio.Lock()
-        self.flusher = PeriodicFlusher("selections", self.write, self.write, lambda: {"selections": len(self._waiting)})
+        self._pending: list[tuple[str, Selection]] = []
+        self._flushing = asyncio.Lock()
+        self.flusher = PeriodicFlusher("selections", self.flush, self.flush, lambda: {"selections": len(self._pending)})
 
-    def note(self, user_id: str, selection: Selection) -> None:
-        if len(self._waiting) < MOST_KEPT:
-            self._waiting.append((user_id, selection))
+    def append(self, user_id: str, selection: Selection) -> None:
+        if len(self._pending) < MAX_PENDING:
+            self._pending.append((user_id, selection))
 
-    async def forget(self, user_id: str) -> None:
-        """What waits to be written of a user who wants it gone; what is just being written is there afterwards."""
-        async with self._writing:
-            self._waiting = [each for each in self._waiting if each[0] != user_id]
+    async def discard_pending(self, user_id: str) -> None:
+        """Drop a user's pending selections. A flush in progress ends first, so that the caller can delete its rows."""
+        async with self._flushing:
+            self._pending = [entry for entry in self._pending if entry[0] != user_id]
 
-    async def write(self) -> None:
-        """What the database cannot take just now, or what was broken off, is kept for the next time; what it refuses is
-        not."""
-        async with self._writing:
-            taken, self._waiting = self._waiting, []
+    async def flush(self) -> None:
+        """Write the pending selections. If the database is down or interrupts a statement, they stay pending; if it
+        rejects them, they are dropped."""
+        async with self._flushing:
+            pending, self._pending = self._pending, []
             unwritten: defaultdict[str, list[Selection]] = defaultdict(list)
-            for user_id, selection in taken:
+            for user_id, selection in pending:
                 unwritten[user_id].append(selection)
             try:
-                for user_id, of_user in list(unwritten.items()):
-                    if await self._is_done(user_id, of_user):
+                for user_id, batch in list(unwritten.items()):
+                    if await self._write(user_id, batch):
                         del unwritten[user_id]
             finally:
-                for user_id, of_user in unwritten.items():
-                    for selection in of_user:
-                        self.note(user_id, selection)
+                for user_id, batch in unwritten.items():
+                    for selection in batch:
+                        self.append(user_id, selection)
 
-    async def _is_done(self, user_id: str, of_user: Sequence[Selection]) -> bool:
+    async def _write(self, user_id: str, batch: Sequence[Selection]) -> bool:
+        """Return whether the batch is done with: written, or rejected for good."""
         try:
             async with self._database.transaction(user_id) as session:
-                await session.rows(_WRITE, {"user_id": user_id, "selections": orjson.dumps(of_user).decode()})
+                await session.rows(_INSERT, {"user_id": user_id, "selections": orjson.dumps(batch).decode()})
         except (Unavailable, QueryInterrupted):
             return False
         except QueryFailed:
-            logger.warning("a user's selections could not be written down", exc_info=True)
+            logger.warning("failed to write the selections of a user", exc_info=True)
         return True
 
 
 async def list_selections(
     session: Session, user_id: str | None, since: datetime | None, until: datetime | None, page: PageRequest
 ) -> Page[StoredSelection]:
-    """Newest first; with no user, those of all, which needs the system's scope."""
+    """Return a page of selections, newest first. Without a user, those of all users, which needs the system scope."""
     columns = selections.c
     statement = select(selections)
     if user_id is not None:
@@ -148,40 +149,43 @@ async def list_selections(
         statement = statement.where(columns.at >= since)
     if until is not None:
         statement = statement.where(columns.at < until)
-    return await fetch_page(session, statement, (columns.at, columns.id), page, _stored, descending=True)
+    return await fetch_page(session, statement, (columns.at, columns.id), page, _build_selection, descending=True)
 
 
-async def wipe_selections(session: Session, user_id: str) -> int:
+async def delete_user_selections(session: Session, user_id: str) -> int:
     return (await session.execute(delete(selections).where(selections.c.user_id == user_id))).rowcount
 
 
-async def labelled_selections(
+async def export_labelled_selections(
     session: Session, user_id: str, since: datetime | None = None, until: datetime | None = None
 ) -> list[dict[str, Any]]:
-    """As `toolscout eval` reads them, the oldest first. The labels are guesses: what was called after all, where
-    somebody told us, or else what was found. A message of which nothing is known is left out."""
-    rows = await session.rows(_LABELLED, {"user_id": user_id, "since": since, "until": until})
-    lines = [_line(*row) for row in reversed(rows)]
+    """Return the selections in the format of `toolscout eval`, oldest first.
+
+    The labels are guesses: the tools that were called, if the client reported any, else the tools that were found.
+    Messages without any label are left out.
+    """
+    rows = await session.rows(_SELECT_LABELLED, {"user_id": user_id, "since": since, "until": until})
+    lines = [_make_line(*row) for row in reversed(rows)]
     return [line for line in lines if line is not None]
 
 
-def _line(
-    discovery_id: str, message: str, tools: Any, no_match: bool, used: list[str], unfit: list[str]
+def _make_line(
+    discovery_id: str, message: str, tools: Any, no_match: bool, called: list[str], irrelevant: list[str]
 ) -> dict[str, Any] | None:
     choices = [Choice(**each) for each in tools]
-    names = {choice.tool_key: choice.called for choice in choices}
+    names = {choice.tool_key: choice.qualified_name for choice in choices}
     found = [choice.tool_key for choice in choices if choice.source in ("semantic", "lexical")]
-    right = [key for key in (used or found) if key not in unfit]
-    if not (right or no_match):
+    relevant = [key for key in (called or found) if key not in irrelevant]
+    if not (relevant or no_match):
         return None
-    labels = [names.get(key, key) for key in right]
-    return {"id": discovery_id, "message": message, "tools": labels, "meta": {"by": "use" if used else "search"}}
+    labels = [names.get(key, key) for key in relevant]
+    return {"id": discovery_id, "message": message, "tools": labels, "meta": {"by": "use" if called else "search"}}
 
 
-def expired_rows(kept: timedelta) -> list[Delete]:
-    """What is to be forgotten, of all users."""
-    return [delete(selections).where(selections.c.at < func.now() - kept)]
+def expired_rows(retention: timedelta) -> list[Delete]:
+    """Return the statements that delete expired rows of all users."""
+    return [delete(selections).where(selections.c.at < func.now() - retention)]
 
 
-def _stored(row: Row[Any]) -> StoredSelection:
+def _build_selection(row: Row[Any]) -> StoredSelection:
     return record(StoredSelection, row)

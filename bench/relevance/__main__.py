@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from app.observability.metrics import configure_logging
+from app.observability.logging import configure_logging
 from bench.relevance.comparing import Comparison, compared
 from bench.relevance.feedback import shown, simulated
 from bench.relevance.index import opened

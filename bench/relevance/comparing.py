@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from app.container import Container
 from app.evaluation.run import EvalAnswer, answer_message
-from app.evaluation.scores import Interval, Measures, mean, measure, paired_interval
+from app.evaluation.scores import Interval, Measures, mean_measures, paired_interval, score_ranking
 from app.evaluation.summary import Summary, summarize
 from bench.relevance.fastmcp_floor import FastMcpSearch
 from bench.relevance.floors import Dense, PlainBm25, fused
@@ -51,8 +51,8 @@ class Comparison:
 async def compared(container: Container, bench: BenchSet, *, floors: bool = True) -> Comparison:
     index = await indexed(container, bench)
     answers = await _answers(container, bench, index)
-    needing = [answer for answer in answers if answer.asked.tools]
-    ranked = await _answers(container, replace(bench, asked=[each for each in bench.asked if each.tools]), index, 0.0)
+    needing = [answer for answer in answers if answer.item.tools]
+    ranked = await _answers(container, replace(bench, item=[each for each in bench.item if each.tools]), index, 0.0)
     measures = {OURS: _measures(ranked), SHIPPED: _measures(needing)}
     measures |= await _floors(container, bench, index) if floors else {}
     return Comparison(
@@ -81,7 +81,7 @@ async def _answers(
     container: Container, bench: BenchSet, index: Indexed, threshold: float | None = None
 ) -> list[EvalAnswer]:
     started, answers = time.monotonic(), []
-    for asked in bench.asked:
+    for asked in bench.item:
         relevant = {index.keys.get(label, label) for label in asked.tools}
         answers.append(await answer_message(container.discoverer, index.caller, asked, relevant, threshold=threshold))
     print(f"{bench.name}: {len(answers)} messages in {time.monotonic() - started:.0f} s", file=sys.stderr)
@@ -91,7 +91,7 @@ async def _answers(
 async def _floors(container: Container, bench: BenchSet, index: Indexed) -> dict[str, list[Measures]]:
     bm25, dense, fast = PlainBm25(bench.tools), Dense(index.vectors), FastMcpSearch(bench.tools)
     found: dict[str, list[Measures]] = {"plain BM25": [], "dense alone": [], "reciprocal rank": [], "FastMCP BM25": []}
-    for asked in bench.asked:
+    for asked in bench.item:
         if not asked.tools:
             continue
         text = last_said(asked)
@@ -103,20 +103,20 @@ async def _floors(container: Container, bench: BenchSet, index: Indexed) -> dict
             await fast.ranked(text),
         )
         for measures, ranked in zip(found.values(), rankings, strict=True):
-            measures.append(measure(ranked, asked.tools))
+            measures.append(score_ranking(ranked, asked.tools))
     return found
 
 
 def _kinds(answers: Sequence[EvalAnswer]) -> dict[str, float]:
     gains: defaultdict[str, list[float]] = defaultdict(list)
     for answer in answers:
-        if answer.asked.kind is not None and answer.measures is not None:
-            gains[answer.asked.kind].append(answer.measures.ndcg_at_10)
+        if answer.item.kind is not None and answer.measures is not None:
+            gains[answer.item.kind].append(answer.measures.ndcg_at_10)
     return {kind: statistics.fmean(its) for kind, its in gains.items()}
 
 
 def _ranking(name: str, measures: Sequence[Measures], ours: Sequence[Measures]) -> Ranking:
-    means = mean(measures) or Measures(0, 0, 0, 0, 0)
+    means = mean_measures(measures) or Measures(0, 0, 0, 0, 0)
     if name == OURS:
         return Ranking(name, means, None)
     gains, our_gains = ([each.ndcg_at_10 for each in of] for of in (measures, ours))

@@ -11,11 +11,10 @@ from app.catalog.visibility import Scope
 from app.container import Container
 from app.discovery.discover import Discovery, discover
 from app.discovery.feedback import give_feedback
-from app.evaluation.labelled import Labelled
+from app.evaluation.labelled import LabelledMessage
 from app.evaluation.run import DEFAULT_LIMIT, ask_of
-from app.evaluation.scores import Interval, Measures, mean, measure, paired_interval
-from app.usage.learning import update_priors
-from app.usage.prior import PRIOR_MOST
+from app.evaluation.scores import Interval, Measures, mean_measures, paired_interval, score_ranking
+from app.usage.priors import MAX_PRIOR, update_priors
 from bench.relevance.index import Indexed, indexed
 from bench.relevance.sets import BenchSet
 
@@ -39,7 +38,7 @@ class Simulation:
 
     @property
     def within_bounds(self) -> bool:
-        return self.largest_change <= PRIOR_MOST + _A_HAIR
+        return self.largest_change <= MAX_PRIOR + _A_HAIR
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class _Ranked:
 
 async def simulated(container: Container, bench: BenchSet) -> Simulation:
     index = await indexed(container, bench)
-    needing = [asked for asked in bench.asked if asked.tools]
+    needing = [asked for asked in bench.item if asked.tools]
     lived, measured = needing[::2], needing[1::2]
     before = [await _ranked(container, index, asked) for asked in measured]
     successes = sum([await _succeed(container, index, asked) for asked in lived])
@@ -85,17 +84,17 @@ def shown(simulation: Simulation) -> str:
             _line("with priors", simulation.with_priors),
             f"nDCG@10 {interval.difference:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]; "
             f"{simulation.moved} answers in another order; largest change of a score "
-            f"{simulation.largest_change:.4f}, {'within' if simulation.within_bounds else 'BEYOND'} {PRIOR_MOST:g}",
+            f"{simulation.largest_change:.4f}, {'within' if simulation.within_bounds else 'BEYOND'} {MAX_PRIOR:g}",
         ]
     )
 
 
-async def _asked(container: Container, index: Indexed, asked: Labelled) -> Discovery:
+async def _asked(container: Container, index: Indexed, asked: LabelledMessage) -> Discovery:
     ask = await ask_of(container.discoverer, index.caller, asked, limit=DEFAULT_LIMIT, project_id=None)
     return await discover(container.discoverer, index.caller.acting_for(), ask)
 
 
-async def _succeed(container: Container, index: Indexed, asked: Labelled) -> int:
+async def _succeed(container: Container, index: Indexed, asked: LabelledMessage) -> int:
     """With every tool that is right, found or not: a user who knows it runs it anyway."""
     discovery = await _asked(container, index, asked)
     scope = Scope(index.caller.acting_for().id, container.model.id)
@@ -105,11 +104,11 @@ async def _succeed(container: Container, index: Indexed, asked: Labelled) -> int
     return len(right)
 
 
-async def _ranked(container: Container, index: Indexed, asked: Labelled) -> _Ranked:
+async def _ranked(container: Container, index: Indexed, asked: LabelledMessage) -> _Ranked:
     found = (await _asked(container, index, asked)).tools
     keys = [tool.offer.tool_id for tool in found]
     relevant = {index.keys.get(label, label) for label in asked.tools}
-    return _Ranked(keys, {tool.offer.tool_id: tool.score or 0.0 for tool in found}, measure(keys, relevant))
+    return _Ranked(keys, {tool.offer.tool_id: tool.score or 0.0 for tool in found}, score_ranking(keys, relevant))
 
 
 def _change(before: _Ranked, after: _Ranked) -> float:
@@ -118,7 +117,7 @@ def _change(before: _Ranked, after: _Ranked) -> float:
 
 
 def _mean(ranked: Sequence[_Ranked]) -> Measures:
-    return mean([each.measures for each in ranked]) or Measures(0, 0, 0, 0, 0)
+    return mean_measures([each.measures for each in ranked]) or Measures(0, 0, 0, 0, 0)
 
 
 def _gains(ranked: Sequence[_Ranked]) -> list[float]:

@@ -9,7 +9,7 @@ import orjson
 
 from app import evaluation
 from app.demo.seed import catalogue
-from app.evaluation.labelled import Labelled, read_labelled
+from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
 from app.text.strict_json import Json
 
 OWN = Path(evaluation.__file__).parent / "messages" / "own"
@@ -36,14 +36,14 @@ class BenchTool:
 class BenchSet:
     name: str
     tools: Sequence[BenchTool]
-    asked: Sequence[Labelled]
+    item: Sequence[LabelledMessage]
     """Messages that need tools, then those that need none."""
 
 
 def read_set(folder: Path) -> BenchSet:
     """Our own set has no tools of its own: it is about the demo catalogue."""
     lists = [folder / "queries.jsonl", folder / "no_tool_queries.jsonl"]
-    asked = [each for path in lists if path.exists() for each in read_labelled(path.read_bytes())]
+    asked = [each for path in lists if path.exists() for each in parse_labelled_messages(path.read_bytes())]
     path = folder / "tools.jsonl"
     tools = read_tools(path.read_bytes()) if path.exists() else demo_tools()
     bench = BenchSet(folder.name, apart(tools), asked)
@@ -77,7 +77,7 @@ def apart(tools: Sequence[BenchTool]) -> list[BenchTool]:
 
 def check_labels(bench: BenchSet) -> None:
     known = {tool.id for tool in bench.tools}
-    unknown = sorted({label for asked in bench.asked for label in asked.tools} - known)
+    unknown = sorted({label for asked in bench.item for label in asked.tools} - known)
     if unknown:
         raise SystemExit(f"{bench.name}: there is no tool {unknown[0]!r}")
 
@@ -93,11 +93,11 @@ def shortened(bench: BenchSet, most: int | None) -> BenchSet:
     """Evenly from all of them, so that a quick look is a fair one; of each kind, those with tools and those without."""
     if most is None:
         return bench
-    kinds = [[each for each in bench.asked if bool(each.tools) is needing] for needing in (True, False)]
-    return replace(bench, asked=[each for kind in kinds for each in kind[:: max(1, -(-len(kind) // most))]])
+    kinds = [[each for each in bench.item if bool(each.tools) is needing] for needing in (True, False)]
+    return replace(bench, item=[each for kind in kinds for each in kind[:: max(1, -(-len(kind) // most))]])
 
 
-def last_said(asked: Labelled) -> str:
+def last_said(asked: LabelledMessage) -> str:
     """What the floors search for: the message, or the last one of the user."""
     said = [turn.get("content") for turn in asked.messages or () if turn.get("role") == "user"]
     return asked.message or (said[-1] if said and isinstance(said[-1], str) else asked.text)

@@ -120,7 +120,7 @@ async def test_every_other_page_of_a_user_is_fit_to_be_seen(
 ) -> None:
     server_id = await user.add_tools(*WEATHER, server="weather", tags=["outdoors"])
     await user.discover("a weather forecast")
-    await container.usage_counters.write()
+    await container.usage_counters.flush()
     project = (await user.http.post("/projects", json={"name": "support", "rules": [{"pattern": ["get_*"]}]})).json()
     page = watched.page
     await sign_in(page, user.key)
@@ -180,7 +180,7 @@ async def test_names_as_long_as_they_may_be_fit_on_every_page(
         project = (await user.http.post("/projects", json=wanted)).json()
         assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
         await user.discover(LONGEST)
-        await container.usage_counters.write()
+        await container.usage_counters.flush()
         page = watched.page
         await sign_in(page, user.key)
         for path in (

@@ -59,11 +59,11 @@ class World:
 
     async def calibrate(self, model: str, threshold: float) -> None:
         """And wait until all replicas know of it."""
-        stored = orjson.dumps(UNCALIBRATED.stored() | {"threshold": threshold}).decode()
+        stored = orjson.dumps(UNCALIBRATED.to_json() | {"threshold": threshold}).decode()
         self.as_owner("UPDATE embedding_models SET calibration = %s WHERE id = %s", stored, model)
 
         async def all_know() -> bool:
-            found = [replica.models.named(model).model.calibration.threshold for replica in self.replicas]
+            found = [replica.models.get(model).model.calibration.threshold for replica in self.replicas]
             return set(found) == {threshold}
 
         await until(all_know)

@@ -798,7 +798,7 @@ def world(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _indexer(container: Container, embedder: InstantEmbedder) -> Indexer:
-    kept = [replace(container.models.serving, embedder=embedder)]
+    kept = [replace(container.models.current, embedder=embedder)]
 
     async def models() -> list[LoadedModel]:
         return kept

@@ -134,9 +134,9 @@ async def want_selections(container: Container, user_id: str, *, wanted: bool = 
 
 async def write_down(container: Container) -> None:
     """What else would be written, and learnt, some time later."""
-    assert await container.usage_counters.write()
-    await container.usage_counters.learn()
-    await container.selections.write()
+    assert await container.usage_counters.flush()
+    await container.usage_counters.update_priors()
+    await container.selections.flush()
 
 
 async def find_and_praise(container: Container, user: TestUser, query: str) -> str:

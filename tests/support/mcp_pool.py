@@ -12,7 +12,7 @@ from app.mcp_client.connection import Limits
 from app.mcp_client.pool import McpPool
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard
-from app.text.strict_json import Endpoint
+from app.mcp_types import Endpoint
 from tests.conftest import no_names
 from tests.support.mcp_server import FakeMcpServer
 

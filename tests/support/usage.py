@@ -3,22 +3,22 @@
 from app.container import Container
 from app.db.engine import Database
 from app.usage.counters import DiscoverySample, UsageCounters
-from app.usage.repository import FIGURES, USES
+from app.usage.repository import STAT_COLUMNS, USAGE_KINDS
 
 FAST = DiscoverySample(0.0045, degraded=False, no_match=False, cache_hit=True, tokens_all=1_000, tokens_selected=100)
 
 
 async def uses(database: Database, user_id: str) -> dict[str, dict[str, int]]:
     """By tool; counters of zero are left out."""
-    statement = f"SELECT tool_id, {', '.join(USES)} FROM tool_usage WHERE user_id = %(user_id)s"
+    statement = f"SELECT tool_id, {', '.join(USAGE_KINDS)} FROM tool_usage WHERE user_id = %(user_id)s"
     async with database.transaction(user_id) as session:
         rows = await session.rows(statement, {"user_id": user_id})
-    return {tool_id: {use: n for use, n in zip(USES, counts, strict=True) if n} for tool_id, *counts in rows}
+    return {tool_id: {use: n for use, n in zip(USAGE_KINDS, counts, strict=True) if n} for tool_id, *counts in rows}
 
 
 async def figures(database: Database, user_id: str) -> list[tuple[int, ...]]:
     """Minute by minute."""
-    statement = f"SELECT {', '.join(FIGURES)} FROM discovery_stats WHERE user_id = %(user_id)s ORDER BY at"
+    statement = f"SELECT {', '.join(STAT_COLUMNS)} FROM discovery_stats WHERE user_id = %(user_id)s ORDER BY at"
     async with database.transaction(user_id) as session:
         return await session.rows(statement, {"user_id": user_id})
 
@@ -27,6 +27,6 @@ async def live_through(container: Container, user_id: str, tool_id: str, *outcom
     """Calls that ended so; then what there is to learn from them is learnt."""
     usage_counters = UsageCounters(container.database)
     for succeeded in outcomes:
-        usage_counters.called(user_id, tool_id, succeeded=succeeded)
-    await usage_counters.write()
-    await usage_counters.learn()
+        usage_counters.record_call(user_id, tool_id, succeeded=succeeded)
+    await usage_counters.flush()
+    await usage_counters.update_priors()

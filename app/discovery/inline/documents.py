@@ -2,21 +2,24 @@
 
 import asyncio
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cachetools import TTLCache
 from pgvector import SparseVector
 
-from app.cache import TtlCache
 from app.indexing.documents import embedded_text, lexical_vector, text_hash
 from app.indexing.parsing import Refusal, parse_definition
 from app.search.intents import Action, action_of_tool
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json, canonical_json
 
-_REMEMBERED_TOOLS = 8_000
-_REMEMBERED_S = 300.0
+_MAX_CACHE_BYTES = 64 * 1024 * 1024
+_CACHE_S = 300.0
+_ENTRY_BYTES = 1_000
+_TERM_BYTES = 100
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Reader:
     words of two thousand tools takes a second."""
 
     def __init__(self) -> None:
-        self._known: TtlCache[bytes, ReadTool] = TtlCache(_REMEMBERED_TOOLS, _REMEMBERED_S)
+        self._known: TTLCache[bytes, ReadTool] = TTLCache(_MAX_CACHE_BYTES, _CACHE_S, getsizeof=_estimate_bytes)
 
     async def read(self, tools: Sequence[SentTool], dimension: int) -> list[ReadTool | Refusal]:
         """In the same order. What is too large or too deep is refused alone."""
@@ -58,8 +61,14 @@ class Reader:
         read = await asyncio.to_thread(_read_all, new, dimension)
         for key, tool in read.items():
             if isinstance(tool, ReadTool):
-                self._known.put(key, tool)
+                self._known[key] = tool
         return [known[key] or read[key] for key in keys]
+
+
+def _estimate_bytes(tool: ReadTool) -> int:
+    """Estimate the memory that a cached tool takes: mostly its texts and its terms."""
+    texts = sys.getsizeof(tool.description) + sys.getsizeof(tool.text)
+    return _ENTRY_BYTES + texts + _TERM_BYTES * len(tool.lexical.indices())
 
 
 def _keys(tools: Sequence[SentTool], dimension: int) -> list[bytes]:

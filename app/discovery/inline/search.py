@@ -83,7 +83,7 @@ async def search_inline(
 ) -> InlineSearchResult:
     ask = await resolved(searcher.discoverer, caller, Wishes(queries[0], limit=limit, include_core_tools=False))
     asked = [await _asked(searcher.discoverer, caller, replace(ask, query=query)) for query in queries]
-    kept = searcher.discoverer.models.named(ask.scope.model)
+    kept = searcher.discoverer.models.get(ask.scope.model)
     held = await _held(searcher, kept, tools)
     if any(each.rung.vectors is not None for each in asked):
         held = await _with_vectors(searcher.vectors(kept), held, [each.question for each in asked], searcher.budget_s)
@@ -105,7 +105,7 @@ async def _asked(discoverer: Discoverer, caller: Caller, ask: Ask) -> _Asked:
 
 async def load_tool_set(searcher: ListSearcher, tools: Sequence[SentTool]) -> ToolSet:
     """With all that the embedder can make of them, however long it takes."""
-    kept = searcher.discoverer.models.serving
+    kept = searcher.discoverer.models.current
     return await _with_vectors(searcher.vectors(kept), await _held(searcher, kept, tools), (), None)
 
 

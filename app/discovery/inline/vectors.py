@@ -10,7 +10,7 @@ from app.db.engine import Database
 from app.embeddings.base import Embedder, Vector
 from app.errors import EmbeddingFailed
 from app.indexing import store
-from app.observability.metrics import Metrics, timed
+from app.observability.metrics import Metrics, observe_duration
 
 logger = logging.getLogger("toolscout.stateless")
 
@@ -59,13 +59,13 @@ class VectorSource:
             except EmbeddingFailed as error:
                 logger.warning("sent tools could not be embedded", extra={"reason": error.reason})
                 failure, failures = error, failures + 1
-                if error.passing or failures == _FAILURES_ALLOWED:
+                if error.retryable or failures == _FAILURES_ALLOWED:
                     break
         return failure
 
     async def _embed_batch(self, batch: Mapping[bytes, str]) -> dict[bytes, Vector]:
         """No connection is held while the embedder is at work."""
-        with timed(self.metrics.embedding_seconds, "index"):
+        with observe_duration(self.metrics.embedding_seconds, "index"):
             vectors = await self.embedder.embed_documents(list(batch.values()))
         made = dict(zip(batch, vectors, strict=True))
         async with self.database.system_transaction() as session:

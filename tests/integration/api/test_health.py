@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from app.container import Container
 from app.local_postgres.postgres import EmbeddedPostgres
-from app.observability.metrics import JsonFormatter
+from app.observability.logging import JsonFormatter
 from tests.conftest import ADMIN_KEY, OpenService, TestUser, app_of, client_of, new_user, tool
 from tests.support.checks import Json, assert_problem, door_routes
 

@@ -160,7 +160,7 @@ async def test_where_nothing_fits_there_is_no_match(user: TestUser) -> None:
 async def test_nothing_of_it_is_stored_for_the_user(user: TestUser, container: Container) -> None:
     before = await rows_of(container, user.id)
     await search(user, RAIN, tools=THREE)
-    await container.usage_counters.write()
+    await container.usage_counters.flush()
     assert await rows_of(container, user.id) == before
     assert await user.tools() == {}
     assert (await user.discover(RAIN))["total_searched"] == 0

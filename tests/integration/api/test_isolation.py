@@ -494,10 +494,10 @@ async def test_what_is_learnt_of_mine_changes_nothing_of_theirs(world: World) ->
     before = await world.rows_of_the_other()
     usage_counters = world.container.usage_counters
     for _ in range(40):
-        usage_counters.called(world.me.id, world.mine.ids["tool_id"], succeeded=True)
-        usage_counters.called(world.me.id, world.theirs.ids["tool_id"], succeeded=True)
-    assert await usage_counters.write()
-    await usage_counters.learn()
+        usage_counters.record_call(world.me.id, world.mine.ids["tool_id"], succeeded=True)
+        usage_counters.record_call(world.me.id, world.theirs.ids["tool_id"], succeeded=True)
+    assert await usage_counters.flush()
+    await usage_counters.update_priors()
     assert await world.rows_of_the_other() == before
     found = await world.me.discover(f"{world.mine.mark}_read", explain=True, include_core_tools=False)
     assert found["tools"][0]["explanation"]["prior"] > 0

@@ -65,7 +65,7 @@ async def test_metrics_name_the_version_and_the_model(container: Container) -> N
 def test_another_model_takes_the_place_of_the_one_before() -> None:
     metrics = Metrics()
     for name in ("old", "new"):
-        metrics.tell_model(name, 3)
+        metrics.set_model(name, 3)
     assert value(metrics, "toolscout_model_info", model="new", dimension="3") == 1
     assert value(metrics, "toolscout_model_info", model="old", dimension="3") is None
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.container import read_active_model
 from app.embeddings.calibration import UNCALIBRATED, Calibration
+from app.embeddings.repository import read_active_model
 from tests.conftest import tool
 from tests.integration.cli.conftest import Command
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer

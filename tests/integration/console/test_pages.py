@@ -294,7 +294,7 @@ async def test_the_overview_draws_what_discoveries_have_come_to(
     container.authenticator.forget()  # for half a second it knows the user as one without tools
     assert "No discovery in this time" in await visitor.see("/console/overview")
     await user.discover("get_forecast", limit=1)
-    await container.usage_counters.write()
+    await container.usage_counters.flush()
     for window in ("hour", "day", "week", "month", "nonsense"):
         page = await visitor.see("/console/overview", window=window)
         assert page.count('<svg class="plot"') == 5
@@ -309,7 +309,7 @@ async def test_what_is_only_tried_is_counted_nowhere(container: Container, visit
     await user.add_tools(tool("get_forecast", "The weather of the coming days"))
     found = await visitor.ask("/console/try/answer", query="get_forecast", why="get_forecast")
     assert "get_forecast" in found.text
-    await container.usage_counters.write()
+    await container.usage_counters.flush()
     container.authenticator.forget()
     assert "No discovery in this time" in await visitor.see("/console/overview")
 

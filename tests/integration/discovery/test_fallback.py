@@ -231,7 +231,7 @@ async def test_after_the_pause_one_question_tries_for_all(
     open_service: OpenService, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.0]
-    monkeypatch.setattr("app.container.CircuitBreaker", partial(CircuitBreaker, clock=lambda: seconds[0]))
+    monkeypatch.setattr("app.embeddings.factory.CircuitBreaker", partial(CircuitBreaker, clock=lambda: seconds[0]))
     settings = fake.settings(breaker_failures=1, breaker_retry_s=60)
     async with open_service(**settings) as service, asker_of(service) as user:
         fake.mode = "zeros"
@@ -304,8 +304,8 @@ async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
         await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
         pinned = (await user.tools())["zip_files"]["id"]
         await user.http.patch(f"/tools/{pinned}", json={"pinned": True})
-        service.usage_counters.called(user.id, (await user.tools())["refund_payment"]["id"], succeeded=None)
-        await service.usage_counters.write()
+        service.usage_counters.record_call(user.id, (await user.tools())["refund_payment"]["id"], succeeded=None)
+        await service.usage_counters.flush()
         core = await user.http.put("/core-tools", json={"tools": [tool("browse")]})
         assert core.status_code == 200
         await by_meaning(user, "weather forecast")

@@ -59,7 +59,7 @@ async def test_a_call_over_rest_is_told_written_down_and_counted(
     answer = await given_up(user.http.post("/execute", json={"tool_key": work}), mcp, shutdown)
     assert is_unknown(failed(answer, 502, "TOOL_EXECUTION_ERROR"))
     assert await executions(container, user.id) == [("TOOL_EXECUTION_ERROR", work)]
-    await container.usage_counters.write()
+    await container.usage_counters.flush()
     assert (await uses(container.database, user.id))[work] == {"called": 1, "failed": 1}
     assert len(mcp.calls) == 1
 
@@ -109,7 +109,7 @@ async def test_what_has_not_begun_by_then_is_not_begun_and_may_be_repeated(
     shutdown.clear()
     succeeded(await user.http.post("/execute", json={"tool_key": work}, headers=headers))
     assert len(mcp.calls) == 1
-    await container.usage_counters.write()
+    await container.usage_counters.flush()
     assert (await uses(container.database, user.id))[work] == {"called": 1, "succeeded": 1}
 
 

@@ -25,7 +25,7 @@ class World:
         return await self.user.http.post("/execute", json=body)
 
     async def counted(self) -> dict[str, int]:
-        await self.container.usage_counters.write()
+        await self.container.usage_counters.flush()
         counts = await uses(self.container.database, self.user.id)
         return counts.get((await self.user.tools())["read"]["id"], {})
 

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from app.catalog.visibility import Scope
-from app.container import Container, make_embedder, open_container
+from app.container import Container, open_container
+from app.embeddings.factory import make_embedder
 from app.embeddings.models import LoadedModel
 from app.embeddings.repository import register
 from app.errors import Conflict, NotFound
@@ -42,10 +43,10 @@ class World:
         with self.owner() as connection:
             register(connection, make_embedder(self.service.settings, model_id), dimension)
         await self.service.models.refresh()
-        return self.service.models.named(model_id)
+        return self.service.models.get(model_id)
 
     async def change(self, model_id: str, **options: Any) -> None:
-        kept = self.service.models.named(model_id)
+        kept = self.service.models.get(model_id)
         await change_model(self.service.indexer, self.owner, kept, _nobody, **options)
         await self.service.models.refresh()
 
@@ -158,7 +159,7 @@ async def test_who_was_broken_off_goes_on_where_it_stood(world: World, ada: Test
     await asyncio.gather(broken_off, return_exceptions=True)
     assert world.service.model.id == ALPHA
     world.fake.mode = "ok"
-    kept = world.service.models.named(BETA)
+    kept = world.service.models.get(BETA)
     await backfill_vectors(world.service.indexer, kept, _nobody)
     world.fake.requests.clear()
     await rows(world.service, "DELETE FROM mcp_tool_embeddings WHERE model = %(m)s AND tool_name = 'tool_1'", m=BETA)
@@ -221,7 +222,7 @@ async def test_a_tool_that_changes_while_it_is_being_filled_gets_no_vector_of_wh
 async def test_a_run_that_was_planned_before_a_switch_is_planned_anew(world: World, ada: TestUser) -> None:
     server_id = await ada.add_tools(READ)
     await world.register()
-    await backfill_vectors(world.service.indexer, world.service.models.named(BETA), _nobody)
+    await backfill_vectors(world.service.indexer, world.service.models.get(BETA), _nobody)
     world.fake.requests.clear()
     world.fake.models.clear()
     world.fake.mode = "hang"
@@ -271,7 +272,7 @@ async def test_a_request_that_began_with_a_model_ends_with_it(world: World, ada:
     discoverer = world.service.discoverer
     scope = Scope(ada.id, discoverer.model.id)
     await world.change(BETA)
-    assert discoverer.models.named(scope.model).queries is not discoverer.queries
+    assert discoverer.models.get(scope.model).queries is not discoverer.queries
     assert await rows(world.service, "SELECT count(*) FROM mcp_tool_embeddings WHERE model = %(m)s", m=scope.model) == [
         (1,)
     ]
@@ -317,7 +318,7 @@ async def test_a_replica_that_cannot_embed_with_the_new_model_says_so_and_serves
         ready = await readiness(keyless)
         assert ready["model"] == local
         [warning] = ready["warnings"]
-        assert "CANNOT SERVE the active model, openai:beta@48" in warning
+        assert "cannot load the active model openai:beta@48" in warning
         assert "OPENAI_API_KEY" in warning
         found = await user.discover("read a file")
         assert (found["degraded"], found["tools"][0]["source"]) == (False, "semantic")
@@ -327,6 +328,6 @@ async def test_a_replica_that_cannot_embed_with_the_new_model_says_so_and_serves
         await keyless.models.refresh()
         ready = await readiness(keyless)
         assert ready["model"] == BETA
-        assert "CANNOT EMBED with openai:beta@48" in ready["warnings"][0]
+        assert "cannot embed with openai:beta@48" in ready["warnings"][0]
         found = await user.discover("read a file")
         assert (found["degraded_reason"], found["tools"][0]["source"]) == ("embedder_not_configured", "lexical")

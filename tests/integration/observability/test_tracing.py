@@ -1,4 +1,4 @@
-"""Traces: what was done and how long it took, under the caller's own trace, and never what it was about."""
+"""Traces: what was done and how long it took, within the caller's trace, and never the content of a request."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -33,31 +33,31 @@ async def service(
     mcp_servers: dict[str, FakeMcpServer],
     exporter: InMemorySpanExporter,
 ) -> AsyncIterator[Container]:
-    settings = make_settings(tmp_path_factory.mktemp("traced"), outbound_allow=allowing(*mcp_servers.values()))
+    settings = make_settings(tmp_path_factory.mktemp("tracing"), outbound_allow=allowing(*mcp_servers.values()))
     tracing = make_tracing(SimpleSpanProcessor(exporter))
-    async with open_container(settings, make_database(postgres), no_names, tracing=tracing) as opened:
-        yield opened
+    async with open_container(settings, make_database(postgres), no_names, tracing=tracing) as container:
+        yield container
 
 
 @pytest.fixture
 async def user(service: Container, exporter: InMemorySpanExporter) -> AsyncIterator[TestUser]:
-    async with new_user(service) as made:
+    async with new_user(service) as user:
         exporter.clear()
-        yield made
+        yield user
 
 
-def spans(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
-    """By name; the last of each."""
+def get_spans(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    """Return the last span of each name."""
     return {span.name: span for span in exporter.get_finished_spans()}
 
 
-async def test_a_discovery_is_told_with_what_it_waited_for(user: TestUser, exporter: InMemorySpanExporter) -> None:
+async def test_a_discovery_has_spans_for_embedding_and_search(user: TestUser, exporter: InMemorySpanExporter) -> None:
     await user.add_tools(tool("list_files", "Lists files."))
     await user.discover("list the files")
-    told = spans(exporter)
-    whole = told["discover"]
+    found = get_spans(exporter)
+    whole = found["discover"]
     for part in ("embed", "search"):
-        assert told[part].parent == whole.context
+        assert found[part].parent == whole.context
     assert dict(whole.attributes or {}) == {
         "toolscout.strategy": "hybrid",
         "toolscout.searched": 1,
@@ -65,20 +65,18 @@ async def test_a_discovery_is_told_with_what_it_waited_for(user: TestUser, expor
     }
 
 
-async def test_spans_join_the_trace_that_a_request_names_and_no_other(
-    user: TestUser, exporter: InMemorySpanExporter
-) -> None:
+async def test_spans_join_the_trace_of_the_request_only(user: TestUser, exporter: InMemorySpanExporter) -> None:
     await user.http.post("/discover", json={"query": "list files"}, headers=PARENT)
-    joined = spans(exporter)["discover"].context
+    joined = get_spans(exporter)["discover"].context
     assert joined is not None
     assert f"{joined.trace_id:032x}" == TRACE_ID
     await user.http.post("/discover", json={"query": "list files"})
-    alone = spans(exporter)["discover"].context
+    alone = get_spans(exporter)["discover"].context
     assert alone is not None
     assert alone.trace_id != joined.trace_id
 
 
-async def test_a_reindex_and_a_call_are_told_without_a_word_of_the_user(
+async def test_spans_of_a_reindex_and_a_call_contain_no_user_text(
     user: TestUser, exporter: InMemorySpanExporter, mcp: FakeMcpServer
 ) -> None:
     mcp.tools = [tool(f"read_{CANARY}", CANARY)]
@@ -86,21 +84,21 @@ async def test_a_reindex_and_a_call_are_told_without_a_word_of_the_user(
     await user.connect(mcp, CANARY)
     assert (await user.execute(f"read_{CANARY}", {"path": CANARY})).status_code == 200
     await user.discover(CANARY)
-    told = spans(exporter)
-    assert told.keys() >= {"discover", "embed", "search", "execute", "reindex"}
+    found = get_spans(exporter)
+    assert found.keys() >= {"discover", "embed", "search", "execute", "reindex"}
     assert CANARY not in " ".join(span.to_json() for span in exporter.get_finished_spans())
 
 
-async def test_a_failure_is_told_by_its_code_alone(user: TestUser, exporter: InMemorySpanExporter) -> None:
+async def test_a_failure_is_recorded_by_its_code_only(user: TestUser, exporter: InMemorySpanExporter) -> None:
     answer = await user.http.post("/execute", json={"tool_key": CANARY, "arguments": {}})
     assert answer.status_code == 404
-    span = spans(exporter)["execute"]
+    span = get_spans(exporter)["execute"]
     assert span.status.description == "TOOL_NOT_FOUND"
     assert not span.events
     assert CANARY not in span.to_json()
 
 
-async def test_no_trace_is_passed_on_to_a_users_server(user: TestUser, mcp: FakeMcpServer) -> None:
+async def test_no_trace_context_is_sent_to_a_users_server(user: TestUser, mcp: FakeMcpServer) -> None:
     mcp.tools = [tool("work")]
     await user.connect(mcp)
     answer = await user.http.post(
@@ -111,18 +109,18 @@ async def test_no_trace_is_passed_on_to_a_users_server(user: TestUser, mcp: Fake
     assert TRACE_ID not in str([(request.headers, request.body) for request in mcp.requests])
 
 
-def test_the_librarys_global_tracer_is_left_alone(service: Container) -> None:
+def test_the_global_tracer_of_the_library_is_not_set(service: Container) -> None:
     assert service.tracing.enabled
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
-async def test_without_a_collector_nothing_is_made(container: Container) -> None:
+async def test_without_a_collector_no_spans_are_recorded(container: Container) -> None:
     assert not container.tracing.enabled
     with Tracing().span("discover") as span:
         assert not span.is_recording()
 
 
-def test_a_collector_without_the_packages_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_without_the_packages_fails_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not open_tracing(None).enabled
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigurationError, match=r"toolscout\[otel\]"):

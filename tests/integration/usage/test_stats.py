@@ -1,4 +1,4 @@
-"""Figures over time: rolled up to steps, for one user or for all together."""
+"""Statistics over time: aggregated by steps, for one user or for all users together."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -11,35 +11,35 @@ import pytest
 from app.container import Container
 from app.errors import InvalidInput
 from app.usage.counters import DiscoverySample, UsageCounters
-from app.usage.stats import MOST_POINTS, Step, Window
+from app.usage.stats import MAX_POINTS, Step, Window
 from tests.conftest import TestUser, tool
 from tests.support.checks import Json, assert_problem
 from tests.support.usage import FAST
 
 NOON = datetime(1999, 5, 5, 12, tzinfo=UTC)
-"""Long before anybody else's discoveries."""
+"""Before the discoveries of all other tests."""
 
-Past = Callable[[TestUser, timedelta, DiscoverySample], Awaitable[None]]
+RecordPast = Callable[[TestUser, timedelta, DiscoverySample], Awaitable[None]]
 
 
 @pytest.fixture
-def past(container: Container) -> Past:
-    async def discovered(user: TestUser, after_noon: timedelta, figures: DiscoverySample) -> None:
+def record_past(container: Container) -> RecordPast:
+    async def record(user: TestUser, after_noon: timedelta, sample: DiscoverySample) -> None:
         usage_counters = UsageCounters(container.database, (NOON + after_noon).timestamp)
-        usage_counters.discovered(user.id, [], figures)
-        await usage_counters.write()
+        usage_counters.record_discovery(user.id, [], sample)
+        await usage_counters.flush()
 
-    return discovered
+    return record
 
 
-async def stats(http: httpx.AsyncClient, **query: Any) -> Json:
+async def get_stats(http: httpx.AsyncClient, **query: Any) -> Json:
     answer = await http.get("/stats", params=query)
     assert answer.status_code == 200, answer.text
     body: Json = answer.json()
     return body
 
 
-def of_that_day(**more: str) -> dict[str, str]:
+def afternoon(**more: str) -> dict[str, str]:
     return {"since": NOON.isoformat(), "until": (NOON + timedelta(hours=3)).isoformat(), **more}
 
 
@@ -47,13 +47,13 @@ def minutes(n: float) -> timedelta:
     return timedelta(minutes=n)
 
 
-async def test_minutes_are_rolled_up_into_steps(user: TestUser, past: Past) -> None:
+async def test_minutes_are_aggregated_into_steps(user: TestUser, record_past: RecordPast) -> None:
     slow = DiscoverySample(0.3, degraded=True, no_match=True, cache_hit=False, tokens_all=500, tokens_selected=500)
-    for after, figures in [(0, FAST), (0.5, FAST), (59, slow), (61, FAST), (-1, FAST), (180, FAST)]:
-        await past(user, minutes(after), figures)
-    shown = await stats(user.http, **of_that_day())
-    assert [point["at"] for point in shown["points"]] == [f"1999-05-05T{hour}:00:00Z" for hour in (12, 13, 14)]
-    first, second, third = shown["points"]
+    for after, sample in [(0, FAST), (0.5, FAST), (59, slow), (61, FAST), (-1, FAST), (180, FAST)]:
+        await record_past(user, minutes(after), sample)
+    body = await get_stats(user.http, **afternoon())
+    assert [point["at"] for point in body["points"]] == [f"1999-05-05T{hour}:00:00Z" for hour in (12, 13, 14)]
+    first, second, third = body["points"]
     assert {name: first[name] for name in ("discoveries", "degraded", "no_match", "cache_hits", "tokens_saved")} == {
         "discoveries": 3,
         "degraded": 1,
@@ -65,14 +65,14 @@ async def test_minutes_are_rolled_up_into_steps(user: TestUser, past: Past) -> N
     assert 200 < first["p95_ms"] <= 300
     assert (second["discoveries"], second["degraded"], second["tokens_saved"]) == (1, 0, 900)
     assert (third["discoveries"], third["p50_ms"], third["p95_ms"]) == (0, None, None)
-    assert shown["totals"] == {
+    assert body["totals"] == {
         "discoveries": 4,
         "degraded": 1,
         "no_match": 1,
         "cache_hits": 3,
         "tokens_saved": 2_700,
-        "p50_ms": shown["totals"]["p50_ms"],
-        "p95_ms": shown["totals"]["p95_ms"],
+        "p50_ms": body["totals"]["p50_ms"],
+        "p95_ms": body["totals"]["p95_ms"],
         "degraded_rate": 0.25,
         "no_match_rate": 0.25,
         "cache_hit_rate": 0.75,
@@ -81,39 +81,41 @@ async def test_minutes_are_rolled_up_into_steps(user: TestUser, past: Past) -> N
 
 
 @pytest.mark.parametrize(("step", "points", "filled"), [("minute", 180, 3), ("hour", 3, 2), ("day", 1, 1)])
-async def test_every_step_has_its_point(user: TestUser, past: Past, step: Step, points: int, filled: int) -> None:
+async def test_every_step_has_a_point(
+    user: TestUser, record_past: RecordPast, step: Step, points: int, filled: int
+) -> None:
     for after in (0, 0.9, 30, 100):
-        await past(user, minutes(after), FAST)
-    shown = await stats(user.http, **of_that_day(step=step))
-    assert shown["step"] == step
-    assert len(shown["points"]) == points
-    assert sum(point["discoveries"] for point in shown["points"]) == 4
-    assert sum(point["discoveries"] > 0 for point in shown["points"]) == filled
+        await record_past(user, minutes(after), FAST)
+    body = await get_stats(user.http, **afternoon(step=step))
+    assert body["step"] == step
+    assert len(body["points"]) == points
+    assert sum(point["discoveries"] for point in body["points"]) == 4
+    assert sum(point["discoveries"] > 0 for point in body["points"]) == filled
 
 
-async def test_unless_told_otherwise_it_is_the_last_day_by_the_hour(container: Container, user: TestUser) -> None:
+async def test_the_default_is_the_last_day_by_the_hour(container: Container, user: TestUser) -> None:
     await user.add_tools(tool("read_file", "Reads a file."))
     found = await user.discover("read a file", similarity_threshold=0)
-    await container.usage_counters.write()
-    shown = await stats(user.http)
-    assert shown["step"] == "hour"
-    assert len(shown["points"]) in (24, 25)
-    assert shown["points"][-1]["discoveries"] + shown["points"][-2]["discoveries"] == 1
-    assert shown["totals"]["tokens_saved"] == found["tokens"]["all"] - found["tokens"]["selected"]
-    assert 0 < shown["totals"]["p50_ms"] <= 5_000
+    await container.usage_counters.flush()
+    body = await get_stats(user.http)
+    assert body["step"] == "hour"
+    assert len(body["points"]) in (24, 25)
+    assert body["points"][-1]["discoveries"] + body["points"][-2]["discoveries"] == 1
+    assert body["totals"]["tokens_saved"] == found["tokens"]["all"] - found["tokens"]["selected"]
+    assert 0 < body["totals"]["p50_ms"] <= 5_000
 
 
-async def test_a_project_that_does_not_search_is_not_counted(container: Container, user: TestUser) -> None:
+async def test_discoveries_in_a_project_without_search_are_not_counted(container: Container, user: TestUser) -> None:
     project = (await user.http.post("/projects", json={"name": "silent", "optimization": None})).json()
     await user.discover("read a file", project_id=project["id"])
-    await container.usage_counters.write()
-    assert (await stats(user.http))["totals"]["discoveries"] == 0
+    await container.usage_counters.flush()
+    assert (await get_stats(user.http))["totals"]["discoveries"] == 0
     await user.discover("read a file")
-    await container.usage_counters.write()
-    assert (await stats(user.http))["totals"]["discoveries"] == 1
+    await container.usage_counters.flush()
+    assert (await get_stats(user.http))["totals"]["discoveries"] == 1
 
 
-async def test_the_most_used_tools_come_first_and_those_never_found_are_named(
+async def test_the_most_used_tools_come_first_and_never_found_tools_are_listed(
     container: Container, user: TestUser
 ) -> None:
     names = ["a", "b", "c", "d", "off"]
@@ -121,42 +123,42 @@ async def test_the_most_used_tools_come_first_and_those_never_found_are_named(
     ids = {name: each["id"] for name, each in (await user.tools()).items()}
     await user.http.patch(f"/tools/{ids['off']}", json={"enabled": False})
     usage_counters = UsageCounters(container.database)
-    usage_counters.discovered(user.id, [ids["a"], ids["b"], ids["c"], "gone"], FAST)
-    usage_counters.discovered(user.id, [ids["a"]], FAST)
-    usage_counters.called(user.id, ids["b"], succeeded=True)
-    await usage_counters.write()
-    shown = await stats(user.http)
+    usage_counters.record_discovery(user.id, [ids["a"], ids["b"], ids["c"], "gone"], FAST)
+    usage_counters.record_discovery(user.id, [ids["a"]], FAST)
+    usage_counters.record_call(user.id, ids["b"], succeeded=True)
+    await usage_counters.flush()
+    body = await get_stats(user.http)
     named = {"server_name": "files"}
-    assert shown["most_used"] == [
+    assert body["most_used"] == [
         {**named, "tool_key": ids["b"], "name": "b", "discovered": 1, "called": 1, "succeeded": 1},
         {**named, "tool_key": ids["a"], "name": "a", "discovered": 2, "called": 0, "succeeded": 0},
         {**named, "tool_key": ids["c"], "name": "c", "discovered": 1, "called": 0, "succeeded": 0},
     ]
-    assert shown["never_found"] == [{**named, "tool_key": ids["d"], "name": "d"}]
-    assert shown["never_found_count"] == 1
+    assert body["never_found"] == [{**named, "tool_key": ids["d"], "name": "d"}]
+    assert body["never_found_count"] == 1
 
 
-async def test_of_many_tools_ten_are_named_and_all_counted(user: TestUser) -> None:
+async def test_ten_never_found_tools_are_listed_and_all_are_counted(user: TestUser) -> None:
     await user.add_tools(*(tool(f"tool_{n:02}") for n in range(15)))
-    shown = await stats(user.http)
-    assert [each["name"] for each in shown["never_found"]] == [f"tool_{n:02}" for n in range(10)]
-    assert (shown["never_found_count"], shown["most_used"]) == (15, [])
+    body = await get_stats(user.http)
+    assert [each["name"] for each in body["never_found"]] == [f"tool_{n:02}" for n in range(10)]
+    assert (body["never_found_count"], body["most_used"]) == (15, [])
 
 
-async def test_an_administrator_sees_one_user_or_the_sums_of_all(
-    admin: httpx.AsyncClient, user: TestUser, other_user: TestUser, past: Past
+async def test_an_admin_sees_one_user_or_the_sums_of_all(
+    admin: httpx.AsyncClient, user: TestUser, other_user: TestUser, record_past: RecordPast
 ) -> None:
     when = timedelta(days=400)
     window = {"since": (NOON + when).isoformat(), "until": (NOON + when + minutes(60)).isoformat()}
     await user.add_tools(tool("read_file"))
-    for somebody in (user, other_user):
-        await past(somebody, when, replace(FAST, degraded=somebody is user))
-    together = await stats(admin, **window)
+    for each in (user, other_user):
+        await record_past(each, when, replace(FAST, degraded=each is user))
+    together = await get_stats(admin, **window)
     assert (together["totals"]["discoveries"], together["totals"]["degraded_rate"]) == (2, 0.5)
     assert (together["most_used"], together["never_found"], together["never_found_count"]) == ([], [], None)
     named = await admin.get("/stats", params=window, headers={"X-User-Id": user.id})
     assert (named.json()["totals"]["discoveries"], named.json()["never_found_count"]) == (1, 1)
-    assert (await stats(other_user.http, **window))["totals"]["degraded_rate"] == 0
+    assert (await get_stats(other_user.http, **window))["totals"]["degraded_rate"] == 0
 
 
 @pytest.mark.parametrize(
@@ -173,21 +175,21 @@ async def test_an_administrator_sees_one_user_or_the_sums_of_all(
     ],
     ids=str,
 )
-async def test_a_time_that_cannot_be_shown_is_refused(user: TestUser, query: Json) -> None:
+async def test_an_invalid_window_is_rejected(user: TestUser, query: Json) -> None:
     assert_problem(await user.http.get("/stats", params=query), 422)
     assert (await user.http.get("/stats")).status_code == 200
 
 
-def test_a_window_begins_where_a_step_begins() -> None:
+def test_a_window_starts_at_the_start_of_a_step() -> None:
     moment = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-    assert Window.of(now=moment) == Window(datetime(2026, 3, 3, 5, tzinfo=UTC), moment, "hour")
-    assert Window.of(moment, moment + timedelta(days=2), "day").since == datetime(2026, 3, 4, tzinfo=UTC)
+    assert Window.create(now=moment) == Window(datetime(2026, 3, 3, 5, tzinfo=UTC), moment, "hour")
+    assert Window.create(moment, moment + timedelta(days=2), "day").since == datetime(2026, 3, 4, tzinfo=UTC)
     abroad = moment.astimezone(tz=None)
-    assert Window.of(abroad, abroad + minutes(5), "minute").since == datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
+    assert Window.create(abroad, abroad + minutes(5), "minute").since == datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
 
 
-def test_a_window_has_so_many_points_and_no_more() -> None:
-    longest = Window.of(NOON, NOON + minutes(MOST_POINTS), "minute")
-    assert len(list(longest.moments())) == MOST_POINTS
+def test_the_number_of_points_is_limited() -> None:
+    longest = Window.create(NOON, NOON + minutes(MAX_POINTS), "minute")
+    assert len(list(longest.steps())) == MAX_POINTS
     with pytest.raises(InvalidInput):
-        Window.of(NOON, NOON + minutes(MOST_POINTS + 1), "minute")
+        Window.create(NOON, NOON + minutes(MAX_POINTS + 1), "minute")

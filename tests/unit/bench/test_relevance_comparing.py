@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from app.container import Container
-from app.evaluation.labelled import Labelled
+from app.evaluation.labelled import LabelledMessage
 from bench.relevance.sets import BenchSet, BenchTool
 
 pytest.importorskip("fastmcp")
@@ -27,9 +27,9 @@ TOOLS = [
     ("files", "bad\u0007name", "A name that no product should take."),
 ]
 ASKED = [
-    Labelled("1", ["weather/get_forecast"], "weather forecast for Oslo", kind="direct"),
-    Labelled("2", ["files/delete_file", "files/bad\u0007name"], "delete this file", kind="terse"),
-    Labelled("3", [], "thank you!"),
+    LabelledMessage("1", ["weather/get_forecast"], "weather forecast for Oslo", kind="direct"),
+    LabelledMessage("2", ["files/delete_file", "files/bad\u0007name"], "delete this file", kind="terse"),
+    LabelledMessage("3", [], "thank you!"),
 ]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.embeddings.base import Vector
-from app.evaluation.labelled import Labelled
+from app.evaluation.labelled import LabelledMessage
 from bench.relevance.floors import Dense, PlainBm25, fused, reciprocal_rank_fusion
 from bench.relevance.sets import OWN, BenchTool, last_said, read_set, shortened, with_haystack
 
@@ -44,7 +44,7 @@ def test_a_folder_is_read_with_its_tools_and_both_kinds_of_messages(tmp_path: Pa
     write(tmp_path, "no_tool_queries.jsonl", {"id": "n", "query": "hello", "relevant": [], "meta": {}})
     bench = read_set(tmp_path)
     assert [tool.definition for tool in bench.tools] == [{"name": name, "description": ""} for name in "ab"]
-    assert [(asked.text, asked.tools) for asked in bench.asked] == [("do b", ["b"]), ("hello", [])]
+    assert [(asked.text, asked.tools) for asked in bench.item] == [("do b", ["b"]), ("hello", [])]
 
 
 def test_a_label_that_names_no_tool_of_the_set_ends_the_run(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_haystack_adds_tools_and_no_messages(tmp_path: Path) -> None:
     write(tmp_path / "hay", "tools.jsonl", row("c", "s", "a"), row("d", "t", "d"))
     both = with_haystack(read_set(tmp_path / "set"), read_set(tmp_path / "hay"))
     assert [(tool.id, tool.server) for tool in both.tools] == [("a", "s"), ("hay:c", "s 2"), ("hay:d", "t")]
-    assert len(both.asked) == 1
+    assert len(both.item) == 1
 
 
 def test_a_quick_look_takes_some_of_each_kind(tmp_path: Path) -> None:
@@ -73,23 +73,25 @@ def test_a_quick_look_takes_some_of_each_kind(tmp_path: Path) -> None:
     write(tmp_path, "queries.jsonl", *({"query": f"do a {n}", "relevant": ["a"]} for n in range(30)))
     write(tmp_path, "no_tool_queries.jsonl", *({"query": f"hello {n}", "relevant": []} for n in range(8)))
     quick = shortened(read_set(tmp_path), 10)
-    assert [bool(asked.tools) for asked in quick.asked].count(True) == 10
-    assert [bool(asked.tools) for asked in quick.asked].count(False) == 8
+    assert [bool(asked.tools) for asked in quick.item].count(True) == 10
+    assert [bool(asked.tools) for asked in quick.item].count(False) == 8
     assert shortened(read_set(tmp_path), None) == read_set(tmp_path)
 
 
 def test_our_own_set_is_about_the_demo_catalogue_and_large_enough() -> None:
     own = read_set(OWN)
     assert len(own.tools) > 50
-    assert sum(bool(asked.tools) for asked in own.asked) >= 150
-    assert sum(not asked.tools for asked in own.asked) >= 40
-    assert any(asked.messages for asked in own.asked)
+    assert sum(bool(asked.tools) for asked in own.item) >= 150
+    assert sum(not asked.tools for asked in own.item) >= 40
+    assert any(asked.messages for asked in own.item)
 
 
 def test_the_floors_search_for_what_the_user_said_last() -> None:
     turns = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "x"}]
-    assert last_said(Labelled("1", [], messages=[*turns, {"role": "user", "content": "then"}, turns[1]])) == "then"
-    assert last_said(Labelled("1", [], message="only")) == "only"
+    assert (
+        last_said(LabelledMessage("1", [], messages=[*turns, {"role": "user", "content": "then"}, turns[1]])) == "then"
+    )
+    assert last_said(LabelledMessage("1", [], message="only")) == "only"
 
 
 def test_plain_bm25_finds_by_words_of_the_split_name_and_nothing_by_none() -> None:

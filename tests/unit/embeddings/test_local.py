@@ -10,7 +10,7 @@ import pytest
 
 from app.embeddings import granite
 from app.embeddings.base import Embedder, Vectors
-from app.embeddings.granite import MAX_CHARACTERS, MAX_TOKENS, PACK_SHA256, Granite, Pack, packaged_pack
+from app.embeddings.granite import MAX_CHARACTERS, MAX_TOKENS, PACK_SHA256, Granite, Pack, find_packaged_pack
 from app.embeddings.local import LocalEmbedder
 from app.errors import ConfigurationError, EmbeddingFailed
 
@@ -31,7 +31,7 @@ async def embedder() -> AsyncIterator[LocalEmbedder]:
 
 
 @pytest.fixture
-async def closable() -> AsyncIterator[LocalEmbedder]:
+async def disposable_embedder() -> AsyncIterator[LocalEmbedder]:
     embedder = LocalEmbedder()
     yield embedder
     await embedder.aclose()
@@ -39,17 +39,17 @@ async def closable() -> AsyncIterator[LocalEmbedder]:
 
 @pytest.fixture(scope="session")
 def pack() -> bytes:
-    return packaged_pack().read_bytes()
+    return find_packaged_pack().read_bytes()
 
 
-def lengths(vectors: Vectors) -> Vectors:
+def norms(vectors: Vectors) -> Vectors:
     return np.asarray(np.linalg.norm(vectors, axis=1))
 
 
-async def test_it_is_an_embedder_that_names_its_model_and_its_file(embedder: LocalEmbedder) -> None:
-    promised: Embedder = embedder
-    assert promised.model == "local:granite-embedding-30m-english:6a1cc247"
-    assert promised.batch_size == 32
+async def test_the_model_id_names_the_model_and_its_file(embedder: LocalEmbedder) -> None:
+    interface: Embedder = embedder
+    assert interface.model == "local:granite-embedding-30m-english:6a1cc247"
+    assert interface.batch_size == 32
     assert embedder.dimension == 384
 
 
@@ -57,7 +57,7 @@ async def test_every_vector_has_unit_length_and_the_dimension(embedder: LocalEmb
     vectors = await embedder.embed_documents(TEXTS)
     assert vectors.shape == (len(TEXTS), 384)
     assert vectors.dtype == np.float32
-    np.testing.assert_allclose(lengths(vectors), 1, atol=1e-6)
+    np.testing.assert_allclose(norms(vectors), 1, atol=1e-6)
 
 
 async def test_the_same_text_always_gets_the_same_vector(embedder: LocalEmbedder) -> None:
@@ -65,18 +65,18 @@ async def test_the_same_text_always_gets_the_same_vector(embedder: LocalEmbedder
     np.testing.assert_array_equal(first, second)
 
 
-async def test_a_known_text_keeps_the_vector_that_was_stored_for_it(embedder: LocalEmbedder) -> None:
+async def test_a_known_text_keeps_its_vector(embedder: LocalEmbedder) -> None:
     vector = (await embedder.embed_queries(["Create a new issue in a GitHub repository."]))[0]
     np.testing.assert_allclose(vector[:4], [-0.01215, 0.03108, -0.00139, -0.04304], atol=1e-4)
 
 
-async def test_a_text_has_the_same_vector_alone_as_among_longer_ones(embedder: LocalEmbedder) -> None:
+async def test_a_text_has_the_same_vector_alone_and_among_longer_texts(embedder: LocalEmbedder) -> None:
     among = await embedder.embed_documents([TEXTS[2] * 3, TEXTS[0], TEXTS[2], TEXTS[1] * 5])
     alone = await embedder.embed_documents([TEXTS[0]])
     np.testing.assert_allclose(among[1], alone[0], atol=1e-5)
 
 
-async def test_a_query_and_a_document_of_the_same_words_have_the_same_vector(embedder: LocalEmbedder) -> None:
+async def test_a_query_and_a_document_with_the_same_text_have_the_same_vector(embedder: LocalEmbedder) -> None:
     documents = await embedder.embed_documents(TEXTS)
     np.testing.assert_allclose((await embedder.embed_queries([TEXTS[0]]))[0], documents[0], atol=1e-5)
 
@@ -97,14 +97,14 @@ async def test_the_relevant_description_scores_above_the_others(
     assert int(scores.argmax()) == best
 
 
-async def test_answers_come_in_the_order_of_the_texts_across_batches(embedder: LocalEmbedder) -> None:
+async def test_vectors_keep_the_order_of_the_texts_across_batches(embedder: LocalEmbedder) -> None:
     texts = [f"tool {i}" for i in range(embedder.batch_size + 8)]
     forwards, backwards = await embedder.embed_documents(texts), await embedder.embed_documents(texts[::-1])
     np.testing.assert_allclose(forwards, backwards[::-1], atol=1e-5)
     assert len(np.unique(forwards.round(4), axis=0)) == len(texts)
 
 
-async def test_a_text_of_ten_thousand_characters_is_truncated_not_refused(embedder: LocalEmbedder) -> None:
+async def test_a_text_of_ten_thousand_characters_is_truncated_not_rejected(embedder: LocalEmbedder) -> None:
     long = "List the pull requests of a repository. " * 250
     assert len(long) == 10_000
     whole, changed_at_the_end, changed_at_the_start = await embedder.embed_documents(
@@ -114,23 +114,23 @@ async def test_a_text_of_ten_thousand_characters_is_truncated_not_refused(embedd
     assert not np.allclose(whole, changed_at_the_start, atol=1e-3)
 
 
-def test_what_is_cut_before_tokenizing_could_never_be_read(pack: bytes) -> None:
+def test_text_cut_before_tokenizing_is_beyond_the_token_limit(pack: bytes) -> None:
     vocabulary = json.loads(Pack.parse(pack).tokenizer)["model"]["vocab"]
     assert max(map(len, vocabulary)) * MAX_TOKENS <= MAX_CHARACTERS
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t", "\0", "🎉🚀", "日本の天気", "Ünïcödé", "\ud83d", "<s></s>"])
-async def test_an_odd_text_gets_a_vector_like_any_other(embedder: LocalEmbedder, text: str) -> None:
+async def test_an_unusual_text_gets_a_vector(embedder: LocalEmbedder, text: str) -> None:
     vectors = await embedder.embed_documents([text, TEXTS[0]])
-    np.testing.assert_allclose(lengths(vectors), 1, atol=1e-6)
+    np.testing.assert_allclose(norms(vectors), 1, atol=1e-6)
     np.testing.assert_allclose(vectors[0], (await embedder.embed_queries([text]))[0], atol=1e-5)
 
 
-async def test_no_texts_get_no_vectors(embedder: LocalEmbedder) -> None:
+async def test_an_empty_list_gives_no_vectors(embedder: LocalEmbedder) -> None:
     assert (await embedder.embed_documents([])).shape == (0, 384)
 
 
-async def test_the_event_loop_stays_awake_while_documents_are_embedded(embedder: LocalEmbedder) -> None:
+async def test_the_event_loop_keeps_running_while_documents_are_embedded(embedder: LocalEmbedder) -> None:
     one_batch = asyncio.create_task(embedder.embed_documents([TEXTS[2]] * embedder.batch_size))
     ticks = 0
     while not one_batch.done():
@@ -140,7 +140,7 @@ async def test_the_event_loop_stays_awake_while_documents_are_embedded(embedder:
     assert ticks > 10
 
 
-async def test_a_query_is_answered_while_a_long_list_is_being_embedded(embedder: LocalEmbedder) -> None:
+async def test_a_query_does_not_wait_for_a_long_list_of_documents(embedder: LocalEmbedder) -> None:
     long_list = asyncio.create_task(embedder.embed_documents([TEXTS[0]] * 1000))
     await asyncio.sleep(0)
     (await embedder.embed_queries([TEXTS[1]]))[0]
@@ -150,55 +150,55 @@ async def test_a_query_is_answered_while_a_long_list_is_being_embedded(embedder:
         await long_list
 
 
-async def test_after_closing_it_refuses_to_embed(closable: LocalEmbedder) -> None:
-    (await closable.embed_queries(["still open"]))[0]
-    await closable.aclose()
+async def test_a_closed_embedder_fails(disposable_embedder: LocalEmbedder) -> None:
+    (await disposable_embedder.embed_queries(["still open"]))[0]
+    await disposable_embedder.aclose()
     with pytest.raises(EmbeddingFailed) as query:
-        (await closable.embed_queries(["too late"]))[0]
+        (await disposable_embedder.embed_queries(["too late"]))[0]
     with pytest.raises(EmbeddingFailed) as documents:
-        await closable.embed_documents(["too late"])
+        await disposable_embedder.embed_documents(["too late"])
     assert query.value.reason == documents.value.reason == "closed"
 
 
-async def test_closing_ends_a_long_list_after_the_batch_at_hand(closable: LocalEmbedder) -> None:
-    long_list = asyncio.create_task(closable.embed_documents([TEXTS[0]] * 1000))
+async def test_closing_stops_a_long_list_after_the_current_batch(disposable_embedder: LocalEmbedder) -> None:
+    long_list = asyncio.create_task(disposable_embedder.embed_documents([TEXTS[0]] * 1000))
     await asyncio.sleep(0)
-    await closable.aclose()
+    await disposable_embedder.aclose()
     with pytest.raises(EmbeddingFailed) as failure:
         await long_list
     assert failure.value.reason == "closed"
 
 
-def test_a_tampered_file_is_refused_where_the_hash_is_known(pack: bytes, tmp_path: Path) -> None:
-    path = tampered(pack, tmp_path)
+def test_a_tampered_file_is_rejected_if_the_hash_is_known(pack: bytes, tmp_path: Path) -> None:
+    path = write_tampered_pack(pack, tmp_path)
     with pytest.raises(ConfigurationError, match="is not the expected model: its sha256 is"):
         Granite.load(path, sha256=PACK_SHA256)
 
 
-async def test_an_operators_own_file_is_taken_and_has_an_identity_of_its_own(
+async def test_an_operators_own_file_is_accepted_and_has_its_own_model_id(
     embedder: LocalEmbedder, pack: bytes, tmp_path: Path
 ) -> None:
-    own = LocalEmbedder(tampered(pack, tmp_path))
+    own = LocalEmbedder(write_tampered_pack(pack, tmp_path))
     assert own.model.startswith("local:granite-embedding-30m-english:")
     assert own.model != embedder.model
     assert (await own.embed_queries([TEXTS[0]])).shape == (1, 384)
     await own.aclose()
 
 
-def tampered(pack: bytes, folder: Path) -> Path:
-    """The same model but for the last bit of one number."""
+def write_tampered_pack(pack: bytes, folder: Path) -> Path:
+    """Write the same model with one bit of one number changed."""
     path = folder / "tampered.hmsemb"
     path.write_bytes(pack[:-4] + bytes([pack[-4] ^ 1]) + pack[-3:])
     return path
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.hmsemb cannot be read: No such file"):
         LocalEmbedder(tmp_path / "nowhere.hmsemb")
 
 
 @pytest.mark.parametrize("content", [b"", b"HMSEMB", b"GGUF and whatever follows"])
-def test_a_file_that_is_no_pack_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_pack_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     with pytest.raises(ConfigurationError, match="is not a model pack"):
@@ -206,45 +206,45 @@ def test_a_file_that_is_no_pack_is_refused(tmp_path: Path, content: bytes) -> No
 
 
 @pytest.mark.parametrize("keep", [8, 1_000_000, 2_000_000])
-def test_a_pack_cut_short_is_refused(pack: bytes, tmp_path: Path, keep: int) -> None:
+def test_a_truncated_pack_is_rejected(pack: bytes, tmp_path: Path, keep: int) -> None:
     path = tmp_path / "half.hmsemb"
     path.write_bytes(pack[:keep])
-    with pytest.raises(ConfigurationError, match="is no pack that can be used"):
+    with pytest.raises(ConfigurationError, match="is not a usable pack"):
         LocalEmbedder(path)
 
 
 @pytest.mark.parametrize(
-    ("found", "instead", "reason"),
+    ("found", "replacement", "reason"),
     [
         (b'"cls"', b'"avg"', "pooling is avg"),
         (b'"query_prefix":""', b'"query_prefix":1 ', "prefix"),
         (b'"BPE"', b'"???"', "no usable tokenizer"),
     ],
 )
-def test_a_pack_of_another_kind_is_refused(
-    pack: bytes, tmp_path: Path, found: bytes, instead: bytes, reason: str
+def test_a_pack_of_another_kind_of_model_is_rejected(
+    pack: bytes, tmp_path: Path, found: bytes, replacement: bytes, reason: str
 ) -> None:
     assert found in pack
     path = tmp_path / "another.hmsemb"
-    path.write_bytes(pack.replace(found, instead, 1))
+    path.write_bytes(pack.replace(found, replacement, 1))
     with pytest.raises(ConfigurationError, match=reason):
         LocalEmbedder(path)
 
 
-def test_without_the_package_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(granite, "PACKAGE", "a_package_nobody_has")
-    with pytest.raises(ConfigurationError, match="needs the package a_package_nobody_has"):
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(granite, "PACKAGE", "missing_package")
+    with pytest.raises(ConfigurationError, match="needs the package missing_package"):
         LocalEmbedder()
 
 
-def test_tokenizing_starts_no_threads_so_a_fork_is_safe_and_silent() -> None:
+def test_tokenizing_starts_no_threads_so_that_a_fork_is_safe_and_silent() -> None:
     script = """
 import os
 os.environ.pop("TOKENIZERS_PARALLELISM", None)
 import psutil
-from app.embeddings.granite import Granite, packaged_pack
+from app.embeddings.granite import Granite, find_packaged_pack
 
-model, texts = Granite.load(packaged_pack()), ["a few words"] * 10
+model, texts = Granite.load(find_packaged_pack()), ["a few words"] * 10
 threads = psutil.Process().num_threads()
 model.embed(texts)
 assert psutil.Process().num_threads() == threads

@@ -1,4 +1,4 @@
-"""The adapter to OpenAI-compatible endpoints, against a fake endpoint that misbehaves."""
+"""The adapter to OpenAI-compatible endpoints, against a misbehaving fake endpoint."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -33,13 +33,13 @@ HARMLESS: tuple[Mode, ...] = ("ok", "shuffled")
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's own pauses between tries, cut short."""
+def _short_retry_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the client's pauses between retries."""
     monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.001)
 
 
 @asynccontextmanager
-async def embedder_at(base_url: str, timeout_s: float = 20, **options: Any) -> AsyncIterator[OpenAIEmbedder]:
+async def open_embedder(base_url: str, timeout_s: float = 20, **options: Any) -> AsyncIterator[OpenAIEmbedder]:
     client = AsyncOpenAI(api_key="none", base_url=base_url, **options)
     embedder = OpenAIEmbedder(client, "fake-words", query_timeout_s=timeout_s, index_timeout_s=timeout_s)
     embedder.expect_dimension(DIMENSION)
@@ -51,76 +51,80 @@ async def embedder_at(base_url: str, timeout_s: float = 20, **options: Any) -> A
 
 @pytest.fixture
 async def embedder(embedding_server: FakeEmbeddingServer) -> AsyncIterator[OpenAIEmbedder]:
-    async with embedder_at(embedding_server.base_url) as opened:
-        yield opened
+    async with open_embedder(embedding_server.base_url) as embedder:
+        yield embedder
 
 
-def patience(mode: Mode) -> float:
-    """Little with a server that hangs; any other has the time that a slow machine takes."""
+def timeout_for(mode: Mode) -> float:
+    """Return a short timeout for a server that hangs, else enough for a slow machine."""
     return 0.1 if mode == "hang" else 20
 
 
-async def check_asked(server: FakeEmbeddingServer, times: int) -> None:
-    """Whoever gives up soon may do so before the server has read what it is asked."""
+async def check_request_count(server: FakeEmbeddingServer, times: int) -> None:
+    """Wait for the requests: a client with a short timeout may give up before the server has read one."""
     await asked(server, times)
     assert len(server.requests) == times
 
 
-def unit(text: str) -> Any:
+def expected_vector(text: str) -> Any:
     vector = np.array(embed(text), np.float32)
     return vector / np.linalg.norm(vector)
 
 
-def test_every_way_to_misbehave_is_covered() -> None:
-    later = {"hang_later"}  # the same as `hang`, for those who ask more than once
+def test_every_mode_of_the_fake_is_covered() -> None:
+    later = {"hang_later"}  # the same as `hang`, after the first request
     assert {*REASONS, *HARMLESS} == set(get_args(Mode)) - later
 
 
-def test_its_identity_is_the_endpoints_name_for_the_model() -> None:
+def test_the_model_id_is_the_endpoints_name_for_the_model() -> None:
     embedder = OpenAIEmbedder(AsyncOpenAI(api_key="none"), "some-model", query_timeout_s=1, index_timeout_s=1)
     assert embedder.model == "openai:some-model"
     assert embedder.batch_size == 128
 
 
 @pytest.mark.parametrize("mode", HARMLESS)
-async def test_vectors_come_in_the_order_of_the_texts(
+async def test_vectors_keep_the_order_of_the_texts(
     embedder: OpenAIEmbedder, embedding_server: FakeEmbeddingServer, mode: Mode
 ) -> None:
     embedding_server.mode = mode
     vectors = await embedder.embed_documents(TEXTS)
-    np.testing.assert_allclose(vectors, [unit(text) for text in TEXTS], atol=1e-6)
+    np.testing.assert_allclose(vectors, [expected_vector(text) for text in TEXTS], atol=1e-6)
     assert embedding_server.requests == [TEXTS]
 
 
 async def test_a_query_gives_one_vector(embedder: OpenAIEmbedder, embedding_server: FakeEmbeddingServer) -> None:
-    np.testing.assert_allclose((await embedder.embed_queries(["read a file"]))[0], unit("read a file"), atol=1e-6)
+    np.testing.assert_allclose(
+        (await embedder.embed_queries(["read a file"]))[0], expected_vector("read a file"), atol=1e-6
+    )
     assert embedding_server.requests == [["read a file"]]
 
 
 @pytest.mark.parametrize("mode", [mode for mode in REASONS if mode != "doubled_index"])
-async def test_a_query_has_one_attempt_and_names_its_failure(embedding_server: FakeEmbeddingServer, mode: Mode) -> None:
-    embedding_server.mode = mode
-    async with embedder_at(embedding_server.base_url, patience(mode)) as embedder:
-        with pytest.raises(EmbeddingFailed) as failure:
-            await embedder.embed_queries(["read a file"])
-    assert failure.value.reason == REASONS[mode]
-    await check_asked(embedding_server, 1)
-
-
-@pytest.mark.parametrize("mode", REASONS)
-async def test_documents_are_tried_again_only_where_that_may_help(
+async def test_a_query_is_tried_once_and_reports_the_reason_of_its_failure(
     embedding_server: FakeEmbeddingServer, mode: Mode
 ) -> None:
     embedding_server.mode = mode
-    async with embedder_at(embedding_server.base_url, patience(mode)) as embedder:
+    async with open_embedder(embedding_server.base_url, timeout_for(mode)) as embedder:
+        with pytest.raises(EmbeddingFailed) as failure:
+            await embedder.embed_queries(["read a file"])
+    assert failure.value.reason == REASONS[mode]
+    await check_request_count(embedding_server, 1)
+
+
+@pytest.mark.parametrize("mode", REASONS)
+async def test_documents_are_retried_only_if_a_retry_may_help(
+    embedding_server: FakeEmbeddingServer, mode: Mode
+) -> None:
+    embedding_server.mode = mode
+    async with open_embedder(embedding_server.base_url, timeout_for(mode)) as embedder:
         with pytest.raises(EmbeddingFailed) as failure:
             await embedder.embed_documents(TEXTS)
     assert failure.value.reason == REASONS[mode]
-    await check_asked(embedding_server, 5 if mode in ("hang", "status") else 1)
+    await check_request_count(embedding_server, 5 if mode in ("hang", "status") else 1)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_documents_outlast_a_passing_trouble(
+async def test_documents_survive_a_temporary_failure(
     embedder: OpenAIEmbedder, embedding_server: FakeEmbeddingServer, status: int
 ) -> None:
     embedding_server.mode, embedding_server.status = "status", status
@@ -130,7 +134,7 @@ async def test_documents_outlast_a_passing_trouble(
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])
-async def test_a_refusal_that_is_ours_to_mend_is_not_repeated(
+async def test_a_client_error_is_not_retried(
     embedder: OpenAIEmbedder, embedding_server: FakeEmbeddingServer, status: int
 ) -> None:
     embedding_server.mode, embedding_server.status = "status", status
@@ -141,20 +145,20 @@ async def test_a_refusal_that_is_ours_to_mend_is_not_repeated(
 
 
 async def test_a_closed_port_is_unreachable() -> None:
-    async with embedder_at("http://127.0.0.1:1/v1") as embedder:
+    async with open_embedder("http://127.0.0.1:1/v1") as embedder:
         for attempt in (embedder.embed_queries(["x"]), embedder.embed_documents(["x"])):
             with pytest.raises(EmbeddingFailed) as failure:
                 await attempt
             assert failure.value.reason == "unreachable"
 
 
-def answer_with(number: str, index: str = "0") -> str:
+def body_with(number: str, index: str = "0") -> str:
     numbers = ", ".join([number] * DIMENSION)
     return f'{{"data": [{{"object": "embedding", "index": {index}, "embedding": [{numbers}]}}]}}'
 
 
-def answers() -> Iterator[tuple[str, str]]:
-    """Bodies that are JSON, answered with 200, and of no use for one text."""
+def useless_bodies() -> Iterator[tuple[str, str]]:
+    """Yield bodies that are JSON, sent with status 200, and useless as the vector of one text."""
     yield "null", "null"
     yield "a text", '"x"'
     yield "a list", "[]"
@@ -169,37 +173,37 @@ def answers() -> Iterator[tuple[str, str]]:
         "an object for a vector": "{}",
         "a vector of vectors": "[[1.0, 2.0]]",
         "an empty vector": "[]",
-        "vectors nested beyond all measure": "[" * 100_000 + "]" * 100_000,
+        "vectors nested very deeply": "[" * 100_000 + "]" * 100_000,
     }
     for name, vector in odd.items():
         yield name, f'{{"data": [{{"object": "embedding", "index": 0, "embedding": {vector}}}]}}'
-    yield "nulls in the vector", answer_with("null")
-    yield "numbers beyond every float", answer_with("1" + "0" * 400)
+    yield "nulls in the vector", body_with("null")
+    yield "numbers beyond the range of floats", body_with("1" + "0" * 400)
     for index in ("null", "1", '"0"', "-1", "[]"):
-        yield f"index {index}", answer_with("1.0", index)
+        yield f"index {index}", body_with("1.0", index)
 
 
-async def embedded_through(body: str) -> Any:
-    def answer(_request: httpx2.Request) -> httpx2.Response:
+async def embed_through(body: str) -> Any:
+    def respond(_request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, text=body, headers={"Content-Type": "application/json"})
 
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    async with embedder_at("http://embedder/v1", http_client=client) as embedder:
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))
+    async with open_embedder("http://embedder/v1", http_client=client) as embedder:
         return (await embedder.embed_queries(["x"]))[0]
 
 
-@pytest.mark.parametrize("body", [pytest.param(body, id=name) for name, body in answers()])
-async def test_an_answer_of_no_use_is_a_failure_of_the_embedder_and_nothing_else(body: str) -> None:
+@pytest.mark.parametrize("body", [pytest.param(body, id=name) for name, body in useless_bodies()])
+async def test_a_useless_body_raises_embedding_failed(body: str) -> None:
     with pytest.raises(EmbeddingFailed):
-        await embedded_through(body)
+        await embed_through(body)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-async def test_numbers_too_large_for_our_vectors_are_not_finite() -> None:
+async def test_numbers_too_large_for_float32_are_not_finite() -> None:
     with pytest.raises(EmbeddingFailed) as failure:
-        await embedded_through(answer_with("1e39"))
+        await embed_through(body_with("1e39"))
     assert failure.value.reason == "not_finite"
 
 
-async def test_the_same_answer_with_a_proper_vector_is_taken() -> None:
-    assert (await embedded_through(answer_with("1.0"))).shape == (DIMENSION,)
+async def test_the_same_body_with_a_valid_vector_is_accepted() -> None:
+    assert (await embed_through(body_with("1.0"))).shape == (DIMENSION,)

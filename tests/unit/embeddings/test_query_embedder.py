@@ -1,35 +1,37 @@
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
+from cachetools import TTLCache
 
 from app.embeddings.base import Vectors
 from app.embeddings.circuit_breaker import CircuitBreaker
-from app.embeddings.query_embedder import QueryEmbedder
+from app.embeddings.query_embedder import QUERY_CACHE_S, QueryEmbedder
 from app.errors import EmbeddingFailed
 from app.observability.metrics import Metrics
 
 
 class FakeEmbedder:
-    """Answers when `may_answer` is set, and fails while `failure` is."""
+    """Answers once `may_answer` is set; fails while `failure` is set."""
 
     model = "fake:v1"
     batch_size = 8
     is_local = False
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.texts: list[str] = []
         self.failure: EmbeddingFailed | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def embed_queries(self, texts: Sequence[str]) -> Vectors:
-        self.asked += texts
+        self.texts += texts
         await self.may_answer.wait()
         if self.failure is not None:
             raise self.failure
-        return np.array([[len(self.asked), 0] for _ in texts], np.float32)
+        return np.array([[len(self.texts), 0] for _ in texts], np.float32)
 
     def expect_dimension(self, dimension: int) -> None: ...
 
@@ -44,111 +46,152 @@ def embedder() -> FakeEmbedder:
     return FakeEmbedder()
 
 
-def queries_of(
+def make_query_embedder(
     embedder: FakeEmbedder, *, failures: int = 5, budget_s: float = 5.0, cache_size: int = 100
 ) -> QueryEmbedder:
     return QueryEmbedder(embedder, CircuitBreaker(failures, retry_s=60), Metrics(), budget_s, cache_size)
 
 
-async def failure_of(queries: QueryEmbedder, text: str) -> str:
+async def embed_and_fail(queries: QueryEmbedder, text: str) -> str:
     with pytest.raises(EmbeddingFailed) as failure:
         await queries.embed("alice", (text,))
     return failure.value.reason
 
 
-async def test_a_question_is_embedded_once_and_then_remembered(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder)
+async def test_a_query_is_embedded_once_and_then_cached(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder)
     first = await queries.embed("alice", ("rain?",))
     second = await queries.embed("alice", ("rain?",))
-    assert embedder.asked == ["rain?"]
+    assert embedder.texts == ["rain?"]
     assert (first.generated, second.generated) == (True, False)
     np.testing.assert_array_equal(first.vectors, second.vectors)
 
 
-async def test_the_texts_of_a_question_are_embedded_together(embedder: FakeEmbedder) -> None:
-    found = await queries_of(embedder).embed("alice", ("rain and wind?", "rain", "wind?"))
-    assert embedder.asked == ["rain and wind?", "rain", "wind?"]
+async def test_the_texts_of_a_query_are_embedded_together(embedder: FakeEmbedder) -> None:
+    found = await make_query_embedder(embedder).embed("alice", ("rain and wind?", "rain", "wind?"))
+    assert embedder.texts == ["rain and wind?", "rain", "wind?"]
     assert len(found.vectors) == 3
 
 
-async def test_another_question_is_embedded_for_itself(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder)
+async def test_a_different_query_is_embedded_separately(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder)
     await queries.embed("alice", ("rain?",))
     assert (await queries.embed("alice", ("rain",))).generated
-    assert embedder.asked == ["rain?", "rain"]
+    assert embedder.texts == ["rain?", "rain"]
 
 
-async def test_users_share_neither_what_is_remembered_nor_what_is_under_way(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder)
+async def test_users_share_neither_cached_nor_pending_embeddings(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder)
     embedder.may_answer.clear()
     both = [asyncio.create_task(queries.embed(user, ("rain?",))) for user in ("alice", "bob")]
     await asyncio.sleep(0)
     embedder.may_answer.set()
     await asyncio.gather(*both)
     assert (await queries.embed("carol", ("rain?",))).generated
-    assert embedder.asked == ["rain?"] * 3
+    assert embedder.texts == ["rain?"] * 3
 
 
-async def test_without_room_to_remember_every_question_is_embedded(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder, cache_size=0)
+async def test_without_a_cache_every_query_is_embedded(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, cache_size=0)
     for _ in range(2):
         assert (await queries.embed("alice", ("rain?",))).generated
-    assert len(embedder.asked) == 2
+    assert len(embedder.texts) == 2
 
 
-async def test_identical_questions_in_flight_are_embedded_once(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder)
+async def test_concurrent_identical_queries_are_embedded_once(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder)
     embedder.may_answer.clear()
     callers = [asyncio.create_task(queries.embed("alice", ("rain?",))) for _ in range(10)]
     await asyncio.sleep(0)
     embedder.may_answer.set()
     answers = await asyncio.gather(*callers)
-    assert embedder.asked == ["rain?"]
+    assert embedder.texts == ["rain?"]
     assert all(answer.vectors is answers[0].vectors for answer in answers)
 
 
-async def test_one_caller_who_hangs_up_does_not_take_the_answer_from_the_others(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder)
+async def test_a_caller_that_disconnects_does_not_cancel_the_others(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder)
     embedder.may_answer.clear()
-    shutdown, staying = [asyncio.create_task(queries.embed("alice", ("rain?",))) for _ in range(2)]
+    leaving, staying = [asyncio.create_task(queries.embed("alice", ("rain?",))) for _ in range(2)]
     await asyncio.sleep(0)
-    shutdown.cancel()
-    await asyncio.gather(shutdown, return_exceptions=True)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
     embedder.may_answer.set()
     assert (await staying).generated
-    assert shutdown.cancelled()
-    assert embedder.asked == ["rain?"]
+    assert leaving.cancelled()
+    assert embedder.texts == ["rain?"]
 
 
-async def test_a_failure_is_everyones_who_waits_but_is_not_remembered(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder)
+async def test_a_failure_reaches_every_waiting_caller_and_is_not_cached(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder)
     embedder.failure = EmbeddingFailed("status_500", "the endpoint answered 500")
-    assert await asyncio.gather(*(failure_of(queries, "rain?") for _ in range(3))) == ["status_500"] * 3
-    assert embedder.asked == ["rain?"]
+    assert await asyncio.gather(*(embed_and_fail(queries, "rain?") for _ in range(3))) == ["status_500"] * 3
+    assert embedder.texts == ["rain?"]
     embedder.failure = None
     assert (await queries.embed("alice", ("rain?",))).generated
 
 
-async def test_what_takes_longer_than_the_budget_has_failed(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder, budget_s=0.02)
+async def test_exceeding_the_budget_is_a_failure(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, budget_s=0.02)
     embedder.may_answer.clear()
-    assert await failure_of(queries, "rain?") == "timeout"
+    assert await embed_and_fail(queries, "rain?") == "timeout"
     embedder.may_answer.set()
     assert (await queries.embed("alice", ("rain?",))).generated
 
 
-async def test_after_enough_failures_nobody_asks_the_embedder_any_more(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder, failures=3)
+async def test_after_enough_failures_the_embedder_is_not_called(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, failures=3)
     embedder.failure = EmbeddingFailed("unreachable", "nobody there")
-    reasons = [await failure_of(queries, f"question {number}") for number in range(5)]
+    reasons = [await embed_and_fail(queries, f"query {number}") for number in range(5)]
     assert reasons == ["unreachable"] * 3 + ["breaker_open"] * 2
-    assert len(embedder.asked) == 3
+    assert len(embedder.texts) == 3
 
 
-async def test_what_is_remembered_is_answered_while_the_breaker_is_open(embedder: FakeEmbedder) -> None:
-    queries = queries_of(embedder, failures=1)
+async def test_cached_queries_are_answered_while_the_breaker_is_open(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, failures=1)
     await queries.embed("alice", ("rain?",))
     embedder.failure = EmbeddingFailed("unreachable", "nobody there")
-    await failure_of(queries, "snow?")
+    await embed_and_fail(queries, "snow?")
     assert not (await queries.embed("alice", ("rain?",))).generated
-    assert await failure_of(queries, "wind?") == "breaker_open"
+    assert await embed_and_fail(queries, "wind?") == "breaker_open"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(("a", "b"), ("ab",)), (("a", "b"), ("b", "a")), (("", "a"), ("a", "")), (("a",), ("a", ""))]
+)
+async def test_only_the_same_texts_in_the_same_order_are_the_same_query(
+    embedder: FakeEmbedder, first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    queries = make_query_embedder(embedder)
+    await queries.embed("alice", first)
+    assert (await queries.embed("alice", second)).generated
+    assert not (await queries.embed("alice", first)).generated
+
+
+async def test_the_cache_is_bounded_by_its_number_of_vectors(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, cache_size=4)
+    await queries.embed("alice", ("one",))
+    await queries.embed("alice", ("two", "three"))
+    assert not (await queries.embed("alice", ("one",))).generated
+    await queries.embed("alice", ("four", "five"))  # evicts the least recently used
+    assert not (await queries.embed("alice", ("one",))).generated
+    assert (await queries.embed("alice", ("two", "three"))).generated
+
+
+async def test_a_query_larger_than_the_cache_is_answered_and_not_cached(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, cache_size=2)
+    for _ in range(2):
+        answer = await queries.embed("alice", ("one", "two", "three"))
+        assert answer.generated
+        assert len(answer.vectors) == 3
+
+
+async def test_cached_vectors_expire(embedder: FakeEmbedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("app.embeddings.query_embedder.TTLCache", partial(TTLCache, timer=lambda: now[0]))
+    queries = make_query_embedder(embedder)
+    await queries.embed("alice", ("rain?",))
+    now[0] = QUERY_CACHE_S - 1
+    assert not (await queries.embed("alice", ("rain?",))).generated
+    now[0] = QUERY_CACHE_S
+    assert (await queries.embed("alice", ("rain?",))).generated

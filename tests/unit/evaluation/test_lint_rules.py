@@ -1,4 +1,4 @@
-"""Which tools read alike, and which say too little: on vectors and words that are made for it."""
+"""Similar pairs and poor descriptions, on constructed vectors and words."""
 
 from typing import Any
 
@@ -6,70 +6,73 @@ import numpy as np
 import pytest
 
 from app.embeddings.base import Vector
-from app.evaluation.lint_rules import Described, alike, problems_of
+from app.evaluation.lint_rules import DescribedTool, find_problems, find_similar_pairs
 
-SAID = "Search all repositories of an organisation by language and number of stars."
-
-
-def described(name: str, description: str = SAID, server: str = "s", **fields: Any) -> Described:
-    usual: dict[str, Any] = {"title": None, "input_schema": {}, "vector": None}
-    return Described(f"key of {server}.{name}", server, name, description=description, **(usual | fields))
+DESCRIPTION = "Search all repositories of an organisation by language and number of stars."
 
 
-def at(degrees: float) -> Vector:
+def make_tool(name: str, description: str = DESCRIPTION, server: str = "s", **fields: Any) -> DescribedTool:
+    defaults: dict[str, Any] = {"title": None, "input_schema": {}, "vector": None}
+    return DescribedTool(f"key of {server}.{name}", server, name, description=description, **(defaults | fields))
+
+
+def vector_at(degrees: float) -> Vector:
     radians = np.radians(degrees)
     vector: Vector = np.array([np.cos(radians), np.sin(radians)], np.float32)
     return vector
 
 
-def test_tools_that_point_the_same_way_are_alike_by_meaning() -> None:
+def test_tools_with_close_vectors_are_similar_by_meaning() -> None:
     near, nearer, far = [
-        described(name, words, vector=at(degrees))
+        make_tool(name, words, vector=vector_at(degrees))
         for name, words, degrees in [("a", "walk the dog", 0), ("b", "feed one cat", 10), ("c", "sell my car", 40)]
     ]
-    [pair] = alike([near, nearer, far], most=10)
+    [pair] = find_similar_pairs([near, nearer, far], limit=10)
     assert (pair.first, pair.second, pair.by) == (near, nearer, ["meaning"])
     assert pair.cosine == pytest.approx(np.cos(np.radians(10)))
     assert pair.shared_words == 0
 
 
-def test_tools_of_nearly_the_same_words_are_alike_by_words_also_without_vectors() -> None:
-    first, second = described("search_repositories"), described("search_repositories", f"{SAID} Fast", server="t")
-    other = described("search_users", "Search all users of an organisation by name and number of followers.")
-    [pair] = alike([first, other, second], most=10)
+def test_tools_with_nearly_the_same_words_are_similar_even_without_vectors() -> None:
+    first, second = (
+        make_tool("search_repositories"),
+        make_tool("search_repositories", f"{DESCRIPTION} Fast", server="t"),
+    )
+    other = make_tool("search_users", "Search all users of an organisation by name and number of followers.")
+    [pair] = find_similar_pairs([first, other, second], limit=10)
     assert (pair.first, pair.second, pair.by, pair.cosine) == (first, second, ["words"], None)
     assert 0.8 <= pair.shared_words < 1
 
 
-def test_what_is_alike_in_both_ways_comes_first_and_the_rest_is_cut_off() -> None:
-    twins = [described("search", server=server, vector=at(0)) for server in "ab"]
-    near = described("c", "feed one cat", vector=at(5))
-    pairs = alike([near, *twins], most=10)
+def test_pairs_that_are_similar_in_both_ways_come_first_and_the_list_is_limited() -> None:
+    twins = [make_tool("search", server=server, vector=vector_at(0)) for server in "ab"]
+    near = make_tool("c", "feed one cat", vector=vector_at(5))
+    pairs = find_similar_pairs([near, *twins], limit=10)
     assert (pairs[0].by, pairs[0].second) == (["meaning", "words"], twins[1])
     assert len(pairs) == 3
-    assert alike([near, *twins], most=1) == pairs[:1]
+    assert find_similar_pairs([near, *twins], limit=1) == pairs[:1]
 
 
-def test_a_hundred_twins_do_not_make_thousands_of_pairs() -> None:
-    twins = [described("search", server=f"server {n}", vector=at(0)) for n in range(100)]
-    assert 99 <= len(alike(twins, most=10_000)) < 1_000
+def test_a_hundred_identical_tools_do_not_give_thousands_of_pairs() -> None:
+    twins = [make_tool("search", server=f"server {n}", vector=vector_at(0)) for n in range(100)]
+    assert 99 <= len(find_similar_pairs(twins, limit=10_000)) < 1_000
 
 
-def test_no_tools_have_no_pairs() -> None:
-    assert alike([], most=10) == []
+def test_an_empty_list_has_no_pairs() -> None:
+    assert find_similar_pairs([], limit=10) == []
 
 
 @pytest.mark.parametrize(
     ("description", "problems"),
     [
-        (SAID, []),
+        (DESCRIPTION, []),
         (" ", ["no_description"]),
         ("Searches things.", ["short_description"]),
         ("Search repositories, to search the repositories.", ["short_description"]),
     ],
 )
-def test_a_description_says_something_that_the_name_does_not(description: str, problems: list[str]) -> None:
-    assert problems_of(described("search_repositories", description)) == problems
+def test_a_missing_or_short_description_is_a_problem(description: str, problems: list[str]) -> None:
+    assert find_problems(make_tool("search_repositories", description)) == problems
 
 
 @pytest.mark.parametrize(
@@ -81,16 +84,16 @@ def test_a_description_says_something_that_the_name_does_not(description: str, p
         ({"language": True}, ["parameters_not_described"]),
     ],
 )
-def test_some_parameter_is_described(properties: dict[str, Any], problems: list[str]) -> None:
-    assert problems_of(described("search", input_schema={"properties": properties})) == problems
+def test_a_schema_without_any_described_parameter_is_a_problem(properties: dict[str, Any], problems: list[str]) -> None:
+    assert find_problems(make_tool("search", input_schema={"properties": properties})) == problems
 
 
 @pytest.mark.parametrize(
     ("name", "spoken"),
     [("search_issues", "search issues"), ("searchHTTPIssues", "search http issues"), ("get-page__now", "get page now")],
 )
-def test_a_name_is_spoken_in_words(name: str, spoken: str) -> None:
-    assert described(name).spoken_name == spoken
+def test_a_name_is_split_into_words(name: str, spoken: str) -> None:
+    assert make_tool(name).spoken_name == spoken
 
 
 @pytest.mark.parametrize(
@@ -103,5 +106,5 @@ def test_a_name_is_spoken_in_words(name: str, spoken: str) -> None:
         ("x" * 1_000, "x" * 300),
     ],
 )
-def test_the_first_sentence_ends_where_it_ends(description: str, sentence: str) -> None:
-    assert described("read", description).first_sentence == sentence
+def test_the_first_sentence_is_found(description: str, sentence: str) -> None:
+    assert make_tool("read", description).first_sentence == sentence

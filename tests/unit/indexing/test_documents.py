@@ -18,8 +18,9 @@ from app.indexing.documents import (
     text_hash,
 )
 from app.indexing.parsing import read_tool as read_listed
-from app.text.strict_json import ToolDefinition, parse_json
-from tests.unit.text.test_strict_json import json_values, texts
+from app.mcp_types import ToolDefinition
+from app.text.strict_json import parse_json
+from tests.support.strategies import json_values, texts
 
 
 def read_tool(raw: dict[str, Any]) -> ToolDefinition:

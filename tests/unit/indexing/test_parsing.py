@@ -13,8 +13,8 @@ from app.indexing.parsing import (
     read_tool,
     sanitize_definition,
 )
+from app.mcp_types import ToolDefinition
 from app.text.invisible import remove_hidden
-from app.text.strict_json import ToolDefinition
 from tests.conftest import tool
 
 SIBLING = tool("sibling")

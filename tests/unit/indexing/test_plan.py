@@ -8,7 +8,7 @@ import pytest
 from app.indexing.documents import content_hash, embedded_text, enriched_description, index_hash
 from app.indexing.parsing import read_tool, sanitize_definition
 from app.indexing.plan import IndexTarget, Plan, StoredTool, definition_tokens, make_plan, tool_id
-from app.text.strict_json import ToolDefinition
+from app.mcp_types import ToolDefinition
 
 PLACE = IndexTarget(str(uuid.UUID(int=1)), "github", "local:x", 384)
 

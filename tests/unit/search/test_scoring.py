@@ -23,7 +23,7 @@ from app.search.scoring import (
     rank,
     should_abstain,
 )
-from app.usage.prior import PRIOR_MOST
+from app.usage.priors import MAX_PRIOR
 
 MOST_BM25 = 10.0
 CALIBRATION = Calibration(unrelated=0.2, span=0.8, threshold=0.4)
@@ -246,7 +246,7 @@ def test_what_counts_as_naming_a_tool(message: str, name: str, named: bool) -> N
     assert is_named(message.lower(), name) is named
 
 
-PRIORS = st.one_of(st.floats(0, PRIOR_MOST), st.floats(0, 1, width=16))
+PRIORS = st.one_of(st.floats(0, MAX_PRIOR), st.floats(0, 1, width=16))
 """Also more than there should ever be."""
 SOME = st.tuples(st.floats(-1, 1) | st.none(), st.floats(0, 30), PRIORS)
 
@@ -262,7 +262,7 @@ def test_past_use_lifts_no_tool_over_one_that_is_better_by_more_than_the_most_it
     place = {hit.tool_id: n for n, hit in enumerate(after)}
     assert place.keys() == {hit.tool_id for hit in before}
     for better, worse in combinations(before, 2):
-        if better.score - worse.score > PRIOR_MOST + 1e-9:
+        if better.score - worse.score > MAX_PRIOR + 1e-9:
             assert place[better.tool_id] < place[worse.tool_id]
     assert [hit.source for hit in sorted(before, key=lambda hit: place[hit.tool_id])] == [hit.source for hit in after]
     if before:
@@ -271,7 +271,7 @@ def test_past_use_lifts_no_tool_over_one_that_is_better_by_more_than_the_most_it
 
 def test_of_two_that_fit_alike_the_one_that_went_well_comes_first() -> None:
     question = asked("semantic")
-    close, well = candidate("close", 0.71), candidate("well", 0.70)._replace(prior=PRIOR_MOST)
+    close, well = candidate("close", 0.71), candidate("well", 0.70)._replace(prior=MAX_PRIOR)
     assert names(ranked([close, well], question)) == ["well", "close"]
     clear = candidate("clear", 0.73)
     assert names(ranked([clear, well], question)) == ["clear", "well"]
@@ -279,7 +279,7 @@ def test_of_two_that_fit_alike_the_one_that_went_well_comes_first() -> None:
 
 def test_past_use_brings_nothing_over_the_threshold() -> None:
     question = asked("semantic", 0.71)
-    below, above = candidate("below", 0.70)._replace(prior=PRIOR_MOST), candidate("above", 0.72)
+    below, above = candidate("below", 0.70)._replace(prior=MAX_PRIOR), candidate("above", 0.72)
     assert names(ranked([below, above], question)) == ["above"]
 
 

@@ -1,4 +1,4 @@
-"""Whose `Host` and `Origin` are let in: what a page on the web could forge is not."""
+"""Which `Host` and `Origin` headers are accepted: none that a page on the web could forge."""
 
 import pytest
 
@@ -28,7 +28,7 @@ OWN_ORIGINS = ["https://app.example.com", "http://localhost:3000"]
         "A.b.LocalHost:8000",
     ],
 )
-def test_an_address_or_a_name_that_nobody_looks_up_is_always_ours(host: str) -> None:
+def test_an_address_or_a_name_outside_public_dns_is_always_our_own(host: str) -> None:
     assert is_own_host(host, ())
     assert is_own_host(host, OWN_HOSTS)
 
@@ -36,7 +36,7 @@ def test_an_address_or_a_name_that_nobody_looks_up_is_always_ours(host: str) -> 
 @pytest.mark.parametrize(
     "host", ["tools.example.com", "tools.example.com:8000", "TOOLS.Example.com:443", "tools.example.org:8443"]
 )
-def test_a_public_name_is_ours_where_it_is_listed(host: str) -> None:
+def test_a_public_name_is_our_own_if_it_is_listed(host: str) -> None:
     assert is_own_host(host, OWN_HOSTS)
     assert not is_own_host(host, ())
 
@@ -57,7 +57,7 @@ def test_a_public_name_is_ours_where_it_is_listed(host: str) -> None:
         "1.2.3",
     ],
 )
-def test_another_public_name_is_not(host: str) -> None:
+def test_an_unlisted_public_name_is_not_our_own(host: str) -> None:
     assert not is_own_host(host, OWN_HOSTS)
 
 
@@ -88,19 +88,19 @@ def test_another_public_name_is_not(host: str) -> None:
         "[evil.com]",
     ],
 )
-def test_what_is_no_host_at_all_is_not_ours(host: str) -> None:
+def test_a_malformed_host_is_not_our_own(host: str) -> None:
     assert not is_own_host(host, OWN_HOSTS)
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1:8000", "[::1]:8000", "tools.example.com"])
-def test_a_page_of_our_own_may_call_us_whichever_scheme_stands_before_us(host: str) -> None:
+def test_our_own_origin_is_allowed_with_either_scheme(host: str) -> None:
     for origin in (f"http://{host}", f"https://{host}", f"HTTPS://{host.upper()}"):
         assert is_own_origin(origin, host, ())
         assert is_own_origin(origin, host.upper(), ())
 
 
 @pytest.mark.parametrize("origin", ["https://app.example.com", "HTTPS://App.Example.com", "http://localhost:3000"])
-def test_a_page_of_an_origin_that_is_listed_may_call_us(origin: str) -> None:
+def test_a_listed_origin_is_allowed(origin: str) -> None:
     assert is_own_origin(origin, "localhost:8000", OWN_ORIGINS)
     assert not is_own_origin(origin, "localhost:8000", ())
 
@@ -129,6 +129,6 @@ def test_a_page_of_an_origin_that_is_listed_may_call_us(origin: str) -> None:
         "http://localhost:port",
     ],
 )
-def test_any_other_page_may_not(origin: str) -> None:
+def test_any_other_origin_is_rejected(origin: str) -> None:
     assert not is_own_origin(origin, "localhost:8000", OWN_ORIGINS)
     assert not is_own_origin(origin, "", OWN_ORIGINS)

@@ -1,29 +1,12 @@
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from app.errors import InvalidInput
-from app.text.strict_json import ToolDefinition, canonical_json, parse_json, strings_in
-
-TOOL = ToolDefinition(
-    name="read_file",
-    title="Read file",
-    description="Read a file.",
-    input_schema={"type": "object", "properties": {"path": {"type": "string"}}},
-    output_schema={"type": "object"},
-    annotations={"readOnlyHint": True},
-    meta={"vendor": "x"},
-)
-
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
-scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
-json_values = st.recursive(
-    scalars | texts, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4)
-)
+from app.text.strict_json import canonical_json, iter_strings, parse_json
+from tests.support.strategies import json_values
 
 
 @pytest.mark.parametrize(
@@ -49,7 +32,7 @@ json_values = st.recursive(
     ],
     ids=lambda body: repr(body[:24]),
 )
-def test_what_is_not_strict_json_is_refused(body: bytes) -> None:
+def test_invalid_json_is_rejected(body: bytes) -> None:
     with pytest.raises(InvalidInput):
         parse_json(body)
 
@@ -69,76 +52,40 @@ def test_what_is_not_strict_json_is_refused(body: bytes) -> None:
     ],
     ids=lambda item: repr(item)[:32],
 )
-def test_what_is_strict_json_is_read_as_it_is(body: bytes, value: Any) -> None:
+def test_valid_json_is_parsed_unchanged(body: bytes, value: Any) -> None:
     assert parse_json(body) == value
 
 
-def test_a_nul_behind_an_escaped_backslash_is_still_found() -> None:
+def test_a_nul_after_an_escaped_backslash_is_found() -> None:
     with pytest.raises(InvalidInput, match="NUL"):
         parse_json(rb'{"harmless": "\\u0000", "harmful": "\\\u0000"}')
 
 
 @given(json_values)
-def test_any_json_that_python_writes_is_read_back_alike(value: Any) -> None:
+def test_json_written_by_python_round_trips(value: Any) -> None:
     assert parse_json(json.dumps(value).encode()) == value
 
 
-def test_every_string_and_key_is_seen_however_deep() -> None:
+def test_every_string_and_key_is_found_at_any_depth() -> None:
     value = {"a": ["b", {"c": "d"}], "e": [[["f"]]], "g": 1, "h": None}
-    assert sorted(strings_in(value)) == ["a", "b", "c", "d", "e", "f", "g", "h"]
+    assert sorted(iter_strings(value)) == ["a", "b", "c", "d", "e", "f", "g", "h"]
 
 
-def test_strings_are_found_far_below_the_recursion_limit() -> None:
+def test_strings_are_found_deeper_than_the_recursion_limit() -> None:
     value: Any = "bottom"
     for _ in range(100_000):
         value = [value]
-    found = list(strings_in(value))
-    while isinstance(value, list):  # taken apart step by step: to free it whole would recurse
+    found = list(iter_strings(value))
+    while isinstance(value, list):  # dismantled level by level: freeing it at once would recurse
         value = value.pop()
     assert found == ["bottom"]
 
 
-def test_key_order_and_white_space_do_not_count() -> None:
+def test_key_order_and_white_space_do_not_matter() -> None:
     assert canonical_json(parse_json(b'{"a": 1, "b": {"c": 2, "d": 3}}')) == canonical_json(
         parse_json(b'{\n "b":{"d":3,"c":2},"a":1 }')
     )
 
 
-def test_the_order_of_a_list_counts() -> None:
+def test_list_order_matters() -> None:
     assert canonical_json(["a", "b"]) != canonical_json(["b", "a"])
-
-
-def test_a_tool_is_shown_with_the_names_of_mcp_and_without_what_it_has_not() -> None:
-    bare = replace(TOOL, title=None, output_schema=None, annotations=None, meta=None)
-    assert bare.as_mcp() == {"name": "read_file", "description": "Read a file.", "inputSchema": TOOL.input_schema}
-    assert TOOL.as_mcp().keys() == {
-        "name",
-        "title",
-        "description",
-        "inputSchema",
-        "outputSchema",
-        "annotations",
-        "_meta",
-    }
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"name": "read_files"},
-        {"title": None},
-        {"description": "Read a file!"},
-        {"input_schema": {"type": "object", "properties": {}}},
-        {"output_schema": None},
-        {"annotations": {"readOnlyHint": False}},
-        {"meta": None},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_any_changed_field_changes_the_fingerprint(changes: dict[str, Any]) -> None:
-    assert replace(TOOL, **changes).fingerprint() != TOOL.fingerprint()
-
-
-def test_a_reordered_schema_does_not_change_the_fingerprint() -> None:
-    reordered = {"properties": {"path": {"type": "string"}}, "type": "object"}
-    assert replace(TOOL, input_schema=reordered).fingerprint() == TOOL.fingerprint()

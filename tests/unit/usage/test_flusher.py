@@ -1,4 +1,4 @@
-"""What is gathered in memory is written again and again, and once more at the end."""
+"""The periodic flusher: it flushes repeatedly, and once more at the end."""
 
 import asyncio
 
@@ -11,37 +11,37 @@ from tests.support.worker_steps import until
 Log = pytest.LogCaptureFixture
 
 
-async def test_it_writes_again_and_again_and_once_more_at_the_end(monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
-    monkeypatch.setattr(flusher_module, "_WRITE_EVERY_S", 0)
-    done: list[str] = []
+async def test_it_flushes_periodically_and_once_more_when_stopped(monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
+    monkeypatch.setattr(flusher_module, "_FLUSH_EVERY_S", 0)
+    calls: list[str] = []
 
-    async def turn() -> None:
-        done.append("turn")
+    async def flush() -> None:
+        calls.append("periodic")
 
-    async def last() -> None:
-        done.append("last")
+    async def final_flush() -> None:
+        calls.append("final")
 
-    async def has_gone_round() -> bool:
-        return len(done) >= 3
+    async def has_flushed() -> bool:
+        return len(calls) >= 3
 
-    flusher = PeriodicFlusher("usage", turn, last, dict)
+    flusher = PeriodicFlusher("usage", flush, final_flush, dict)
     flusher.start()
-    await until(has_gone_round)
+    await until(has_flushed)
     await flusher.stop()
-    assert done.count("last") == 1
-    assert done[-1] == "last"
-    ended = len(done)
+    assert calls.count("final") == 1
+    assert calls[-1] == "final"
+    count = len(calls)
     await asyncio.sleep(0)
-    assert len(done) == ended
-    assert "could not be written down" not in caplog.text
+    assert len(calls) == count
+    assert "timed out" not in caplog.text
 
 
-async def test_a_last_write_that_takes_too_long_is_given_up_and_told_of(
+async def test_a_final_flush_that_takes_too_long_is_cancelled_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: Log
 ) -> None:
-    monkeypatch.setattr(flusher_module, "_LAST_WRITE_S", 0.01)
+    monkeypatch.setattr(flusher_module, "_FINAL_FLUSH_S", 0.01)
     flusher = PeriodicFlusher("usage", asyncio.Event().wait, asyncio.Event().wait, lambda: {"counters": 7})
     flusher.start()
     await flusher.stop()
-    [warning] = [record for record in caplog.records if record.message == "usage could not be written down in time"]
+    [warning] = [record for record in caplog.records if record.message == "final flush of usage timed out"]
     assert warning.__dict__["counters"] == 7

@@ -1,0 +1,99 @@
+"""Build embedders from the settings, and register the first model of an empty database."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from sqlalchemy import Connection
+
+from app.embeddings.base import Embedder
+from app.embeddings.circuit_breaker import CircuitBreaker
+from app.embeddings.local import LocalEmbedder
+from app.embeddings.query_embedder import QueryEmbedder
+from app.embeddings.repository import activate_first
+from app.errors import ConfigurationError, EmbeddingFailed
+from app.local_postgres.paths import owner_connection
+from app.observability.metrics import Metrics
+from app.settings import Settings
+
+MAX_DIMENSION = 3_200
+"""A row of `mcp_tool_embeddings` must fit a page of 8 KiB: 2 bytes per dimension, plus its terms, names and ids."""
+
+CreateIndex = Callable[[Connection, str, int], None]
+
+
+def make_configured_embedder(settings: Settings) -> Embedder:
+    """Build the embedder that the settings name."""
+    if settings.embedding_provider == "local":
+        return LocalEmbedder(settings.local_model)
+    return _make_openai_embedder(settings, settings.embedding_model)
+
+
+def make_embedder(settings: Settings, model_id: str) -> Embedder:
+    """Build the embedder of a registered model, or raise `ConfigurationError` if the settings lack what it needs."""
+    provider, _, name = model_id.partition(":")
+    if provider != "local":
+        return _make_openai_embedder(settings, name)
+    for embedder in make_local_embedders(settings):
+        if embedder.model == model_id:
+            return embedder
+    raise ConfigurationError(
+        f"this database holds vectors of {model_id}, which these settings cannot provide: "
+        "set TOOLSCOUT_LOCAL_MODEL to the pack that it was indexed with"
+    )
+
+
+def make_local_embedders(settings: Settings) -> Iterator[Embedder]:
+    """Yield the embedder of the shipped pack, then that of the operator's own pack, if there is one."""
+    yield LocalEmbedder()
+    if settings.local_model is not None:
+        yield LocalEmbedder(settings.local_model)
+
+
+def make_query_embedder(settings: Settings, embedder: Embedder, metrics: Metrics) -> QueryEmbedder:
+    breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_retry_s)
+    budget_s = settings.query_embed_budget_ms / 1000
+    return QueryEmbedder(embedder, breaker, metrics, budget_s, settings.query_cache_size)
+
+
+async def activate_first_model(embedder: Embedder, url: str, create_index: CreateIndex) -> None:
+    """Register and activate the first model of an empty database, and create its vector index."""
+    try:
+        dimension = await probe_dimension(embedder)
+    except EmbeddingFailed as error:
+        raise ConfigurationError(
+            f"the first start needs the embedder to learn its dimension: {error.message}"
+        ) from error
+
+    def activate() -> None:
+        with owner_connection(url) as connection:
+            model = activate_first(connection, embedder, dimension)
+            create_index(connection, model.id, model.dimension)
+
+    await asyncio.to_thread(activate)
+
+
+async def probe_dimension(embedder: Embedder) -> int:
+    """Embed a text to learn the dimension of the model."""
+    dimension: int = (await embedder.embed_queries(["how many dimensions?"])).shape[1]
+    if dimension > MAX_DIMENSION:
+        raise ConfigurationError(f"the model has {dimension} dimensions; at most {MAX_DIMENSION} fit a row")
+    return dimension
+
+
+def _make_openai_embedder(settings: Settings, name: str | None) -> Embedder:
+    # Imported here because the client takes a second to import, which every command would pay.
+    from openai import AsyncOpenAI  # noqa: PLC0415
+
+    from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder  # noqa: PLC0415
+
+    name = name or DEFAULT_MODEL
+    if settings.openai_api_key is None and settings.openai_base_url is None:
+        raise ConfigurationError(
+            f"the model {name!r} is served by an OpenAI-compatible endpoint, which needs OPENAI_API_KEY or "
+            "OPENAI_BASE_URL; `toolscout model list` shows the models of this database"
+        )
+    # An endpoint on the operator's own machine often needs no key, but the client requires one.
+    key = "none" if settings.openai_api_key is None else settings.openai_api_key.get_secret_value()
+    client = AsyncOpenAI(api_key=key, base_url=settings.openai_base_url)
+    budget_s = settings.query_embed_budget_ms / 1000
+    return OpenAIEmbedder(client, name, query_timeout_s=budget_s, index_timeout_s=settings.index_embed_timeout_s)

@@ -1,0 +1,62 @@
+"""MCP types that several packages share: a server's endpoint, a tool definition, the input a tool call may request."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from app.text.strict_json import Json, canonical_json
+
+Transport = Literal["streamable_http", "sse", "stdio", "push"]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of an MCP server and the headers to send. A new `config_version` requires a new connection."""
+
+    user_id: str
+    server_id: str
+    server_name: str
+    config_version: int
+    transport: Transport
+    url: str | None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """How a server can request more input from the caller during a tool call, and the caller's responses so far."""
+
+    capabilities: Json
+    """The client capabilities that the caller declares, such as `elicitation`."""
+    responses: Json | None = field(default=None, repr=False)
+    state: str | None = field(default=None, repr=False)
+    """The server's opaque state, which must be sent back unchanged."""
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """An MCP tool as its server lists it."""
+
+    name: str
+    title: str | None
+    description: str
+    input_schema: Json
+    output_schema: Json | None
+    annotations: Json | None
+    meta: Json | None
+
+    def as_mcp(self) -> Json:
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "title": self.title,
+            "description": self.description,
+            "inputSchema": self.input_schema,
+            "outputSchema": self.output_schema,
+            "annotations": self.annotations,
+            "_meta": self.meta,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(canonical_json(self.as_mcp())).hexdigest()

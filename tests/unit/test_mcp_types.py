@@ -1,0 +1,52 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.mcp_types import ToolDefinition
+
+TOOL = ToolDefinition(
+    name="read_file",
+    title="Read file",
+    description="Read a file.",
+    input_schema={"type": "object", "properties": {"path": {"type": "string"}}},
+    output_schema={"type": "object"},
+    annotations={"readOnlyHint": True},
+    meta={"vendor": "x"},
+)
+
+
+def test_a_tool_is_rendered_with_mcp_names_and_without_missing_fields() -> None:
+    bare = replace(TOOL, title=None, output_schema=None, annotations=None, meta=None)
+    assert bare.as_mcp() == {"name": "read_file", "description": "Read a file.", "inputSchema": TOOL.input_schema}
+    assert TOOL.as_mcp().keys() == {
+        "name",
+        "title",
+        "description",
+        "inputSchema",
+        "outputSchema",
+        "annotations",
+        "_meta",
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "read_files"},
+        {"title": None},
+        {"description": "Read a file!"},
+        {"input_schema": {"type": "object", "properties": {}}},
+        {"output_schema": None},
+        {"annotations": {"readOnlyHint": False}},
+        {"meta": None},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_any_changed_field_changes_the_fingerprint(changes: dict[str, Any]) -> None:
+    assert replace(TOOL, **changes).fingerprint() != TOOL.fingerprint()
+
+
+def test_a_reordered_schema_does_not_change_the_fingerprint() -> None:
+    reordered = {"properties": {"path": {"type": "string"}}, "type": "object"}
+    assert replace(TOOL, input_schema=reordered).fingerprint() == TOOL.fingerprint()
