@@ -46,7 +46,7 @@ async def calibrate_model(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="LabelledMessage messages about the user's tools, in the format of `toolscout eval`. Without a file: the "
+            help="Labelled messages about the user's tools, in the format of `toolscout eval`. Without a file: the "
             "built-in messages about the demo tools.",
         ),
     ] = None,
