@@ -18,8 +18,8 @@ from app.db.engine import Database
 from app.db.migrate import migrate
 from app.db.retention import run_retention
 from app.discovery.discover import Discoverer
-from app.discovery.inline.documents import Reader
-from app.discovery.inline.search import ListSearcher
+from app.discovery.inline.documents import InlineToolParser
+from app.discovery.inline.search import InlineSearcher
 from app.embeddings.base import Embedder
 from app.embeddings.calibration import Calibration
 from app.embeddings.circuit_breaker import CircuitBreaker
@@ -44,8 +44,9 @@ from app.mcp_client.url_guard import Guard, Resolve
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, open_tracing
 from app.search.bm25 import MAX_DIMENSION
-from app.search.hnsw import ensure_hnsw
+from app.search.hnsw import ensure_hnsw_index
 from app.search.postgres import HybridSearch
+from app.search.searcher import Searcher
 from app.settings import Settings
 from app.usage import repository, selection_log
 from app.usage.counters import UsageCounters
@@ -63,8 +64,9 @@ class Container:
     sealer: Sealer
     models: Models
     count_tokens: Callable[[str], int]
+    searcher: Searcher
     discoverer: Discoverer
-    inline_searcher: ListSearcher
+    inline_searcher: InlineSearcher
     executor: Executor
     mcp_pool: McpPool
     indexer: Indexer
@@ -181,7 +183,7 @@ def _keep_house(ground: _Ground, closing: AsyncExitStack, *, watching: bool) -> 
 
 def _container(ground: _Ground, models: Models, mcp_pool: McpPool, indexer: Indexer, worker: Worker) -> Container:
     settings, database, metrics = ground.settings, ground.database, ground.metrics
-    discoverer, shutdown = _discoverer(ground, models), asyncio.Event()
+    searcher, shutdown = _searcher(ground, models), asyncio.Event()
     return Container(
         settings=settings,
         database=database,
@@ -190,8 +192,9 @@ def _container(ground: _Ground, models: Models, mcp_pool: McpPool, indexer: Inde
         sealer=ground.sealer,
         models=models,
         count_tokens=indexer.count_tokens,
-        discoverer=discoverer,
-        inline_searcher=ListSearcher(discoverer, Reader(), budget_s=settings.catalog_embed_budget_s),
+        searcher=searcher,
+        discoverer=_discoverer(ground, searcher),
+        inline_searcher=InlineSearcher(searcher, InlineToolParser(), budget_s=settings.catalog_embed_budget_s),
         executor=_executor(ground, mcp_pool, shutdown),
         mcp_pool=mcp_pool,
         indexer=indexer,
@@ -205,19 +208,25 @@ def _container(ground: _Ground, models: Models, mcp_pool: McpPool, indexer: Inde
     )
 
 
-def _discoverer(ground: _Ground, models: Models) -> Discoverer:
-    return Discoverer(
+def _searcher(ground: _Ground, models: Models) -> Searcher:
+    return Searcher(
         database=ground.database,
         models=models,
-        search=HybridSearch(),
-        definition_cache=DefinitionCache(),
-        metrics=ground.metrics,
-        sealer=ground.sealer,
+        hybrid_search=HybridSearch(),
         scheduler=FairScheduler(ground.metrics),
+        metrics=ground.metrics,
+        tracing=ground.tracing,
+    )
+
+
+def _discoverer(ground: _Ground, searcher: Searcher) -> Discoverer:
+    return Discoverer(
+        searcher=searcher,
+        definition_cache=DefinitionCache(),
+        sealer=ground.sealer,
         usage_counters=ground.usage_counters,
         selections=ground.selections,
         max_tools=ground.settings.max_tools,
-        tracing=ground.tracing,
     )
 
 
@@ -350,7 +359,7 @@ async def probe_dimension(embedder: Embedder) -> int:
 def _activate(url: str, embedder: Embedder, dimension: int) -> None:
     with owner_connection(url) as connection:
         model = activate_first(connection, embedder, dimension)
-        ensure_hnsw(connection, model.id, model.dimension)
+        ensure_hnsw_index(connection, model.id, model.dimension)
 
 
 def _upstream(settings: Settings, resolve: Resolve | None) -> McpPool:

@@ -12,7 +12,7 @@ from app.cli.context import ACTOR, add_user_option, open_with_url
 from app.cli.evaluation import Telling, read_items
 from app.container import Container, store_model_calibration
 from app.demo.seed import catalogue
-from app.discovery.inline.documents import SentTool
+from app.discovery.inline.documents import InlineTool
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
 from app.evaluation.calibrate import (
@@ -58,7 +58,7 @@ async def _calibrate(settings: Settings, options: argparse.Namespace) -> int:
             return 0
         tools = await _tools(container, options)
         telling = Telling()
-        fit = await calibrate(container.inline_searcher, tools, items, shipped_messages(), telling.tell)
+        fit = await calibrate(container.searcher, tools, items, shipped_messages(), telling.tell)
         telling.end()
         _print(fit)
         if options.dry_run:
@@ -84,16 +84,16 @@ async def _tools(container: Container, options: argparse.Namespace) -> TenantInd
         return await tools_in_memory(container.inline_searcher, _demo_tools())
     async with container.database.system_transaction() as session:
         user = await get_user(session, options.user)
-    return await tools_of_user(container.inline_searcher, user)
+    return await tools_of_user(container.searcher, user)
 
 
-def _demo_tools() -> list[SentTool]:
+def _demo_tools() -> list[InlineTool]:
     return [_sent(server["name"], tool) for server in catalogue() for tool in server["tools"]]
 
 
-def _sent(server: str, tool: Json) -> SentTool:
+def _sent(server: str, tool: Json) -> InlineTool:
     key = f"{server}/{tool['name']}"
-    return SentTool(key, tool["name"], server, tool["description"], tool["inputSchema"], tool.get("title"))
+    return InlineTool(key, tool["name"], server, tool["description"], tool["inputSchema"], tool.get("title"))
 
 
 async def _keep(container: Container, url: str, calibration: Calibration | None) -> None:

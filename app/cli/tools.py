@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from app.catalog.projects import get_project
+from app.auth.authentication import Caller
 from app.catalog.tools import find_tools_by_name
 from app.catalog.visibility import Scope
 from app.cli.context import ACTOR, add_user_option, open_for_user
-from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
+from app.discovery.discover import Discovery, discover
+from app.discovery.request import DEFAULT_LIMIT, DiscoveryRequest
 from app.errors import InvalidInput, ToolNotFound
 from app.execution.execute import ExecutionRequest, ExecutionResult, execute_with_progress
-from app.search.query import read_query
+from app.search.query import parse_query
 from app.settings import Settings
 from app.text.strict_json import Json, parse_json
 
@@ -40,27 +41,17 @@ async def _discover(settings: Settings, options: argparse.Namespace) -> int:
     if not options.message.strip():
         raise InvalidInput("there is no text to search for")
     async with open_for_user(settings, options.user) as (container, user):
-        if options.project is not None:
-            async with container.database.transaction(user.id) as session:
-                await get_project(session, user.id, options.project)
-        ask = Ask(
-            query=read_query(options.message),
-            scope=Scope(user.id, container.model.id, project_id=options.project),
-            strategy=options.strategy,
-            limit=options.limit,
-            threshold=None,
-            include_core_tools=True,
-            max_tokens=None,
-            keep=(),
+        request = DiscoveryRequest(
+            parse_query(options.message), project_id=options.project, strategy=options.strategy, limit=options.limit
         )
-        _print_discovery(await discover(container.discoverer, user, ask))
+        _print_discovery(await discover(container.discoverer, Caller("user", "cli", user), request))
     return 0
 
 
 def _print_discovery(discovery: Discovery) -> None:
     for place, tool in enumerate(discovery.tools, start=1):
         score = "     " if tool.score is None else f"{tool.score:.3f}"
-        name = ".".join(part for part in (tool.offer.server_name, tool.offer.name) if part)
+        name = ".".join(part for part in (tool.definition.server_name, tool.definition.name) if part)
         print(f"{place:3}  {score}  {name:40}  {tool.source}")
     if discovery.no_match:
         print("no tool fits this message")

@@ -9,8 +9,8 @@ import numpy as np
 
 from app.auth.users import User
 from app.catalog.visibility import VISIBLE, Scope
-from app.discovery.inline.documents import SentTool
-from app.discovery.inline.search import ListSearcher, load_tool_set
+from app.discovery.inline.documents import InlineTool
+from app.discovery.inline.search import InlineSearcher, load_tool_set
 from app.embeddings.base import Embedder, Vector, Vectors
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
@@ -19,7 +19,8 @@ from app.evaluation.fit import ErrorRates, Sample, TrainingData, error_rates, fi
 from app.evaluation.labelled import Labelled, read_labelled
 from app.evaluation.resolver import make_resolver
 from app.search.in_memory import IndexedTool, TenantIndex
-from app.search.query import Query, read_query
+from app.search.query import Query, parse_query
+from app.search.searcher import Searcher
 
 _MESSAGES = files("app.evaluation") / "messages"
 _ROWS = f"""
@@ -58,30 +59,30 @@ def shipped_labelled() -> list[Labelled]:
     return [item for name in names for item in read_labelled((_MESSAGES / "own" / name).read_bytes())]
 
 
-async def tools_of_user(searcher: ListSearcher, user: User) -> TenantIndex:
-    scope = Scope(user.id, searcher.discoverer.model.id)
-    async with searcher.discoverer.database.snapshot(user.id) as session:
+async def tools_of_user(searcher: Searcher, user: User) -> TenantIndex:
+    scope = Scope(user.id, searcher.model.id)
+    async with searcher.database.snapshot(user.id) as session:
         rows = await session.rows(_ROWS, scope.parameters())
     vectors: list[Vector | None] = [None if row[5] is None else row[5].to_numpy() for row in rows]
-    return TenantIndex.of([IndexedTool(*row[:5]) for row in rows]).with_vectors(vectors)
+    return TenantIndex.build([IndexedTool(*row[:5]) for row in rows]).with_vectors(vectors)
 
 
-async def tools_in_memory(searcher: ListSearcher, tools: Sequence[SentTool]) -> TenantIndex:
-    return (await load_tool_set(searcher, tools)).tools
+async def tools_in_memory(searcher: InlineSearcher, tools: Sequence[InlineTool]) -> TenantIndex:
+    return (await load_tool_set(searcher, tools)).index
 
 
 async def calibrate(
-    searcher: ListSearcher, tools: TenantIndex, items: Sequence[Labelled], messages: Messages, told: ProgressCallback
+    searcher: Searcher, tools: TenantIndex, items: Sequence[Labelled], messages: Messages, told: ProgressCallback
 ) -> Fit:
     """Raises `EmbeddingFailed` where the embedder fails, and `InvalidInput` where there is nothing to fit to."""
     right = _right_tools(tools, items)
-    material = await _material(searcher.discoverer.models.serving.embedder, tools, items, right, messages, told)
+    material = await _material(searcher.models.serving.embedder, tools, items, right, messages, told)
     if not material.answerable:
         raise InvalidInput("none of the messages needs a tool of this catalogue")
     calibration = await asyncio.to_thread(fit_calibration, material)
     return Fit(
         calibration=calibration,
-        before=await asyncio.to_thread(error_rates, material, searcher.discoverer.model.calibration),
+        before=await asyncio.to_thread(error_rates, material, searcher.model.calibration),
         after=await asyncio.to_thread(error_rates, material, calibration),
         tools=len(tools.tools),
         answerable=len(material.answerable),
@@ -104,8 +105,8 @@ async def _material(
     messages: Messages,
     told: ProgressCallback,
 ) -> TrainingData:
-    shipped = [read_query(text) for text in (*messages.needing, *messages.not_needing)]
-    vectors = await _embedded(embedder, [query.whole for query in shipped], "messages", told)
+    shipped = [parse_query(text) for text in (*messages.needing, *messages.not_needing)]
+    vectors = await _embedded(embedder, [query.search_text for query in shipped], "messages", told)
     needing, not_needing = np.split(vectors, [len(messages.needing)])
     samples = await _samples(embedder, items, right, told)
     none_fits = [sample for item, sample in zip(items, samples, strict=True) if not item.tools]
@@ -131,7 +132,7 @@ async def _samples(
 def _needing_none(queries: Sequence[Query], vectors: Vectors) -> list[Sample]:
     """Without their aims, of which there are no vectors."""
     pairs = zip(queries, vectors, strict=True)
-    return [Sample(Query(query.said, query.whole), [vector], ()) for query, vector in pairs]
+    return [Sample(Query(query.user_text, query.search_text), [vector], ()) for query, vector in pairs]
 
 
 async def _embedded(embedder: Embedder, texts: Sequence[str], what: str, told: ProgressCallback) -> Vectors:

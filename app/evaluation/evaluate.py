@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from app.auth.authentication import Caller
 from app.discovery.discover import Discoverer
 from app.discovery.explain import Reason, explain
-from app.discovery.request import Wishes, resolved
+from app.discovery.request import DiscoveryRequest, resolve_options
 from app.evaluation.labelled import Labelled
 from app.evaluation.resolver import LabelResolver, load_resolver
-from app.evaluation.run import EvalAnswer, answer_message, ask_of
+from app.evaluation.run import EvalAnswer, answer_message, make_request
 from app.evaluation.summary import Summary, summarize
-from app.search.query import read_query
+from app.search.query import parse_query
 
 FOUND_WITHIN = 5
 """A tool that is needed and stands further down is a miss."""
@@ -79,8 +79,9 @@ async def evaluate(
     told: ProgressCallback = lambda _what, _done, _all: None,
 ) -> Evaluation:
     """Raises `NotFound` for a project that is not there, or that the caller's key is not bound to."""
-    scope = (await resolved(discoverer, caller, Wishes(read_query(""), project_id=course.project_id))).scope
-    meaning = await load_resolver(discoverer, caller, scope)
+    request = DiscoveryRequest(parse_query(""), project_id=course.project_id)
+    options = await resolve_options(discoverer.searcher, caller, request)
+    meaning = await load_resolver(discoverer, caller, options.scope)
     answers = []
     for done, asked in enumerate(items, start=1):
         relevant = meaning.relevant(asked.tools)
@@ -137,7 +138,6 @@ def _place(answer: EvalAnswer, key: str) -> int | None:
 
 
 async def _reason(discoverer: Discoverer, caller: Caller, answer: EvalAnswer, key: str, course: EvalOptions) -> Reason:
-    ask = await ask_of(discoverer, caller, answer.asked, limit=course.limit, project_id=course.project_id)
-    confined = caller.project_id is not None
-    [reason] = await explain(discoverer, caller.acting_for(), ask, key, confined=confined)
+    request = make_request(answer.asked, limit=course.limit, project_id=course.project_id)
+    [reason] = await explain(discoverer, caller, request, key)
     return reason

@@ -16,7 +16,8 @@ from app.embeddings.base import Vector, Vectors
 from app.embeddings.calibration import Calibration
 from app.search.in_memory import TenantIndex
 from app.search.query import Query
-from app.search.scoring import ScoringParams, is_named, should_abstain
+from app.search.ranking import is_named, should_abstain
+from app.search.scoring import ScoringParams, score_texts
 
 MOST_LOST = 0.049
 """Of the messages that need a tool, the most that may be told that nothing fits."""
@@ -102,7 +103,7 @@ def separating(needing: Vectors, not_needing: Vectors) -> tuple[_Floats, float]:
 
 
 def _unrelated(material: TrainingData) -> float:
-    cosines = material.tools.cosines(material.not_needing)
+    cosines = material.tools.compute_cosines(material.not_needing)
     return 0.0 if cosines is None else round(float(np.nanmedian(cosines)), 2)
 
 
@@ -111,7 +112,7 @@ def _threshold(material: TrainingData) -> float:
     places = {tool.tool_id: place for place, tool in enumerate(material.tools.tools)}
     best = []
     for sample in material.answerable:
-        cosines = material.tools.cosines(np.stack(sample.vectors))
+        cosines = material.tools.compute_cosines(np.stack(sample.vectors))
         best += [] if cosines is None else [float(cosines[places[key]].max()) for key in sample.relevant]
     known = [cosine for cosine in best if not np.isnan(cosine)]
     least = float(np.percentile(known, 1, method="lower")) if known else _LEAST_THRESHOLD
@@ -124,10 +125,10 @@ def _evidence(material: TrainingData, samples: Sequence[Sample], calibration: Ca
 
 def _best(tools: TenantIndex, sample: Sample, calibration: Calibration) -> float:
     """What speaks for the best tool: endlessly much for one that is named, and nothing at all where none passes."""
-    candidates, scale = tools.candidates(_question(sample, calibration), sample.vectors)
-    if any(is_named(sample.query.said.lower(), each.tool_name) for each in candidates):
+    candidates, weights = tools.find_candidates(_question(sample, calibration), sample.vectors)
+    if any(is_named(sample.query.user_text.lower(), each.tool_name) for each in candidates):
         return np.inf
-    return max((scale.fused(each) for each in candidates), default=-np.inf)
+    return max((score_texts(each, weights) for each in candidates), default=-np.inf)
 
 
 def _needs(samples: Sequence[Sample], calibration: Calibration) -> _Floats:
@@ -156,7 +157,7 @@ def _without(tools: TenantIndex, samples: Sequence[Sample], calibration: Calibra
 
 def _gets_nothing(tools: TenantIndex, sample: Sample, calibration: Calibration) -> bool:
     question = _question(sample, calibration)
-    candidates, _ = tools.candidates(question, sample.vectors)
+    candidates, _ = tools.find_candidates(question, sample.vectors)
     return not candidates or should_abstain(candidates, question, sample.vectors[0])
 
 

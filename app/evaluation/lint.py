@@ -8,12 +8,12 @@ from typing import Any
 from app.auth.authentication import Caller
 from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.discover import Discoverer
-from app.discovery.request import Wishes, resolved
+from app.discovery.request import DiscoveryRequest, resolve_options
 from app.evaluation.evaluate import FOUND_WITHIN, ProgressCallback
 from app.evaluation.labelled import Labelled
 from app.evaluation.lint_rules import Alike, Described, Problem, alike, problems_of
 from app.evaluation.run import answer_message
-from app.search.query import read_query
+from app.search.query import parse_query
 from app.text.strict_json import Json
 
 MOST_PAIRS = 200
@@ -50,10 +50,11 @@ async def lint_descriptions(
     told: ProgressCallback = lambda _what, _done, _all: None,
 ) -> Suggestions:
     """`most_probed`: a question or two for each tool take their time; None: all."""
-    ask = await resolved(discoverer, caller, Wishes(read_query(""), project_id=project_id))
-    tools = await _described(discoverer, ask.scope)
+    request = DiscoveryRequest(parse_query(""), project_id=project_id)
+    options = await resolve_options(discoverer.searcher, caller, request)
+    tools = await _described(discoverer, options.scope)
     pairs = await asyncio.to_thread(alike, tools, MOST_PAIRS)
-    searches = ask.strategy is not None and caller.acting_for().discovery_enabled
+    searches = options.enabled and caller.acting_for().discovery_enabled
     probed = sorted(tools, key=lambda tool: len(tool.words))[:most_probed] if searches else []
     problems = {tool.tool_key: problems_of(tool) for tool in tools}
     for done, tool in enumerate(probed, start=1):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from app.embeddings.base import Vector
-from app.search.bm25 import terms
+from app.search.tokenizer import tokenize
 
 ALIKE_COSINE = 0.95
 """Siblings of one server often reach .9, and are told apart; beyond .95 they are mostly the same thing twice."""
@@ -63,7 +63,7 @@ class Described:
     @property
     def words(self) -> frozenset[str]:
         """Its own: without its server's name, which another server's same tool would not share."""
-        return frozenset(terms(f"{self.name} {self.title or ''} {self.description}"))
+        return frozenset(tokenize(f"{self.name} {self.title or ''} {self.description}"))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _of_the_description(tool: Described) -> Iterator[Problem]:
 
 
 def _says_its_name_alone(tool: Described) -> bool:
-    return set(terms(tool.description)) <= set(terms(f"{tool.name} {tool.title or ''}"))
+    return set(tokenize(tool.description)) <= set(tokenize(f"{tool.name} {tool.title or ''}"))
 
 
 def _of_the_parameters(tool: Described) -> Iterator[Problem]:

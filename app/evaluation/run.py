@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from app.auth.authentication import Caller
-from app.discovery.discover import Ask, Discoverer, Discovery, discover
-from app.discovery.request import Wishes, resolved
+from app.discovery.discover import Discoverer, Discovery, discover
+from app.discovery.request import DiscoveryRequest
 from app.evaluation.labelled import Labelled
 from app.evaluation.scores import Measures, measure
 
@@ -40,12 +40,11 @@ async def answer_message(
     threshold: float | None = None,
 ) -> EvalAnswer:
     """`relevant`: the keys of the tools that are right. What stands there and is no key is never found."""
-    ask = await ask_of(discoverer, caller, asked, limit=limit, project_id=project_id)
-    ask = ask if threshold is None else replace(ask, threshold=threshold)
+    request = make_request(asked, limit=limit, project_id=project_id, threshold=threshold)
     started = time.perf_counter()
-    discovery = await discover(discoverer, caller.acting_for(), ask)
+    discovery = await discover(discoverer, caller, request)
     took_ms = (time.perf_counter() - started) * 1000
-    ranked = [tool.offer.tool_id for tool in discovery.tools]
+    ranked = [tool.definition.tool_id for tool in discovery.tools]
     return EvalAnswer(
         asked=asked,
         ranked=ranked,
@@ -58,11 +57,22 @@ async def answer_message(
     )
 
 
-async def ask_of(discoverer: Discoverer, caller: Caller, asked: Labelled, *, limit: int, project_id: str | None) -> Ask:
-    """Without core tools: they are in every answer, so they tell nothing of the search. And only on trial: a question
-    of ours teaches nothing about what people ask."""
-    wishes = Wishes(asked.query, project_id=project_id, limit=limit, include_core_tools=False, trial=True)
-    return await resolved(discoverer, caller, wishes)
+def make_request(
+    asked: Labelled, *, limit: int, project_id: str | None, threshold: float | None = None
+) -> DiscoveryRequest:
+    """Return the request for a labelled message.
+
+    Core tools are left out: every answer includes them, so they say nothing about the search. It is a dry run: an
+    evaluation must not be counted as a user's message.
+    """
+    return DiscoveryRequest(
+        asked.query,
+        project_id=project_id,
+        limit=limit,
+        threshold=threshold,
+        include_core_tools=False,
+        dry_run=True,
+    )
 
 
 def _saved_percent(discovery: Discovery) -> float:

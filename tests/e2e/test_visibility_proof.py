@@ -54,7 +54,7 @@ from app.indexing.reindex import Indexer, reindex_server
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.management import rules as governing
 from app.management.servers import register_server, remove_server
-from app.search.query import read_query
+from app.search.query import parse_query
 from app.search.scoring import ScoringParams, Strategy
 from tests.conftest import make_database, make_settings, no_names
 from tests.support.embedding_server import embed, running_embedding_server
@@ -713,8 +713,8 @@ class Look:
         strategy: Strategy = one_of(("hybrid", "semantic", "bm25"), self.machine.looks)
         world = self.machine.world
         vectors = None if strategy == "bm25" else list(world.asked)
-        question = ScoringParams(read_query(ASKED), strategy, threshold=0.0, tags=TAGS)
-        found = await world.container.discoverer.search.find(self.session, scope, question, vectors, limit=MOST)
+        question = ScoringParams(parse_query(ASKED), strategy, threshold=0.0, tags=TAGS)
+        found = await world.container.searcher.hybrid_search.find(self.session, scope, question, vectors, limit=MOST)
         assert found.searched == len(found.hits)
         return {hit.tool_id: frozenset(hit.matched_tags) for hit in found.hits}
 

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.inline_search import MAX_QUERIES, MAX_TOOLS
 from app.container import Container
 from app.demo.seed import catalogue
+from app.schemas.inline_search import MAX_QUERIES, MAX_TOOLS
 from tests.conftest import OpenService, TestUser, new_user
 from tests.support.checks import assert_problem, rows_of
 from tests.support.embedding_server import FakeEmbeddingServer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.container import Container
-from app.search.bm25 import terms
+from app.search.tokenizer import tokenize
 from tests.conftest import TestUser, tool
 from tests.support.worker_steps import rows
 
@@ -49,7 +49,7 @@ async def explained(user: TestUser, query: str = MESSAGE, **fields: Any) -> dict
 async def plain_cosines(container: Container, user: TestUser, query: str) -> dict[str, float]:
     """Of all of the user's tools, whether they are visible or not."""
     statement = "SELECT tool_name, embedding FROM mcp_tool_embeddings WHERE user_id = %(user)s"
-    asked = np.asarray((await container.discoverer.queries.embed(user.id, (query,))).vectors[0], dtype=np.float64)
+    asked = np.asarray((await container.models.serving.queries.embed(user.id, (query,))).vectors[0], dtype=np.float64)
     asked /= np.linalg.norm(asked)
     vectors = {
         name: each.to_numpy().astype(np.float64) for name, each in await rows(container, statement, user=user.id)
@@ -63,7 +63,7 @@ def weighted_terms(each: Json, server: str) -> dict[str, float]:
     texts = [(each["name"], 2), (each.get("title", ""), 1), (server, 1), (each["description"], 1), (parameters, 0.5)]
     counted: defaultdict[str, float] = defaultdict(float)
     for text, weight in texts:
-        for term in terms(text):
+        for term in tokenize(text):
             counted[term] += weight
     return counted
 
@@ -72,7 +72,7 @@ def plain_bm25(tools: list[Json], query: str, server: str = "sky") -> dict[str, 
     """As the textbook has it, with a document's length compared to fifty."""
     documents = {each["name"]: weighted_terms(each, server) for each in tools}
     scores = dict.fromkeys(documents, 0.0)
-    for term in dict.fromkeys(terms(query)):
+    for term in dict.fromkeys(tokenize(query)):
         having = sum(term in document for document in documents.values())
         idf = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
         for name, document in documents.items():

@@ -180,12 +180,12 @@ async def test_the_rule_that_decided_is_named_by_its_number(asker: TestUser, wea
         asker, tagging, {"pattern": ["refund_*"], "enabled": False}, {"pattern": ["get_*"], "enabled": False}
     )
     off = await reason(asker)
-    assert (off["reason"], off["rule"], off["message"]) == ("disabled_by_rule", 3, "it is off by rule 3")
+    assert (off["reason"], off["rule"], off["message"]) == ("disabled_by_rule", 3, "rule 3 disables it")
     assert (await reason(asker, "refund_payment"))["rule"] == 2
     await put_rules(asker, tagging, {"pattern": ["refund_*"], "enabled": True})
     off = await reason(asker)
     assert (off["reason"], off["rule"]) == ("disabled_by_rule", None)
-    assert "no rule allows it" in off["message"]
+    assert "no rule enables it" in off["message"]
     await put_rules(asker)
     assert await code(asker) == "included"
 
@@ -215,7 +215,7 @@ async def test_what_a_project_leaves_out(asker: TestUser, weather: str) -> None:
     ruled = await add_project(asker, rules=rules)
     off = await reason(asker, project_id=ruled)
     assert (off["reason"], off["rule"]) == ("disabled_by_project_rule", 2)
-    assert off["message"] == "it is off by rule 2 of the project"
+    assert off["message"] == "rule 2 of the project disables it"
     allowing = await add_project(asker, rules=[{"pattern": ["refund_*"], "enabled": True}])
     off = await reason(asker, project_id=allowing)
     assert (off["reason"], off["rule"]) == ("disabled_by_project_rule", None)

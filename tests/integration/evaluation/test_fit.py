@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from app.container import Container
-from app.discovery.inline.documents import SentTool
+from app.discovery.inline.documents import InlineTool
 from app.embeddings.base import Vector
 from app.embeddings.calibration import UNCALIBRATED
 from app.evaluation.calibrate import Messages, calibrate, shipped_labelled, shipped_messages, tools_in_memory
 from app.evaluation.fit import MOST_LOST, Sample, TrainingData, error_rates, fit_calibration, separating
-from app.search.bm25 import Field, document_vector
+from app.search.bm25 import Field, build_document_vector
 from app.search.in_memory import IndexedTool, TenantIndex
 from app.search.intents import Action
-from app.search.query import read_query
+from app.search.query import parse_query
 
 FEW = 40
 
@@ -25,12 +25,14 @@ def at(*angles: float) -> list[Vector]:
 
 
 def held(*names: str) -> TenantIndex:
-    tools = [IndexedTool(name, "server", name, document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names]
-    return TenantIndex.of(tools).with_vectors(list(np.eye(3, dtype=np.float32)[: len(names)]))
+    tools = [
+        IndexedTool(name, "server", name, build_document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names
+    ]
+    return TenantIndex.build(tools).with_vectors(list(np.eye(3, dtype=np.float32)[: len(names)]))
 
 
 def samples(vectors: Sequence[Vector], *relevant: str) -> list[Sample]:
-    return [Sample(read_query("please"), [vector], relevant) for vector in vectors]
+    return [Sample(parse_query("please"), [vector], relevant) for vector in vectors]
 
 
 def test_a_direction_tells_two_kinds_apart_and_the_ridge_bounds_it() -> None:
@@ -73,7 +75,7 @@ def test_where_cosines_tell_nothing_the_messages_themselves_do() -> None:
 
 def test_a_tool_that_is_named_is_never_lost() -> None:
     far = at(1.5)
-    named = [Sample(read_query("use my_tool"), far, ["my_tool"])]
+    named = [Sample(parse_query("use my_tool"), far, ["my_tool"])]
     material = TrainingData(held("my_tool"), np.stack(at(0.1)), np.stack(far), named, samples(far))
     assert error_rates(material, fit_calibration(material)).lost == 0
 
@@ -82,14 +84,16 @@ async def test_the_real_model_is_calibrated_on_a_few_messages(container: Contain
     everything = shipped_messages()
     few = Messages(everything.needing[:: 800 // FEW], everything.not_needing[:: 800 // FEW])
     tools = [
-        SentTool("weather/get_forecast", "get_forecast", "weather", "The weather forecast for a city: rain and wind."),
-        SentTool("files/read_file", "read_file", "files", "Read a text file from the disk."),
-        SentTool("mail/send_email", "send_email", "mail", "Send an e-mail to somebody."),
+        InlineTool(
+            "weather/get_forecast", "get_forecast", "weather", "The weather forecast for a city: rain and wind."
+        ),
+        InlineTool("files/read_file", "read_file", "files", "Read a text file from the disk."),
+        InlineTool("mail/send_email", "send_email", "mail", "Send an e-mail to somebody."),
     ]
     names = {tool.tool_key for tool in tools}
     items = [item for item in shipped_labelled() if set(item.tools) <= names]
     fit = await calibrate(
-        container.inline_searcher, await tools_in_memory(container.inline_searcher, tools), items, few, lambda *_: None
+        container.searcher, await tools_in_memory(container.inline_searcher, tools), items, few, lambda *_: None
     )
     assert fit.skipped == []
     assert fit.answerable > 5

@@ -483,11 +483,13 @@ def away_from(container: Container) -> Database:
 async def without_database(container: Container, key: str, *, known: bool) -> AsyncIterator[httpx.AsyncClient]:
     """`known`: whose key it is can still be looked up."""
     database = away_from(container)
+    searcher = replace(container.searcher, database=database)
     service = replace(
         container,
         database=database,
         authenticator=container.authenticator if known else Authenticator(database, ADMIN_KEY),
-        discoverer=replace(container.discoverer, database=database),
+        searcher=searcher,
+        discoverer=replace(container.discoverer, searcher=searcher),
         executor=replace(container.executor, database=database),
     )
     async with client_of(service, Authorization=f"Bearer {key}") as http:

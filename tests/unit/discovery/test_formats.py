@@ -8,7 +8,7 @@ import pytest
 
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tool_names import make_aliases
-from app.discovery.formats import Format, render_definitions, toolset_hash
+from app.discovery.formats import Format, hash_toolset, render_definitions
 
 OFFER = ToolDefinitionView(
     tool_id="11111111-2222-3333-4444-555555555555",
@@ -102,5 +102,5 @@ def test_the_schema_is_passed_on_to_the_letter() -> None:
 
 def test_the_hash_tells_one_toolset_from_another() -> None:
     one, two = render_definitions([OFFER, replace(OFFER, description="Else.")], ["n", "m"], "mcp")
-    assert toolset_hash([one, two]) == toolset_hash([one, two])
-    assert len({toolset_hash([one, two]), toolset_hash([two, one]), toolset_hash([one])}) == 3
+    assert hash_toolset([one, two]) == hash_toolset([one, two])
+    assert len({hash_toolset([one, two]), hash_toolset([two, one]), hash_toolset([one])}) == 3
