@@ -1,4 +1,4 @@
-"""`toolscout discover` and `toolscout execute`: find a tool, and run it."""
+"""`toolscout discover` finds the tools for a message, `toolscout execute` runs a tool."""
 
 import argparse
 import json
@@ -21,16 +21,16 @@ from app.text.strict_json import Json, parse_json
 
 
 def add_tool_commands(commands: Any) -> None:
-    question = commands.add_parser("discover", help="ask which tools a message needs")
-    question.add_argument("message")
-    question.add_argument("--limit", type=int, choices=range(1, 51), default=DEFAULT_LIMIT, metavar="1..50")
-    question.add_argument("--strategy", choices=["hybrid", "semantic", "bm25"], default="hybrid")
-    question.add_argument("--project", metavar="ID", help="only what this project sees")
-    add_user_option(question)
-    question.set_defaults(deed=_discover)
+    discovery = commands.add_parser("discover", help="find the tools that a message needs")
+    discovery.add_argument("message")
+    discovery.add_argument("--limit", type=int, choices=range(1, 51), default=DEFAULT_LIMIT, metavar="1..50")
+    discovery.add_argument("--strategy", choices=["hybrid", "semantic", "bm25"], default="hybrid")
+    discovery.add_argument("--project", metavar="ID", help="search only the tools of this project")
+    add_user_option(discovery)
+    discovery.set_defaults(deed=_discover)
 
     execution = commands.add_parser("execute", help="run a tool on its server")
-    execution.add_argument("tool", help="SERVER.TOOL, or the tool's key")
+    execution.add_argument("tool", help="SERVER.TOOL or the tool's key")
     execution.add_argument("arguments", nargs="?", default="{}", help="a JSON object (default: {})")
     execution.add_argument("--timeout", type=float, metavar="SECONDS")
     add_user_option(execution)
@@ -39,7 +39,7 @@ def add_tool_commands(commands: Any) -> None:
 
 async def _discover(settings: Settings, options: argparse.Namespace) -> int:
     if not options.message.strip():
-        raise InvalidInput("there is no text to search for")
+        raise InvalidInput("the message has no text to search for")
     async with open_for_user(settings, options.user) as (container, user):
         request = DiscoveryRequest(
             parse_query(options.message), project_id=options.project, strategy=options.strategy, limit=options.limit
@@ -49,10 +49,10 @@ async def _discover(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _print_discovery(discovery: Discovery) -> None:
-    for place, tool in enumerate(discovery.tools, start=1):
+    for position, tool in enumerate(discovery.tools, start=1):
         score = "     " if tool.score is None else f"{tool.score:.3f}"
         name = ".".join(part for part in (tool.definition.server_name, tool.definition.name) if part)
-        print(f"{place:3}  {score}  {name:40}  {tool.source}")
+        print(f"{position:3}  {score}  {name:40}  {tool.source}")
     if discovery.no_match:
         print("no tool fits this message")
     degraded = f", degraded: {discovery.degraded_reason}" if discovery.degraded_reason else ""
@@ -71,38 +71,39 @@ async def _execute(settings: Settings, options: argparse.Namespace) -> int:
             tool_key = await find_tools_by_name(session, user.id, options.tool) or options.tool
         scope = Scope(user.id, container.model.id)
         call = ExecutionRequest(scope, ACTOR, arguments, tool_key=tool_key, timeout_s=options.timeout)
-        with _names_explained(options.tool):
-            executed = await execute_with_progress(container.executor, call, _tell)
-    return _show(executed)
+        with _explain_tool_not_found(options.tool):
+            executed = await execute_with_progress(container.executor, call, _print_progress)
+    return _print_result(executed)
 
 
 @contextmanager
-def _names_explained(given: str) -> Iterator[None]:
-    """A name without its server is no name here: several may have such a tool."""
+def _explain_tool_not_found(tool: str) -> Iterator[None]:
+    """Add how to name a tool: a name without its server is ambiguous, since several servers may have such a tool."""
     try:
         yield
     except ToolNotFound as error:
-        if "." in given:
+        if "." in tool:
             raise
         raise ToolNotFound(f"{error.message}: give it as SERVER.TOOL, or by its key") from error
 
 
-async def _tell(report: Json) -> None:
+async def _print_progress(report: Json) -> None:
     total = "" if report["total"] is None else f"/{report['total']:g}"
     print(f"{report['progress']:g}{total}  {printable(report['message'] or '')}", file=sys.stderr, flush=True)
 
 
-def _show(executed: ExecutionResult) -> int:
+def _print_result(executed: ExecutionResult) -> int:
     result = executed.result
     for block in result.get("content", []):
         print(printable(block["text"] if block.get("type") == "text" else json.dumps(block)))
     if executed.truncated:
-        print("(cut off: the result is larger than TOOLSCOUT_MAX_RESULT_BYTES)", file=sys.stderr)
+        print("(truncated: the result is larger than TOOLSCOUT_MAX_RESULT_BYTES)", file=sys.stderr)
     return 1 if result.get("isError") else 0
 
 
 def printable(text: str) -> str:
-    """Fit for a terminal, which takes some characters for commands."""
+    """Replace characters that a terminal would interpret as commands."""
     return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text
+        character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for character in text
     )

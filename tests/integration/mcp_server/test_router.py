@@ -543,7 +543,7 @@ async def test_what_nobody_foresaw_is_told_without_its_cause_and_logged_once(
     body = message("tools/call", DISCOVERY)
     headers = headers_for(body) if era == "modern" else OLDER_HEADERS
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
-        patch.setattr("app.mcp_server.tools.discover", boom)
+        patch.setattr("app.mcp_server.tools.discover_each", boom)
         answer = await posted(visitor.http, body, headers)
     told = rpc(answer)["error"]
     assert told["code"] == INTERNAL_ERROR
