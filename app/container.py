@@ -15,8 +15,8 @@ from app.db.engine import Database
 from app.db.migrate import migrate
 from app.db.retention import run_retention
 from app.discovery.discover import Discoverer
-from app.discovery.inline.documents import Reader
-from app.discovery.inline.search import ListSearcher
+from app.discovery.inline.documents import InlineToolParser
+from app.discovery.inline.search import InlineSearcher
 from app.embeddings.base import Embedder
 from app.embeddings.factory import activate_first_model, make_configured_embedder, make_embedder, make_query_embedder
 from app.embeddings.models import Models
@@ -37,8 +37,9 @@ from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard, Resolve
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, open_tracing
-from app.search.hnsw import ensure_hnsw
+from app.search.hnsw import ensure_hnsw_index
 from app.search.postgres import HybridSearch
+from app.search.searcher import Searcher
 from app.settings import Settings
 from app.usage import repository, selection_log
 from app.usage.counters import UsageCounters
@@ -54,8 +55,9 @@ class Container:
     sealer: Sealer
     models: Models
     count_tokens: Callable[[str], int]
+    searcher: Searcher
     discoverer: Discoverer
-    inline_searcher: ListSearcher
+    inline_searcher: InlineSearcher
     executor: Executor
     mcp_pool: McpPool
     indexer: Indexer
@@ -159,7 +161,7 @@ async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncEx
     if configured is not None:
         stack.push_async_callback(configured.aclose)
         if not has_active:
-            await activate_first_model(configured, url, ensure_hnsw)
+            await activate_first_model(configured, url, ensure_hnsw_index)
 
     def get_embedder(model: EmbeddingModel) -> Embedder:
         return configured if configured and model.id == configured.model else make_embedder(settings, model.id)
@@ -241,7 +243,7 @@ def _build_container(
 ) -> Container:
     settings, database, metrics = infrastructure.settings, infrastructure.database, infrastructure.metrics
     admin_key = None if settings.admin_api_key is None else settings.admin_api_key.get_secret_value()
-    discoverer, shutdown = _build_discoverer(infrastructure, models), asyncio.Event()
+    searcher, shutdown = _build_searcher(infrastructure, models), asyncio.Event()
     return Container(
         settings=settings,
         database=database,
@@ -250,8 +252,9 @@ def _build_container(
         sealer=infrastructure.sealer,
         models=models,
         count_tokens=indexer.count_tokens,
-        discoverer=discoverer,
-        inline_searcher=ListSearcher(discoverer, Reader(), budget_s=settings.catalog_embed_budget_s),
+        searcher=searcher,
+        discoverer=_build_discoverer(infrastructure, searcher),
+        inline_searcher=InlineSearcher(searcher, InlineToolParser(), budget_s=settings.catalog_embed_budget_s),
         executor=_build_executor(infrastructure, mcp_pool, shutdown),
         mcp_pool=mcp_pool,
         indexer=indexer,
@@ -265,19 +268,25 @@ def _build_container(
     )
 
 
-def _build_discoverer(infrastructure: _Infrastructure, models: Models) -> Discoverer:
-    return Discoverer(
+def _build_searcher(infrastructure: _Infrastructure, models: Models) -> Searcher:
+    return Searcher(
         database=infrastructure.database,
         models=models,
-        search=HybridSearch(),
-        definition_cache=DefinitionCache(),
-        metrics=infrastructure.metrics,
-        sealer=infrastructure.sealer,
+        hybrid_search=HybridSearch(),
         scheduler=FairScheduler(infrastructure.metrics),
+        metrics=infrastructure.metrics,
+        tracing=infrastructure.tracing,
+    )
+
+
+def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher) -> Discoverer:
+    return Discoverer(
+        searcher=searcher,
+        definition_cache=DefinitionCache(),
+        sealer=infrastructure.sealer,
         usage_counters=infrastructure.usage_counters,
         selections=infrastructure.selections,
         max_tools=infrastructure.settings.max_tools,
-        tracing=infrastructure.tracing,
     )
 
 

@@ -57,7 +57,7 @@ async def get_caller(
     caller = await container.authenticator.authenticate(key, x_user_id)
     if caller.user is not None and not caller.may(Permission.ADMINISTER):
         # in line: refusals, too, take their time from no one else
-        async with container.discoverer.scheduler.turn(caller.user.id):
+        async with container.searcher.scheduler.turn(caller.user.id):
             container.rate_limiter.acquire(caller.user.id)
     return caller
 

@@ -1,110 +1,38 @@
-"""REST: `POST /discover`, the main job."""
+"""REST: `POST /discover`, which finds the tools for a message, and `POST /discover/why`."""
 
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Response
-from pydantic import Field
 
 from app.api.middleware.body_limit import StrictRoute
-from app.catalog.servers import Status
 from app.catalog.tool_names import make_aliases
 from app.dependencies import ContainerDep, DiscoverCaller
-from app.discovery import formats
 from app.discovery.discover import Discovery, discover
 from app.discovery.explain import Reason, explain
-from app.discovery.formats import Format
-from app.discovery.request import resolved
-from app.discovery.selection import SelectedTool, Source
-from app.indexing.sanitize import Flag
-from app.schemas.base import Output
-from app.schemas.discovery import DiscoverBody, WhyBody
+from app.discovery.formats import Format, hash_toolset, render_definitions, to_mcp
+from app.discovery.selection import SelectedTool
+from app.schemas.discovery import DiscoverBody, DiscoverOut, ReasonOut, WhyBody, WhyOut
 from app.search.postgres import Evidence
-from app.search.scoring import Strategy
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 
-class SelectedOut(Output):
-    tool: dict[str, Any] = Field(description="as MCP has it")
-    tool_key: str = Field(description="its `id` in `/tools`")
-    alias: str = Field(description="the tool's name in `definitions`")
-    server_id: str | None
-    server_name: str | None
-    similarity: float | None = Field(description="the plain cosine")
-    score: float | None = Field(description="what ranks, 0 to 1")
-    source: Source = Field(description="`kept` and `core` were not searched for; `fallback`: the search failed")
-    matched_tags: list[str]
-    tokens: int = Field(description="of its definition")
-    flags: list[Flag] = Field(description="what a person should know of its definition")
-    server_status: Status | None = Field(description="of the last contact with its server")
-    explanation: dict[str, Any] | None = Field(
-        None,
-        description="with `explain`: cosine, BM25, the rank by each, tag boost, action boost, prior and matched words",
-    )
-
-
-class TokensOut(Output):
-    selected: int = Field(description="of the definitions in the answer")
-    all: int = Field(description="of all that were searched, and core tools")
-    saved_percent: float
-
-
-class DiscoverOut(Output):
-    discovery_id: str
-    tools: list[SelectedOut]
-    definitions: list[dict[str, Any]] = Field(description="ready for the model, in the order of `tools`")
-    total_searched: int = Field(
-        description="tools that this caller may see, within `tags`, `server_ids` and the project"
-    )
-    search_duration_ms: float
-    embedding_generated: bool = Field(description="false where the question's vector was remembered, or not needed")
-    strategy: Strategy | None = Field(description="null where the project's `optimization` is")
-    degraded: bool = Field(description="not searched as asked: by words alone, or not at all")
-    degraded_reason: str | None = Field(description="`embedder_…`, `search_failed` or `disabled`")
-    no_match: bool = Field(description="nothing fits: core tools alone")
-    tokens: TokensOut
-    toolset_hash: str = Field(description="of the definitions: the same tools, the same hash")
-
-
-class ReasonOut(Output):
-    tool_key: str | None
-    name: str | None
-    server_name: str | None
-    included: bool
-    reason: str = Field(
-        description="`included`, `not_indexed`, `server_disabled`, `not_permitted`, `switched_off`, "
-        "`disabled_by_rule`, `held`, `server_failing`, `outside_project`, `disabled_by_project_rule`, "
-        "`not_read_only`, `outside_filter`, `discovery_off`, `no_match`, `below_threshold`, `outranked` or `no_room`"
-    )
-    message: str
-    rule: int | None = Field(description="counted from 1")
-    rank: int | None
-    explanation: dict[str, Any] | None = None
-
-
-class WhyOut(Output):
-    items: list[ReasonOut] = Field(description="one for each tool of that key or name")
-
-
 @router.post("/discover", response_model=DiscoverOut)
 async def post_discover(body: DiscoverBody, caller: DiscoverCaller, container: ContainerDep) -> Response:
-    """The few tools that this message needs, ready to be given to the model."""
-    ask = await resolved(container.discoverer, caller, body.wishes())
-    discovery = await discover(container.discoverer, caller.acting_for(), ask)
+    """Return the few tools that this message needs, ready for the model."""
+    discovery = await discover(container.discoverer, caller, body.to_request())
     return Response(render_discovery(discovery, body.format), media_type="application/json")
 
 
 @router.post("/discover/why")
 async def post_why(body: WhyBody, caller: DiscoverCaller, container: ContainerDep) -> WhyOut:
-    """Why a tool is, or is not, in the answer to this message."""
-    ask = await resolved(container.discoverer, caller, body.wishes())
-    confined = caller.project_id is not None
-    reasons = await explain(container.discoverer, caller.acting_for(), ask, body.tool, confined=confined)
-    return WhyOut(items=[_reason(reason) for reason in reasons])
+    """Explain why a tool is, or is not, in the answer to this message."""
+    reasons = await explain(container.discoverer, caller, body.to_request(), body.tool)
+    return WhyOut(items=[_render_reason(reason) for reason in reasons])
 
 
-def _reason(reason: Reason) -> ReasonOut:
+def _render_reason(reason: Reason) -> ReasonOut:
     facts, evidence = reason.facts, reason.evidence
     return ReasonOut(
         tool_key=facts and facts.tool_id,
@@ -115,18 +43,19 @@ def _reason(reason: Reason) -> ReasonOut:
         message=reason.message,
         rule=reason.rule,
         rank=reason.rank,
-        explanation=None if evidence is None else _evidence(evidence),
+        explanation=None if evidence is None else _render_evidence(evidence),
     )
 
 
-def render_discovery(discovery: Discovery, shape: Format) -> bytes:
-    offers = [tool.offer for tool in discovery.tools]
-    names = make_aliases(offers)
-    definitions = formats.render_definitions(offers, names, shape)
+def render_discovery(discovery: Discovery, api_format: Format) -> bytes:
+    """Write the JSON directly: stored schemas are passed on as text, and building models would take longer."""
+    tools = [tool.definition for tool in discovery.tools]
+    aliases = make_aliases(tools)
+    definitions = render_definitions(tools, aliases, api_format)
     return orjson.dumps(
         {
             "discovery_id": discovery.id,
-            "tools": [_tool(tool, name) for tool, name in zip(discovery.tools, names, strict=True)],
+            "tools": [_render_tool(tool, alias) for tool, alias in zip(discovery.tools, aliases, strict=True)],
             "definitions": [orjson.Fragment(definition) for definition in definitions],
             "total_searched": discovery.searched,
             "search_duration_ms": discovery.duration_ms,
@@ -135,45 +64,44 @@ def render_discovery(discovery: Discovery, shape: Format) -> bytes:
             "degraded": discovery.degraded_reason is not None,
             "degraded_reason": discovery.degraded_reason,
             "no_match": discovery.no_match,
-            "tokens": _tokens(discovery.tokens_selected, discovery.tokens_all),
-            "toolset_hash": formats.toolset_hash(definitions),
+            "tokens": {
+                "selected": discovery.tokens_selected,
+                "all": discovery.tokens_all,
+                "saved_percent": round(discovery.saved_percent, 1),
+            },
+            "toolset_hash": hash_toolset(definitions),
         }
     )
 
 
-def _tool(selected: SelectedTool, alias: str) -> dict[str, Any]:
-    offer = selected.offer
-    shown: dict[str, Any] = {
-        "tool": formats.as_mcp(offer, offer.name),
-        "tool_key": offer.tool_id,
+def _render_tool(selected: SelectedTool, alias: str) -> dict[str, Any]:
+    tool = selected.definition
+    rendered: dict[str, Any] = {
+        "tool": to_mcp(tool, tool.name),
+        "tool_key": tool.tool_id,
         "alias": alias,
-        "server_id": offer.server_id,
-        "server_name": offer.server_name,
-        "similarity": _rounded(selected.similarity),
-        "score": _rounded(selected.score),
+        "server_id": tool.server_id,
+        "server_name": tool.server_name,
+        "similarity": _round(selected.similarity),
+        "score": _round(selected.score),
         "source": selected.source,
         "matched_tags": list(selected.matched_tags),
-        "tokens": offer.tokens,
-        "flags": list(offer.flags),
-        "server_status": offer.server_status,
+        "tokens": tool.tokens,
+        "flags": list(tool.flags),
+        "server_status": tool.server_status,
     }
     if selected.evidence is not None:
-        shown["explanation"] = _evidence(selected.evidence)
-    return shown
+        rendered["explanation"] = _render_evidence(selected.evidence)
+    return rendered
 
 
-def _evidence(evidence: Evidence) -> dict[str, Any]:
+def _render_evidence(evidence: Evidence) -> dict[str, Any]:
     return vars(evidence) | {
-        "cosine": _rounded(evidence.cosine),
-        "bm25": _rounded(evidence.bm25),
-        "prior": _rounded(evidence.prior),
+        "cosine": _round(evidence.cosine),
+        "bm25": _round(evidence.bm25),
+        "prior": _round(evidence.prior),
     }
 
 
-def _tokens(selected: int, everything: int) -> dict[str, Any]:
-    saved = 100 * (1 - selected / everything) if everything else 0.0
-    return {"selected": selected, "all": everything, "saved_percent": round(max(saved, 0.0), 1)}
-
-
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 4)

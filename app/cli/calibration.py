@@ -13,7 +13,7 @@ from app.cli.evaluation import EvaluationProgress, read_items
 from app.cli.group import make_group
 from app.container import Container
 from app.demo.seed import DEMO_USER, catalogue
-from app.discovery.inline.documents import SentTool
+from app.discovery.inline.documents import InlineTool
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
 from app.evaluation.calibrate import (
@@ -69,7 +69,7 @@ async def calibrate_model(
             return 0
         tools = await _load_tools(container, None if file is None else user)
         with EvaluationProgress() as progress:
-            fit = await calibrate(container.inline_searcher, tools, items, load_shipped_messages(), progress.report)
+            fit = await calibrate(container.searcher, tools, items, load_shipped_messages(), progress.report)
         _print_fit(fit)
         if dry_run:
             print("nothing was stored")
@@ -95,16 +95,16 @@ async def _load_tools(container: Container, user_id: str | None) -> TenantIndex:
         return await index_tools(container.inline_searcher, _demo_tools())
     async with container.database.system_transaction() as session:
         user = await get_user(session, user_id)
-    return await load_user_tools(container.inline_searcher, user)
+    return await load_user_tools(container.searcher, user)
 
 
-def _demo_tools() -> list[SentTool]:
+def _demo_tools() -> list[InlineTool]:
     return [_make_tool(server["name"], tool) for server in catalogue() for tool in server["tools"]]
 
 
-def _make_tool(server: str, tool: Json) -> SentTool:
+def _make_tool(server: str, tool: Json) -> InlineTool:
     key = f"{server}/{tool['name']}"
-    return SentTool(key, tool["name"], server, tool["description"], tool["inputSchema"], tool.get("title"))
+    return InlineTool(key, tool["name"], server, tool["description"], tool["inputSchema"], tool.get("title"))
 
 
 async def _store(container: Container, url: str, calibration: Calibration | None) -> None:

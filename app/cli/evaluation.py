@@ -36,7 +36,7 @@ async def evaluate_messages(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help='LabelledMessage messages as JSON Lines: {"message": "…", "tools": ["SERVER.TOOL"]}. '
+            help='Labelled messages as JSON Lines: {"message": "…", "tools": ["SERVER.TOOL"]}. '
             "An empty list of tools means that no tool fits.",
         ),
     ] = None,

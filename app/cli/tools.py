@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from app.catalog.projects import get_project
+from app.auth.authentication import Caller
 from app.catalog.tools import find_tools_by_name
 from app.catalog.visibility import Scope
 from app.cli.context import ACTOR, ProjectOption, UserOption, open_for_user, with_settings
@@ -16,10 +16,11 @@ from app.cli.group import make_group
 from app.cli.output import print_lines, print_table
 from app.cli.text import make_printable
 from app.demo.seed import DEMO_USER
-from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
+from app.discovery.discover import Discovery, discover
+from app.discovery.request import DEFAULT_LIMIT, DiscoveryRequest
 from app.errors import InvalidInput, ToolNotFound
 from app.execution.execute import ExecutionRequest, ExecutionResult, execute_with_progress
-from app.search.query import read_query
+from app.search.query import parse_query
 from app.settings import Settings
 from app.text.strict_json import Json, parse_json
 
@@ -44,20 +45,8 @@ async def discover_tools(
     if not message.strip():
         raise InvalidInput("the message has no text to search for")
     async with open_for_user(settings, user) as (container, owner):
-        if project is not None:
-            async with container.database.transaction(owner.id) as session:
-                await get_project(session, owner.id, project)
-        ask = Ask(
-            query=read_query(message),
-            scope=Scope(owner.id, container.model.id, project_id=project),
-            strategy=strategy,
-            limit=limit,
-            threshold=None,
-            include_core_tools=True,
-            max_tokens=None,
-            keep=(),
-        )
-        _print_discovery(await discover(container.discoverer, owner, ask))
+        request = DiscoveryRequest(parse_query(message), project_id=project, strategy=strategy, limit=limit)
+        _print_discovery(await discover(container.discoverer, Caller("user", "cli", owner), request))
     return 0
 
 
@@ -66,7 +55,7 @@ def _print_discovery(discovery: Discovery) -> None:
         (
             str(rank),
             "" if tool.score is None else f"{tool.score:.3f}",
-            ".".join(part for part in (tool.offer.server_name, tool.offer.name) if part),
+            ".".join(part for part in (tool.definition.server_name, tool.definition.name) if part),
             tool.source,
         )
         for rank, tool in enumerate(discovery.tools, start=1)

@@ -1,21 +1,22 @@
-"""The deed: the few tools that a message needs.
+"""The use case `discover`: find the few tools that a message needs.
 
-The ladder, one rung below the other, each under the same visibility filter and each saying so in the answer:
+The fallback chain. Each level applies the same visibility filter, and the answer names the level:
 
-    by meaning and words -> (embedder down, slow, or its breaker open) by words alone
-                         -> (the search itself fails) all visible tools up to the limit, pinned and most used first
-                         -> (database down) `DatabaseDown`, which says when to try again
+    search by meaning and words
+    -> (embedder down, slow, or its circuit breaker open) search by words alone
+    -> (the search fails) all visible tools up to the limit, pinned and most used tools first
+    -> (database down) `DatabaseDown`, which says when to try again
 
-It heals by itself: every request starts at the top.
+Every request starts at the top, so that the service recovers by itself.
 """
 
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from app.auth.authentication import Caller
 from app.auth.users import User
 from app.catalog.definitions import (
     DefinitionCache,
@@ -24,268 +25,254 @@ from app.catalog.definitions import (
     list_visible_definitions,
     read_definitions,
 )
-from app.catalog.visibility import Scope
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.discovery.ids import new_discovery_id
-from app.discovery.selection import SelectedTool, select_tools
-from app.embeddings.base import Vector
-from app.embeddings.models import Models
-from app.embeddings.query_embedder import QueryEmbedder, QueryVectors
-from app.embeddings.repository import EmbeddingModel
-from app.errors import EmbeddingFailed, QueryFailed
-from app.limits.fair_queue import FairScheduler
-from app.observability.metrics import Metrics, fallback_level
+from app.discovery.request import DiscoveryRequest, resolve_options
+from app.discovery.selection import SelectedTool, count_tokens, select_tools
+from app.errors import QueryFailed
+from app.observability.metrics import fallback_level
 from app.observability.tracing import Tracing, trace_call
-from app.search.postgres import HybridSearch, SearchResult
+from app.search.postgres import Evidence
 from app.search.query import Query, shorten
-from app.search.scoring import ScoringParams, Strategy
+from app.search.ranking import Hit
+from app.search.scoring import Strategy
+from app.search.searcher import QueryEmbedding, Searcher, SearchOptions
 from app.usage.counters import DiscoverySample, UsageCounters
 from app.usage.selection_log import Choice, Selection, SelectionLog
 
 logger = logging.getLogger("toolscout.discovery")
-
-DEFAULT_LIMIT = 8
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A request as the deed understands it: every default already resolved, save those that belong to the model."""
-
-    query: Query
-    scope: Scope
-    strategy: Strategy | None
-    """None where the project does not search at all."""
-    limit: int
-    threshold: float | None
-    include_core_tools: bool
-    max_tokens: int | None
-    keep: Sequence[str]
-    explain: bool = False
-    trial: bool = False
-    """Somebody only looks what would come: it is counted and kept nowhere, and teaches nothing."""
 
 
 @dataclass(frozen=True)
 class Discovery:
     id: str
     tools: Sequence[SelectedTool]
+    options: SearchOptions
+    embedding: QueryEmbedding | None
+    """None: the project does not search."""
     searched: int
-    duration_ms: float
-    embedding_generated: bool
-    strategy: Strategy | None
-    degraded_reason: str | None
-    no_match: bool
-    tokens_selected: int
     tokens_all: int
+    no_match: bool
+    duration_ms: float = 0.0
+
+    @property
+    def strategy(self) -> Strategy | None:
+        return None if self.embedding is None else self.embedding.strategy
+
+    @property
+    def degraded_reason(self) -> str | None:
+        return None if self.embedding is None else self.embedding.reason
+
+    @property
+    def embedding_generated(self) -> bool:
+        return self.embedding is not None and self.embedding.generated
+
+    @property
+    def tokens_selected(self) -> int:
+        return count_tokens(tool.definition for tool in self.tools)
+
+    @property
+    def saved_percent(self) -> float:
+        """How much smaller the selected definitions are than all of them."""
+        return max(0.0, 100 * (1 - self.tokens_selected / self.tokens_all)) if self.tokens_all else 0.0
 
 
 @dataclass(frozen=True)
 class Discoverer:
-    """What the deed needs, built once."""
+    """The services that discovery uses; built once."""
 
-    database: Database
-    models: Models
-    search: HybridSearch
+    searcher: Searcher
     definition_cache: DefinitionCache
-    metrics: Metrics
     sealer: Sealer
-    scheduler: FairScheduler
     usage_counters: UsageCounters
     selections: SelectionLog
     max_tools: int
-    tracing: Tracing = field(default_factory=Tracing)
 
     @property
-    def model(self) -> EmbeddingModel:
-        """Of requests that begin now. One that has begun knows its own from its scope."""
-        return self.models.current.model
+    def database(self) -> Database:
+        return self.searcher.database
 
     @property
-    def queries(self) -> QueryEmbedder:
-        return self.models.current.queries
+    def tracing(self) -> Tracing:
+        return self.searcher.tracing
 
 
-@dataclass(frozen=True)
-class QueryEmbedding:
-    """How far down the ladder the answer stands."""
+async def discover(discoverer: Discoverer, caller: Caller, request: DiscoveryRequest) -> Discovery:
+    """Return the few tools that the request's message needs.
 
-    strategy: Strategy
-    embedded: QueryVectors | None
-    reason: str | None
+    Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
+    """
+    [discovery] = await discover_each(discoverer, caller, request, [request.query])
+    return discovery
 
-    @property
-    def vectors(self) -> Sequence[Vector] | None:
-        return None if self.embedded is None else self.embedded.vectors
+
+async def discover_each(
+    discoverer: Discoverer, caller: Caller, request: DiscoveryRequest, queries: Sequence[Query]
+) -> list[Discovery]:
+    """Answer the same request for several queries.
+
+    The queries run one after another, so that one caller does not occupy several connections.
+    """
+    options = await resolve_options(discoverer.searcher, caller, request)
+    user = caller.acting_for()
+    return [await _discover(discoverer, user, replace(request, query=query), options) for query in queries]
 
 
 @trace_call("discover", "strategy", "degraded_reason", "searched", "no_match")
-async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
-    asked = time.perf_counter()
-    if ask.strategy is None:
-        return replace(await _core_alone(discoverer, user, ask), id=new_discovery_id(discoverer.sealer, user.id))
-    rung = await embed_query(discoverer, user, ask)
-    started = time.perf_counter()
-    if not user.discovery_enabled:
-        discovery = await _everything(discoverer, user, ask, "disabled")
+async def _discover(discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions) -> Discovery:
+    if not options.enabled:
+        return await _return_core_tools(discoverer, request, options)
+    started = search_started = time.perf_counter()
+    if user.discovery_enabled:
+        embedding = await discoverer.searcher.embed_query(request.query, options)
+        search_started = time.perf_counter()
+        discovery = await _search_or_fall_back(discoverer, user, request, options, embedding)
     else:
-        try:
-            async with discoverer.scheduler.turn(user.id):
-                discovery = await _searched(discoverer, user, ask, rung)
-        except QueryFailed:
-            logger.exception("search failed, answering with all visible tools")
-            discovery = await _everything(discoverer, user, ask, "search_failed")
-    seconds = time.perf_counter() - started
-    discoverer.metrics.search_seconds.observe(seconds)
-    discovery = replace(
-        discovery, id=new_discovery_id(discoverer.sealer, user.id), duration_ms=round(seconds * 1000, 2)
-    )
-    return discovery if ask.trial else _counted(discoverer, user, ask, discovery, time.perf_counter() - asked)
+        discovery = await _return_all_tools(discoverer, request, options, "disabled")
+    search_seconds = time.perf_counter() - search_started
+    discoverer.searcher.metrics.search_seconds.observe(search_seconds)
+    if not request.dry_run:
+        _record(discoverer, user, request, discovery, time.perf_counter() - started)
+    return replace(discovery, duration_ms=round(search_seconds * 1000, 2))
 
 
-@trace_call("embed", "reason")
-async def embed_query(discoverer: Discoverer, user: User, ask: Ask) -> QueryEmbedding:
-    """Before any connection is taken: none is held while waiting for an embedder."""
-    strategy = ask.strategy or "hybrid"
-    if strategy == "bm25" or not user.discovery_enabled:
-        return QueryEmbedding(strategy, None, None)
+async def _search_or_fall_back(
+    discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions, embedding: QueryEmbedding
+) -> Discovery:
     try:
-        kept = discoverer.models.get(ask.scope.model)
-        async with discoverer.scheduler.turn(user.id) if kept.embedder.is_local else nullcontext():
-            return QueryEmbedding(strategy, await kept.queries.embed(user.id, ask.query.texts), None)
-    except EmbeddingFailed as error:
-        logger.warning("searching by words alone", extra={"reason": error.reason})
-        return QueryEmbedding("bm25", None, f"embedder_{error.reason}")
-
-
-def make_scoring_params(discoverer: Discoverer, ask: Ask, rung: QueryEmbedding) -> ScoringParams:
-    calibration = discoverer.models.get(ask.scope.model).model.calibration
-    return ScoringParams(ask.query, rung.strategy, ask.threshold, ask.scope.tags or (), calibration)
-
-
-async def _core_alone(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
-    async with discoverer.database.snapshot(user.id) as session:
-        offers = await read_definitions(session, ask.scope, (), core=ask.include_core_tools)
-    discoverer.metrics.discoveries.labels("none", "core").inc()
-    core = [SelectedTool(offer, "core") for offer in offers.core]
-    chosen = select_tools((), core, (), most=_most(discoverer, ask), max_tokens=ask.max_tokens)
-    return _discovery(chosen, core, 0, 0, None, generated=False, no_match=True)
+        async with discoverer.searcher.scheduler.turn(user.id):
+            return await _search(discoverer, user, request, options, embedding)
+    except QueryFailed:
+        logger.exception("search failed, returning all visible tools")
+        return await _return_all_tools(discoverer, request, options, "search_failed")
 
 
 @trace_call("search", "searched")
-async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: QueryEmbedding) -> Discovery:
-    question = make_scoring_params(discoverer, ask, rung)
-    vectors = rung.vectors
-    search, evidence = discoverer.search, {}
+async def _search(
+    discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions, embedding: QueryEmbedding
+) -> Discovery:
+    searcher, query = discoverer.searcher, request.query
+    evidence: dict[str, Evidence] = {}
     async with discoverer.database.snapshot(user.id) as session:
-        found = await search.find(session, ask.scope, question, vectors, limit=ask.limit, ann=user.ann)
-        wanted = [*ask.keep, *(hit.tool_id for hit in found.hits)]
-        take = discoverer.definition_cache.take
-        offers = await take(session, ask.scope, found.version, wanted, core=ask.include_core_tools)
-        if ask.explain:
-            evidence = await search.evidence(session, ask.scope, question, vectors, wanted)
-    core = [SelectedTool(offer, "core") for offer in offers.core]
-    hits = _found(found, offers.tools)
-    chosen = select_tools(_kept(ask, offers), core, hits, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
-    chosen = [replace(tool, evidence=evidence.get(tool.offer.tool_id)) for tool in chosen] if ask.explain else chosen
-    generated = rung.embedded is not None and rung.embedded.generated
-    return _discovery(chosen, core, found.searched, found.tokens, rung, generated=generated, no_match=not found.hits)
+        result = await searcher.find(session, query, options, embedding, limit=options.limit, ann=user.ann)
+        tool_ids = [*request.keep, *(hit.tool_id for hit in result.hits)]
+        definitions = await discoverer.definition_cache.take(
+            session, options.scope, result.version, tool_ids, core=request.include_core_tools
+        )
+        if request.explain:
+            evidence = await searcher.read_evidence(session, query, options, embedding, tool_ids)
+    found = _add_definitions(result.hits, definitions.tools)
+    tools = _select(discoverer, request, options, definitions, found)
+    return Discovery(
+        id=new_discovery_id(discoverer.sealer, user.id),
+        tools=[replace(tool, evidence=evidence.get(tool.definition.tool_id)) for tool in tools] if evidence else tools,
+        options=options,
+        embedding=embedding,
+        searched=result.searched,
+        tokens_all=result.tokens + count_tokens(definitions.core),
+        no_match=not result.hits,
+    )
 
 
-async def _everything(discoverer: Discoverer, user: User, ask: Ask, reason: str) -> Discovery:
-    async with discoverer.database.snapshot(user.id) as session:
-        everything = await list_visible_definitions(session, ask.scope, ask.limit)
-        offers = await read_definitions(session, ask.scope, ask.keep, core=ask.include_core_tools)
-    core = [SelectedTool(offer, "core") for offer in offers.core]
-    fallback = [SelectedTool(offer, "fallback") for offer in everything.offers]
-    chosen = select_tools(_kept(ask, offers), core, fallback, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
-    rung = QueryEmbedding(ask.strategy or "hybrid", None, reason)
-    return _discovery(chosen, core, everything.searched, everything.tokens, rung, generated=False, no_match=False)
+async def _return_core_tools(discoverer: Discoverer, request: DiscoveryRequest, options: SearchOptions) -> Discovery:
+    """Answer for a project that does not search."""
+    user_id = options.scope.user_id
+    async with discoverer.database.snapshot(user_id) as session:
+        definitions = await read_definitions(session, options.scope, (), core=request.include_core_tools)
+    if not request.dry_run:
+        discoverer.searcher.metrics.discoveries.labels("none", "core").inc()
+    return Discovery(
+        id=new_discovery_id(discoverer.sealer, user_id),
+        tools=_select(discoverer, replace(request, keep=()), options, definitions, ()),
+        options=options,
+        embedding=None,
+        searched=0,
+        tokens_all=count_tokens(definitions.core),
+        no_match=True,
+    )
 
 
-def _most(discoverer: Discoverer, ask: Ask) -> int:
-    return max(discoverer.max_tools, ask.limit)
+async def _return_all_tools(
+    discoverer: Discoverer, request: DiscoveryRequest, options: SearchOptions, reason: str
+) -> Discovery:
+    """Answer without a search: all visible tools up to the limit, pinned and most used tools first."""
+    user_id = options.scope.user_id
+    async with discoverer.database.snapshot(user_id) as session:
+        visible = await list_visible_definitions(session, options.scope, options.limit)
+        definitions = await read_definitions(session, options.scope, request.keep, core=request.include_core_tools)
+    found = [SelectedTool(definition, "fallback") for definition in visible.offers]
+    return Discovery(
+        id=new_discovery_id(discoverer.sealer, user_id),
+        tools=_select(discoverer, request, options, definitions, found),
+        options=options,
+        embedding=QueryEmbedding(options.strategy, reason=reason),
+        searched=visible.searched,
+        tokens_all=visible.tokens + count_tokens(definitions.core),
+        no_match=False,
+    )
 
 
-def _kept(ask: Ask, offers: DefinitionSet) -> list[SelectedTool]:
-    """Core tools that were given before keep their place too, and stay core tools."""
-    core = {offer.tool_id: SelectedTool(offer, "core") for offer in offers.core}
-    kept = {tool_id: SelectedTool(offer, "kept") for tool_id, offer in offers.tools.items()}
-    known = core | kept
-    return [known[key] for key in ask.keep if key in known]
-
-
-def _found(found: SearchResult, visible: dict[str, ToolDefinitionView]) -> list[SelectedTool]:
+def _add_definitions(hits: Sequence[Hit], visible: dict[str, ToolDefinitionView]) -> list[SelectedTool]:
     return [
         SelectedTool(visible[hit.tool_id], hit.source, hit.similarity, hit.score, hit.matched_tags)
-        for hit in found.hits
+        for hit in hits
         if hit.tool_id in visible
     ]
 
 
-def _discovery(
-    chosen: Sequence[SelectedTool],
-    core: Sequence[SelectedTool],
-    searched: int,
-    tokens: int,
-    rung: QueryEmbedding | None,
-    *,
-    generated: bool,
-    no_match: bool,
-) -> Discovery:
-    return Discovery(
-        id="",  # until all else is known
-        tools=chosen,
-        searched=searched,
-        duration_ms=0.0,
-        embedding_generated=generated,
-        strategy=None if rung is None else rung.strategy,
-        degraded_reason=None if rung is None else rung.reason,
-        no_match=no_match,
-        tokens_selected=sum(tool.offer.tokens for tool in chosen),
-        tokens_all=tokens + sum(tool.offer.tokens for tool in core),
-    )
+def _select(
+    discoverer: Discoverer,
+    request: DiscoveryRequest,
+    options: SearchOptions,
+    definitions: DefinitionSet,
+    found: Sequence[SelectedTool],
+) -> list[SelectedTool]:
+    """Put kept tools, core tools and found tools together. A core tool that is kept remains a core tool."""
+    core = {definition.tool_id: SelectedTool(definition, "core") for definition in definitions.core}
+    known = core | {tool_id: SelectedTool(definition, "kept") for tool_id, definition in definitions.tools.items()}
+    kept = [known[key] for key in request.keep if key in known]
+    max_tools = max(discoverer.max_tools, options.limit)
+    return select_tools(kept, list(core.values()), found, max_tools=max_tools, max_tokens=request.max_tokens)
 
 
-def _counted(discoverer: Discoverer, user: User, ask: Ask, discovery: Discovery, seconds: float) -> Discovery:
-    metrics = discoverer.metrics
-    metrics.discoveries.labels(discovery.strategy or "none", fallback_level(discovery.degraded_reason)).inc()
-    if discovery.degraded_reason is not None:
-        metrics.fallbacks.labels(discovery.degraded_reason).inc()
+def _record(
+    discoverer: Discoverer, user: User, request: DiscoveryRequest, discovery: Discovery, seconds: float
+) -> None:
+    """Count the discovery, and log it for a user who has switched the selection log on."""
+    metrics, reason = discoverer.searcher.metrics, discovery.degraded_reason
+    metrics.discoveries.labels(discovery.strategy or "none", fallback_level(reason)).inc()
+    if reason is not None:
+        metrics.fallbacks.labels(reason).inc()
     if discovery.no_match:
         metrics.no_match.inc()
     metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
-    found = (tool.offer.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
-    discoverer.usage_counters.record_discovery(user.id, found, _figures(discovery, seconds))
+    sample = DiscoverySample(
+        seconds=seconds,
+        degraded=reason is not None,
+        no_match=discovery.no_match,
+        cache_hit=reason is None and discovery.strategy != "bm25" and not discovery.embedding_generated,
+        tokens_all=discovery.tokens_all,
+        tokens_selected=discovery.tokens_selected,
+    )
+    found = (tool.definition.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
+    discoverer.usage_counters.record_discovery(user.id, found, sample)
     if user.settings.get("selection_log"):
-        discoverer.selections.append(user.id, _selection(ask, discovery))
-    return discovery
+        discoverer.selections.append(user.id, _make_selection(request, discovery))
 
 
-def _selection(ask: Ask, discovery: Discovery) -> Selection:
+def _make_selection(request: DiscoveryRequest, discovery: Discovery) -> Selection:
     return Selection(
         id=discovery.id,
         at=datetime.now(UTC),
-        message=shorten(ask.query.said),
-        tools=[_choice(tool) for tool in discovery.tools],
-        strategy=discovery.strategy or "hybrid",
+        message=shorten(request.query.user_text),
+        tools=[_make_choice(tool) for tool in discovery.tools],
+        strategy=discovery.strategy or discovery.options.strategy,
         degraded_reason=discovery.degraded_reason,
         no_match=discovery.no_match,
     )
 
 
-def _choice(tool: SelectedTool) -> Choice:
-    offer = tool.offer
-    return Choice(offer.tool_id, offer.server_name, offer.name, tool.source, tool.similarity, tool.score)
-
-
-def _figures(discovery: Discovery, seconds: float) -> DiscoverySample:
-    degraded = discovery.degraded_reason is not None
-    return DiscoverySample(
-        seconds=seconds,
-        degraded=degraded,
-        no_match=discovery.no_match,
-        cache_hit=not (degraded or discovery.embedding_generated or discovery.strategy == "bm25"),
-        tokens_all=discovery.tokens_all,
-        tokens_selected=discovery.tokens_selected,
-    )
+def _make_choice(tool: SelectedTool) -> Choice:
+    definition = tool.definition
+    return Choice(definition.tool_id, definition.server_name, definition.name, tool.source, tool.similarity, tool.score)

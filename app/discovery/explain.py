@@ -1,18 +1,21 @@
-"""The deed: why a tool is, or is not, in the answer to a message.
+"""The use case `explain`: say why a tool is, or is not, in the answer to a message.
 
-Asked in the order in which a discovery would lose it: is it there, may it be seen, does the request let it through,
-does the search rank it high enough, is there room for it.
+The checks follow the order in which a discovery drops a tool: does it exist, is it visible, does it pass the request's
+filters, does it rank high enough, is there room for it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from app.auth.users import User
+from app.auth.authentication import Caller
 from app.catalog.policy import NO_PROJECT, HiddenBy, OutsideBy, ProjectVisibility, ToolFacts, VisibilityDecision
-from app.catalog.visibility import load_evaluator, read_facts
-from app.discovery.discover import Ask, Discoverer, Discovery, discover, embed_query, make_scoring_params
-from app.search.postgres import Evidence, SearchResult
+from app.catalog.visibility import Scope, load_evaluator, read_facts
+from app.discovery.discover import Discoverer, Discovery, discover
+from app.discovery.request import DiscoveryRequest
+from app.search.postgres import Evidence
+from app.search.query import Query
 from app.search.scoring import ScoringParams
+from app.search.searcher import QueryEmbedding, SearchOptions
 
 
 @dataclass(frozen=True)
@@ -23,130 +26,131 @@ class Reason:
     message: str
     facts: ToolFacts | None = None
     rule: int | None = None
-    """Counted from 1."""
+    """The number of the deciding rule, from 1."""
     rank: int | None = None
     evidence: Evidence | None = None
 
 
-_CORE = Reason("included", "it is a core tool, which every answer includes")
-_NOT_INDEXED = Reason("not_indexed", "no tool of this key or name is indexed, or it may not be seen")
+_CORE = Reason("included", "it is a core tool, and every answer includes the core tools")
+_NOT_INDEXED = Reason("not_indexed", "no visible tool has this key or name")
 
 _HIDDEN: Mapping[HiddenBy, tuple[str, str]] = {
-    "server": ("server_disabled", "its server is switched off"),
+    "server": ("server_disabled", "its server is disabled"),
     "permission": ("not_permitted", "its server's `tool_permissions` do not permit it"),
-    "user": ("switched_off", "somebody has switched it off (`PATCH /tools/{id}`)"),
-    "rule": ("disabled_by_rule", "it is off by rule {rule}"),
+    "user": ("switched_off", "a user has disabled it (`PATCH /tools/{id}`)"),
+    "rule": ("disabled_by_rule", "rule {rule} disables it"),
     "changed": ("held", "its definition has changed and waits for approval (`POST /tools/{id}/approve`)"),
-    "status": ("server_failing", "its server's last contact failed, and such servers are not searched here"),
+    "status": ("server_failing", "the last connection to its server failed, and failing servers are not searched"),
 }
 _OUTSIDE: Mapping[OutsideBy, tuple[str, str]] = {
     "member": ("outside_project", "its server is not a member of the project"),
-    "rule": ("disabled_by_project_rule", "it is off by rule {rule} of the project"),
-    "read_only": ("not_read_only", "the project is read-only, and the tool does not say that it only reads"),
+    "rule": ("disabled_by_project_rule", "rule {rule} of the project disables it"),
+    "read_only": ("not_read_only", "the project is read-only, and the tool has no `readOnlyHint`"),
 }
-_NO_RULE = "no rule allows it, and some rule says what is allowed"
+_NO_RULE = "no rule enables it, and some rule enables other tools"
 
 
-async def explain(discoverer: Discoverer, user: User, ask: Ask, wanted: str, *, confined: bool) -> list[Reason]:
-    """One for each tool that is meant by a key, a name or `SERVER.TOOL`. To a caller who is `confined` to a project,
-    what lies outside it is not there."""
-    async with discoverer.database.snapshot(user.id) as session:
-        meant = [facts for facts in await read_facts(session, user.id) if _is_meant(facts, wanted)]
-        judge = await load_evaluator(session, user.id)
-    judged = [(facts, judge.judge(facts)) for facts in meant]
-    if confined:
-        judged = [(facts, verdict) for facts, verdict in judged if _unseen(ask, facts, verdict) is None]
-    discovery = await discover(discoverer, user, replace(ask, explain=True, trial=True))
-    if not judged:
-        return [_CORE if _is_core(discovery, wanted) else _NOT_INDEXED]
-    return [await _reason(discoverer, user, ask, discovery, facts, verdict) for facts, verdict in judged]
+async def explain(discoverer: Discoverer, caller: Caller, request: DiscoveryRequest, tool: str) -> list[Reason]:
+    """Return a reason for each tool whose key, name or `SERVER.TOOL` is `tool`.
+
+    For a key that is bound to a project, tools outside the project do not exist.
+    """
+    discovery = await discover(discoverer, caller, replace(request, explain=True, dry_run=True))
+    scope = discovery.options.scope
+    async with discoverer.database.snapshot(scope.user_id) as session:
+        matching = [facts for facts in await read_facts(session, scope.user_id) if _matches(facts, tool)]
+        evaluator = await load_evaluator(session, scope.user_id)
+    decisions = [(facts, evaluator.judge(facts)) for facts in matching]
+    if caller.project_id is not None:
+        decisions = [(facts, decision) for facts, decision in decisions if not _check_visible(scope, facts, decision)]
+    if not decisions:
+        return [_CORE if _is_core_tool(discovery, tool) else _NOT_INDEXED]
+    return [await _explain_tool(discoverer, request.query, discovery, *each) for each in decisions]
 
 
-def _is_core(discovery: Discovery, wanted: str) -> bool:
-    core = (each.offer for each in discovery.tools if each.source == "core")
-    return any(wanted in (offer.tool_id, offer.name) for offer in core)
+def _matches(facts: ToolFacts, tool: str) -> bool:
+    return tool in (facts.tool_id, facts.name, f"{facts.server_name}.{facts.name}")
 
 
-def _is_meant(facts: ToolFacts, wanted: str) -> bool:
-    return wanted in (facts.tool_id, facts.name, f"{facts.server_name}.{facts.name}")
+def _is_core_tool(discovery: Discovery, tool: str) -> bool:
+    core = (selected.definition for selected in discovery.tools if selected.source == "core")
+    return any(tool in (definition.tool_id, definition.name) for definition in core)
 
 
-async def _reason(
-    discoverer: Discoverer, user: User, ask: Ask, discovery: Discovery, facts: ToolFacts, verdict: VisibilityDecision
+async def _explain_tool(
+    discoverer: Discoverer, query: Query, discovery: Discovery, facts: ToolFacts, decision: VisibilityDecision
 ) -> Reason:
-    unseen = _unseen(ask, facts, verdict) or _filtered(ask, facts, verdict)
-    if unseen is not None:
-        return unseen
-    for place, tool in enumerate(discovery.tools, start=1):
-        if tool.offer.tool_id == facts.tool_id:
-            message = f"it is number {place} of the answer"
-            return Reason("included", message, facts, rank=place, evidence=tool.evidence)
-    if ask.strategy is None:
-        return Reason("discovery_off", "the project's `optimization` is null: it answers with core tools alone", facts)
+    scope, embedding = discovery.options.scope, discovery.embedding
+    excluded = _check_visible(scope, facts, decision) or _check_filters(scope, facts, decision)
+    if excluded is not None:
+        return excluded
+    for position, tool in enumerate(discovery.tools, start=1):
+        if tool.definition.tool_id == facts.tool_id:
+            message = f"it is number {position} of the answer"
+            return Reason("included", message, facts, rank=position, evidence=tool.evidence)
+    if embedding is None:
+        message = "the project's `optimization` is null: it returns core tools alone"
+        return Reason("discovery_off", message, facts)
     if discovery.degraded_reason in ("disabled", "search_failed"):
-        message = "all tools are offered up to the limit, pinned and most used ones first, and it came too late"
+        message = "all visible tools are returned up to the limit, pinned and most used tools first: it is beyond it"
         return Reason("no_room", message, facts)
-    return await _ranked(discoverer, user, ask, facts)
+    return await _explain_rank(discoverer, query, discovery.options, embedding, facts)
 
 
-def _unseen(ask: Ask, facts: ToolFacts, verdict: VisibilityDecision) -> Reason | None:
-    if verdict.hidden_by is not None:
-        code, message = _HIDDEN[verdict.hidden_by]
-        return Reason(code, _by(message, verdict.rule), facts, verdict.rule)
-    project_id = ask.scope.project_id
-    placement = ProjectVisibility(None) if project_id is None else verdict.placements.get(project_id, NO_PROJECT)
-    if placement.outside_by is None:
+def _check_visible(scope: Scope, facts: ToolFacts, decision: VisibilityDecision) -> Reason | None:
+    """Return why the tool is not visible to the user or in the project, or None if it is."""
+    if decision.hidden_by is not None:
+        code, message = _HIDDEN[decision.hidden_by]
+        return Reason(code, _format_rule(message, decision.rule), facts, decision.rule)
+    if scope.project_id is None:
         return None
-    code, message = _OUTSIDE[placement.outside_by]
-    return Reason(code, _by(message, placement.rule), facts, placement.rule)
+    in_project = decision.placements.get(scope.project_id, NO_PROJECT)
+    if in_project.outside_by is None:
+        return None
+    code, message = _OUTSIDE[in_project.outside_by]
+    return Reason(code, _format_rule(message, in_project.rule), facts, in_project.rule)
 
 
-def _by(message: str, rule: int | None) -> str:
-    return _NO_RULE if "{rule}" in message and rule is None else message.format(rule=rule, id="{id}")
+def _format_rule(message: str, rule: int | None) -> str:
+    return _NO_RULE if "{rule}" in message and rule is None else message.replace("{rule}", str(rule))
 
 
-def _filtered(ask: Ask, facts: ToolFacts, verdict: VisibilityDecision) -> Reason | None:
-    servers, tags = ask.scope.server_ids, ask.scope.tags
-    if servers is not None and facts.server_id not in servers:
-        return Reason("outside_filter", "its server is not among the request's `server_ids`", facts)
-    placement = verdict.placements.get(ask.scope.project_id or "", ProjectVisibility(None))
-    if tags is not None and not {*verdict.tags, *placement.tags} & set(tags):
+def _check_filters(scope: Scope, facts: ToolFacts, decision: VisibilityDecision) -> Reason | None:
+    """Return which filter of the request excludes the tool, or None if it passes."""
+    if scope.server_ids is not None and facts.server_id not in scope.server_ids:
+        return Reason("outside_filter", "its server is not in the request's `server_ids`", facts)
+    in_project = decision.placements.get(scope.project_id or "", ProjectVisibility(None))
+    if scope.tags is not None and not {*decision.tags, *in_project.tags} & set(scope.tags):
         return Reason("outside_filter", "it has none of the request's `tags`", facts)
     return None
 
 
-async def _ranked(discoverer: Discoverer, user: User, ask: Ask, facts: ToolFacts) -> Reason:
-    rung = await embed_query(discoverer, user, ask)
-    question = make_scoring_params(discoverer, ask, rung)
-    search = discoverer.search
-    async with discoverer.database.snapshot(user.id) as session:
-        evidence = await search.evidence(session, ask.scope, question, rung.vectors, [facts.tool_id])
-        found = await search.find(session, ask.scope, question, rung.vectors, limit=None)
-    if found.abstained:
-        message = "the message looks like one that needs no tool, and no tool fits well enough to think otherwise"
-        return Reason("no_match", message, facts, evidence=evidence.get(facts.tool_id))
-    return _judged(ask, question, _rank(found, facts), facts, evidence.get(facts.tool_id))
-
-
-def _rank(found: SearchResult, facts: ToolFacts) -> int | None:
-    return next((n for n, hit in enumerate(found.hits, start=1) if hit.tool_id == facts.tool_id), None)
-
-
-def _judged(ask: Ask, question: ScoringParams, rank: int | None, facts: ToolFacts, evidence: Evidence | None) -> Reason:
-    if rank is not None and rank <= ask.limit:
-        message = f"it ranks {rank}, but there was no room left: see `max_tokens` and TOOLSCOUT_MAX_TOOLS"
-        return Reason("no_room", message, facts, rank=rank, evidence=evidence)
-    if rank is not None:
-        message = f"it ranks {rank}, and the limit is {ask.limit}"
+async def _explain_rank(
+    discoverer: Discoverer, query: Query, options: SearchOptions, embedding: QueryEmbedding, facts: ToolFacts
+) -> Reason:
+    searcher, tool_id = discoverer.searcher, facts.tool_id
+    async with discoverer.database.snapshot(options.scope.user_id) as session:
+        evidence = (await searcher.read_evidence(session, query, options, embedding, [tool_id])).get(tool_id)
+        result = await searcher.find(session, query, options, embedding, limit=None)
+    if result.abstained:
+        message = "the message seems to need no tool, and no tool matches well enough to contradict that"
+        return Reason("no_match", message, facts, evidence=evidence)
+    rank = next((rank for rank, hit in enumerate(result.hits, start=1) if hit.tool_id == tool_id), None)
+    if rank is None:
+        message = _explain_threshold(searcher.make_params(query, options, embedding), evidence)
+        return Reason("below_threshold", message, facts, evidence=evidence)
+    if rank > options.limit:
+        message = f"it ranks {rank}, and the limit is {options.limit}"
         return Reason("outranked", message, facts, rank=rank, evidence=evidence)
-    if evidence is not None and question.strategy == "bm25" and not evidence.bm25:
-        return Reason("below_threshold", "none of the message's words is its own", facts, evidence=evidence)
-    cosine = None if evidence is None else evidence.cosine
-    message = f"its similarity is {_shown(cosine)}, below the threshold of {question.least_similarity:g}"
-    if question.strategy == "hybrid":
-        message += ", and too few of the message's words are its own"
-    return Reason("below_threshold", message, facts, evidence=evidence)
+    message = f"it ranks {rank}, but there is no room left: see `max_tokens` and TOOLSCOUT_MAX_TOOLS"
+    return Reason("no_room", message, facts, rank=rank, evidence=evidence)
 
 
-def _shown(cosine: float | None) -> str:
-    return "not known yet" if cosine is None else f"{cosine:.3f}"
+def _explain_threshold(params: ScoringParams, evidence: Evidence | None) -> str:
+    if evidence is not None and params.strategy == "bm25" and not evidence.bm25:
+        return "it contains none of the message's words"
+    cosine = "unknown" if evidence is None or evidence.cosine is None else f"{evidence.cosine:.3f}"
+    message = f"its similarity is {cosine}, below the threshold of {params.min_similarity:g}"
+    if params.strategy == "hybrid":
+        message += ", and it contains too few of the message's words"
+    return message

@@ -1,6 +1,6 @@
-"""Tool definitions in the shapes that models' APIs take. Pure; the same tools give the same bytes.
+"""Render tool definitions in the formats of model APIs. Pure; the same tools give the same bytes.
 
-Schemas are passed on as the text that they are stored as: nothing is parsed only to be written again.
+Schemas are passed on as the JSON text that is stored, without parsing.
 """
 
 import hashlib
@@ -14,47 +14,47 @@ from app.catalog.definitions import ToolDefinitionView
 Format = Literal["mcp", "openai", "openai_responses", "anthropic"]
 
 
-def as_mcp(offer: ToolDefinitionView, name: str) -> dict[str, Any]:
-    shape: dict[str, Any] = {"name": name}
-    if offer.title is not None:
-        shape["title"] = offer.title
-    shape["description"] = offer.description
-    shape["inputSchema"] = orjson.Fragment(offer.input_schema)
-    if offer.output_schema is not None:
-        shape["outputSchema"] = orjson.Fragment(offer.output_schema)
-    if offer.annotations is not None:
-        shape["annotations"] = orjson.Fragment(offer.annotations)
-    return shape
+def to_mcp(tool: ToolDefinitionView, name: str) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"name": name}
+    if tool.title is not None:
+        rendered["title"] = tool.title
+    rendered["description"] = tool.description
+    rendered["inputSchema"] = orjson.Fragment(tool.input_schema)
+    if tool.output_schema is not None:
+        rendered["outputSchema"] = orjson.Fragment(tool.output_schema)
+    if tool.annotations is not None:
+        rendered["annotations"] = orjson.Fragment(tool.annotations)
+    return rendered
 
 
-def _as_openai_function(offer: ToolDefinitionView, name: str) -> dict[str, Any]:
-    return {"name": name, "description": offer.description, "parameters": orjson.Fragment(offer.input_schema)}
+def _to_openai_function(tool: ToolDefinitionView, name: str) -> dict[str, Any]:
+    return {"name": name, "description": tool.description, "parameters": orjson.Fragment(tool.input_schema)}
 
 
-def _as_openai(offer: ToolDefinitionView, name: str) -> dict[str, Any]:
-    return {"type": "function", "function": _as_openai_function(offer, name)}
+def _to_openai(tool: ToolDefinitionView, name: str) -> dict[str, Any]:
+    return {"type": "function", "function": _to_openai_function(tool, name)}
 
 
-def _as_openai_responses(offer: ToolDefinitionView, name: str) -> dict[str, Any]:
-    # left out, this API takes it for true and makes optional arguments required
-    return {"type": "function", **_as_openai_function(offer, name), "strict": False}
+def _to_openai_responses(tool: ToolDefinitionView, name: str) -> dict[str, Any]:
+    # Without `strict`, this API assumes true and makes optional arguments required.
+    return {"type": "function", **_to_openai_function(tool, name), "strict": False}
 
 
-def _as_anthropic(offer: ToolDefinitionView, name: str) -> dict[str, Any]:
-    return {"name": name, "description": offer.description, "input_schema": orjson.Fragment(offer.input_schema)}
+def _to_anthropic(tool: ToolDefinitionView, name: str) -> dict[str, Any]:
+    return {"name": name, "description": tool.description, "input_schema": orjson.Fragment(tool.input_schema)}
 
 
-_SHAPES: Mapping[Format, Callable[[ToolDefinitionView, str], dict[str, Any]]] = {
-    "mcp": as_mcp,
-    "openai": _as_openai,
-    "openai_responses": _as_openai_responses,
-    "anthropic": _as_anthropic,
+_RENDERERS: Mapping[Format, Callable[[ToolDefinitionView, str], dict[str, Any]]] = {
+    "mcp": to_mcp,
+    "openai": _to_openai,
+    "openai_responses": _to_openai_responses,
+    "anthropic": _to_anthropic,
 }
 
 
-def render_definitions(offers: Sequence[ToolDefinitionView], names: Sequence[str], shape: Format) -> list[bytes]:
-    return [orjson.dumps(_SHAPES[shape](offer, name)) for offer, name in zip(offers, names, strict=True)]
+def render_definitions(tools: Sequence[ToolDefinitionView], names: Sequence[str], api_format: Format) -> list[bytes]:
+    return [orjson.dumps(_RENDERERS[api_format](tool, name)) for tool, name in zip(tools, names, strict=True)]
 
 
-def toolset_hash(render_definitions: Sequence[bytes]) -> str:
-    return hashlib.sha256(b"\n".join(render_definitions)).hexdigest()[:16]
+def hash_toolset(definitions: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(definitions)).hexdigest()[:16]

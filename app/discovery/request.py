@@ -1,24 +1,22 @@
-"""From what a door was asked to what the deed understands.
+"""What a caller asks of a discovery, and the defaults for what it leaves open."""
 
-What a request leaves open the project decides, then the user's settings, then we.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from app.auth.authentication import Caller
-from app.auth.users import User
 from app.catalog.projects import Project, get_project
 from app.catalog.visibility import Scope
-from app.discovery.discover import DEFAULT_LIMIT, Ask, Discoverer
 from app.search.query import Query
 from app.search.scoring import Strategy
+from app.search.searcher import Searcher, SearchOptions
+
+DEFAULT_LIMIT = 8
+DEFAULT_STRATEGY: Strategy = "hybrid"
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a request says; None where it leaves the choice to others."""
+class DiscoveryRequest:
+    """A request as its caller made it. None leaves the choice to the project, the user's settings or the defaults."""
 
     query: Query
     project_id: str | None = None
@@ -29,45 +27,38 @@ class Wishes:
     threshold: float | None = None
     include_core_tools: bool = True
     max_tokens: int | None = None
-    keep: Sequence[str] | None = None
+    keep: Sequence[str] = ()
+    """The keys of tools that the model was given earlier in the conversation."""
     explain: bool = False
-    trial: bool = False
+    dry_run: bool = False
+    """Do not count, log or learn from the discovery."""
 
 
-async def resolved(discoverer: Discoverer, caller: Caller, wishes: Wishes) -> Ask:
-    """Raises `NotFound` for a project that is not there, or that the caller's key is not bound to."""
+async def resolve_options(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> SearchOptions:
+    """Fill in what the request leaves open: from its project, then the user's settings, then the defaults.
+
+    Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
+    """
     user = caller.acting_for()
-    project_id = caller.within(wishes.project_id)
-    project = await _project(discoverer, user, project_id)
-    own: Mapping[str, Any] = {} if project is None else vars(project)
-    return Ask(
-        query=wishes.query,
-        scope=Scope(user.id, discoverer.model.id, wishes.server_ids, wishes.tags, project_id),
-        strategy=_strategy(wishes, user, project),
-        limit=wishes.limit or own.get("limit") or user.settings.get("limit") or DEFAULT_LIMIT,
-        threshold=_threshold(wishes, own, user.settings),
-        include_core_tools=wishes.include_core_tools,
-        max_tokens=wishes.max_tokens,
-        keep=wishes.keep or (),
-        explain=wishes.explain,
-        trial=wishes.trial,
+    project_id = caller.within(request.project_id)
+    project = await _read_project(searcher, user.id, project_id)
+    settings = user.settings
+    strategy, limit, threshold = settings.get("strategy"), settings.get("limit"), settings.get("similarity_threshold")
+    if project is not None:
+        strategy = project.optimization
+        limit = project.limit or limit
+        threshold = threshold if project.similarity_threshold is None else project.similarity_threshold
+    return SearchOptions(
+        scope=Scope(user.id, searcher.model.id, request.server_ids, request.tags, project_id),
+        strategy=request.strategy or strategy or DEFAULT_STRATEGY,
+        threshold=threshold if request.threshold is None else request.threshold,
+        limit=request.limit or limit or DEFAULT_LIMIT,
+        enabled=project is None or project.optimization is not None,
     )
 
 
-async def _project(discoverer: Discoverer, user: User, project_id: str | None) -> Project | None:
+async def _read_project(searcher: Searcher, user_id: str, project_id: str | None) -> Project | None:
     if project_id is None:
         return None
-    async with discoverer.database.transaction(user.id) as session:
-        return await get_project(session, user.id, project_id)
-
-
-def _strategy(wishes: Wishes, user: User, project: Project | None) -> Strategy | None:
-    if project is None:
-        return wishes.strategy or user.settings.get("strategy") or "hybrid"
-    return None if project.optimization is None else wishes.strategy or project.optimization
-
-
-def _threshold(wishes: Wishes, *defaults: Mapping[str, Any]) -> float | None:
-    """Zero is a threshold like any other, so `or` would not do."""
-    given = wishes.threshold, *(each.get("similarity_threshold") for each in defaults)
-    return next((wish for wish in given if wish is not None), None)
+    async with searcher.database.transaction(user_id) as session:
+        return await get_project(session, user_id, project_id)

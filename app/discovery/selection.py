@@ -1,4 +1,4 @@
-"""Which tools make it into the answer, and in which order. Pure."""
+"""Select the tools of an answer and put them in order. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from app.catalog.definitions import ToolDefinitionView
 from app.search.interleave import interleave, unique_by
 from app.search.postgres import Evidence
 
-_ROOM_FOR_NEW = 5
+_MIN_NEW_TOOLS = 5
 
 Source = Literal["core", "kept", "semantic", "lexical", "fallback"]
 
 
 @dataclass(frozen=True)
 class SelectedTool:
-    offer: ToolDefinitionView
+    definition: ToolDefinitionView
     source: Source
     similarity: float | None = None
     score: float | None = None
@@ -28,37 +28,38 @@ def select_tools(
     core: Sequence[SelectedTool],
     found: Sequence[SelectedTool],
     *,
-    most: int,
+    max_tools: int,
     max_tokens: int | None,
 ) -> list[SelectedTool]:
-    """Kept tools first, in their old order: a provider's prompt cache survives. Then core, then what was found.
+    """Return kept tools in their old order, then core tools, then found tools, each tool once.
 
-    `most` bounds the answer, but what the model was given before stays, however much that is, with a little room for
-    what this message adds.
+    Kept tools come first so that the provider's prompt cache stays valid. They are never dropped for `max_tools`, and
+    they leave room for a few new tools.
     """
-    before = list(unique_by(kept, _key))
-    unique = list(unique_by([*before, *core, *found], _key))
-    return list(_within_budget(unique[: max(most, len(before) + _ROOM_FOR_NEW)], max_tokens))
+    kept = list(unique_by(kept, _get_key))
+    unique = list(unique_by([*kept, *core, *found], _get_key))
+    return list(_limit_tokens(unique[: max(max_tools, len(kept) + _MIN_NEW_TOOLS)], max_tokens))
 
 
-def take_turns(rankings: Sequence[Sequence[SelectedTool]], most: int) -> list[SelectedTool]:
-    return interleave(rankings, most, _key, _score)
+def interleave_selections(rankings: Sequence[Sequence[SelectedTool]], limit: int) -> list[SelectedTool]:
+    """Merge the tools of several answers into one; see `interleave`."""
+    return interleave(rankings, limit, _get_key, lambda tool: tool.score or 0.0)
 
 
-def _score(tool: SelectedTool) -> float:
-    return tool.score or 0.0
+def count_tokens(definitions: Iterable[ToolDefinitionView]) -> int:
+    return sum(definition.tokens for definition in definitions)
 
 
-def _key(tool: SelectedTool) -> str:
-    return tool.offer.tool_id
+def _get_key(tool: SelectedTool) -> str:
+    return tool.definition.tool_id
 
 
-def _within_budget(tools: Iterable[SelectedTool], max_tokens: int | None) -> Iterator[SelectedTool]:
-    """A tool that is too large for what is left is passed over; a smaller one behind it may still fit."""
-    left = max_tokens
+def _limit_tokens(tools: Iterable[SelectedTool], max_tokens: int | None) -> Iterator[SelectedTool]:
+    """Skip a tool that exceeds the remaining budget; a smaller tool after it may still fit."""
+    remaining = max_tokens
     for tool in tools:
-        if left is None:
+        if remaining is None:
             yield tool
-        elif tool.offer.tokens <= left:
-            left -= tool.offer.tokens
+        elif tool.definition.tokens <= remaining:
+            remaining -= tool.definition.tokens
             yield tool

@@ -9,8 +9,8 @@ import numpy as np
 
 from app.auth.users import User
 from app.catalog.visibility import VISIBLE, Scope
-from app.discovery.inline.documents import SentTool
-from app.discovery.inline.search import ListSearcher, load_tool_set
+from app.discovery.inline.documents import InlineTool
+from app.discovery.inline.search import InlineSearcher, load_tool_set
 from app.embeddings.base import Embedder, Vector, Vectors
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
@@ -19,7 +19,8 @@ from app.evaluation.fit import ErrorRates, Sample, TrainingData, error_rates, fi
 from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
 from app.evaluation.resolver import make_resolver
 from app.search.in_memory import IndexedTool, TenantIndex
-from app.search.query import Query, read_query
+from app.search.query import Query, parse_query
+from app.search.searcher import Searcher
 
 _MESSAGES = files("app.evaluation") / "messages"
 _SELECT_TOOLS = f"""
@@ -58,20 +59,20 @@ def load_shipped_labelled() -> list[LabelledMessage]:
     return [item for name in names for item in parse_labelled_messages((_MESSAGES / "own" / name).read_bytes())]
 
 
-async def load_user_tools(searcher: ListSearcher, user: User) -> TenantIndex:
-    scope = Scope(user.id, searcher.discoverer.model.id)
-    async with searcher.discoverer.database.snapshot(user.id) as session:
+async def load_user_tools(searcher: Searcher, user: User) -> TenantIndex:
+    scope = Scope(user.id, searcher.model.id)
+    async with searcher.database.snapshot(user.id) as session:
         rows = await session.rows(_SELECT_TOOLS, scope.parameters())
     vectors: list[Vector | None] = [None if row[5] is None else row[5].to_numpy() for row in rows]
-    return TenantIndex.of([IndexedTool(*row[:5]) for row in rows]).with_vectors(vectors)
+    return TenantIndex.build([IndexedTool(*row[:5]) for row in rows]).with_vectors(vectors)
 
 
-async def index_tools(searcher: ListSearcher, tools: Sequence[SentTool]) -> TenantIndex:
-    return (await load_tool_set(searcher, tools)).tools
+async def index_tools(searcher: InlineSearcher, tools: Sequence[InlineTool]) -> TenantIndex:
+    return (await load_tool_set(searcher, tools)).index
 
 
 async def calibrate(
-    searcher: ListSearcher,
+    searcher: Searcher,
     tools: TenantIndex,
     items: Sequence[LabelledMessage],
     messages: Messages,
@@ -79,14 +80,14 @@ async def calibrate(
 ) -> CalibrationResult:
     """Raise `EmbeddingFailed` if the embedder fails, and `InvalidInput` if no message needs one of the tools."""
     relevant = _resolve_labels(tools, items)
-    embedder = searcher.discoverer.models.current.embedder
+    embedder = searcher.models.current.embedder
     data = await _load_training_data(embedder, tools, items, relevant, messages, on_progress)
     if not data.answerable:
         raise InvalidInput("none of the messages needs a tool of this catalogue")
     calibration = await asyncio.to_thread(fit_calibration, data)
     return CalibrationResult(
         calibration=calibration,
-        before=await asyncio.to_thread(error_rates, data, searcher.discoverer.model.calibration),
+        before=await asyncio.to_thread(error_rates, data, searcher.model.calibration),
         after=await asyncio.to_thread(error_rates, data, calibration),
         tools=len(tools.tools),
         answerable=len(data.answerable),
@@ -109,8 +110,8 @@ async def _load_training_data(
     messages: Messages,
     on_progress: ProgressCallback,
 ) -> TrainingData:
-    shipped = [read_query(text) for text in (*messages.needing, *messages.not_needing)]
-    vectors = await _embed(embedder, [query.whole for query in shipped], "messages", on_progress)
+    shipped = [parse_query(text) for text in (*messages.needing, *messages.not_needing)]
+    vectors = await _embed(embedder, [query.search_text for query in shipped], "messages", on_progress)
     needing, not_needing = np.split(vectors, [len(messages.needing)])
     samples = await _make_samples(embedder, items, relevant, on_progress)
     unanswerable = [sample for item, sample in zip(items, samples, strict=True) if not item.tools]
@@ -140,7 +141,7 @@ async def _make_samples(
 def _make_unlabelled_samples(queries: Sequence[Query], vectors: Vectors) -> list[Sample]:
     """Make samples of messages that need no tool. Their subqueries are dropped, as these have no vectors."""
     pairs = zip(queries, vectors, strict=True)
-    return [Sample(Query(query.said, query.whole), [vector], ()) for query, vector in pairs]
+    return [Sample(Query(query.user_text, query.search_text), [vector], ()) for query, vector in pairs]
 
 
 async def _embed(embedder: Embedder, texts: Sequence[str], label: str, on_progress: ProgressCallback) -> Vectors:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from app.auth.authentication import Caller
 from app.discovery.discover import Discoverer
 from app.discovery.explain import Reason, explain
-from app.discovery.request import Wishes, resolved
+from app.discovery.request import DiscoveryRequest, resolve_options
 from app.evaluation.labelled import LabelledMessage
 from app.evaluation.resolver import LabelResolver, load_resolver
-from app.evaluation.run import EvalAnswer, answer_message, ask_of
+from app.evaluation.run import EvalAnswer, answer_message, make_request
 from app.evaluation.summary import Summary, summarize
-from app.search.query import read_query
+from app.search.query import parse_query
 
 FOUND_WITHIN = 5
 """A relevant tool with a lower rank is a miss."""
@@ -78,7 +78,8 @@ async def evaluate(
     on_progress: ProgressCallback = lambda _step, _done, _total: None,
 ) -> Evaluation:
     """Raise `NotFound` if the project does not exist or the caller's key is bound to another one."""
-    scope = (await resolved(discoverer, caller, Wishes(read_query(""), project_id=options.project_id))).scope
+    request = DiscoveryRequest(parse_query(""), project_id=options.project_id)
+    scope = (await resolve_options(discoverer.searcher, caller, request)).scope
     resolver = await load_resolver(discoverer, caller, scope)
     answers = []
     for done, item in enumerate(items, start=1):
@@ -135,7 +136,6 @@ def _find_not_first(answer: EvalAnswer, resolver: LabelResolver) -> NotFirst | N
 async def _explain_miss(
     discoverer: Discoverer, caller: Caller, answer: EvalAnswer, key: str, options: EvalOptions
 ) -> Reason:
-    ask = await ask_of(discoverer, caller, answer.item, limit=options.limit, project_id=options.project_id)
-    confined = caller.project_id is not None
-    [reason] = await explain(discoverer, caller.acting_for(), ask, key, confined=confined)
+    request = make_request(answer.item, limit=options.limit, project_id=options.project_id)
+    [reason] = await explain(discoverer, caller, request, key)
     return reason

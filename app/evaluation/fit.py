@@ -19,7 +19,8 @@ from app.embeddings.base import Vector, Vectors
 from app.embeddings.calibration import Calibration
 from app.search.in_memory import TenantIndex
 from app.search.query import Query
-from app.search.scoring import ScoringParams, is_named, should_abstain
+from app.search.ranking import is_named, should_abstain
+from app.search.scoring import ScoringParams, score_texts
 
 MAX_LOST = 0.049
 """The maximum share of the messages that need a tool which may get a no-match."""
@@ -111,7 +112,7 @@ def fit_direction(needing: Vectors, not_needing: Vectors) -> tuple[_Floats, floa
 
 
 def _fit_unrelated(data: TrainingData) -> float:
-    cosines = data.tools.cosines(data.not_needing)
+    cosines = data.tools.compute_cosines(data.not_needing)
     return 0.0 if cosines is None else round(float(np.nanmedian(cosines)), 2)
 
 
@@ -120,7 +121,7 @@ def _fit_threshold(data: TrainingData) -> float:
     positions = {tool.tool_id: position for position, tool in enumerate(data.tools.tools)}
     best: list[float] = []
     for sample in data.answerable:
-        cosines = data.tools.cosines(np.stack(sample.vectors))
+        cosines = data.tools.compute_cosines(np.stack(sample.vectors))
         if cosines is not None:
             best += [float(cosines[positions[key]].max()) for key in sample.relevant]
     known = [cosine for cosine in best if not np.isnan(cosine)]
@@ -132,10 +133,10 @@ def _best_evidence(tools: TenantIndex, samples: Sequence[Sample], calibration: C
     """Return the evidence for the best tool of each sample: infinite for a named tool, minus infinity for none."""
 
     def best(sample: Sample) -> float:
-        candidates, scale = tools.candidates(_scoring_params(sample, calibration), sample.vectors)
-        if any(is_named(sample.query.said.lower(), each.tool_name) for each in candidates):
+        candidates, weights = tools.find_candidates(_scoring_params(sample, calibration), sample.vectors)
+        if any(is_named(sample.query.user_text.lower(), each.tool_name) for each in candidates):
             return np.inf
-        return max((scale.fused(each) for each in candidates), default=-np.inf)
+        return max((score_texts(each, weights) for each in candidates), default=-np.inf)
 
     return np.array([best(sample) for sample in samples])
 
@@ -160,7 +161,7 @@ def _no_match_rate(tools: TenantIndex, samples: Sequence[Sample], calibration: C
 
 def _is_no_match(tools: TenantIndex, sample: Sample, calibration: Calibration) -> bool:
     params = _scoring_params(sample, calibration)
-    candidates, _ = tools.candidates(params, sample.vectors)
+    candidates, _ = tools.find_candidates(params, sample.vectors)
     return not candidates or should_abstain(candidates, params, sample.vectors[0])
 
 

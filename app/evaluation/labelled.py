@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import InvalidInput
-from app.search.query import Query, read_query
+from app.search.query import Query, parse_query
 from app.text.strict_json import parse_json
 
 _ALIASES = {"query": "message", "relevant": "tools"}
@@ -32,11 +32,11 @@ class LabelledMessage:
 
     @property
     def query(self) -> Query:
-        return read_query(self.message, self.messages)
+        return parse_query(self.message, self.messages)
 
     @property
     def text(self) -> str:
-        return self.query.said
+        return self.query.user_text
 
 
 def parse_labelled_messages(content: bytes) -> list[LabelledMessage]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from app.auth.authentication import Caller
 from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.discover import Discoverer
-from app.discovery.request import Wishes, resolved
+from app.discovery.request import DiscoveryRequest, resolve_options
 from app.evaluation.evaluate import FOUND_WITHIN, ProgressCallback
 from app.evaluation.labelled import LabelledMessage
 from app.evaluation.lint_rules import DescribedTool, Problem, SimilarPair, find_problems, find_similar_pairs
 from app.evaluation.run import answer_message
-from app.search.query import read_query
+from app.search.query import parse_query
 
 MAX_PAIRS = 200
 
@@ -48,10 +48,11 @@ async def lint_descriptions(
     on_progress: ProgressCallback = lambda _step, _done, _total: None,
 ) -> Suggestions:
     """Search for at most `max_probed` tools (None: all), as each takes one or two discoveries."""
-    ask = await resolved(discoverer, caller, Wishes(read_query(""), project_id=project_id))
-    tools = await _load_tools(discoverer, ask.scope)
+    request = DiscoveryRequest(parse_query(""), project_id=project_id)
+    options = await resolve_options(discoverer.searcher, caller, request)
+    tools = await _load_tools(discoverer, options.scope)
     pairs = await asyncio.to_thread(find_similar_pairs, tools, MAX_PAIRS)
-    can_search = ask.strategy is not None and caller.acting_for().discovery_enabled
+    can_search = options.enabled and caller.acting_for().discovery_enabled
     probed = sorted(tools, key=lambda tool: len(tool.words))[:max_probed] if can_search else []
     problems = {tool.tool_key: find_problems(tool) for tool in tools}
     for done, tool in enumerate(probed, start=1):
@@ -62,7 +63,7 @@ async def lint_descriptions(
 
 
 async def _load_tools(discoverer: Discoverer, scope: Scope) -> list[DescribedTool]:
-    async with discoverer.database.snapshot(scope.user_id) as session:
+    async with discoverer.searcher.database.snapshot(scope.user_id) as session:
         rows = await session.rows(_SELECT_DESCRIPTIONS, scope.parameters())
     return [
         DescribedTool(key, server, name, title, description, schema, None if vector is None else vector.to_numpy())

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from app.embeddings.base import Vector
-from app.search.bm25 import terms
+from app.search.tokenizer import tokenize
 
 SIMILAR_COSINE = 0.95
 """Distinct tools of one server often reach 0.9; above 0.95 two tools mostly do the same."""
@@ -63,7 +63,7 @@ class DescribedTool:
     @property
     def words(self) -> frozenset[str]:
         """The words of the tool without its server's name, which the same tool of another server does not share."""
-        return frozenset(terms(f"{self.name} {self.title or ''} {self.description}"))
+        return frozenset(tokenize(f"{self.name} {self.title or ''} {self.description}"))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _check_description(tool: DescribedTool) -> Iterator[Problem]:
 
 def _repeats_name(tool: DescribedTool) -> bool:
     """Whether the description says no more than the name."""
-    return set(terms(tool.description)) <= set(terms(f"{tool.name} {tool.title or ''}"))
+    return set(tokenize(tool.description)) <= set(tokenize(f"{tool.name} {tool.title or ''}"))
 
 
 def _check_parameters(tool: DescribedTool) -> Iterator[Problem]:

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from app.auth.authentication import Caller
-from app.discovery.discover import Ask, Discoverer, Discovery, discover
-from app.discovery.request import Wishes, resolved
+from app.discovery.discover import Discoverer, Discovery, discover
+from app.discovery.request import DiscoveryRequest
 from app.evaluation.labelled import LabelledMessage
 from app.evaluation.scores import Measures, score_ranking
 
@@ -40,12 +40,11 @@ async def answer_message(
     threshold: float | None = None,
 ) -> EvalAnswer:
     """`relevant` are the keys of the relevant tools. An entry that is not a key is never found."""
-    ask = await ask_of(discoverer, caller, item, limit=limit, project_id=project_id)
-    ask = ask if threshold is None else replace(ask, threshold=threshold)
+    request = make_request(item, limit=limit, project_id=project_id, threshold=threshold)
     started = time.perf_counter()
-    discovery = await discover(discoverer, caller.acting_for(), ask)
+    discovery = await discover(discoverer, caller, request)
     duration_ms = (time.perf_counter() - started) * 1000
-    ranked = [tool.offer.tool_id for tool in discovery.tools]
+    ranked = [tool.definition.tool_id for tool in discovery.tools]
     return EvalAnswer(
         item=item,
         ranked=ranked,
@@ -58,13 +57,22 @@ async def answer_message(
     )
 
 
-async def ask_of(
-    discoverer: Discoverer, caller: Caller, item: LabelledMessage, *, limit: int, project_id: str | None
-) -> Ask:
-    """Leave out core tools: they are in every answer and say nothing about the search. Mark the request as a trial:
-    an evaluation must not count as usage."""
-    wishes = Wishes(item.query, project_id=project_id, limit=limit, include_core_tools=False, trial=True)
-    return await resolved(discoverer, caller, wishes)
+def make_request(
+    item: LabelledMessage, *, limit: int, project_id: str | None, threshold: float | None = None
+) -> DiscoveryRequest:
+    """Return the request for a labelled message.
+
+    Core tools are left out: every answer includes them, so they say nothing about the search. It is a dry run: an
+    evaluation must not be counted as a user's message.
+    """
+    return DiscoveryRequest(
+        item.query,
+        project_id=project_id,
+        limit=limit,
+        threshold=threshold,
+        include_core_tools=False,
+        dry_run=True,
+    )
 
 
 def _saved_percent(discovery: Discovery) -> float:

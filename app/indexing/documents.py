@@ -7,7 +7,8 @@ from typing import Any
 from pgvector import SparseVector
 
 from app.mcp_types import ToolDefinition
-from app.search.bm25 import Field, document_vector, most_terms, words
+from app.search.bm25 import Field, build_document_vector, max_document_terms
+from app.search.tokenizer import split_words
 from app.text.strict_json import canonical_json
 
 # Part of every hash: raise it when the enriched text, its terms or its action change, and every tool is indexed anew.
@@ -65,7 +66,7 @@ def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int) -> Sp
         Field(" ".join(map(_description, (part for _, part in parts)))[:_MAX_PARAMETER_TEXT], 0.5),
         Field(" ".join(value for _, part in parts for value in _values(part)), 0.5),
     ]
-    return document_vector(fields, most_terms(dimension))
+    return build_document_vector(fields, max_document_terms(dimension))
 
 
 def _schema_parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -116,7 +117,7 @@ def _spoken(name: str) -> str:
 
 
 def _capabilities(tool: ToolDefinition) -> Iterator[str]:
-    spelled = set(words(tool.name))
+    spelled = set(split_words(tool.name))
     return (capability for capability, verbs in _CAPABILITIES.items() if spelled & verbs)
 
 

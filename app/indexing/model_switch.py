@@ -18,7 +18,7 @@ from app.embeddings.repository import EmbeddingModel, list_models, lock_models_e
 from app.errors import Conflict, NotFound
 from app.indexing.backfill import MISSING, ProgressCallback, backfill_vectors, missing_vectors
 from app.indexing.reindex import Indexer
-from app.search.hnsw import drop_hnsw, ensure_hnsw, hnsw_indexes, hnsw_name
+from app.search.hnsw import drop_hnsw_index, ensure_hnsw_index, hnsw_index_name, list_hnsw_indexes
 
 _MOST_ROUNDS = 20
 
@@ -69,7 +69,7 @@ async def change_model(
 def _make_index(owner: OwnerConnection, model: EmbeddingModel) -> None:
     """While everybody goes on writing, which is why it stands outside of a transaction."""
     with owner(autocommit=True) as connection:
-        ensure_hnsw(connection, model.id, model.dimension, concurrently=True)
+        ensure_hnsw_index(connection, model.id, model.dimension, concurrently=True)
 
 
 def _switch(owner: OwnerConnection, model_id: str, *, incomplete: bool) -> int:
@@ -118,6 +118,6 @@ def _sweep(owner: OwnerConnection, told: ProgressCallback) -> None:
         told(done, len(users))
     with owner(autocommit=True) as connection:
         connection.exec_driver_sql(f"DELETE FROM embedding_cache WHERE {_UNREGISTERED}")
-        needed = {hnsw_name(model.id) for model in list_models(connection)}
-        for name in set(hnsw_indexes(connection)) - needed:
-            drop_hnsw(connection, name)
+        needed = {hnsw_index_name(model.id) for model in list_models(connection)}
+        for name in set(list_hnsw_indexes(connection)) - needed:
+            drop_hnsw_index(connection, name)

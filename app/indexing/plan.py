@@ -12,7 +12,7 @@ from app.indexing import documents
 from app.indexing.parsing import ListedTool
 from app.indexing.sanitize import Finding
 from app.mcp_types import ToolDefinition
-from app.search.intents import Action, action_of_tool
+from app.search.intents import Action, detect_tool_action
 
 CountTokens = Callable[[str], int]
 
@@ -175,7 +175,7 @@ def _row(listed: ListedTool, index_hash: str, place: IndexTarget, count_tokens: 
         index_hash=index_hash,
         enriched_description=documents.enriched_description(tool, place.server_name),
         lexical=documents.lexical_vector(tool, place.server_name, place.dimension),
-        action=action_of_tool(tool.name, tool.description),
+        action=detect_tool_action(tool.name, tool.description),
         tokens=definition_tokens(tool, count_tokens),
         findings=listed.findings,
     )

@@ -96,7 +96,7 @@ def _fitting(tools: Sequence[SelectedTool]) -> int:
     """How many of them, from the first on, there is room for."""
     left = _ROOM
     for place, tool in enumerate(tools):
-        offer = tool.offer
+        offer = tool.definition
         left -= len(offer.description) + len(offer.input_schema) + len(offer.output_schema or "")
         if left < 0 and place > 0:
             return place
@@ -104,7 +104,7 @@ def _fitting(tools: Sequence[SelectedTool]) -> int:
 
 
 def _result(tool: SelectedTool, *, brief: bool) -> Json:
-    offer = tool.offer
+    offer = tool.definition
     result: Json = {
         "toolKey": offer.tool_id,
         "toolName": offer.name,
@@ -120,7 +120,7 @@ def _result(tool: SelectedTool, *, brief: bool) -> Json:
 
 
 def _told(tool: SelectedTool, result: Json) -> str:
-    lines = [f"{_called(tool.offer)} ({result['relevance']:.2f})", f"toolKey: {tool.offer.tool_id}"]
+    lines = [f"{_called(tool.definition)} ({result['relevance']:.2f})", f"toolKey: {tool.definition.tool_id}"]
     if result["description"]:
         lines.append(result["description"])
     if "inputSchema" in result:
@@ -133,11 +133,11 @@ def _told(tool: SelectedTool, result: Json) -> str:
 def schemas(tools: Sequence[SelectedTool], hint: str | None) -> Json:
     found = [
         {
-            "toolKey": tool.offer.tool_id,
-            "name": tool.offer.name,
-            "serverName": tool.offer.server_name,
-            "description": tool.offer.description,
-            "inputSchema": orjson.loads(tool.offer.input_schema),
+            "toolKey": tool.definition.tool_id,
+            "name": tool.definition.name,
+            "serverName": tool.definition.server_name,
+            "description": tool.definition.description,
+            "inputSchema": orjson.loads(tool.definition.input_schema),
             "similarity": None if tool.similarity is None else round(tool.similarity, 4),
         }
         for tool in tools[: _fitting(tools)]

@@ -14,15 +14,15 @@ from app.auth.authentication import Caller, Permission
 from app.catalog.definitions import list_server_definitions, list_server_summaries, read_definitions
 from app.catalog.visibility import Scope
 from app.container import Container
-from app.discovery.discover import Discovery, discover
-from app.discovery.request import Wishes, resolved
-from app.discovery.selection import take_turns
+from app.discovery.discover import Discovery, discover, discover_each
+from app.discovery.request import DiscoveryRequest
+from app.discovery.selection import interleave_selections
 from app.errors import ArgumentsInvalid, InvalidInput, NotFound, ToolNotFound
 from app.execution.execute import ExecutionRequest, execute, execute_with_progress
 from app.execution.validation import check_arguments
 from app.mcp_server import responses
 from app.mcp_types import Dialogue
-from app.search.query import Query, query_in_context
+from app.search.query import Query, parse_query_with_context
 from app.text.strict_json import Json, parse_json
 
 _PAGE = 100
@@ -83,12 +83,10 @@ async def _discover(asked: ToolCall) -> Json:
     """Core tools are left out: the application has them anyway, and runs them itself."""
     discoverer, given = asked.container.discoverer, asked.arguments
     queries = [_searched(query, given.get("context", ""), place) for place, query in enumerate(given["query"])]
-    wishes = Wishes(queries[0], asked.project_id, limit=_whole(given.get("maxResults")), include_core_tools=False)
-    ask = await resolved(discoverer, asked.caller, wishes)
-    user = asked.caller.acting_for()
-    # one after the other: a single call is not to take up several connections
-    discoveries = [await discover(discoverer, user, replace(ask, query=query)) for query in queries]
-    found = take_turns([discovery.tools for discovery in discoveries], ask.limit)
+    limit = _whole(given.get("maxResults"))
+    request = DiscoveryRequest(queries[0], asked.project_id, limit=limit, include_core_tools=False)
+    discoveries = await discover_each(discoverer, asked.caller, request, queries)
+    found = interleave_selections([discovery.tools for discovery in discoveries], discoveries[0].options.limit)
     hint = _hint(discoveries, given["query"])
     return responses.render_tools(found, hint, brief=given.get("detail") == "brief")
 
@@ -97,7 +95,7 @@ def _searched(query: str, context: str, place: int) -> Query:
     if not query.strip():
         wrong = {"loc": ["arguments", "query", place], "msg": "say what is to be done", "type": "minLength"}
         raise ArgumentsInvalid(f"arguments.query.{place}: say what is to be done", errors=[wrong])
-    return query_in_context(query, context)
+    return parse_query_with_context(query, context)
 
 
 def _whole(number: float | None) -> int | None:
@@ -177,15 +175,14 @@ async def _get_tool_details(asked: ToolCall) -> Json:
 
 async def _search_tools(asked: ToolCall) -> Json:
     discoverer, given = asked.container.discoverer, asked.arguments
-    wishes = Wishes(
+    request = DiscoveryRequest(
         _searched(given["query"], "", 0),
         asked.project_id,
         strategy="semantic",
         limit=_whole(given.get("top_k")),
         include_core_tools=False,
     )
-    ask = await resolved(discoverer, asked.caller, wishes)
-    discovery = await discover(discoverer, asked.caller.acting_for(), ask)
+    discovery = await discover(discoverer, asked.caller, request)
     return responses.schemas(discovery.tools, _hint([discovery], [given["query"]]))
 
 

@@ -1,14 +1,17 @@
-"""What may be asked of a discovery."""
+"""Request and response models of `/discover` and `/discover/why`."""
 
 from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from app.catalog.servers import Status
 from app.discovery.formats import Format
-from app.discovery.request import Wishes
-from app.schemas.base import Identifier, Input, Tags
-from app.search.query import Query, read_query
+from app.discovery.request import DiscoveryRequest
+from app.discovery.selection import Source
+from app.indexing.sanitize import Flag
+from app.schemas.base import Identifier, Input, Output, Tags
+from app.search.query import Query, parse_query
 from app.search.scoring import Strategy
 
 Ids = Annotated[list[Identifier], Field(max_length=1_000)]
@@ -18,11 +21,11 @@ class DiscoverBody(Input):
     query: str | None = Field(
         None,
         max_length=200_000,
-        description="the message; beyond 4,000 characters its two ends are searched",
+        description="the message; if it is longer than 4,000 characters, its beginning and its end are searched",
         examples=["search github for rust http servers"],
     )
     messages: list[dict[str, Any]] | None = Field(
-        None, max_length=500, description="recent turns, OpenAI or Anthropic shaped, instead of `query`"
+        None, max_length=500, description="recent turns in OpenAI's or Anthropic's format, instead of `query`"
     )
     limit: int | None = Field(
         None, ge=1, le=50, description="the search's top k; null: the project's, the user's, or 8"
@@ -31,37 +34,41 @@ class DiscoverBody(Input):
         None,
         ge=0,
         le=1,
-        description="the least cosine; a tool whose words match the message strongly passes too (not with `semantic`), "
-        "and with `bm25` it does not count; null: the model's calibrated default",
+        description="the minimum cosine similarity; a tool that matches the message's words strongly passes too (not "
+        "with `semantic`); ignored with `bm25`; null: the model's calibrated threshold",
     )
-    include_core_tools: bool = Field(True, description="native tools come with every answer")
-    server_ids: Ids | None = Field(None, description="only these servers; unknown ids are ignored, `[]` means none")
-    tags: Tags | None = Field(None, description="only tools with at least one of them; each match adds 0.2")
-    project_id: Identifier | None = Field(None, description="only what this project sees")
+    include_core_tools: bool = Field(True, description="add the core tools to the answer")
+    server_ids: Ids | None = Field(
+        None, description="search only these servers; unknown ids are ignored, `[]` means none"
+    )
+    tags: Tags | None = Field(
+        None, description="search only tools with at least one of these tags; each match adds 0.2"
+    )
+    project_id: Identifier | None = Field(None, description="search only the tools of this project")
     strategy: Strategy | None = Field(None, description="null: the project's, the user's, or `hybrid`")
-    max_tokens: int | None = Field(None, ge=1, description="bounds the size of the definitions")
+    max_tokens: int | None = Field(None, ge=1, description="the maximum size of the definitions together")
     keep: Annotated[list[Identifier], Field(max_length=200)] | None = Field(
-        None, description="tool keys that the model was given before: they come first, in order"
+        None, description="keys of tools that the model was given before: they come first, in the same order"
     )
-    format: Format = Field("mcp", description="the shape of `definitions`")
-    explain: bool = Field(False, description="adds to each tool why it ranks where it does")
+    format: Format = Field("mcp", description="the format of `definitions`")
+    explain: bool = Field(False, description="explain for each tool why it ranks where it does")
 
     @model_validator(mode="after")
-    def _something_to_search_for(self) -> "DiscoverBody":
+    def _check_text(self) -> "DiscoverBody":
         if (self.query is None) == (self.messages is None):
             raise ValueError("give either `query` or `messages`")
-        if not self._read.said:
-            where = "there is" if self.messages is None else "the user's turns in `messages` have"
-            raise ValueError(f"{where} no text to search for")
+        if not self._query.user_text:
+            source = "`query` has" if self.messages is None else "the user's turns in `messages` have"
+            raise ValueError(f"{source} no text to search for")
         return self
 
     @cached_property
-    def _read(self) -> Query:
-        return read_query(self.query, self.messages)
+    def _query(self) -> Query:
+        return parse_query(self.query, self.messages)
 
-    def wishes(self) -> Wishes:
-        return Wishes(
-            query=self._read,
+    def to_request(self) -> DiscoveryRequest:
+        return DiscoveryRequest(
+            query=self._query,
             project_id=self.project_id,
             server_ids=self.server_ids,
             tags=self.tags,
@@ -70,7 +77,7 @@ class DiscoverBody(Input):
             threshold=self.similarity_threshold,
             include_core_tools=self.include_core_tools,
             max_tokens=self.max_tokens,
-            keep=self.keep,
+            keep=self.keep or (),
             explain=self.explain,
         )
 
@@ -79,3 +86,65 @@ class WhyBody(DiscoverBody):
     tool: str = Field(
         min_length=1, max_length=300, description="its key, its name, or `SERVER.TOOL`", examples=["search_issues"]
     )
+
+
+class SelectedOut(Output):
+    tool: dict[str, Any] = Field(description="the tool as MCP defines it")
+    tool_key: str = Field(description="its `id` in `/tools`")
+    alias: str = Field(description="the tool's name in `definitions`")
+    server_id: str | None
+    server_name: str | None
+    similarity: float | None = Field(description="the plain cosine")
+    score: float | None = Field(description="what the tools are ranked by, 0 to 1")
+    source: Source = Field(description="`kept` and `core` tools were not searched for; `fallback`: the search failed")
+    matched_tags: list[str]
+    tokens: int = Field(description="the size of its definition")
+    flags: list[Flag] = Field(description="what a person should review in its definition")
+    server_status: Status | None = Field(description="the outcome of the last connection to its server")
+    explanation: dict[str, Any] | None = Field(
+        None,
+        description="with `explain`: cosine, BM25, the rank by each, tag boost, action boost, prior and matched words",
+    )
+
+
+class TokensOut(Output):
+    selected: int = Field(description="the size of the definitions in the answer")
+    all: int = Field(description="the size of all searched tools and core tools")
+    saved_percent: float
+
+
+class DiscoverOut(Output):
+    discovery_id: str
+    tools: list[SelectedOut]
+    definitions: list[dict[str, Any]] = Field(description="ready for the model, in the order of `tools`")
+    total_searched: int = Field(
+        description="the number of tools that are visible to the caller, within `tags`, `server_ids` and the project"
+    )
+    search_duration_ms: float
+    embedding_generated: bool = Field(description="false if the query's embedding was cached or is not needed")
+    strategy: Strategy | None = Field(description="null if the project's `optimization` is null")
+    degraded: bool = Field(description="the search was by words alone although another was requested, or failed")
+    degraded_reason: str | None = Field(description="`embedder_…`, `search_failed` or `disabled`")
+    no_match: bool = Field(description="no tool fits: the answer has core and kept tools alone")
+    tokens: TokensOut
+    toolset_hash: str = Field(description="a hash of the definitions: the same tools have the same hash")
+
+
+class ReasonOut(Output):
+    tool_key: str | None
+    name: str | None
+    server_name: str | None
+    included: bool
+    reason: str = Field(
+        description="`included`, `not_indexed`, `server_disabled`, `not_permitted`, `switched_off`, "
+        "`disabled_by_rule`, `held`, `server_failing`, `outside_project`, `disabled_by_project_rule`, "
+        "`not_read_only`, `outside_filter`, `discovery_off`, `no_match`, `below_threshold`, `outranked` or `no_room`"
+    )
+    message: str
+    rule: int | None = Field(description="the number of the deciding rule, from 1")
+    rank: int | None
+    explanation: dict[str, Any] | None = None
+
+
+class WhyOut(Output):
+    items: list[ReasonOut] = Field(description="one for each tool with this key or name")

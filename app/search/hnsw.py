@@ -1,8 +1,8 @@
-"""Where cosines come from: exactly, by scanning one user's rows, or through HNSW for the few very large users.
+"""The HNSW indexes, through which only the few very large tenants are searched.
 
-Exact by construction: the distance is computed in the select list of a scan of its own, which no other clause is moved
-into, so that no plan can answer it from an index. One HNSW index with a user filter looks right and silently loses
-answers.
+One HNSW index over all tenants with a filter by user looks right and silently loses answers. Ordinary tenants are
+therefore searched exactly (`postgres.py`). A tenant above `SEARCH_ANN_ABOVE` tools has `ann` set on its rows, and each
+model has one partial index over these rows.
 """
 
 import hashlib
@@ -13,79 +13,78 @@ EF_SEARCH = 400
 
 _INDEX_PREFIX = "mcp_tool_embeddings_ann_"
 
-# by somebody who was killed while making it: it is never used, and would keep another from being made
-_IS_HALF_MADE = """
+# A build that was killed leaves an invalid index behind: it is never used, and it blocks `IF NOT EXISTS`.
+_IS_INVALID = """
     SELECT NOT i.indisvalid FROM pg_index i WHERE i.indexrelid = to_regclass(:name)
 """
 
-# relaxed_order may hand rows out slightly out of order; hybrid.py weighs and sorts them anyway
+# `relaxed_order` may return rows slightly out of order; the search scores and sorts them anyway.
 HNSW_SETTINGS = f"""
     SELECT set_config('hnsw.iterative_scan', 'relaxed_order', true), set_config('hnsw.ef_search', '{EF_SEARCH}', true)
 """
 
-
-def similarity(text: int) -> str:
-    """Of a row to one of the query's texts."""
-    return f"1 - (v.embedding <=> %(vector_{text})s::halfvec)"
-
-
-def candidate_ids(model: str, dimension: int, texts: int) -> str:
-    """Joined to `v`: of a large user's rows only those that are worth weighing, the nearest to each text through the
-    model's partial index, and the best by words.
-
-    The model is spelled out, not bound: the planner uses a partial index only where it can prove the predicate.
-    """
-    near = [_nearest(model, dimension, text) for text in range(texts)]
-    return f"JOIN ({' UNION '.join([*near, _BY_WORDS, _BY_NAME])}) promising ON promising.tool_id = v.tool_id"
-
-
-_OF_THE_USER = "user_id = %(user_id)s AND model = %(model)s AND enabled"
-_BY_WORDS = f"""
+_USER_ROWS = "user_id = %(user_id)s AND model = %(model)s AND enabled"
+_BEST_BY_BM25 = f"""
     (SELECT tool_id FROM mcp_tool_embeddings
-     WHERE {_OF_THE_USER} AND (lexical <#> %(terms_0)s::sparsevec) < 0
+     WHERE {_USER_ROWS} AND (lexical <#> %(terms_0)s::sparsevec) < 0
      ORDER BY lexical <#> %(terms_0)s::sparsevec LIMIT {EF_SEARCH})
 """
-_BY_NAME = f"""
+_NAMED_IN_MESSAGE = f"""
     (SELECT tool_id FROM mcp_tool_embeddings
-     WHERE {_OF_THE_USER} AND lower(tool_name) = ANY(%(names)s::text[]) LIMIT {EF_SEARCH})
+     WHERE {_USER_ROWS} AND lower(tool_name) = ANY(%(names)s::text[]) LIMIT {EF_SEARCH})
 """
 
 
-def _nearest(model: str, dimension: int, text: int) -> str:
+def candidate_ids_join(model: str, dimension: int, texts: int) -> str:
+    """Return the join that restricts a large tenant's rows `v` to the candidates.
+
+    Candidates are the nearest tools to each text of the query through the model's partial index, the best tools by
+    BM25, and tools that the message names.
+    """
+    nearest = [_nearest_ids(model, dimension, text) for text in range(texts)]
+    subqueries = " UNION ".join([*nearest, _BEST_BY_BM25, _NAMED_IN_MESSAGE])
+    return f"JOIN ({subqueries}) candidates ON candidates.tool_id = v.tool_id"
+
+
+def _nearest_ids(model: str, dimension: int, text: int) -> str:
+    """The model is a literal, not a parameter: the planner uses a partial index only if it can prove the predicate."""
     return f"""
         (SELECT tool_id FROM mcp_tool_embeddings
-         WHERE user_id = %(user_id)s AND ann AND enabled AND model = {_literal(model)}
+         WHERE user_id = %(user_id)s AND ann AND enabled AND model = {_quote_literal(model)}
          ORDER BY embedding::halfvec({dimension}) <=> %(vector_{text})s::halfvec({dimension}) LIMIT {EF_SEARCH})
     """
 
 
-def hnsw_name(model: str) -> str:
+def hnsw_index_name(model: str) -> str:
     return _INDEX_PREFIX + hashlib.sha256(model.encode()).hexdigest()[:12]
 
 
-def ensure_hnsw(connection: Connection, model: str, dimension: int, *, concurrently: bool = False) -> None:
-    """One partial index for each model, since a cast to the wrong dimension would fail; small users never enter it.
-    `concurrently`, outside of a transaction, nobody waits for it who writes."""
-    name = hnsw_name(model)
-    if concurrently and connection.scalar(text(_IS_HALF_MADE), {"name": name}):
-        drop_hnsw(connection, name)
+def ensure_hnsw_index(connection: Connection, model: str, dimension: int, *, concurrently: bool = False) -> None:
+    """Create the model's partial index unless it exists.
+
+    Each model has its own index, since a cast to another model's dimension would fail. `concurrently` does not block
+    writers and must run outside a transaction.
+    """
+    name = hnsw_index_name(model)
+    if concurrently and connection.scalar(text(_IS_INVALID), {"name": name}):
+        drop_hnsw_index(connection, name)
     statement = (
         f"CREATE INDEX {'CONCURRENTLY' if concurrently else ''} IF NOT EXISTS {name} ON mcp_tool_embeddings "
         f"USING hnsw ((embedding::halfvec({dimension})) halfvec_cosine_ops) WITH (m = 16, ef_construction = 128) "
-        f"WHERE ann AND model = {_literal(model)}"
+        f"WHERE ann AND model = {_quote_literal(model)}"
     )
     connection.execute(text(statement.replace(":", "\\:")))
 
 
-def hnsw_indexes(connection: Connection) -> list[str]:
+def list_hnsw_indexes(connection: Connection) -> list[str]:
     statement = "SELECT indexname FROM pg_indexes WHERE tablename = 'mcp_tool_embeddings'"
     return [name for name in connection.scalars(text(statement)) if name.startswith(_INDEX_PREFIX)]
 
 
-def drop_hnsw(connection: Connection, name: str) -> None:
-    """Outside of a transaction."""
+def drop_hnsw_index(connection: Connection, name: str) -> None:
+    """Drop an index; must run outside a transaction."""
     connection.execute(text(f"DROP INDEX CONCURRENTLY IF EXISTS {name}"))
 
 
-def _literal(model: str) -> str:
+def _quote_literal(model: str) -> str:
     return "'" + model.replace("'", "''").replace("%", "%%") + "'"

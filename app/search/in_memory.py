@@ -1,7 +1,8 @@
-"""The same search over tools that are held in memory: what `hybrid.py` asks of Postgres, done in numpy. Pure.
+"""Search tools that are held in memory: the counterpart of `postgres.py` in numpy. Pure.
 
-Evidence is the same (cosines of half-precision vectors, BM25 with frequencies counted over these very tools), and from
-there on it is the same code: so the same tools give the same answer, whether they are stored or sent.
+The evidence is the same (cosines of half-precision vectors, BM25 with document frequencies over these very tools), and
+scoring and ranking are the same code. The same tools therefore give the same answer, whether they are stored or sent
+with the request.
 """
 
 import math
@@ -15,28 +16,26 @@ import numpy.typing as npt
 from pgvector import SparseVector
 
 from app.embeddings.base import Vector, Vectors
-from app.search.bm25 import matching_words, possible_names
+from app.search.bm25 import find_matching_words
+from app.search.ranking import Hit, candidate_pool_size, is_named, rank, should_abstain
 from app.search.scoring import (
     Candidate,
-    Hit,
     ScoringParams,
     Weights,
-    boost,
-    candidate_pool_size,
-    is_named,
+    compute_boost,
     make_weights,
-    passes,
-    rank,
-    should_abstain,
+    passes_threshold,
+    score_texts,
 )
-from app.search.term_stats import Counts
+from app.search.term_stats import TermStats
+from app.search.tokenizer import extract_possible_names
 
 _Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class IndexedTool:
-    """`lexical` is what a row has for its words."""
+    """`lexical` is the BM25 document vector, as a row stores it."""
 
     tool_id: str
     server_name: str
@@ -47,27 +46,28 @@ class IndexedTool:
 
 @dataclass(frozen=True)
 class ScoredTool:
-    """A hit, and what speaks for it."""
+    """A hit with the evidence for it."""
 
     hit: Hit
     similarity: float | None
-    """The best of the whole query's and its aims'."""
+    """The highest cosine of the texts of the query."""
     words: Sequence[str]
     named: bool
 
 
 @dataclass(frozen=True)
 class TenantIndex:
-    """Terms lie flat behind each other, each with the row of its tool: a query looks at its own alone."""
+    """The terms of all tools lie in flat arrays, each with the row of its tool, so that a query reads only its own."""
 
     tools: Sequence[IndexedTool]
     _rows: npt.NDArray[np.int64]
-    _places: npt.NDArray[np.int64]
+    _term_ids: npt.NDArray[np.int64]
     _frequencies: _Floats
     _vectors: Vectors | None = None
 
     @classmethod
-    def of(cls, tools: Sequence[IndexedTool]) -> Self:
+    def build(cls, tools: Sequence[IndexedTool]) -> Self:
+        """Index tools by their words; `with_vectors` adds their embeddings."""
         sizes = [len(tool.lexical.indices()) for tool in tools]
         return cls(
             tools,
@@ -77,98 +77,110 @@ class TenantIndex:
         )
 
     def with_vectors(self, vectors: Sequence[Vector | None]) -> Self:
-        """In the tools' order; None where there is none yet."""
+        """Return the index with embeddings, in the order of the tools; None for a tool without one."""
         known = [vector for vector in vectors if vector is not None]
         if not known:
             return replace(self, _vectors=None)
-        unknown = np.full(len(known[0]), np.nan, np.float32)
-        stacked = np.stack([unknown if vector is None else vector for vector in vectors])
-        return replace(self, _vectors=_halved(stacked))
+        missing = np.full(len(known[0]), np.nan, np.float32)
+        stacked = np.stack([missing if vector is None else vector for vector in vectors])
+        return replace(self, _vectors=_round_to_half(stacked))
 
-    def find(self, question: ScoringParams, vectors: Sequence[Vector] | None, limit: int) -> list[ScoredTool]:
-        """Without vectors it is a search by words."""
-        candidates, scale = self.candidates(question, vectors)
-        if vectors is not None and should_abstain(candidates, question, vectors[0]):
+    def find(self, params: ScoringParams, vectors: Sequence[Vector] | None, limit: int) -> list[ScoredTool]:
+        """Return the best tools; without vectors it is a search by words."""
+        candidates, weights = self.find_candidates(params, vectors)
+        if vectors is not None and should_abstain(candidates, params, vectors[0]):
             return []
-        best = self._best(candidates, question, scale, candidate_pool_size(question, limit))
-        evidence = {candidate.tool_id: candidate for candidate in best}
-        words = {tool.tool_id: tool.lexical for tool in self.tools if tool.tool_id in evidence}
-        hits = rank(best, question, scale, limit)
-        return [_match(hit, question, evidence[hit.tool_id], words[hit.tool_id]) for hit in hits]
+        pool = _select_best(candidates, params, weights, candidate_pool_size(params, limit))
+        by_id = {candidate.tool_id: candidate for candidate in pool}
+        lexical = {tool.tool_id: tool.lexical for tool in self.tools if tool.tool_id in by_id}
+        hits = rank(pool, params, weights, limit)
+        return [_make_scored_tool(hit, params, by_id[hit.tool_id], lexical[hit.tool_id]) for hit in hits]
 
-    def candidates(self, question: ScoringParams, vectors: Sequence[Vector] | None) -> tuple[list[Candidate], Weights]:
-        """All that pass, or may be named, in no order."""
-        bm25s, most = self._bm25(question)
-        scale = make_weights(question, most)
-        names = set(possible_names(question.query.said))
-        evidence = zip(self.tools, self._similarities(question, vectors), bm25s.tolist(), strict=True)
-        judged = (
-            Candidate(tool.tool_id, tool.server_name, tool.tool_name, (), similarities, its_bm25s, tool.action)
-            for tool, similarities, its_bm25s in evidence
+    def find_candidates(
+        self, params: ScoringParams, vectors: Sequence[Vector] | None
+    ) -> tuple[list[Candidate], Weights]:
+        """Return, unordered, the tools that pass the threshold or may be named in the message."""
+        bm25s, max_bm25s = self._compute_bm25(params)
+        weights = make_weights(params, max_bm25s)
+        names = set(extract_possible_names(params.query.user_text))
+        evidence = zip(self.tools, self._compute_similarities(params, vectors), bm25s.tolist(), strict=True)
+        candidates = (
+            Candidate(tool.tool_id, tool.server_name, tool.tool_name, (), similarities, tool_bm25s, tool.action)
+            for tool, similarities, tool_bm25s in evidence
         )
-        return [each for each in judged if passes(each, scale) or each.tool_name.lower() in names], scale
+        return [
+            candidate
+            for candidate in candidates
+            if passes_threshold(candidate, weights) or candidate.tool_name.lower() in names
+        ], weights
 
-    def by_words(self, questions: Sequence[ScoringParams]) -> list[float]:
-        """How much the words of any of these speak for each tool."""
-        scores: list[float] = np.max([self._bm25(question)[0][:, 0] for question in questions], axis=0).tolist()
+    def score_by_words(self, queries: Sequence[ScoringParams]) -> list[float]:
+        """Return the highest BM25 of each tool for any of the queries."""
+        columns = [self._compute_bm25(params)[0][:, 0] for params in queries]
+        scores: list[float] = np.max(columns, axis=0).tolist()
         return scores
 
-    def _best(
-        self, candidates: Sequence[Candidate], question: ScoringParams, scale: Weights, most: int
-    ) -> list[Candidate]:
-        """As many as a search in Postgres looks at again."""
-        names = set(possible_names(question.query.said))
+    def compute_cosines(self, vectors: Vectors) -> Vectors | None:
+        """Return a row for each tool and a column for each vector.
 
-        def order(each: Candidate) -> tuple[bool, float, str, str]:
-            score = scale.fused(each) + boost(each, question)
-            return each.tool_name.lower() not in names, -score, each.server_name, each.tool_name
-
-        return sorted(candidates, key=order)[:most]
-
-    def _bm25(self, question: ScoringParams) -> tuple[_Floats, list[float]]:
-        """One column for each of the query's texts, and the most that each could score."""
-        texts = question.places
-        columns = np.sort(np.array(texts[0], np.int64))
-        asked = np.isin(self._places, columns)
-        matrix = np.zeros((len(self.tools), len(columns)), np.float32)
-        matrix[self._rows[asked], np.searchsorted(columns, self._places[asked])] = self._frequencies[asked]
-        found = dict(zip(columns.tolist(), np.count_nonzero(matrix, axis=0).tolist(), strict=True))
-        counts = Counts(0, len(self.tools), 0, found)
-        weights = np.stack([_dense(counts.weights(terms), columns) for terms in texts], axis=1)
-        return matrix @ weights, [counts.most(terms) for terms in texts]
-
-    def cosines(self, vectors: Vectors) -> Vectors | None:
-        """One row a tool, one column a vector; NaN where a tool has none yet, None where no tool has any."""
+        A tool without an embedding has NaN. The result is None if no tool has an embedding.
+        """
         if self._vectors is None:
             return None
-        found: Vectors = self._vectors @ _halved(vectors).T
-        return found
+        cosines: Vectors = self._vectors @ _round_to_half(vectors).T
+        return cosines
 
-    def _similarities(self, question: ScoringParams, vectors: Sequence[Vector] | None) -> list[list[float | None]]:
-        cosines = None if vectors is None else self.cosines(np.stack(vectors))
+    def _compute_bm25(self, params: ScoringParams) -> tuple[_Floats, list[float]]:
+        """Return BM25 with a column for each text of the query, and the upper bound for each text."""
+        columns = np.sort(np.array(params.term_ids[0], np.int64))
+        in_query = np.isin(self._term_ids, columns)
+        matrix = np.zeros((len(self.tools), len(columns)), np.float32)
+        matrix[self._rows[in_query], np.searchsorted(columns, self._term_ids[in_query])] = self._frequencies[in_query]
+        counts = dict(zip(columns.tolist(), np.count_nonzero(matrix, axis=0).tolist(), strict=True))
+        stats = TermStats(0, len(self.tools), 0, counts)
+        query = np.stack([_to_dense(stats.make_query_vector(ids), columns) for ids in params.term_ids], axis=1)
+        return matrix @ query, [stats.max_bm25(ids) for ids in params.term_ids]
+
+    def _compute_similarities(
+        self, params: ScoringParams, vectors: Sequence[Vector] | None
+    ) -> list[list[float | None]]:
+        cosines = None if vectors is None else self.compute_cosines(np.stack(vectors))
         if cosines is None:
-            return [[None] * len(question.query.texts)] * len(self.tools)
+            return [[None] * len(params.query.texts)] * len(self.tools)
         return [[None if math.isnan(cosine) else cosine for cosine in row] for row in cosines.tolist()]
 
 
-def _halved(vectors: npt.NDArray[Any]) -> Vectors:
-    """As a row stores them, at unit length again."""
-    stored = vectors.astype(np.float16).astype(np.float32)
-    unit: Vectors = stored / np.linalg.norm(stored, axis=1, keepdims=True)
+def _select_best(
+    candidates: Sequence[Candidate], params: ScoringParams, weights: Weights, pool_size: int
+) -> list[Candidate]:
+    """Return the candidates that a search in Postgres would return for ranking."""
+    names = set(extract_possible_names(params.query.user_text))
+
+    def sort_key(candidate: Candidate) -> tuple[bool, float, str, str]:
+        score = score_texts(candidate, weights) + compute_boost(candidate, params)
+        return candidate.tool_name.lower() not in names, -score, candidate.server_name, candidate.tool_name
+
+    return sorted(candidates, key=sort_key)[:pool_size]
+
+
+def _round_to_half(vectors: npt.NDArray[Any]) -> Vectors:
+    """Round to the precision that rows store, and scale to unit length again."""
+    rounded = vectors.astype(np.float16).astype(np.float32)
+    unit: Vectors = rounded / np.linalg.norm(rounded, axis=1, keepdims=True)
     return unit
 
 
-def _dense(weights: SparseVector, columns: npt.NDArray[np.int64]) -> _Floats:
+def _to_dense(vector: SparseVector, columns: npt.NDArray[np.int64]) -> _Floats:
     dense = np.zeros(len(columns), np.float32)
-    dense[np.searchsorted(columns, weights.indices())] = weights.values()
+    dense[np.searchsorted(columns, vector.indices())] = vector.values()
     return dense
 
 
-def _match(hit: Hit, question: ScoringParams, candidate: Candidate, lexical: SparseVector) -> ScoredTool:
+def _make_scored_tool(hit: Hit, params: ScoringParams, candidate: Candidate, lexical: SparseVector) -> ScoredTool:
     known = [similarity for similarity in candidate.similarities if similarity is not None]
     return ScoredTool(
         hit=hit,
         similarity=max(known, default=None),
-        words=matching_words(question.query.whole, lexical),
-        named=is_named(question.query.said.lower(), hit.tool_name),
+        words=find_matching_words(params.query.search_text, lexical),
+        named=is_named(params.query.user_text.lower(), hit.tool_name),
     )

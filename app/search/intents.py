@@ -1,9 +1,9 @@
-"""What a message wants to be done, and what a tool does: to look, to make, to change or to remove something. Pure.
+"""Detect the action that a message requests and the action that a tool performs. Pure.
 
-Vectors tell well what a text is about, and badly what is to happen to it: "delete the ticket" is near to every tool for
-tickets. The verbs tell. Of a message the first one counts, or the first of each of its aims; of a tool the first in its
-name, or else the word that its description begins with. Where either has none that we know, in English, nothing follows
-from it.
+Embeddings tell well what a text is about, and badly what is to happen to it: "delete the ticket" is close to every tool
+for tickets. The verbs tell. The first known verb decides: in a message or in each of its subqueries, in a tool's name,
+or else the first word of the tool's description. Without a known English verb the action is unknown, and an unknown
+action neither raises nor lowers a score.
 """
 
 import re
@@ -12,11 +12,11 @@ from enum import IntFlag
 from functools import reduce
 from operator import or_
 
-from app.search.bm25 import stem
+from app.search.tokenizer import stem
 
 
 class Action(IntFlag):
-    """As rows store it: a tool has one, or none that we know; a message may want several."""
+    """The values are stored in rows. A tool has one action or `UNKNOWN`; a message may request several."""
 
     UNKNOWN = 0
     LOOK = 1
@@ -37,31 +37,32 @@ _VERBS = {
     Action.CHANGE: "adjust change configure disable edit enable modify move rename replace set update",
     Action.REMOVE: "cancel clear delete destroy discard drop erase purge remove rid unregister",
 }
-_ACTIONS = {stem(verb): action for action, verbs in _VERBS.items() for verb in verbs.split()}
+_ACTIONS_BY_STEM = {stem(verb): action for action, verbs in _VERBS.items() for verb in verbs.split()}
 
-_FIRST_WORDS = 16
-_FIRST_CHARACTERS = 500
+_MAX_WORDS = 16
+_MAX_CHARS = 500
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _GET_RID = re.compile(r"\bget(?:ting)?(?= rid of\b)", re.IGNORECASE)
 
 
-def actions_wanted(texts: Iterable[str]) -> Action:
-    return reduce(or_, [_first(_GET_RID.sub("", text), _FIRST_WORDS) for text in texts], Action.UNKNOWN)
+def detect_requested_actions(texts: Iterable[str]) -> Action:
+    """Return the actions that the texts of a query request, combined."""
+    return reduce(or_, [_find_first_action(_GET_RID.sub("", text), _MAX_WORDS) for text in texts], Action.UNKNOWN)
 
 
-def action_of_tool(name: str, description: str) -> Action:
-    return _first(name, _FIRST_WORDS) or _first(description, 1)
+def detect_tool_action(name: str, description: str) -> Action:
+    return _find_first_action(name, _MAX_WORDS) or _find_first_action(description, 1)
 
 
-def agreement(wanted: int, action: int) -> int:
-    """1 for a tool that does something of what is wanted, -1 for one that does something else."""
-    if wanted == Action.UNKNOWN or action == Action.UNKNOWN:
+def compare_actions(requested: int, action: int) -> int:
+    """Return 1 if a tool performs a requested action, -1 if it performs another, 0 if either is unknown."""
+    if requested == Action.UNKNOWN or action == Action.UNKNOWN:
         return 0
-    return 1 if action & wanted else -1
+    return 1 if action & requested else -1
 
 
-def _first(text: str, words: int) -> Action:
-    for word in _WORD.findall(text[:_FIRST_CHARACTERS])[:words]:
-        if (action := _ACTIONS.get(stem(word.lower()))) is not None:
+def _find_first_action(text: str, max_words: int) -> Action:
+    for word in _WORD.findall(text[:_MAX_CHARS])[:max_words]:
+        if (action := _ACTIONS_BY_STEM.get(stem(word.lower()))) is not None:
             return action
     return Action.UNKNOWN

@@ -1,4 +1,4 @@
-"""Several rankings, one answer. Pure."""
+"""Merge several rankings into one. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
@@ -8,19 +8,22 @@ T = TypeVar("T")
 
 
 def interleave(
-    rankings: Sequence[Sequence[T]], most: int, key: Callable[[T], str], score: Callable[[T], float]
+    rankings: Sequence[Sequence[T]], limit: int, key: Callable[[T], str], score: Callable[[T], float]
 ) -> list[T]:
-    """The best of each ranking, then the second of each, until there are enough; then by score. Each thing once, as the
-    ranking shows it that likes it best."""
-    turns = [each for turn in zip_longest(*rankings) for each in turn if each is not None]
-    best = {key(each): each for each in sorted(turns, key=score)}
-    taken = [best[key(each)] for each in islice(unique_by(turns, key), most)]
+    """Take the best item of each ranking, then the second of each, up to the limit, and sort these by score.
+
+    An item that stands in several rankings is returned once, with its highest score.
+    """
+    alternating = [item for row in zip_longest(*rankings) for item in row if item is not None]
+    best = {key(item): item for item in sorted(alternating, key=score)}
+    taken = [best[key(item)] for item in islice(unique_by(alternating, key), limit)]
     return sorted(taken, key=score, reverse=True)
 
 
-def unique_by(things: Iterable[T], key: Callable[[T], str]) -> Iterator[T]:
+def unique_by(items: Iterable[T], key: Callable[[T], str]) -> Iterator[T]:
+    """Yield the first item of each key."""
     seen: set[str] = set()
-    for each in things:
-        if key(each) not in seen:
-            seen.add(key(each))
-            yield each
+    for item in items:
+        if key(item) not in seen:
+            seen.add(key(item))
+            yield item

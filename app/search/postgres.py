@@ -1,9 +1,11 @@
-"""Ranked hits inside what the caller may see. The only public name of this room is `HybridSearch`.
+"""Search a user's visible tools in Postgres.
 
-A search is one statement: it looks at each of the user's visible tools once, weighs both kinds of evidence as
-`ranking.py` says, and answers with the best, so that the first k are the true first k. What BM25 has to know
-beforehand, in how many of the visible tools each term stands, is remembered for as long as the catalogue's version
-stands.
+A search is one statement. It reads each visible tool once, scores it as `scoring.py` says, and returns the best, so
+that the first k are the true first k. BM25 also needs document frequencies: `term_stats.py` counts them in a statement
+of their own and caches them until the catalogue's version changes.
+
+The search is exact by construction: the distance is computed in the select list of a subquery that no other clause is
+moved into, so that no plan can answer it from an index. Very large tenants are searched through HNSW (`hnsw.py`).
 """
 
 from collections.abc import Sequence
@@ -16,55 +18,54 @@ from pgvector import HalfVector, SparseVector
 from app.catalog.visibility import TAGS, VISIBLE, Scope
 from app.db.engine import Session
 from app.embeddings.base import Vector
-from app.search import hnsw
-from app.search.bm25 import matching_words, possible_names
-from app.search.intents import agreement
+from app.search.bm25 import find_matching_words
+from app.search.hnsw import HNSW_SETTINGS, candidate_ids_join
+from app.search.intents import compare_actions
+from app.search.ranking import Hit, candidate_pool_size, is_named, rank, should_abstain
 from app.search.scoring import (
     ACTION_BOOST,
-    CALLED_BOOST,
     TAG_BOOST,
     Candidate,
-    Hit,
     ScoringParams,
     Weights,
-    candidate_pool_size,
-    is_named,
+    boost_sql,
+    make_sql_parameters,
     make_weights,
-    matched_tags,
-    rank,
-    should_abstain,
+    match_tags,
+    passes_threshold_sql,
+    score_texts_sql,
 )
-from app.search.term_stats import Counts, Lexicon
-from app.usage.priors import MAX_PRIOR
+from app.search.term_stats import TermStats, TermStatsCache
+from app.search.tokenizer import extract_possible_names
 
-_SCORED = """
-    SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {evidence}
-    FROM mcp_tool_embeddings v {joined}
+_READ_EVIDENCE = """
+    SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {columns}
+    FROM mcp_tool_embeddings v {join}
     WHERE {visible}
 """
-# most messages name no tool, and to bring every name to lower case takes longer than to weigh the tools
+# Most messages name no tool, and lower() of every name takes longer than scoring the tools.
 _NAMED = "cardinality(%(names)s::text[]) > 0 AND lower(v.tool_name) = ANY(%(names)s::text[]) AS named"
 
-# what a name weighs: more than all else together
-_FIRST = 1000
+# Outweighs every score, so that tools which the message may name come first.
+_NAME_BONUS = 1000
 
-_BEST = """
-SELECT u.catalog_version, {weighed}, best.*
+_SELECT_BEST = """
+SELECT u.catalog_version, {row_count}, best.*
 FROM users u LEFT JOIN (
     SELECT tool_id, server_name, tool_name, tags, action, prior, {columns} FROM {rows}
-    WHERE bm25_0 >= %(strong)s OR {similarity} >= %(least)s OR named
-    ORDER BY {score} + {boost} + CASE WHEN named THEN {first}::float8 ELSE 0::float8 END DESC, server_name, tool_name
-    LIMIT %(pool)s
+    WHERE {passes} OR named
+    ORDER BY {score} + {boost} + CASE WHEN named THEN {bonus}::float8 ELSE 0::float8 END DESC, server_name, tool_name
+    LIMIT %(pool_size)s
 ) best ON true
 WHERE u.id = %(user_id)s
 """
 
-_EVIDENCE = """
-WITH scored AS MATERIALIZED ({scored}),
+_EXPLAIN = """
+WITH evidence AS MATERIALIZED ({evidence}),
 ranked AS (
     SELECT *, row_number() OVER (ORDER BY similarity_0 DESC NULLS LAST, server_name, tool_name) AS cosine_rank,
            row_number() OVER (ORDER BY bm25_0 DESC, server_name, tool_name) AS bm25_rank
-    FROM scored
+    FROM evidence
 )
 SELECT r.tool_id, r.tool_name, r.tags, r.similarity_0, r.cosine_rank, r.bm25_0, r.bm25_rank, r.action, r.prior,
        v.lexical
@@ -72,39 +73,26 @@ FROM ranked r JOIN mcp_tool_embeddings v ON v.user_id = %(user_id)s AND v.model 
 WHERE r.tool_id = ANY(%(tool_ids)s)
 """
 
-# The same as ranking.boost. A plain .03 would be numeric, and converted for each row; comparing tags takes longer than
-# all the rest, and few requests name any.
-_BOOST = f"""
-    CASE WHEN action = 0 OR %(wanted)s = 0 THEN 0::float8
-         WHEN action & %(wanted)s > 0 THEN {ACTION_BOOST}::float8 ELSE -{ACTION_BOOST}::float8 END
-    + least(prior, {MAX_PRIOR})
-    + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST}::float8 ELSE 0::float8 END
-"""
-_TAG_BOOST = (
-    f" + {TAG_BOOST}::float8 * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted)s::text[])))"
-)
-
-_Rows = Sequence[tuple[Any, ...]]
-_Vectors = Sequence[Vector] | None
-"""Of the query's texts, one each."""
+TextVectors = Sequence[Vector] | None
+"""The embedding of each text of the query; None for a search by words alone."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """`searched` and `tokens` count all that was visible, not only the hits."""
+    """`searched` and `tokens` count all visible tools, not only the hits."""
 
     hits: list[Hit]
     searched: int
     tokens: int
     version: int
-    """The catalogue's, at the moment of the search."""
+    """The catalogue's version at the time of the search."""
     abstained: bool = False
-    """There were tools above the threshold, but by the model's judgement none that fits."""
+    """Tools passed the threshold, but none fits by the model's calibration."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Why a visible tool stands where it stands. Ranks are among all that is visible, and missing without a score."""
+    """Why a visible tool ranks where it does. Ranks count all visible tools; a tool without a score has no rank."""
 
     cosine: float | None
     cosine_rank: int | None
@@ -118,146 +106,145 @@ class Evidence:
 
 
 class HybridSearch:
-    """One for all models: which of them is meant, the scope says."""
+    """Searches with any model; the scope names it."""
 
     def __init__(self) -> None:
-        self._lexicon = Lexicon()
+        self._term_stats = TermStatsCache()
 
     async def find(
         self,
         session: Session,
         scope: Scope,
-        question: ScoringParams,
-        vectors: _Vectors,
+        params: ScoringParams,
+        vectors: TextVectors,
         *,
         limit: int | None,
         ann: bool = False,
     ) -> SearchResult:
-        """Without vectors it is a search by words. `ann` says that the user is large enough for HNSW. Without a limit
-        it is the whole ranking of all that passes."""
-        counts = await self._lexicon.counts(session, scope, question.places[0])
-        rows = await self._rows(session, scope, question, counts, vectors, limit=limit, ann=ann)
-        if rows and rows[0][0] != counts.version:
-            # the catalogue has changed since the terms were counted
-            counts = await self._lexicon.recount(session, scope, question.places[0])
-            rows = await self._rows(session, scope, question, counts, vectors, limit=limit, ann=ann)
-        candidates = [_candidate(row) for row in rows if row[2] is not None]
-        scale = _scale(question, counts)
-        if vectors is not None and should_abstain(candidates, question, vectors[0]):
-            return SearchResult([], counts.searched, counts.tokens, counts.version, abstained=bool(candidates))
-        hits = rank(candidates, question, scale, len(candidates) if limit is None else limit)
-        return SearchResult(hits, counts.searched, counts.tokens, counts.version)
+        """Return the best hits within the scope, or the whole ranking if `limit` is None.
 
-    async def evidence(
-        self, session: Session, scope: Scope, question: ScoringParams, vectors: _Vectors, tool_ids: Sequence[str]
+        `ann`: the user is large enough for HNSW.
+        """
+        stats = await self._term_stats.get(session, scope, params.term_ids[0])
+        rows = await self._read_rows(session, scope, params, stats, vectors, limit=limit, ann=ann)
+        if rows and rows[0][0] != stats.version:
+            # The catalogue has changed since the terms were counted.
+            stats = await self._term_stats.refresh(session, scope, params.term_ids[0])
+            rows = await self._read_rows(session, scope, params, stats, vectors, limit=limit, ann=ann)
+        candidates = [_make_candidate(row) for row in rows if row[2] is not None]
+        if vectors is not None and should_abstain(candidates, params, vectors[0]):
+            return SearchResult([], stats.searched, stats.tokens, stats.version, abstained=bool(candidates))
+        weights = _make_weights(params, stats)
+        hits = rank(candidates, params, weights, len(candidates) if limit is None else limit)
+        return SearchResult(hits, stats.searched, stats.tokens, stats.version)
+
+    async def read_evidence(
+        self, session: Session, scope: Scope, params: ScoringParams, vectors: TextVectors, tool_ids: Sequence[str]
     ) -> dict[str, Evidence]:
-        """Of those that are visible, by id. A look at every tool, always exact: nobody explains every message."""
-        places = question.places[:1]
-        counts = await self._lexicon.recount(session, scope, places[0])
-        parameters = scope.parameters() | _asked(counts, places, vectors) | {"tool_ids": list(tool_ids)}
-        rows = await session.rows(_explained(), parameters)
-        return {tool_id: _evidence(question, *rest) for tool_id, *rest in rows}
+        """Return the evidence for those of the tools that are visible, by id.
 
-    async def _rows(
+        It reads every visible tool and is always exact: few requests ask for an explanation.
+        """
+        term_ids = params.term_ids[:1]
+        stats = await self._term_stats.refresh(session, scope, term_ids[0])
+        parameters = scope.parameters() | _make_vector_parameters(stats, term_ids, vectors)
+        rows = await session.rows(_explain_statement(), parameters | {"tool_ids": list(tool_ids)})
+        return {tool_id: _make_evidence(params, *columns) for tool_id, *columns in rows}
+
+    async def _read_rows(
         self,
         session: Session,
         scope: Scope,
-        question: ScoringParams,
-        counts: Counts,
-        vectors: _Vectors,
+        params: ScoringParams,
+        stats: TermStats,
+        vectors: TextVectors,
         *,
         limit: int | None,
         ann: bool,
-    ) -> _Rows:
-        places = question.places
-        parameters = scope.parameters() | _asked(counts, places, vectors) | _weighed(question, counts)
-        parameters["pool"] = None if limit is None else candidate_pool_size(question, limit)
+    ) -> Sequence[tuple[Any, ...]]:
+        texts, with_tags = len(params.term_ids), bool(params.tags)
+        parameters = scope.parameters() | _make_search_parameters(params, stats, vectors)
+        parameters["pool_size"] = None if limit is None else candidate_pool_size(params, limit)
         if ann and vectors is not None and limit is not None:
-            await session.rows(hnsw.HNSW_SETTINGS)
-            statement = _through_hnsw(scope.model, len(vectors[0]), len(places), tagged=bool(question.tags))
+            await session.rows(HNSW_SETTINGS)
+            statement = _hnsw_statement(scope.model, len(vectors[0]), texts, with_tags=with_tags)
             rows = await session.rows(statement, parameters)
-            if rows and rows[0][1] >= min(limit, counts.searched):
+            if rows and rows[0][1] >= min(limit, stats.searched):
                 return rows
-            # HNSW filters after it has looked: fewer rows than there are to find means that it lost some
-        return await session.rows(_exact(len(places), tagged=bool(question.tags)), parameters)
+            # HNSW filters after the scan: fewer rows than there are to find means that it lost some.
+        return await session.rows(_exact_statement(texts, with_tags=with_tags), parameters)
 
 
-def _asked(counts: Counts, places: Sequence[Sequence[int]], vectors: _Vectors) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
-    for text, terms in enumerate(places):
-        asked[f"terms_{text}"] = counts.weights(terms)
-        asked[f"vector_{text}"] = None if vectors is None else HalfVector(vectors[text])
-    return asked
+def _make_weights(params: ScoringParams, stats: TermStats) -> Weights:
+    return make_weights(params, [stats.max_bm25(term_ids) for term_ids in params.term_ids])
 
 
-def _scale(question: ScoringParams, counts: Counts) -> Weights:
-    return make_weights(question, [counts.most(terms) for terms in question.places])
-
-
-def _weighed(question: ScoringParams, counts: Counts) -> dict[str, Any]:
-    scale = _scale(question, counts)
-    weights = {f"words_{text}": weight for text, weight in enumerate(scale.words)}
-    return weights | {
-        "unrelated": scale.unrelated,
-        "meaning": scale.meaning,
-        "strong": scale.strong,
-        "least": scale.least,
-        "names": possible_names(question.query.said),
-        "wanted": question.wanted,
-        "called": list(question.query.called),
-        "boosted": list(question.tags),
-    }
-
-
-def _scored(texts: int, *more: str, joined: str = "") -> str:
-    similarities = [f"{hnsw.similarity(text)} AS similarity_{text}" for text in range(texts)]
-    bm25s = [f"-(v.lexical <#> %(terms_{text})s::sparsevec) AS bm25_{text}" for text in range(texts)]
-    evidence = ", ".join([*similarities, *bm25s, *more])
-    return _SCORED.format(evidence=evidence, joined=joined, visible=VISIBLE, tags=TAGS)
-
-
-def _best(texts: int, rows: str, weighed: str, *, tagged: bool) -> str:
-    """The same as `Scale.fused`, and as `passes`."""
-    above = "coalesce(similarity_{0} - %(unrelated)s, 0)"
-    whole, *aims = (f"(%(meaning)s * {above.format(text)} + %(words_{text})s * bm25_{text})" for text in range(texts))
-    return _BEST.format(
-        weighed=weighed,
-        rows=rows,
-        columns=", ".join([f"similarity_{n}" for n in range(texts)] + [f"bm25_{n}" for n in range(texts)]),
-        similarity=f"coalesce(greatest({', '.join(f'similarity_{n}' for n in range(texts))}), -1)",
-        score=f"greatest({', '.join([whole, *(f'({whole} + {aim}) / 2' for aim in aims)])})" if aims else whole,
-        boost=_BOOST + (_TAG_BOOST if tagged else ""),
-        first=_FIRST,
+def _make_search_parameters(params: ScoringParams, stats: TermStats, vectors: TextVectors) -> dict[str, Any]:
+    return (
+        _make_vector_parameters(stats, params.term_ids, vectors)
+        | make_sql_parameters(params, _make_weights(params, stats))
+        | {"names": extract_possible_names(params.query.user_text)}
     )
 
 
+def _make_vector_parameters(
+    stats: TermStats, term_ids: Sequence[Sequence[int]], vectors: TextVectors
+) -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
+    for text, ids in enumerate(term_ids):
+        parameters[f"terms_{text}"] = stats.make_query_vector(ids)
+        parameters[f"vector_{text}"] = None if vectors is None else HalfVector(vectors[text])
+    return parameters
+
+
 @lru_cache(maxsize=16)
-def _exact(texts: int, *, tagged: bool) -> str:
-    """Each row is weighed once, before any other clause looks at it: nothing is moved across an OFFSET."""
-    return _best(texts, f"({_scored(texts, _NAMED)} OFFSET 0) scored", "NULL", tagged=tagged)
+def _exact_statement(texts: int, *, with_tags: bool) -> str:
+    """Compute the evidence of each row once, before any other clause uses it: OFFSET is an optimization fence."""
+    rows = f"({_evidence_subquery(texts, _NAMED)} OFFSET 0) evidence"
+    return _best_statement(texts, rows, "NULL", with_tags=with_tags)
 
 
 @lru_cache(maxsize=64)
-def _through_hnsw(model: str, dimension: int, texts: int, *, tagged: bool) -> str:
-    """The rows that were found are counted as well, and so have to be kept."""
-    found = _scored(texts, _NAMED, joined=hnsw.candidate_ids(model, dimension, texts))
-    best = _best(texts, "scored", "(SELECT count(*) FROM scored)", tagged=tagged)
-    return f"WITH scored AS MATERIALIZED ({found}) {best}"
+def _hnsw_statement(model: str, dimension: int, texts: int, *, with_tags: bool) -> str:
+    """Materialize the candidates, since they are counted as well."""
+    evidence = _evidence_subquery(texts, _NAMED, join=candidate_ids_join(model, dimension, texts))
+    best = _best_statement(texts, "evidence", "(SELECT count(*) FROM evidence)", with_tags=with_tags)
+    return f"WITH evidence AS MATERIALIZED ({evidence}) {best}"
 
 
 @lru_cache(maxsize=1)
-def _explained() -> str:
-    return _EVIDENCE.format(scored=_scored(1))
+def _explain_statement() -> str:
+    return _EXPLAIN.format(evidence=_evidence_subquery(1))
 
 
-def _candidate(row: tuple[Any, ...]) -> Candidate:
+def _evidence_subquery(texts: int, *extra_columns: str, join: str = "") -> str:
+    cosines = [f"1 - (v.embedding <=> %(vector_{text})s::halfvec) AS similarity_{text}" for text in range(texts)]
+    bm25s = [f"-(v.lexical <#> %(terms_{text})s::sparsevec) AS bm25_{text}" for text in range(texts)]
+    columns = ", ".join([*cosines, *bm25s, *extra_columns])
+    return _READ_EVIDENCE.format(columns=columns, join=join, visible=VISIBLE, tags=TAGS)
+
+
+def _best_statement(texts: int, rows: str, row_count: str, *, with_tags: bool) -> str:
+    columns = [f"similarity_{text}" for text in range(texts)] + [f"bm25_{text}" for text in range(texts)]
+    return _SELECT_BEST.format(
+        row_count=row_count,
+        rows=rows,
+        columns=", ".join(columns),
+        passes=passes_threshold_sql(texts),
+        score=score_texts_sql(texts),
+        boost=boost_sql(with_tags=with_tags),
+        bonus=_NAME_BONUS,
+    )
+
+
+def _make_candidate(row: tuple[Any, ...]) -> Candidate:
     _, _, tool_id, server_name, tool_name, tags, action, prior, *evidence = row
     texts = len(evidence) // 2
     return Candidate(tool_id, server_name, tool_name, tags, evidence[:texts], evidence[texts:], action, prior)
 
 
-def _evidence(
-    question: ScoringParams,
+def _make_evidence(
+    params: ScoringParams,
     tool_name: str,
     tags: Sequence[str],
     similarity: float | None,
@@ -266,16 +253,16 @@ def _evidence(
     bm25_rank: int,
     action: int,
     prior: float,
-    words: SparseVector,
+    lexical: SparseVector,
 ) -> Evidence:
     return Evidence(
         cosine=similarity,
         cosine_rank=None if similarity is None else cosine_rank,
         bm25=bm25,
         bm25_rank=bm25_rank if bm25 > 0 else None,
-        tag_boost=TAG_BOOST * len(matched_tags(tags, question)),
-        action_boost=ACTION_BOOST * agreement(question.wanted, action),
+        tag_boost=TAG_BOOST * len(match_tags(tags, params)),
+        action_boost=ACTION_BOOST * compare_actions(params.requested_actions, action),
         prior=prior,
-        matched_words=matching_words(question.query.whole, words),
-        named_in_message=is_named(question.query.said.lower(), tool_name),
+        matched_words=find_matching_words(params.query.search_text, lexical),
+        named_in_message=is_named(params.query.user_text.lower(), tool_name),
     )

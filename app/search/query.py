@@ -1,9 +1,11 @@
-"""From what a chat backend sends to what is searched for. Pure.
+"""Parse what a chat backend sends into what is searched for. Pure.
 
-Three things are read out of a message. Whether it says enough alone: "do it" or "and the second one?" is searched
-together with the turn before it. Which aims it has: "find the paper and mail it to Ann" has two, and each is searched
-for by itself as well, so that neither drowns in the other. And which tools were called lately, since the next message
-often needs one of them again.
+Three things are read from a message:
+
+- Whether it is complete. "do it" or "and the second one?" is searched together with the turn before it.
+- Its subqueries. "find the paper and mail it to Ann" requests two things. Each is searched for by itself as well, so
+  that neither hides the other.
+- The recently called tools, since the next message often needs one of them again.
 """
 
 import re
@@ -11,16 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.search.bm25 import terms
+from app.search.tokenizer import tokenize
 
-LONGEST_SEARCHED = 4_000
-_LONGEST_WITH_AIMS = 1_000
-_LONGEST_TURN = 600
-_LONGEST_CLOSING = 80
-_MOST_AIMS = 4
+MAX_SEARCH_CHARS = 4_000
+_MAX_CHARS_FOR_SUBQUERIES = 1_000
+_MAX_TURN_CHARS = 600
+_MAX_CLOSING_CHARS = 80
+_MAX_SUBQUERIES = 4
 _RECENT_TURNS = 8
 
-# What begins an aim of its own behind "and" or "then": a verb that asks for something, or a new clause.
+# After "and" or "then", a verb that requests something or a new clause begins another subquery.
 _VERBS = """
     add append approve archive arrange ask assign attach book build buy calculate call cancel change check clear click
     close comment compare compute convert copy count create decline delete deploy describe design determine download
@@ -34,37 +36,38 @@ _VERBS = """
 """.split()
 _CLAUSES = r"i(?:'d|'ll| would| want| need| also| am| have| will)|can|could|would|will|what|how|who|when|where|which"
 _LINKS = r"(?:(?:please|also|then|finally|lastly|afterwards|maybe|just|kindly),?\s+)*"
-_NEXT_AIM = re.compile(
+_SUBQUERY_BOUNDARY = re.compile(
     rf",?\s+(?:and|then|plus|but)\s+(?={_LINKS}(?:{_CLAUSES}|is|are|do|does|{'|'.join(_VERBS)})\b)"
     rf"|,\s+(?={_LINKS}(?:{'|'.join(_VERBS)})\s)",
     re.IGNORECASE,
 )
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
+_SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?;])\s+|\n+")
 
-# Words that point at something said before; "will it rain?" and "this week" do not.
-_POINTING = re.compile(
+# Words that refer to an earlier turn. "will it rain?" and "this week" do not.
+_REFERENCE = re.compile(
     r"(?<!\bis )(?<!\bwas )(?<!\bwill )(?<!\bdoes )(?<!\bdid )\b(?:it|that)\b"
     r"|\b(?:them|those|these|ones?|same|again|another|her|him|first|second|third|other)\b",
     re.IGNORECASE,
 )
-_MOST_POINTING_WORDS = 12
-_FEWEST_WORDS = 3
-_AGREEING = frozenset(
+_MAX_WORDS_WITH_REFERENCE = 12
+_MAX_WORDS_OF_A_FRAGMENT = 3
+_AGREEMENT_WORDS = frozenset(
     "yes yeah yep sure ok okay great perfect lovely good nice thanks thank go ahead exactly right correct fine".split()
 )
 
-# "Thanks, that is all" wants nothing, whatever was spoken of before. Only where all of it says so.
-_CLOSING = frozenset("thank thanks thx cheers bye goodbye no nope nothing nevermind mind".split())
-_BESIDE_CLOSING = _AGREEING | frozenset(
+# "Thanks, that is all" requests nothing, whatever the conversation was about. Every word must be one of these.
+_CLOSING_WORDS = frozenset("thank thanks thx cheers bye goodbye no nope nothing nevermind mind".split())
+_CLOSING_FILLERS = _AGREEMENT_WORDS | frozenset(
     """
     a all am and are day done else everything for got have help helpful i is it lot m more much need needed never now
     one re really s so that thats the time very was we ya you your
     """.split()
 )
-_SPOKEN = re.compile(r"\w+")
+_ANY_WORD = re.compile(r"\w+")
 
-# A file's name says that a file is meant; its words are of the file's content, and lead a search by meaning astray.
-_FILE = re.compile(
+# A file name shows that the message is about a file. Its words describe the content of the file and mislead a semantic
+# search.
+_FILE_NAME = re.compile(
     r"(?<![\w/:.~-])[\w~./-]*[\w-]\.(?:md|txt|docx?|xlsx?|csv|pdf|pptx?|jpe?g|png|gif|svg|mp[34]|py|js|ts|json|ya?ml"
     r"|html?|css|zip|log|sql|java|go|rs|c|cpp|h|sh|toml|ini|conf|xml|tar|gz)\b",
     re.IGNORECASE,
@@ -73,118 +76,124 @@ _FILE = re.compile(
 
 @dataclass(frozen=True)
 class Query:
-    said: str
-    """The user's own last words: where a tool's name is looked for."""
-    whole: str
-    """What is searched for, with what came before where the words say too little alone."""
-    aims: tuple[str, ...] = ()
-    """Parts of it that are searched for by themselves as well."""
+    user_text: str
+    """The user's last message, in which tool names are looked for."""
+    search_text: str
+    """What is searched for: the message, with earlier turns if it is incomplete without them."""
+    subqueries: tuple[str, ...] = ()
+    """Parts of the search text that are searched for by themselves as well."""
     called: frozenset[str] = frozenset()
-    """The names of tools that were called lately."""
+    """The names of recently called tools."""
 
     @property
-    def closes(self) -> bool:
-        """Whether it wants nothing any more: thanks, and a goodbye."""
-        words = set(_SPOKEN.findall(self.said[:_LONGEST_CLOSING].lower()))
-        return len(self.said) <= _LONGEST_CLOSING and bool(words & _CLOSING) and words <= _CLOSING | _BESIDE_CLOSING
+    def is_closing(self) -> bool:
+        """Whether the message only says thanks or goodbye, and requests nothing."""
+        if len(self.user_text) > _MAX_CLOSING_CHARS:
+            return False
+        words = set(_ANY_WORD.findall(self.user_text.lower()))
+        return bool(words & _CLOSING_WORDS) and words <= _CLOSING_WORDS | _CLOSING_FILLERS
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return self.whole, *self.aims
+        """The search text first, then each subquery."""
+        return self.search_text, *self.subqueries
 
 
-def read_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None = None) -> Query:
-    """The query, or what the user said last."""
+def parse_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None = None) -> Query:
+    """Return the query for a text, or for the user's last turn of a conversation."""
     if query is not None:
-        return _alone(query.strip())
+        return _make_query(query.strip())
     turns = list(messages or ())
-    place, said = next(_said_by("user", turns), (0, ""))
-    called = frozenset(name for turn in turns[-_RECENT_TURNS:] for name in _called(turn))
-    if not _says_too_little(said):
-        return _alone(said, called)
-    return _with_context(said, _before(turns[:place]), called)
+    position, user_text = next(_iterate_backwards("user", turns), (0, ""))
+    called = frozenset(name for turn in turns[-_RECENT_TURNS:] for name in _find_tool_calls(turn))
+    if _is_complete(user_text):
+        return _make_query(user_text, called)
+    return _make_follow_up(user_text, _find_context(turns[:position]), called)
 
 
-def query_in_context(query: str, context: str) -> Query:
-    """Of somebody who says apart what it is about."""
-    said, about = query.strip(), context.strip()
-    return Query(said, shorten(f"{said}\n{about}"), (shorten(said),)) if about else _alone(said)
+def parse_query_with_context(query: str, context: str) -> Query:
+    """Return the query for a caller that gives the context separately."""
+    user_text, context = query.strip(), context.strip()
+    if not context:
+        return _make_query(user_text)
+    return Query(user_text, shorten(f"{user_text}\n{context}"), (shorten(user_text),))
 
 
-def shorten(text: str, longest: int = LONGEST_SEARCHED) -> str:
-    """A pasted document usually follows or precedes the wish itself: keep both ends."""
-    if len(text) <= longest:
+def shorten(text: str, max_chars: int = MAX_SEARCH_CHARS) -> str:
+    """Keep both ends of a long text: a pasted document usually follows or precedes the request itself."""
+    if len(text) <= max_chars:
         return text
-    half = longest // 2
+    half = max_chars // 2
     return f"{text[:half]}\n{text[-half:]}"
 
 
-def _alone(said: str, called: frozenset[str] = frozenset()) -> Query:
-    whole = _without_file_names(shorten(said))
-    return Query(said, whole, _aims(whole), called)
+def _make_query(user_text: str, called: frozenset[str] = frozenset()) -> Query:
+    search_text = _replace_file_names(shorten(user_text))
+    return Query(user_text, search_text, _split_subqueries(search_text), called)
 
 
-def _with_context(said: str, before: Sequence[str], called: frozenset[str] = frozenset()) -> Query:
-    if not before:
-        return _alone(said, called)
-    last = _without_file_names(shorten(said))
-    whole = shorten("\n".join([*map(_without_file_names, before), last]))
-    return Query(said, whole, (last,) if last else (), called)
+def _make_follow_up(user_text: str, context: Sequence[str], called: frozenset[str]) -> Query:
+    if not context:
+        return _make_query(user_text, called)
+    message = _replace_file_names(shorten(user_text))
+    search_text = shorten("\n".join([*map(_replace_file_names, context), message]))
+    return Query(user_text, search_text, (message,) if message else (), called)
 
 
-def _without_file_names(text: str) -> str:
-    return _FILE.sub("the file", text)
+def _replace_file_names(text: str) -> str:
+    return _FILE_NAME.sub("the file", text)
 
 
-def _aims(text: str) -> tuple[str, ...]:
-    """The parts of a message that asks for several things; none where it asks for one. A long one is a document."""
-    if len(text) > _LONGEST_WITH_AIMS:
+def _split_subqueries(text: str) -> tuple[str, ...]:
+    """Return the parts of a text that requests several things, and none for a single request or a document."""
+    if len(text) > _MAX_CHARS_FOR_SUBQUERIES:
         return ()
-    parts = [part for sentence in _SENTENCE.split(text) for part in _NEXT_AIM.split(sentence)]
+    parts = [part for sentence in _SENTENCE_BOUNDARY.split(text) for part in _SUBQUERY_BOUNDARY.split(sentence)]
     if len(parts) == 1:
         return ()
-    aims = [part.strip() for part in parts if len(set(terms(part))) > 1]
-    return tuple(aims[:_MOST_AIMS]) if len(aims) > 1 else ()
+    subqueries = [part.strip() for part in parts if len(set(tokenize(part))) > 1]
+    return tuple(subqueries[:_MAX_SUBQUERIES]) if len(subqueries) > 1 else ()
 
 
-def _says_too_little(said: str) -> bool:
-    words = said.split()
-    own = set(terms(said)) - _AGREEING
-    if len(words) <= _FEWEST_WORDS or len(own) <= 1:
-        return True
-    return len(words) <= _MOST_POINTING_WORDS and _POINTING.search(said) is not None
+def _is_complete(user_text: str) -> bool:
+    """Whether the message can be searched for without the turns before it."""
+    words = user_text.split()
+    terms = set(tokenize(user_text)) - _AGREEMENT_WORDS
+    if len(words) <= _MAX_WORDS_OF_A_FRAGMENT or len(terms) <= 1:
+        return False
+    return len(words) > _MAX_WORDS_WITH_REFERENCE or _REFERENCE.search(user_text) is None
 
 
-def _before(turns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the user said the time before, and what was answered last."""
-    said = [text for _, text in _said_by("user", turns)][:1]
-    answered = [text for _, text in _said_by("assistant", turns)][:1]
-    return [shorten(text, _LONGEST_TURN) for text in (*said, *answered)]
+def _find_context(turns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the user's previous message and the assistant's last answer."""
+    message = [text for _, text in _iterate_backwards("user", turns)][:1]
+    answer = [text for _, text in _iterate_backwards("assistant", turns)][:1]
+    return [shorten(text, _MAX_TURN_CHARS) for text in (*message, *answer)]
 
 
-def _said_by(role: str, turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
-    """From the last to the first, each with its place."""
-    for place in range(len(turns) - 1, -1, -1):
-        if turns[place].get("role") == role and (text := _text_of(turns[place].get("content"))):
-            yield place, text
+def _iterate_backwards(role: str, turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+    """Yield the position and the text of each turn of a role, the last turn first."""
+    for position in range(len(turns) - 1, -1, -1):
+        if turns[position].get("role") == role and (text := _extract_text(turns[position].get("content"))):
+            yield position, text
 
 
-def _text_of(content: Any) -> str:
-    """A string, or blocks of which OpenAI's and Anthropic's text ones carry `text`."""
+def _extract_text(content: Any) -> str:
+    """Return a string as it is, or the `text` of OpenAI's and Anthropic's content blocks."""
     if isinstance(content, str):
         return content.strip()
-    texts = (block.get("text") for block in _blocks(content))
+    texts = (block.get("text") for block in _list_blocks(content))
     return "\n".join(text for text in texts if isinstance(text, str)).strip()
 
 
-def _called(turn: Mapping[str, Any]) -> Iterator[str]:
-    """By OpenAI's `tool_calls`, or by Anthropic's `tool_use` blocks."""
-    functions = (call.get("function") for call in _blocks(turn.get("tool_calls")))
-    uses = (block for block in _blocks(turn.get("content")) if block.get("type") == "tool_use")
-    for named in (*functions, *uses):
-        if isinstance(named, dict) and isinstance(named.get("name"), str):
-            yield named["name"]
+def _find_tool_calls(turn: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tool names in OpenAI's `tool_calls` and Anthropic's `tool_use` blocks."""
+    functions = (call.get("function") for call in _list_blocks(turn.get("tool_calls")))
+    tool_uses = (block for block in _list_blocks(turn.get("content")) if block.get("type") == "tool_use")
+    for call in (*functions, *tool_uses):
+        if isinstance(call, dict) and isinstance(call.get("name"), str):
+            yield call["name"]
 
 
-def _blocks(content: Any) -> list[dict[str, Any]]:
+def _list_blocks(content: Any) -> list[dict[str, Any]]:
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []

@@ -1,51 +1,53 @@
-"""From two kinds of evidence to one order. Pure.
+"""The score of a tool for a query, in Python and in SQL. Pure.
 
-The evidence for a tool is a sum: how much nearer its vector is to the query's than an unrelated tool's would be, in the
-model's own measure, and a little for each unit of BM25. Nothing is scaled to the best of the lot, so a score means the
-same in every answer, and words weigh the more, the rarer they are among the user's own tools. Where a message has
-several aims, the evidence for an aim lifts a tool half of the way up to it: `max(whole, (whole + aim) / 2)`. On top
-come small boosts: for asked tags, for doing what the message wants done (`actions.py`), for good use and recent calls.
+    score    = max(text_0, (text_0 + text_n) / 2 for each subquery n) + boost
+    text_n   = cosine_weight * (cosine_n - baseline) + bm25_weight * bm25_n
+    boost    = matching tags + matching action + past use + recent call
 
-Chosen on public sets of labelled messages (`make bench-relevance`): against scores that are brought to 0..1 over a pool
-of candidates the sum is level or ahead on all of them, and needs no pool.
+`text_0` is the evidence for the whole search text, `baseline` the cosine of an unrelated tool in the model's own scale.
+Nothing is scaled to the best candidate, so a score means the same in every answer, and a word weighs the more, the
+rarer it is among the user's own tools. Evidence for a subquery lifts a tool halfway up to it. The boosts are small.
+
+Postgres scores every visible tool to find the candidates, Python scores the candidates again to rank them, and the
+in-memory search uses Python alone. Each rule therefore stands here twice, first in Python and then in SQL;
+`tests/integration/search/test_scoring_sql.py` compares the two.
+
+The formula was chosen on public sets of labelled messages (`make bench-relevance`). On all of them the sum is level
+with or ahead of scores that are normalized to 0..1 over a pool of candidates, and it needs no pool.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
-from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from app.embeddings.base import Vector
 from app.embeddings.calibration import UNCALIBRATED, Calibration
 from app.search.bm25 import query_term_ids
-from app.search.intents import Action, actions_wanted, agreement
+from app.search.intents import Action, compare_actions, detect_requested_actions
 from app.search.query import Query
 from app.usage.priors import MAX_PRIOR
 
 Strategy = Literal["hybrid", "semantic", "bm25"]
 
-WORD_WEIGHT = 0.011
-"""Of one unit of BM25, beside a way of 1 from unrelated to the same."""
+BM25_WEIGHT = 0.011
+"""The weight of one unit of BM25, where the distance from an unrelated to an identical text weighs 1."""
 TAG_BOOST = 0.2
 ACTION_BOOST = 0.03
-"""For a tool that does what the message wants to be done; as much off for one that does something else."""
+"""Added for a tool that performs a requested action, subtracted for a tool that performs another."""
 CALLED_BOOST = 0.03
-"""For a tool that the conversation has called lately."""
-STRONG_WORDS = 0.5
-"""A tool found by words alone must match at least this share of the message's weight in words."""
-_MORE_THAN_WANTED = 8
-_OF_EACH_TEXT = 8
-_ANY_WORD = 1e-9
-_NEVER = 1e9
-_WITH_ONE_AIM = 2
+"""Added for a tool that the conversation called recently."""
+MIN_BM25_SHARE = 0.5
+"""A tool below the cosine threshold must reach this share of the query's maximum BM25."""
+
+_SMALLEST_BM25 = 1e-9
+_UNREACHABLE = 1e9
 
 
 class Candidate(NamedTuple):
-    """A tuple, since every search makes a hundred of them. Both kinds of evidence: first for the whole query, then for
-    each of its aims."""
+    """A tool with its evidence for each text of the query: the search text first, then each subquery.
+
+    It is a tuple because every search makes about a hundred.
+    """
 
     tool_id: str
     server_name: str
@@ -62,20 +64,11 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Hit:
-    tool_id: str
-    tool_name: str
-    similarity: float | None
-    score: float
-    source: Literal["semantic", "lexical"]
-    matched_tags: Sequence[str]
-
-
-@dataclass(frozen=True)
 class ScoringParams:
-    """What ranking needs to know of a request.
+    """What scoring uses of a request.
 
-    `threshold` applies to the plain cosine; None is the model's own, with its judgement of whether anything fits.
+    `threshold` applies to the plain cosine. If it is None, the model's calibrated threshold applies, and the model's
+    calibration also decides whether any tool fits.
     """
 
     query: Query
@@ -85,150 +78,136 @@ class ScoringParams:
     calibration: Calibration = UNCALIBRATED
 
     @property
-    def least_similarity(self) -> float:
+    def min_similarity(self) -> float:
         return self.calibration.threshold if self.threshold is None else self.threshold
 
     @cached_property
-    def places(self) -> Sequence[Sequence[int]]:
-        """Where the terms of the query stand, and those of each aim."""
+    def term_ids(self) -> Sequence[Sequence[int]]:
+        """The term ids of each text of the query; those of a subquery are a subset of the search text's."""
         if self.strategy == "semantic":
             return [() for _ in self.query.texts]
-        whole = query_term_ids(self.query.whole)
-        known = set(whole)
-        return [whole, *([place for place in query_term_ids(aim) if place in known] for aim in self.query.aims)]
+        search_ids = query_term_ids(self.query.search_text)
+        known = set(search_ids)
+        subquery_ids = map(query_term_ids, self.query.subqueries)
+        return [search_ids, *([term_id for term_id in term_ids if term_id in known] for term_ids in subquery_ids)]
 
     @cached_property
-    def wanted(self) -> int:
-        """The actions, as numbers; none where a search by one kind of evidence alone was asked for."""
-        return int(actions_wanted(self.query.aims or (self.query.whole,))) if self.strategy == "hybrid" else 0
+    def requested_actions(self) -> int:
+        """The actions as a number; 0 for a strategy that uses a single kind of evidence."""
+        if self.strategy != "hybrid":
+            return 0
+        return int(detect_requested_actions(self.query.subqueries or (self.query.search_text,)))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How evidence is weighed: `meaning` for a cosine above `unrelated`, `words` for a unit of BM25, for the whole
-    query and for each aim. A tool passes with a cosine of `least`, or a BM25 of `strong`."""
+    """How evidence is weighed: `cosine` for a cosine above `baseline`, and one `bm25` for each text of the query.
 
-    unrelated: float
-    meaning: float
-    words: Sequence[float]
-    least: float
-    strong: float
-
-    def evidence(self, candidate: Candidate, text: int) -> float:
-        """For the whole query (0), or for an aim. What has no vector yet is as near as an unrelated tool would be."""
-        similarity = candidate.similarities[text]
-        above = 0.0 if similarity is None else similarity - self.unrelated
-        return self.meaning * above + self.words[text] * candidate.bm25s[text]
-
-    def fused(self, candidate: Candidate) -> float:
-        best = whole = self.evidence(candidate, 0)
-        for aim in range(1, len(self.words)):
-            best = max(best, (whole + self.evidence(candidate, aim)) / 2)
-        return best
-
-
-def make_weights(question: ScoringParams, most_bm25: Sequence[float]) -> Weights:
-    """`most_bm25`: the most that the query, and each of its aims, could score by words."""
-    calibration, texts = question.calibration, len(most_bm25)
-    # a threshold of zero lets everything pass, even what is the contrary, or has no vector yet
-    least = question.least_similarity if question.least_similarity > 0 else -1.0
-    if question.strategy == "semantic":
-        return Weights(0.0, 1.0, [0.0] * texts, least, strong=_NEVER)
-    if question.strategy == "bm25":
-        return Weights(0.0, 0.0, [1 / most if most else 0.0 for most in most_bm25], least=_NEVER, strong=_ANY_WORD)
-    return _both(calibration, texts, least, STRONG_WORDS * most_bm25[0] or _NEVER)
-
-
-def _both(calibration: Calibration, texts: int, least: float = _NEVER, strong: float = _NEVER) -> Weights:
-    return Weights(calibration.unrelated, 1 / calibration.span, [WORD_WEIGHT] * texts, least, strong)
-
-
-def candidate_pool_size(question: ScoringParams, limit: int) -> int:
-    """How many of the best are to be ranked: more than are wanted, since names and aims change their order."""
-    return max(limit + _MORE_THAN_WANTED, _OF_EACH_TEXT * len(question.query.texts))
-
-
-def passes(candidate: Candidate, scale: Weights) -> bool:
-    if candidate.bm25s[0] >= scale.strong or scale.least <= -1:
-        return True
-    return any(similarity is not None and similarity >= scale.least for similarity in candidate.similarities)
-
-
-def rank(candidates: Iterable[Candidate], question: ScoringParams, scale: Weights, limit: int) -> list[Hit]:
-    """The best first: tools that the message names, then by score; ties by unclamped score, server and tool name. Of
-    each aim the best tool is among them, where there is room."""
-    message = question.query.said.lower()
-    judged = []
-    for candidate in candidates:
-        named = is_named(message, candidate.tool_name)
-        if named or passes(candidate, scale):
-            raw = scale.fused(candidate) + (0.0 if named else boost(candidate, question))
-            order = (not named, -min(max(raw, 0.0), 1.0), -raw, candidate.server_name, candidate.tool_name)
-            judged.append((order, candidate))
-    judged.sort(key=itemgetter(0))
-    chosen = _chosen([candidate for _, candidate in judged], scale, limit)
-    return [_hit(candidate, question, order) for order, candidate in judged if candidate.tool_id in chosen]
-
-
-def boost(candidate: Candidate, question: ScoringParams) -> float:
-    """What tags, the tool's action, good use (by `MAX_PRIOR` at most) and the conversation add."""
-    tagged = TAG_BOOST * len(matched_tags(candidate.tags, question)) if question.tags else 0.0
-    called = CALLED_BOOST if candidate.tool_name in question.query.called else 0.0
-    return (
-        tagged + ACTION_BOOST * agreement(question.wanted, candidate.action) + min(candidate.prior, MAX_PRIOR) + called
-    )
-
-
-def _chosen(ranked: Sequence[Candidate], scale: Weights, limit: int) -> set[str]:
-    """The first `limit`; but of several aims each one's best tool takes the place of the last that is nobody's best."""
-    aims = range(1, len(scale.words)) if ranked and len(scale.words) > _WITH_ONE_AIM else ()
-    best = dict.fromkeys(max(ranked, key=lambda each: scale.evidence(each, aim)).tool_id for aim in aims)
-    others = (each.tool_id for each in ranked if each.tool_id not in best)
-    return set(islice((*islice(best, limit), *others), limit))
-
-
-def should_abstain(candidates: Sequence[Candidate], question: ScoringParams, vector: Vector) -> bool:
-    """By the model's own judgement, which a request's threshold takes the place of. A named tool always fits."""
-    if question.threshold is not None:
-        return False
-    if question.query.closes:
-        return True
-    scale = _both(question.calibration, len(question.query.texts))
-    if question.calibration.is_match(max(map(scale.fused, candidates), default=0.0), vector):
-        return False
-    message = question.query.said.lower()
-    return not any(is_named(message, each.tool_name) for each in candidates)
-
-
-def matched_tags(tags: Sequence[str], question: ScoringParams) -> list[str]:
-    return sorted(set(tags).intersection(question.tags)) if question.tags else []
-
-
-def is_named(message: str, tool_name: str) -> bool:
-    """Whether the message, in lower case, spells this tool's name.
-
-    An identifier such as `search_issues` is no ordinary word, so it counts wherever it stands. A name like `search` or
-    `Weather forecast` also stands in messages that mean something else: it counts only alone or in quotes.
+    A tool passes with a cosine of at least `min_cosine` or a BM25 of at least `min_bm25`.
     """
-    name = tool_name.lower()
-    if name not in message:
-        return False
-    if message.strip() == name:
+
+    baseline: float
+    cosine: float
+    bm25: Sequence[float]
+    min_cosine: float
+    min_bm25: float
+
+
+def make_weights(params: ScoringParams, max_bm25s: Sequence[float]) -> Weights:
+    """Return the weights of a strategy. `max_bm25s`: the upper bound of BM25 for each text of the query."""
+    # A threshold of zero lets every tool pass, even one with a negative cosine or without an embedding.
+    min_cosine = params.min_similarity if params.min_similarity > 0 else -1.0
+    if params.strategy == "semantic":
+        return Weights(0.0, 1.0, [0.0] * len(max_bm25s), min_cosine, min_bm25=_UNREACHABLE)
+    if params.strategy == "bm25":
+        shares = [1 / max_bm25 if max_bm25 else 0.0 for max_bm25 in max_bm25s]
+        return Weights(0.0, 0.0, shares, min_cosine=_UNREACHABLE, min_bm25=_SMALLEST_BM25)
+    min_bm25 = MIN_BM25_SHARE * max_bm25s[0] or _UNREACHABLE
+    return make_hybrid_weights(params.calibration, len(max_bm25s), min_cosine, min_bm25)
+
+
+def make_hybrid_weights(
+    calibration: Calibration, texts: int, min_cosine: float = _UNREACHABLE, min_bm25: float = _UNREACHABLE
+) -> Weights:
+    """Return the weights of the strategy `hybrid`, by default with a threshold that no tool passes."""
+    return Weights(calibration.unrelated, 1 / calibration.span, [BM25_WEIGHT] * texts, min_cosine, min_bm25)
+
+
+def make_sql_parameters(params: ScoringParams, weights: Weights) -> dict[str, Any]:
+    """Return the parameters of the SQL forms below."""
+    bm25_weights = {f"bm25_weight_{text}": weight for text, weight in enumerate(weights.bm25)}
+    return bm25_weights | {
+        "baseline": weights.baseline,
+        "cosine_weight": weights.cosine,
+        "min_cosine": weights.min_cosine,
+        "min_bm25": weights.min_bm25,
+        "requested_actions": params.requested_actions,
+        "called": list(params.query.called),
+        "boosted_tags": list(params.tags),
+    }
+
+
+def score_text(candidate: Candidate, weights: Weights, text: int) -> float:
+    """Return the evidence for one text of the query. A tool without an embedding counts as unrelated by meaning."""
+    similarity = candidate.similarities[text]
+    above_baseline = 0.0 if similarity is None else similarity - weights.baseline
+    return weights.cosine * above_baseline + weights.bm25[text] * candidate.bm25s[text]
+
+
+def _score_text_sql(text: int) -> str:
+    return f"(%(cosine_weight)s * coalesce(similarity_{text} - %(baseline)s, 0) + %(bm25_weight_{text})s * bm25_{text})"
+
+
+def score_texts(candidate: Candidate, weights: Weights) -> float:
+    """Return the evidence for the search text, raised by the best subquery."""
+    best = search_text = score_text(candidate, weights, 0)
+    for subquery in range(1, len(weights.bm25)):
+        best = max(best, (search_text + score_text(candidate, weights, subquery)) / 2)
+    return best
+
+
+def score_texts_sql(texts: int) -> str:
+    search_text, *subqueries = (_score_text_sql(text) for text in range(texts))
+    if not subqueries:
+        return search_text
+    return f"greatest({', '.join([search_text, *(f'({search_text} + {subquery}) / 2' for subquery in subqueries)])})"
+
+
+def compute_boost(candidate: Candidate, params: ScoringParams) -> float:
+    """Return what tags, the tool's action, past use (at most `MAX_PRIOR`) and a recent call add to the score."""
+    tags = TAG_BOOST * len(match_tags(candidate.tags, params)) if params.tags else 0.0
+    action = ACTION_BOOST * compare_actions(params.requested_actions, candidate.action)
+    called = CALLED_BOOST if candidate.tool_name in params.query.called else 0.0
+    return tags + action + min(candidate.prior, MAX_PRIOR) + called
+
+
+def match_tags(tags: Sequence[str], params: ScoringParams) -> list[str]:
+    return sorted(set(tags).intersection(params.tags)) if params.tags else []
+
+
+# The casts matter: a plain 0.03 is a numeric, which Postgres would convert for each row.
+_BOOST_SQL = f"""
+    CASE WHEN action = 0 OR %(requested_actions)s = 0 THEN 0::float8
+         WHEN action & %(requested_actions)s > 0 THEN {ACTION_BOOST}::float8 ELSE -{ACTION_BOOST}::float8 END
+    + least(prior, {MAX_PRIOR})
+    + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST}::float8 ELSE 0::float8 END
+"""
+_TAG_BOOST_SQL = f"""
+    + {TAG_BOOST}::float8 * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted_tags)s::text[])))
+"""
+
+
+def boost_sql(*, with_tags: bool) -> str:
+    """Leave tags out if the request names none: comparing them takes longer than the rest of the score."""
+    return _BOOST_SQL + (_TAG_BOOST_SQL if with_tags else "")
+
+
+def passes_threshold(candidate: Candidate, weights: Weights) -> bool:
+    if candidate.bm25s[0] >= weights.min_bm25 or weights.min_cosine <= -1:
         return True
-    escaped = re.escape(name)
-    if " " in name or (tool_name.isalpha() and (tool_name.islower() or tool_name.istitle())):
-        return re.search(rf"[`\"']{escaped}[`\"']", message) is not None
-    return re.search(rf"(?<![\w-]){escaped}(?![\w-])", message) is not None
+    return any(similarity is not None and similarity >= weights.min_cosine for similarity in candidate.similarities)
 
 
-def _hit(candidate: Candidate, question: ScoringParams, order: tuple[bool, float, float, str, str]) -> Hit:
-    by_meaning = candidate.similarity is not None and candidate.similarity >= question.least_similarity
-    named = not order[0]
-    return Hit(
-        tool_id=candidate.tool_id,
-        tool_name=candidate.tool_name,
-        similarity=candidate.similarity,
-        score=1.0 if named else -order[1],
-        source="semantic" if by_meaning else "lexical",
-        matched_tags=matched_tags(candidate.tags, question),
-    )
+def passes_threshold_sql(texts: int) -> str:
+    similarities = ", ".join(f"similarity_{text}" for text in range(texts))
+    return f"(bm25_0 >= %(min_bm25)s OR coalesce(greatest({similarities}), -1) >= %(min_cosine)s)"

@@ -1,7 +1,7 @@
-"""In how many of the visible tools each term stands: what BM25 has to know before it can weigh a query.
+"""Document frequencies: how many of the visible tools contain each term, which BM25 needs to weigh a query.
 
-Counted in Postgres over exactly the tools that the caller may see, and remembered with the catalogue's version. A
-search reads the version again, in its own statement, so that an outdated count is noticed and never used.
+Postgres counts over exactly the tools that the caller may see. The counts are cached with the catalogue's version. A
+search reads the version again in its own statement, so that an outdated count is noticed and never used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ from pgvector import SparseVector
 from app.catalog.visibility import VISIBLE, CacheKey, Scope
 from app.db.engine import Session
 from app.db.tables import TERM_SPACE
-from app.search.bm25 import MOST_PER_TERM, inverse_document_frequency
+from app.search.bm25 import MAX_TERM_WEIGHT, inverse_document_frequency
 
 _MAX_CACHE_BYTES = 64 * 1024 * 1024
-_CACHE_S = 600.0
 _ENTRY_BYTES = 1_000
 _TERM_BYTES = 200
-_TERMS_OF_A_USER = 2_000
+_CACHE_TTL_S = 600.0
+_MAX_TERMS_PER_SCOPE = 2_000
 
-_COUNT = f"""
+_COUNT_TERMS = f"""
 WITH visible AS MATERIALIZED (
     SELECT v.tokens, v.lexical FROM mcp_tool_embeddings v WHERE {VISIBLE}
 )
@@ -31,60 +31,67 @@ SELECT (SELECT catalog_version FROM users WHERE id = %(user_id)s),
        (SELECT coalesce(sum(tokens), 0) FROM visible),
        ARRAY(
            SELECT count(v.lexical)
-           FROM unnest(%(terms)s::sparsevec[]) WITH ORDINALITY AS asked (term, position)
-           LEFT JOIN visible v ON (v.lexical <#> asked.term) < 0
+           FROM unnest(%(terms)s::sparsevec[]) WITH ORDINALITY AS requested (term, position)
+           LEFT JOIN visible v ON (v.lexical <#> requested.term) < 0
            GROUP BY position ORDER BY position
        )
 """
 
 
 @dataclass(frozen=True)
-class Counts:
-    """`frequencies`: for each of the query's terms, by its place, the number of tools that have it."""
+class TermStats:
+    """`searched` and `tokens` count all visible tools, `document_frequencies` the tools with each term, by term id."""
 
     version: int
     searched: int
     tokens: int
-    frequencies: Mapping[int, int]
+    document_frequencies: Mapping[int, int]
 
     @cached_property
     def _idf(self) -> dict[int, float]:
-        return {place: inverse_document_frequency(n, self.searched) for place, n in self.frequencies.items()}
+        frequencies = self.document_frequencies.items()
+        return {term_id: inverse_document_frequency(count, self.searched) for term_id, count in frequencies}
 
-    def weights(self, places: Sequence[int]) -> SparseVector:
-        return SparseVector({place: self._idf[place] for place in places}, TERM_SPACE)
+    def make_query_vector(self, term_ids: Sequence[int]) -> SparseVector:
+        return SparseVector({term_id: self._idf[term_id] for term_id in term_ids}, TERM_SPACE)
 
-    def most(self, places: Sequence[int]) -> float:
-        """That a tool could score by these terms."""
-        return sum(self._idf[place] for place in places) * MOST_PER_TERM
+    def max_bm25(self, term_ids: Sequence[int]) -> float:
+        """Return the upper bound of a tool's BM25 for these terms."""
+        return sum(self._idf[term_id] for term_id in term_ids) * MAX_TERM_WEIGHT
 
 
-class Lexicon:
+class TermStatsCache:
     def __init__(self) -> None:
-        self._known: TTLCache[tuple[CacheKey, str], Counts] = TTLCache(
-            _MAX_CACHE_BYTES, _CACHE_S, getsizeof=lambda counts: _ENTRY_BYTES + _TERM_BYTES * len(counts.frequencies)
+        self._cache: TTLCache[tuple[CacheKey, str], TermStats] = TTLCache(
+            _MAX_CACHE_BYTES,
+            _CACHE_TTL_S,
+            getsizeof=lambda stats: _ENTRY_BYTES + _TERM_BYTES * len(stats.document_frequencies),
         )
 
-    async def counts(self, session: Session, scope: Scope, places: Sequence[int]) -> Counts:
-        known = None if scope.narrowed else self._known.get((scope.place, scope.model))
-        if known is None or not known.frequencies.keys() >= set(places):
-            return await self.recount(session, scope, places)
-        return Counts(
-            known.version, known.searched, known.tokens, {place: known.frequencies[place] for place in places}
-        )
+    async def get(self, session: Session, scope: Scope, term_ids: Sequence[int]) -> TermStats:
+        cached = None if scope.narrowed else self._cache.get((scope.place, scope.model))
+        if cached is None or not cached.document_frequencies.keys() >= set(term_ids):
+            return await self.refresh(session, scope, term_ids)
+        frequencies = {term_id: cached.document_frequencies[term_id] for term_id in term_ids}
+        return TermStats(cached.version, cached.searched, cached.tokens, frequencies)
 
-    async def recount(self, session: Session, scope: Scope, places: Sequence[int]) -> Counts:
-        terms = [SparseVector({place: 1.0}, TERM_SPACE) for place in places]
-        [(version, searched, tokens, found)] = await session.rows(_COUNT, scope.parameters() | {"terms": terms})
-        counts = Counts(version, searched, int(tokens), dict(zip(places, found, strict=True)))
+    async def refresh(self, session: Session, scope: Scope, term_ids: Sequence[int]) -> TermStats:
+        """Count in Postgres, and cache the counts unless a filter of this request narrows the scope."""
+        terms = [SparseVector({term_id: 1.0}, TERM_SPACE) for term_id in term_ids]
+        [(version, searched, tokens, counts)] = await session.rows(_COUNT_TERMS, scope.parameters() | {"terms": terms})
+        stats = TermStats(version, searched, int(tokens), dict(zip(term_ids, counts, strict=True)))
         if not scope.narrowed:
-            self._remember(scope, counts)
-        return counts
+            self._store(scope, stats)
+        return stats
 
-    def _remember(self, scope: Scope, counts: Counts) -> None:
+    def _store(self, scope: Scope, stats: TermStats) -> None:
         key = scope.place, scope.model
-        known = self._known.get(key)
-        if known is not None and known.version == counts.version and len(known.frequencies) < _TERMS_OF_A_USER:
-            merged = {**known.frequencies, **counts.frequencies}
-            counts = Counts(counts.version, counts.searched, counts.tokens, merged)
-        self._known[key] = counts
+        cached = self._cache.get(key)
+        if (
+            cached is not None
+            and cached.version == stats.version
+            and len(cached.document_frequencies) < _MAX_TERMS_PER_SCOPE
+        ):
+            merged = {**cached.document_frequencies, **stats.document_frequencies}
+            stats = TermStats(stats.version, stats.searched, stats.tokens, merged)
+        self._cache[key] = stats

@@ -12,7 +12,7 @@ from app.container import Container
 from app.discovery.discover import Discovery, discover
 from app.discovery.feedback import give_feedback
 from app.evaluation.labelled import LabelledMessage
-from app.evaluation.run import DEFAULT_LIMIT, ask_of
+from app.evaluation.run import DEFAULT_LIMIT, make_request
 from app.evaluation.scores import Interval, Measures, mean_measures, paired_interval, score_ranking
 from app.usage.priors import MAX_PRIOR, update_priors
 from bench.relevance.index import Indexed, indexed
@@ -90,8 +90,8 @@ def shown(simulation: Simulation) -> str:
 
 
 async def _asked(container: Container, index: Indexed, asked: LabelledMessage) -> Discovery:
-    ask = await ask_of(container.discoverer, index.caller, asked, limit=DEFAULT_LIMIT, project_id=None)
-    return await discover(container.discoverer, index.caller.acting_for(), ask)
+    request = make_request(asked, limit=DEFAULT_LIMIT, project_id=None)
+    return await discover(container.discoverer, index.caller, request)
 
 
 async def _succeed(container: Container, index: Indexed, asked: LabelledMessage) -> int:
@@ -106,9 +106,9 @@ async def _succeed(container: Container, index: Indexed, asked: LabelledMessage)
 
 async def _ranked(container: Container, index: Indexed, asked: LabelledMessage) -> _Ranked:
     found = (await _asked(container, index, asked)).tools
-    keys = [tool.offer.tool_id for tool in found]
+    keys = [tool.definition.tool_id for tool in found]
     relevant = {index.keys.get(label, label) for label in asked.tools}
-    return _Ranked(keys, {tool.offer.tool_id: tool.score or 0.0 for tool in found}, score_ranking(keys, relevant))
+    return _Ranked(keys, {tool.definition.tool_id: tool.score or 0.0 for tool in found}, score_ranking(keys, relevant))
 
 
 def _change(before: _Ranked, after: _Ranked) -> float:

@@ -55,7 +55,7 @@ from app.local_postgres.postgres import EmbeddedPostgres
 from app.management import projects as manage_projects
 from app.management.rules import replace_rules
 from app.management.servers import delete_server, register_server
-from app.search.query import read_query
+from app.search.query import parse_query
 from app.search.scoring import ScoringParams, Strategy
 from tests.conftest import make_database, make_settings, no_names
 from tests.support.embedding_server import embed, running_embedding_server
@@ -728,8 +728,8 @@ class Look:
         strategy: Strategy = one_of(("hybrid", "semantic", "bm25"), self.machine.looks)
         world = self.machine.world
         vectors = None if strategy == "bm25" else list(world.asked)
-        question = ScoringParams(read_query(ASKED), strategy, threshold=0.0, tags=TAGS)
-        found = await world.container.discoverer.search.find(self.session, scope, question, vectors, limit=MOST)
+        question = ScoringParams(parse_query(ASKED), strategy, threshold=0.0, tags=TAGS)
+        found = await world.container.searcher.hybrid_search.find(self.session, scope, question, vectors, limit=MOST)
         assert found.searched == len(found.hits)
         return {hit.tool_id: frozenset(hit.matched_tags) for hit in found.hits}
 

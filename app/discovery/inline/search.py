@@ -1,7 +1,8 @@
-"""The deed: of tools that come with the request, those that its queries need. Nothing is kept of who asked for what.
+"""The use case `search_inline`: find the tools that queries need among the tools that are sent with the request.
 
-The same ranking as `discover()`, and the same ladder: without the embedder it searches by words alone. What the
-embedder had no time for is found by its words, until a later request has embedded it.
+Nothing is stored about the caller. Ranking and fallbacks are those of `discover`: if the embedder fails, the search is
+by words alone. Tools that the embedder had no time for are found by their words, until a later request has embedded
+them.
 """
 
 import asyncio
@@ -9,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from app.auth.authentication import Caller
-from app.discovery.discover import Ask, Discoverer, QueryEmbedding, embed_query, make_scoring_params
-from app.discovery.inline.documents import Reader, ReadTool, SentTool
+from app.discovery.inline.documents import InlineTool, InlineToolParser, ParsedTool
 from app.discovery.inline.vectors import VectorSource
-from app.discovery.request import Wishes, resolved
+from app.discovery.request import DiscoveryRequest, resolve_options
 from app.embeddings.base import Vector
 from app.embeddings.models import LoadedModel
 from app.indexing.parsing import Refusal
@@ -20,27 +20,28 @@ from app.search.in_memory import IndexedTool, ScoredTool, TenantIndex
 from app.search.interleave import interleave
 from app.search.query import Query
 from app.search.scoring import ScoringParams
+from app.search.searcher import QueryEmbedding, Searcher
 
-_WORDS_SHOWN = 8
+_MAX_EXPLAINED_WORDS = 8
 
 
 @dataclass(frozen=True)
-class ListSearcher:
-    """What the deed needs, built once."""
+class InlineSearcher:
+    """The services that inline search uses; built once."""
 
-    discoverer: Discoverer
-    reader: Reader
+    searcher: Searcher
+    parser: InlineToolParser
     budget_s: float
-    """How long a request may wait for the vectors of its tools."""
+    """How long a request may wait for the embeddings of its tools."""
 
-    def vectors(self, kept: LoadedModel) -> VectorSource:
-        return VectorSource(self.discoverer.database, kept.embedder, self.discoverer.metrics)
+    def make_vector_source(self, model: LoadedModel) -> VectorSource:
+        return VectorSource(self.searcher.database, model.embedder, self.searcher.metrics)
 
 
 @dataclass(frozen=True)
 class FoundTool:
     tool_key: str
-    tool: ReadTool
+    tool: ParsedTool
     relevance: float
     explanation: str
 
@@ -49,116 +50,108 @@ class FoundTool:
 class InlineSearchResult:
     results: Sequence[FoundTool]
     refused: Mapping[str, str]
-    """Why, by key."""
+    """The reason, by tool key."""
     searched: int
     degraded_reason: str | None
     pending: int
-    """Tools that have no vector yet, and are found by their words alone."""
+    """The number of tools without an embedding, which are found by their words alone."""
 
 
 @dataclass(frozen=True)
 class ToolSet:
-    """The tools that can be searched, by their keys, with the vectors that could be had."""
+    """The tools of a request by key, indexed with the embeddings that are available."""
 
-    read: Mapping[str, ReadTool]
+    parsed: Mapping[str, ParsedTool]
     refused: Mapping[str, str]
-    tools: TenantIndex
+    index: TenantIndex
     pending: int = 0
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A query, as far down the ladder as it had to go."""
-
-    question: ScoringParams
-    rung: QueryEmbedding
-
-    def by_words(self) -> "_Asked":
-        return _Asked(replace(self.question, strategy="bm25"), replace(self.rung, embedded=None))
-
-
 async def search_inline(
-    searcher: ListSearcher, caller: Caller, queries: Sequence[Query], tools: Sequence[SentTool], limit: int | None
+    inline: InlineSearcher, caller: Caller, queries: Sequence[Query], tools: Sequence[InlineTool], limit: int | None
 ) -> InlineSearchResult:
-    ask = await resolved(searcher.discoverer, caller, Wishes(queries[0], limit=limit, include_core_tools=False))
-    asked = [await _asked(searcher.discoverer, caller, replace(ask, query=query)) for query in queries]
-    kept = searcher.discoverer.models.get(ask.scope.model)
-    held = await _held(searcher, kept, tools)
-    if any(each.rung.vectors is not None for each in asked):
-        held = await _with_vectors(searcher.vectors(kept), held, [each.question for each in asked], searcher.budget_s)
-    if held.pending == len(held.read):
-        asked = [each.by_words() for each in asked]
-    found = await asyncio.to_thread(_found, held, asked, ask.limit)
-    reason = next((each.rung.reason for each in asked if each.rung.reason), held.reason)
+    """Return the best of the tools for the queries together.
+
+    A project that does not search and a user whose discovery is disabled are about the stored catalogue: inline tools
+    are searched in any case.
+    """
+    searcher = inline.searcher
+    options = await resolve_options(searcher, caller, DiscoveryRequest(queries[0], limit=limit))
+    embeddings = [await searcher.embed_query(query, options) for query in queries]
+    params = [searcher.make_params(query, options, each) for query, each in zip(queries, embeddings, strict=True)]
+    model = searcher.models.get(options.scope.model)
+    tool_set = await _parse_tools(inline, model, tools)
+    if any(embedding.vectors is not None for embedding in embeddings):
+        tool_set = await _add_vectors(inline.make_vector_source(model), tool_set, params, inline.budget_s)
+    if tool_set.pending == len(tool_set.parsed):
+        params = [replace(each, strategy="bm25") for each in params]
+        embeddings = [replace(each, vectors=None) for each in embeddings]
+    found = await asyncio.to_thread(_find_tools, tool_set, params, embeddings, options.limit)
+    reason = next((each.reason for each in embeddings if each.reason), tool_set.reason)
     if reason is not None:
-        searcher.discoverer.metrics.fallbacks.labels(reason).inc()
-    return InlineSearchResult(found, held.refused, len(held.read), reason, held.pending)
+        searcher.metrics.fallbacks.labels(reason).inc()
+    return InlineSearchResult(found, tool_set.refused, len(tool_set.parsed), reason, tool_set.pending)
 
 
-async def _asked(discoverer: Discoverer, caller: Caller, ask: Ask) -> _Asked:
-    """A project's choice not to search, and a user's switch, are about a catalogue: they say nothing of these tools."""
-    user = replace(caller.acting_for(), discovery_enabled=True)
-    rung = await embed_query(discoverer, user, ask)
-    return _Asked(make_scoring_params(discoverer, ask, rung), rung)
+async def load_tool_set(inline: InlineSearcher, tools: Sequence[InlineTool]) -> ToolSet:
+    """Return the tools with all embeddings, without a time limit."""
+    model = inline.searcher.models.current
+    return await _add_vectors(inline.make_vector_source(model), await _parse_tools(inline, model, tools), (), None)
 
 
-async def load_tool_set(searcher: ListSearcher, tools: Sequence[SentTool]) -> ToolSet:
-    """With all that the embedder can make of them, however long it takes."""
-    kept = searcher.discoverer.models.current
-    return await _with_vectors(searcher.vectors(kept), await _held(searcher, kept, tools), (), None)
+async def _parse_tools(inline: InlineSearcher, model: LoadedModel, tools: Sequence[InlineTool]) -> ToolSet:
+    outcomes = await inline.parser.parse(tools, model.model.dimension)
+    by_key = [(tool.tool_key, outcome) for tool, outcome in zip(tools, outcomes, strict=True)]
+    parsed = {key: tool for key, tool in by_key if isinstance(tool, ParsedTool)}
+    refused = {key: refusal.reason for key, refusal in by_key if isinstance(refusal, Refusal)}
+    rows = [IndexedTool(key, tool.server_name, tool.name, tool.lexical, tool.action) for key, tool in parsed.items()]
+    return ToolSet(parsed, refused, await asyncio.to_thread(TenantIndex.build, rows))
 
 
-async def _held(searcher: ListSearcher, kept: LoadedModel, tools: Sequence[SentTool]) -> ToolSet:
-    outcomes = await searcher.reader.read(tools, kept.model.dimension)
-    keyed = [(tool.tool_key, outcome) for tool, outcome in zip(tools, outcomes, strict=True)]
-    read = {key: tool for key, tool in keyed if isinstance(tool, ReadTool)}
-    refused = {key: refusal.reason for key, refusal in keyed if isinstance(refusal, Refusal)}
-    held = [IndexedTool(key, tool.server_name, tool.name, tool.lexical, tool.action) for key, tool in read.items()]
-    return ToolSet(read, refused, await asyncio.to_thread(TenantIndex.of, held))
-
-
-async def _with_vectors(
-    source: VectorSource, held: ToolSet, questions: Sequence[ScoringParams], budget_s: float | None
+async def _add_vectors(
+    source: VectorSource, tool_set: ToolSet, queries: Sequence[ScoringParams], budget_s: float | None
 ) -> ToolSet:
-    """Those first that share words with a question: where there is no time for all, it goes to the likely ones."""
-    hashes = [tool.text_hash for tool in held.read.values()]
-    known = await source.cached(hashes)
+    """Add cached embeddings, then new ones within the budget, first for tools that share words with a query."""
+    hashes = [tool.text_hash for tool in tool_set.parsed.values()]
+    vectors = await source.read_cached(hashes)
     reason = None
-    if missing := {tool.text_hash: tool.text for tool in held.read.values() if tool.text_hash not in known}:
-        likely = await asyncio.to_thread(_likely_first, held, questions)
-        made = await source.embed({key: missing[key] for key in likely if key in missing}, budget_s)
-        known, reason = {**known, **made.known}, made.reason
-    vectors: list[Vector | None] = [known.get(key) for key in hashes]
-    tools = await asyncio.to_thread(held.tools.with_vectors, vectors)
-    return replace(held, tools=tools, pending=sum(vector is None for vector in vectors), reason=reason)
+    if missing := {tool.text_hash: tool.text for tool in tool_set.parsed.values() if tool.text_hash not in vectors}:
+        ordered = await asyncio.to_thread(_order_by_words, tool_set, queries)
+        embedded = await source.embed({key: missing[key] for key in ordered if key in missing}, budget_s)
+        vectors, reason = {**vectors, **embedded.vectors}, embedded.reason
+    by_row: list[Vector | None] = [vectors.get(key) for key in hashes]
+    index = await asyncio.to_thread(tool_set.index.with_vectors, by_row)
+    return replace(tool_set, index=index, pending=sum(vector is None for vector in by_row), reason=reason)
 
 
-def _likely_first(held: ToolSet, questions: Sequence[ScoringParams]) -> list[bytes]:
-    hashes = [tool.text_hash for tool in held.read.values()]
-    if not questions:
+def _order_by_words(tool_set: ToolSet, queries: Sequence[ScoringParams]) -> list[bytes]:
+    """Return the text hashes of the tools, the best match by words first."""
+    hashes = [tool.text_hash for tool in tool_set.parsed.values()]
+    if not queries:
         return hashes
-    scored = zip(held.tools.by_words(questions), hashes, strict=True)
+    scored = zip(tool_set.index.score_by_words(queries), hashes, strict=True)
     return [key for _, key in sorted(scored, key=lambda each: -each[0])]
 
 
-def _found(held: ToolSet, asked: Sequence[_Asked], limit: int) -> list[FoundTool]:
-    rankings = [held.tools.find(each.question, each.rung.vectors, limit) for each in asked]
-    taken = interleave(rankings, limit, lambda match: match.hit.tool_id, lambda match: match.hit.score)
-    return [_tool(held, match) for match in taken]
+def _find_tools(
+    tool_set: ToolSet, params: Sequence[ScoringParams], embeddings: Sequence[QueryEmbedding], limit: int
+) -> list[FoundTool]:
+    queries = zip(params, embeddings, strict=True)
+    rankings = [tool_set.index.find(query, embedding.vectors, limit) for query, embedding in queries]
+    taken = interleave(rankings, limit, lambda tool: tool.hit.tool_id, lambda tool: tool.hit.score)
+    return [
+        FoundTool(tool.hit.tool_id, tool_set.parsed[tool.hit.tool_id], tool.hit.score, _explain_match(tool))
+        for tool in taken
+    ]
 
 
-def _tool(held: ToolSet, match: ScoredTool) -> FoundTool:
-    key = match.hit.tool_id
-    return FoundTool(key, held.read[key], match.hit.score, explain_match(match))
-
-
-def explain_match(match: ScoredTool) -> str:
-    """In words, for whoever reads the answer: a person or a model."""
-    words = ", ".join(f"“{word}”" for word in match.words[:_WORDS_SHOWN])
+def _explain_match(tool: ScoredTool) -> str:
+    """Describe the evidence for a tool, for a person or a model."""
+    words = ", ".join(f"“{word}”" for word in tool.words[:_MAX_EXPLAINED_WORDS])
     reasons = [
-        "named in the query" if match.named else "",
+        "named in the query" if tool.named else "",
         f"matches {words}" if words else "",
-        "" if match.similarity is None else f"close in meaning ({match.similarity:.2f})",
+        "" if tool.similarity is None else f"close in meaning ({tool.similarity:.2f})",
     ]
     return "; ".join(reason for reason in reasons if reason)

@@ -1,5 +1,8 @@
-"""The vectors of sent tools: from the cache that all users share, and what is missing from the embedder, within a
-budget of time. Each batch goes into the cache, so that the next request begins where this one ended."""
+"""Load the embeddings of inline tools.
+
+They come from the cache that all users share. The embedder makes the missing ones within a time budget, and each batch
+goes into the cache, so that the next request continues where this one stopped.
+"""
 
 import asyncio
 import logging
@@ -12,17 +15,17 @@ from app.errors import EmbeddingFailed
 from app.indexing import store
 from app.observability.metrics import Metrics, observe_duration
 
-logger = logging.getLogger("toolscout.stateless")
+logger = logging.getLogger("toolscout.inline_search")
 
 OUT_OF_TIME = "embedding_budget"
-_FAILURES_ALLOWED = 2
+_MAX_FAILURES = 2
 
 
 @dataclass(frozen=True)
-class Vectors:
-    """By the hash of the text. `reason`: why some are missing."""
+class EmbeddedTexts:
+    """Embeddings by the hash of their text, and the reason if some are missing."""
 
-    known: Mapping[bytes, Vector]
+    vectors: Mapping[bytes, Vector]
     reason: str | None = None
 
 
@@ -32,42 +35,44 @@ class VectorSource:
     embedder: Embedder
     metrics: Metrics
 
-    async def cached(self, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
+    async def read_cached(self, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
         async with self.database.system_transaction() as session:
             return await store.cached_vectors(session, self.embedder.model, hashes)
 
-    async def embed(self, texts: Mapping[bytes, str], budget_s: float | None) -> Vectors:
-        """As many as there is time for, in this order. None: all of them."""
-        known: dict[bytes, Vector] = {}
+    async def embed(self, texts: Mapping[bytes, str], budget_s: float | None) -> EmbeddedTexts:
+        """Embed as many texts as the budget allows, in their order; None is no limit."""
+        vectors: dict[bytes, Vector] = {}
         try:
             async with asyncio.timeout(budget_s):
-                failure = await self._embed_into(known, list(texts.items()))
+                failure = await self._embed_into(vectors, list(texts.items()))
         except TimeoutError:
-            return Vectors(known, OUT_OF_TIME)
-        return Vectors(known, None if failure is None else f"embedder_{failure.reason}")
+            return EmbeddedTexts(vectors, OUT_OF_TIME)
+        return EmbeddedTexts(vectors, None if failure is None else f"embedder_{failure.reason}")
 
     async def _embed_into(
-        self, known: dict[bytes, Vector], texts: Sequence[tuple[bytes, str]]
+        self, vectors: dict[bytes, Vector], texts: Sequence[tuple[bytes, str]]
     ) -> EmbeddingFailed | None:
-        """The last failure. One text that the embedder does not take costs its batch alone; an embedder that is down is
-        not asked again."""
+        """Add the embeddings to `vectors` and return the last failure.
+
+        A text that the embedder rejects costs its own batch. An embedder that is down is not called again.
+        """
         size, failures = self.embedder.batch_size, 0
         failure = None
         for start in range(0, len(texts), size):
             try:
-                known |= await self._embed_batch(dict(texts[start : start + size]))
+                vectors |= await self._embed_batch(dict(texts[start : start + size]))
             except EmbeddingFailed as error:
-                logger.warning("sent tools could not be embedded", extra={"reason": error.reason})
+                logger.warning("failed to embed inline tools", extra={"reason": error.reason})
                 failure, failures = error, failures + 1
-                if error.retryable or failures == _FAILURES_ALLOWED:
+                if error.retryable or failures == _MAX_FAILURES:
                     break
         return failure
 
     async def _embed_batch(self, batch: Mapping[bytes, str]) -> dict[bytes, Vector]:
-        """No connection is held while the embedder is at work."""
+        """Embed a batch, then cache it; no connection is held while the embedder works."""
         with observe_duration(self.metrics.embedding_seconds, "index"):
             vectors = await self.embedder.embed_documents(list(batch.values()))
-        made = dict(zip(batch, vectors, strict=True))
+        embedded = dict(zip(batch, vectors, strict=True))
         async with self.database.system_transaction() as session:
-            await store.cache_vectors(session, self.embedder.model, made)
-        return made
+            await store.cache_vectors(session, self.embedder.model, embedded)
+        return embedded

@@ -1,4 +1,4 @@
-"""The main job, through the door that chat backends use."""
+"""`POST /discover`, as chat backends call it."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ async def test_the_right_tool_comes_first(user: TestUser) -> None:
     assert answer["total_searched"] == 3
 
 
-async def test_the_answer_has_the_documented_shape(user: TestUser) -> None:
+async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
     await user.add_tools(FORECAST, server="weather")
     answer = await user.discover(RAIN)
     assert answer.keys() == {
@@ -62,7 +62,7 @@ async def test_a_repeated_question_is_not_embedded_again(user: TestUser) -> None
 
 
 @pytest.mark.parametrize("strategy", ["hybrid", "semantic", "bm25"])
-async def test_each_strategy_finds_it_and_says_its_name(user: TestUser, strategy: str) -> None:
+async def test_each_strategy_finds_the_tool_and_is_named_in_the_answer(user: TestUser, strategy: str) -> None:
     await user.add_tools(FORECAST, REFUND)
     answer = await user.discover("weather forecast with rain", strategy=strategy)
     assert names(answer)[0] == "get_forecast"
@@ -71,7 +71,7 @@ async def test_each_strategy_finds_it_and_says_its_name(user: TestUser, strategy
     assert (answer["tools"][0]["similarity"] is None) is (strategy == "bm25")
 
 
-async def test_a_user_has_defaults_of_its_own(user: TestUser, admin: httpx.AsyncClient) -> None:
+async def test_a_users_settings_are_its_defaults(user: TestUser, admin: httpx.AsyncClient) -> None:
     await user.add_tools(FORECAST, REFUND, SEARCH_REPOSITORIES)
     settings = {"strategy": "semantic", "limit": 1, "similarity_threshold": 0.0}
     assert (await admin.patch(f"/users/{user.id}", json={"settings": settings})).status_code == 200
@@ -80,7 +80,7 @@ async def test_a_user_has_defaults_of_its_own(user: TestUser, admin: httpx.Async
     assert len((await user.discover(RAIN, limit=3))["tools"]) == 3
 
 
-async def test_nothing_above_the_threshold_is_no_match_and_core_tools_alone(user: TestUser) -> None:
+async def test_no_tool_above_the_threshold_is_no_match_with_core_tools_alone(user: TestUser) -> None:
     await user.add_tools(REFUND)
     await user.http.put("/core-tools", json={"tools": [ASK_USER]})
     answer = await user.discover("qwertz", similarity_threshold=1.0)
@@ -89,19 +89,19 @@ async def test_nothing_above_the_threshold_is_no_match_and_core_tools_alone(user
     assert (await user.discover("refund a payment"))["no_match"] is False
 
 
-async def test_a_threshold_of_zero_lets_everything_pass(user: TestUser) -> None:
+async def test_a_threshold_of_zero_lets_every_tool_pass(user: TestUser) -> None:
     await user.add_tools(FORECAST, REFUND, SEARCH_REPOSITORIES)
     assert len((await user.discover("qwertz", similarity_threshold=0))["tools"]) == 3
 
 
-async def test_core_tools_come_along_unless_they_are_not_wanted(user: TestUser) -> None:
+async def test_core_tools_are_included_unless_the_request_excludes_them(user: TestUser) -> None:
     await user.add_tools(FORECAST)
     await user.http.put("/core-tools", json={"tools": [ASK_USER]})
     assert names(await user.discover(RAIN)) == ["ask_user", "get_forecast"]
     assert names(await user.discover(RAIN, include_core_tools=False)) == ["get_forecast"]
 
 
-async def test_an_answer_holds_at_most_ten_tools_unless_the_limit_asks_for_more(user: TestUser) -> None:
+async def test_an_answer_has_at_most_ten_tools_unless_the_limit_is_higher(user: TestUser) -> None:
     await user.add_tools(*(tool(f"weather_{i}", "Tells the weather.") for i in range(30)))
     await user.http.put("/core-tools", json={"tools": [tool(f"core_{i}") for i in range(3)]})
     sources = [found["source"] for found in (await user.discover("weather"))["tools"]]
@@ -110,17 +110,17 @@ async def test_an_answer_holds_at_most_ten_tools_unless_the_limit_asks_for_more(
     assert len((await user.discover("weather", limit=2))["tools"]) == 5
 
 
-async def test_a_budget_of_tokens_bounds_the_definitions(user: TestUser) -> None:
+async def test_max_tokens_limits_the_definitions(user: TestUser) -> None:
     await user.add_tools(*(tool(f"weather_{i}", "Tells the weather. " * 10) for i in range(8)))
-    whole = await user.discover("weather")
-    half = whole["tokens"]["selected"] // 2
+    full = await user.discover("weather")
+    half = full["tokens"]["selected"] // 2
     answer = await user.discover("weather", max_tokens=half)
     assert 0 < answer["tokens"]["selected"] <= half
-    assert names(answer) == names(whole)[: len(answer["tools"])]
+    assert names(answer) == names(full)[: len(answer["tools"])]
     assert (await user.discover("weather", max_tokens=1))["tools"] == []
 
 
-async def test_tokens_are_counted_and_saved(user: TestUser) -> None:
+async def test_selected_and_saved_tokens_are_counted(user: TestUser) -> None:
     await user.add_tools(FORECAST, *(tool(f"other_{i}", f"Something else {i}. " * 20) for i in range(20)))
     answer = await user.discover(RAIN, limit=1)
     tokens = answer["tokens"]
@@ -129,7 +129,7 @@ async def test_tokens_are_counted_and_saved(user: TestUser) -> None:
     assert tokens["saved_percent"] == round(100 * (1 - tokens["selected"] / tokens["all"]), 1)
 
 
-async def test_tags_filter_first_and_then_lift(user: TestUser) -> None:
+async def test_tags_filter_and_are_reported_as_matched(user: TestUser) -> None:
     await user.add_tools(FORECAST, server="weather", tags=["outdoor", "planning"])
     await user.add_tools(REFUND, server="payments", tags=["money"])
     answer = await user.discover(RAIN, tags=["outdoor", "planning"])
@@ -139,7 +139,7 @@ async def test_tags_filter_first_and_then_lift(user: TestUser) -> None:
     assert (await user.discover(RAIN, tags=["unheard"]))["total_searched"] == 0
 
 
-async def test_servers_narrow_the_search_and_an_empty_list_means_none(user: TestUser) -> None:
+async def test_server_ids_restrict_the_search_and_an_empty_list_means_none(user: TestUser) -> None:
     weather = await user.add_tools(FORECAST, server="weather")
     payments = await user.add_tools(REFUND, server="payments")
     search = {"similarity_threshold": 0}
@@ -148,7 +148,7 @@ async def test_servers_narrow_the_search_and_an_empty_list_means_none(user: Test
     assert names(await user.discover(RAIN, server_ids=[], **search)) == []
 
 
-async def test_an_exact_tool_name_always_wins(user: TestUser) -> None:
+async def test_an_exact_tool_name_comes_first(user: TestUser) -> None:
     await user.add_tools(FORECAST, REFUND, SEARCH_REPOSITORIES)
     answer = await user.discover("it rains and rains in the forecast, but run refund_payment")
     assert names(answer)[0] == "refund_payment"
@@ -164,7 +164,7 @@ async def test_kept_tools_come_first_in_their_old_order(user: TestUser) -> None:
     assert [found["source"] for found in answer["tools"]] == ["kept", "kept", "semantic"]
 
 
-async def test_messages_are_searched_by_what_the_user_said_last(user: TestUser) -> None:
+async def test_messages_are_searched_by_the_users_last_turn(user: TestUser) -> None:
     await user.add_tools(FORECAST, REFUND)
     messages = [
         {"role": "user", "content": "refund the customer"},
@@ -175,17 +175,17 @@ async def test_messages_are_searched_by_what_the_user_said_last(user: TestUser) 
     assert names(answer)[0] == "get_forecast"
 
 
-@pytest.mark.parametrize("shape", ["mcp", "openai", "openai_responses", "anthropic"])
-async def test_definitions_are_parallel_to_the_tools_in_every_format(user: TestUser, shape: str) -> None:
+@pytest.mark.parametrize("api_format", ["mcp", "openai", "openai_responses", "anthropic"])
+async def test_definitions_are_in_the_order_of_the_tools_in_every_format(user: TestUser, api_format: str) -> None:
     await user.add_tools(FORECAST, tool("weather: now/later", "Weather of now."), server="weather")
     await user.add_tools(FORECAST, server="other weather")
-    answer = await user.discover("weather forecast", format=shape, similarity_threshold=0)
-    given = [each.get("function", each)["name"] for each in answer["definitions"]]
-    assert given == [found["alias"] for found in answer["tools"]]
-    assert len(set(given)) == 3
+    answer = await user.discover("weather forecast", format=api_format, similarity_threshold=0)
+    aliases = [each.get("function", each)["name"] for each in answer["definitions"]]
+    assert aliases == [found["alias"] for found in answer["tools"]]
+    assert len(set(aliases)) == 3
 
 
-async def test_explain_tells_the_evidence(user: TestUser) -> None:
+async def test_explain_adds_the_evidence(user: TestUser) -> None:
     await user.add_tools(FORECAST)
     [found] = (await user.discover("weather forecast", explain=True))["tools"]
     assert found["explanation"]["cosine"] == pytest.approx(found["similarity"], abs=1e-3)

@@ -1,4 +1,4 @@
-"""The rungs below a healthy search: each keeps the same visibility, says so in the answer, and heals by itself."""
+"""The fallback chain: each level keeps the visibility filter, is named in the answer, and recovers by itself."""
 
 import asyncio
 import tempfile
@@ -64,13 +64,13 @@ def fake(shared_fake: FakeEmbeddingServer) -> Iterator[FakeEmbeddingServer]:
 async def service(
     postgres: EmbeddedPostgres, shared_fake: FakeEmbeddingServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Container]:
-    settings = make_settings(tmp_path_factory.mktemp("ladder"), **shared_fake.settings())
+    settings = make_settings(tmp_path_factory.mktemp("fallback"), **shared_fake.settings())
     async with open_container(settings, make_database(postgres)) as opened:
         yield opened
 
 
-async def stock(user: TestUser) -> str:
-    """Two tools to find and one that its user has switched off; the server's id."""
+async def add_tools(user: TestUser) -> str:
+    """Add two visible tools and a disabled one, and return the server's id."""
     server_id = await user.add_tools(FORECAST, REFUND, HIDDEN)
     hidden = (await user.tools())["weather_alarm"]["id"]
     assert (await user.http.patch(f"/tools/{hidden}", json={"enabled": False})).status_code == 200
@@ -78,23 +78,23 @@ async def stock(user: TestUser) -> str:
 
 
 @pytest.fixture(scope="module")
-async def shared_asker(service: Container) -> AsyncIterator[TestUser]:
-    async with asker_of(service) as user:
+async def shared_user(service: Container) -> AsyncIterator[TestUser]:
+    async with open_user(service) as user:
         yield user
 
 
 @pytest.fixture
-async def asker(shared_asker: TestUser, fake: FakeEmbeddingServer) -> TestUser:
-    """One for all tests, whose questions must therefore differ: what was asked before is remembered."""
-    await by_meaning(shared_asker, f"weather forecast {uuid.uuid4()}")
+async def user(shared_user: TestUser, fake: FakeEmbeddingServer) -> TestUser:
+    """One user for all tests, so that their queries must differ: embeddings of queries are cached."""
+    await search_by_meaning(shared_user, f"weather forecast {uuid.uuid4()}")
     fake.requests.clear()
-    return shared_asker
+    return shared_user
 
 
 @asynccontextmanager
-async def asker_of(container: Container) -> AsyncIterator[TestUser]:
+async def open_user(container: Container) -> AsyncIterator[TestUser]:
     async with new_user(container) as user:
-        await stock(user)
+        await add_tools(user)
         yield user
 
 
@@ -106,14 +106,14 @@ def sources(answer: dict[str, Any]) -> set[str]:
     return {each["source"] for each in answer["tools"]}
 
 
-async def by_meaning(user: TestUser, question: str) -> dict[str, Any]:
-    """The answer, as soon as it comes from the top of the ladder."""
+async def search_by_meaning(user: TestUser, query: str) -> dict[str, Any]:
+    """Return the answer as soon as it is not degraded."""
 
-    async def answered() -> dict[str, Any] | None:
-        answer = await user.discover(question, similarity_threshold=0.1)
+    async def discover() -> dict[str, Any] | None:
+        answer = await user.discover(query, similarity_threshold=0.1)
         return None if answer["degraded"] else answer
 
-    answer = await until(answered)
+    answer = await until(discover)
     assert answer["degraded_reason"] is None
     assert answer["strategy"] == "hybrid"
     assert ("get_forecast", "semantic") in [(each["tool"]["name"], each["source"]) for each in answer["tools"]]
@@ -131,30 +131,30 @@ def check_by_words(answer: dict[str, Any], *reasons: str) -> None:
     assert answer["total_searched"] == 2
 
 
-async def test_with_everything_well_nothing_is_degraded(asker: TestUser, fake: FakeEmbeddingServer) -> None:
-    answer = await by_meaning(asker, "weather forecast today")
+async def test_a_healthy_search_is_not_degraded(user: TestUser, fake: FakeEmbeddingServer) -> None:
+    answer = await search_by_meaning(user, "weather forecast today")
     assert answer["embedding_generated"] is True
     assert fake.requests == [["weather forecast today"]]
 
 
 @pytest.mark.parametrize(("mode", "status", "reason"), REASONS, ids=str)
-async def test_search_outlives_an_embedder_that_fails(
-    asker: TestUser, fake: FakeEmbeddingServer, mode: Mode, status: int, reason: str
+async def test_a_failing_embedder_degrades_the_search_to_words(
+    user: TestUser, fake: FakeEmbeddingServer, mode: Mode, status: int, reason: str
 ) -> None:
     fake.mode, fake.status = mode, status
     for city in ("Vienna", "Graz", "Linz"):
-        answer = await asker.discover(f"weather_alarm and weather forecast for {city} with {reason} {mode}")
+        answer = await user.discover(f"weather_alarm and weather forecast for {city} with {reason} {mode}")
         check_by_words(answer, reason)
     assert len(fake.requests) == 3
     fake.mode = "ok"
-    await by_meaning(asker, f"weather forecast for Wels after {reason} {mode}")
+    await search_by_meaning(user, f"weather forecast for Wels after {reason} {mode}")
 
 
-async def test_nobody_waits_for_the_embedder_beyond_its_budget(
+async def test_no_request_waits_for_the_embedder_beyond_its_budget(
     open_service: OpenService, fake: FakeEmbeddingServer
 ) -> None:
-    """It hangs for as long as anybody waits for it."""
-    async with open_service(**fake.settings(query_embed_budget_ms=1_000)) as service, asker_of(service) as user:
+    """The embedder hangs for as long as a request waits for it."""
+    async with open_service(**fake.settings(query_embed_budget_ms=1_000)) as service, open_user(service) as user:
         fake.mode = "hang"
         fake.requests.clear()
         for city in ("Vienna", "Graz", "Linz"):
@@ -162,14 +162,14 @@ async def test_nobody_waits_for_the_embedder_beyond_its_budget(
         await asked(fake, 3)
         assert len(fake.requests) == 3
         fake.mode = "ok"
-        await by_meaning(user, "weather forecast for Wels")
+        await search_by_meaning(user, "weather forecast for Wels")
 
 
-async def test_search_outlives_an_embedder_that_is_not_there(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+async def test_an_unreachable_embedder_degrades_the_search_to_words(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     url = make_database(postgres)
     with running_embedding_server() as server:
         settings = make_settings(tmp_path, **server.settings())
-        async with open_container(settings, url) as service, asker_of(service) as user:
+        async with open_container(settings, url) as service, open_user(service) as user:
             user_id = user.id
     async with (
         open_container(settings, url) as service,
@@ -179,43 +179,43 @@ async def test_search_outlives_an_embedder_that_is_not_there(postgres: EmbeddedP
         for city in ("Vienna", "Graz"):
             check_by_words(await user.discover(f"weather forecast for {city}"), "embedder_unreachable")
         with running_embedding_server(server.port):
-            await by_meaning(user, "weather forecast for Wels")
+            await search_by_meaning(user, "weather forecast for Wels")
 
 
 @pytest.mark.parametrize("strategy", ["hybrid", "semantic"])
-async def test_whatever_needs_a_vector_is_answered_by_words(
-    asker: TestUser, fake: FakeEmbeddingServer, strategy: str
+async def test_each_strategy_that_needs_an_embedding_falls_back_to_words(
+    user: TestUser, fake: FakeEmbeddingServer, strategy: str
 ) -> None:
-    assert (await asker.discover(f"weather forecast, {strategy}", strategy=strategy))["strategy"] == strategy
+    assert (await user.discover(f"weather forecast, {strategy}", strategy=strategy))["strategy"] == strategy
     fake.mode = "zeros"
-    check_by_words(await asker.discover(f"weather forecast, {strategy}!", strategy=strategy), "embedder_no_direction")
+    check_by_words(await user.discover(f"weather forecast, {strategy}!", strategy=strategy), "embedder_no_direction")
 
 
-async def test_a_search_by_words_that_was_asked_for_is_not_degraded_and_needs_no_embedder(
-    asker: TestUser, fake: FakeEmbeddingServer
+async def test_a_requested_search_by_words_is_not_degraded_and_needs_no_embedder(
+    user: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     fake.mode = "zeros"
-    answer = await asker.discover("weather forecast", strategy="bm25")
+    answer = await user.discover("weather forecast", strategy="bm25")
     assert (answer["degraded"], answer["strategy"], names(answer)) == (False, "bm25", ["get_forecast"])
     assert fake.requests == []
 
 
-async def test_each_degraded_answer_is_counted_under_its_reason(
-    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+async def test_a_degraded_answer_is_counted_by_its_reason(
+    service: Container, user: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    def counted() -> bool:
+    def is_counted() -> bool:
         return b'toolscout_fallbacks_total{reason="embedder_status_418"} 1.0' in service.metrics.render()
 
-    assert not counted()
+    assert not is_counted()
     fake.mode, fake.status = "status", 418
-    check_by_words(await asker.discover("weather forecast for tea"), "embedder_status_418")
-    assert counted()
+    check_by_words(await user.discover("weather forecast for tea"), "embedder_status_418")
+    assert is_counted()
 
 
-async def test_after_five_failures_nobody_asks_the_embedder_until_the_pause_is_over(
+async def test_after_five_failures_the_circuit_breaker_opens(
     open_service: OpenService, fake: FakeEmbeddingServer
 ) -> None:
-    async with open_service(**fake.settings(breaker_retry_s=60)) as service, asker_of(service) as user:
+    async with open_service(**fake.settings(breaker_retry_s=60)) as service, open_user(service) as user:
         fake.mode, fake.status = "status", 500
         fake.requests.clear()
         answers = [await user.discover(f"weather forecast {number}") for number in range(8)]
@@ -227,66 +227,66 @@ async def test_after_five_failures_nobody_asks_the_embedder_until_the_pause_is_o
         assert b"toolscout_embedder_breaker_open 1.0" in service.metrics.render()
 
 
-async def test_after_the_pause_one_question_tries_for_all(
+async def test_after_the_pause_one_request_probes_the_embedder(
     open_service: OpenService, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.0]
     monkeypatch.setattr("app.embeddings.factory.CircuitBreaker", partial(CircuitBreaker, clock=lambda: seconds[0]))
     settings = fake.settings(breaker_failures=1, breaker_retry_s=60)
-    async with open_service(**settings) as service, asker_of(service) as user:
+    async with open_service(**settings) as service, open_user(service) as user:
         fake.mode = "zeros"
         check_by_words(await user.discover("weather forecast"), "embedder_no_direction")
         check_by_words(await user.discover("weather forecast too soon"), "embedder_breaker_open")
         seconds[0] = 61.0
         fake.mode = "hang"
         fake.requests.clear()
-        trying = asyncio.create_task(user.discover("weather forecast for all"))
+        probe = asyncio.create_task(user.discover("weather forecast for all"))
         await asked(fake)
         for number in range(5):
             check_by_words(await user.discover(f"weather forecast {number}"), "embedder_breaker_open")
         fake.mode = "ok"
         fake.release()
-        assert (await trying)["degraded"] is False
+        assert (await probe)["degraded"] is False
         assert len(fake.requests) == 1
-        await by_meaning(user, "weather forecast at last")
+        await search_by_meaning(user, "weather forecast at last")
 
 
-async def test_a_question_that_was_asked_before_is_answered_by_meaning_while_the_embedder_is_down(
-    asker: TestUser, fake: FakeEmbeddingServer
+async def test_a_cached_query_is_searched_by_meaning_while_the_embedder_is_down(
+    user: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    before = await by_meaning(asker, "weather forecast by night")
+    before = await search_by_meaning(user, "weather forecast by night")
     fake.mode = "zeros"
-    again = await by_meaning(asker, "weather forecast by night")
+    again = await search_by_meaning(user, "weather forecast by night")
     assert again["embedding_generated"] is False
     assert again["toolset_hash"] == before["toolset_hash"]
-    check_by_words(await asker.discover("weather forecast by day"), "embedder_no_direction")
+    check_by_words(await user.discover("weather forecast by day"), "embedder_no_direction")
 
 
-async def test_identical_questions_in_flight_are_embedded_once(asker: TestUser, fake: FakeEmbeddingServer) -> None:
+async def test_identical_queries_in_flight_are_embedded_once(user: TestUser, fake: FakeEmbeddingServer) -> None:
     fake.mode = "hang"
-    asking = [asyncio.create_task(asker.discover("weather forecast at once")) for _ in range(10)]
+    requests = [asyncio.create_task(user.discover("weather forecast at once")) for _ in range(10)]
     await asked(fake)
     fake.release()
-    answers = await asyncio.gather(*asking)
+    answers = await asyncio.gather(*requests)
     assert fake.requests == [["weather forecast at once"]]
     assert {answer["degraded"] for answer in answers} == {False}
     assert len({answer["toolset_hash"] for answer in answers}) == 1
 
 
-async def test_no_user_profits_from_anothers_question(
-    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+async def test_cached_queries_are_not_shared_between_users(
+    service: Container, user: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    """A shared vector would tell, by its speed, what another has asked."""
+    """The response time would reveal what another user has asked."""
     async with new_user(service) as other:
-        for user, requests in ((asker, 1), (asker, 1), (other, 2), (other, 2)):
-            answer = await user.discover("weather forecast for two")
+        for each, requests in ((user, 1), (user, 1), (other, 2), (other, 2)):
+            answer = await each.discover("weather forecast for two")
             assert answer["degraded"] is False
             assert len(fake.requests) == requests
 
 
 @asynccontextmanager
 async def broken_search(container: Container) -> AsyncIterator[None]:
-    """Without its column nothing can be searched, but what is visible can still be listed."""
+    """Rename a column that the search needs; visible tools can still be listed."""
     url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     rename = "ALTER TABLE mcp_tool_embeddings RENAME COLUMN {} TO {}"
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
@@ -297,10 +297,8 @@ async def broken_search(container: Container) -> AsyncIterator[None]:
             await owner.execute(rename.format("away", "lexical").encode())
 
 
-async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
-    service: Container, fake: FakeEmbeddingServer
-) -> None:
-    async with asker_of(service) as user:
+async def test_a_failing_search_returns_all_visible_tools(service: Container, fake: FakeEmbeddingServer) -> None:
+    async with open_user(service) as user:
         await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
         pinned = (await user.tools())["zip_files"]["id"]
         await user.http.patch(f"/tools/{pinned}", json={"pinned": True})
@@ -308,7 +306,7 @@ async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
         await service.usage_counters.flush()
         core = await user.http.put("/core-tools", json={"tools": [tool("browse")]})
         assert core.status_code == 200
-        await by_meaning(user, "weather forecast")
+        await search_by_meaning(user, "weather forecast")
 
         async with broken_search(service):
             answer = await user.discover("weather forecast for Vienna")
@@ -318,14 +316,14 @@ async def test_when_search_itself_fails_all_visible_tools_are_the_answer(
         assert answer["total_searched"] == 4
         assert answer["no_match"] is False
         assert all(each["score"] is None for each in answer["tools"])
-        await by_meaning(user, "weather forecast for Graz")
+        await search_by_meaning(user, "weather forecast for Graz")
 
 
-async def test_the_fallback_is_narrowed_like_a_search(service: Container, fake: FakeEmbeddingServer) -> None:
-    async with asker_of(service) as user, new_user(service) as stranger:
+async def test_the_fallback_applies_the_filters_of_the_request(service: Container, fake: FakeEmbeddingServer) -> None:
+    async with open_user(service) as user, new_user(service) as stranger:
         archive = await user.add_tools(tool("zip_files"), tool("copy_files"), server="archive", tags=["disk"])
         foreign = await stranger.add_tools(tool("foreign"))
-        narrowed: list[tuple[dict[str, Any], list[str]]] = [
+        filters: list[tuple[dict[str, Any], list[str]]] = [
             ({"server_ids": [archive]}, ["copy_files", "zip_files"]),
             ({"server_ids": [foreign]}, []),
             ({"server_ids": []}, []),
@@ -334,47 +332,47 @@ async def test_the_fallback_is_narrowed_like_a_search(service: Container, fake: 
             ({"limit": 50}, ["copy_files", "zip_files", "get_forecast", "refund_payment"]),
         ]
         async with broken_search(service):
-            for narrowing, expected in narrowed:
-                answer = await user.discover("weather", **narrowing)
-                assert names(answer) == expected, narrowing
+            for fields, expected in filters:
+                answer = await user.discover("weather", **fields)
+                assert names(answer) == expected, fields
                 assert answer["degraded_reason"] == "search_failed"
             assert names(await stranger.discover("weather")) == ["foreign"]
 
 
-async def test_tools_that_were_kept_come_first_in_the_fallback_too(
-    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+async def test_kept_tools_come_first_in_the_fallback(
+    service: Container, user: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    tools = await asker.tools()
+    tools = await user.tools()
     keep = [tools[name]["id"] for name in ("weather_alarm", "refund_payment")]
     async with broken_search(service):
-        answer = await asker.discover("weather", keep=keep)
+        answer = await user.discover("weather", keep=keep)
     assert [(each["tool"]["name"], each["source"]) for each in answer["tools"]] == [
         ("refund_payment", "kept"),
         ("get_forecast", "fallback"),
     ]
 
 
-async def test_with_discovery_switched_off_all_visible_tools_are_the_answer(
-    service: Container, asker: TestUser, fake: FakeEmbeddingServer
+async def test_disabled_discovery_returns_all_visible_tools(
+    service: Container, user: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     async def switch(*, enabled: bool) -> None:
         async with client_of(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
-            changed = await admin.patch(f"/users/{asker.id}", json={"discovery_enabled": enabled})
+            changed = await admin.patch(f"/users/{user.id}", json={"discovery_enabled": enabled})
             assert changed.status_code == 200
 
     await switch(enabled=False)
-    answer = await asker.discover("weather forecast or not")
+    answer = await user.discover("weather forecast or not")
     assert (answer["degraded"], answer["degraded_reason"]) == (True, "disabled")
     assert names(answer) == ["get_forecast", "refund_payment"]
     assert sources(answer) == {"fallback"}
     assert fake.requests == []
     await switch(enabled=True)
-    await by_meaning(asker, "weather forecast or not")
+    await search_by_meaning(user, "weather forecast or not")
 
 
 @pytest.fixture(scope="module")
-def mortal_postgres() -> Iterator[EmbeddedPostgres]:
-    """One that a test may stop."""
+def stoppable_postgres() -> Iterator[EmbeddedPostgres]:
+    """A Postgres that a test may stop."""
     with tempfile.TemporaryDirectory() as folder:
         server = EmbeddedPostgres(Path(folder) / "data")
         server.start()
@@ -401,19 +399,19 @@ def check_unavailable(answer: httpx.Response) -> None:
     assert "psycopg" not in answer.text
 
 
-async def test_without_its_database_the_service_says_when_to_try_again_and_recovers_by_itself(
-    mortal_postgres: EmbeddedPostgres, fake: FakeEmbeddingServer, tmp_path: Path
+async def test_without_a_database_the_service_answers_503_and_recovers_by_itself(
+    stoppable_postgres: EmbeddedPostgres, fake: FakeEmbeddingServer, tmp_path: Path
 ) -> None:
     settings = make_settings(tmp_path, **fake.settings())
-    async with open_container(settings, make_database(mortal_postgres)) as service, asker_of(service) as user:
-        await by_meaning(user, "weather forecast")
-        async with stopped(mortal_postgres):
+    async with open_container(settings, make_database(stoppable_postgres)) as service, open_user(service) as user:
+        await search_by_meaning(user, "weather forecast")
+        async with stopped(stoppable_postgres):
             for _ in range(3):
                 check_unavailable(await user.http.post("/discover", json={"query": "weather forecast"}))
                 check_unavailable(await user.http.get("/servers"))
                 check_unavailable(await user.http.get("/readyz"))
                 assert (await user.http.get("/healthz")).status_code == 200
-        await by_meaning(user, "weather forecast again")
+        await search_by_meaning(user, "weather forecast again")
         assert (await user.http.get("/readyz")).status_code == 200
         assert len((await user.http.get("/servers")).json()["items"]) == 1
         await user.add_tools(tool("after_the_outage"), server="later")
@@ -421,17 +419,17 @@ async def test_without_its_database_the_service_says_when_to_try_again_and_recov
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/discover"), ("GET", "/tools")])
-async def test_a_request_that_waits_while_its_database_dies_says_when_to_try_again(
-    mortal_postgres: EmbeddedPostgres, fake: FakeEmbeddingServer, tmp_path: Path, method: str, path: str
+async def test_a_request_that_waits_while_the_database_stops_gets_503(
+    stoppable_postgres: EmbeddedPostgres, fake: FakeEmbeddingServer, tmp_path: Path, method: str, path: str
 ) -> None:
-    url = make_database(mortal_postgres)
+    url = make_database(stoppable_postgres)
     body = {"query": "weather"} if method == "POST" else None
-    async with open_container(make_settings(tmp_path, **fake.settings()), url) as service, asker_of(service) as user:
+    async with open_container(make_settings(tmp_path, **fake.settings()), url) as service, open_user(service) as user:
         blocker = await psycopg.AsyncConnection.connect(url)
         await blocker.execute("LOCK TABLE mcp_tool_embeddings IN ACCESS EXCLUSIVE MODE")
         waiting = asyncio.create_task(user.http.request(method, path, json=body))
         await locked_out(blocker, 1)
-        async with stopped(mortal_postgres):
+        async with stopped(stoppable_postgres):
             check_unavailable(await waiting)
             await blocker.close()
         assert (await user.http.request(method, path, json=body)).status_code == 200

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from app.container import Container
-from app.discovery.inline.documents import SentTool
+from app.discovery.inline.documents import InlineTool
 from app.embeddings.base import Vector
 from app.embeddings.calibration import UNCALIBRATED
 from app.evaluation.calibrate import Messages, calibrate, index_tools, load_shipped_labelled, load_shipped_messages
 from app.evaluation.fit import MAX_LOST, Sample, TrainingData, error_rates, fit_calibration, fit_direction
-from app.search.bm25 import Field, document_vector
+from app.search.bm25 import Field, build_document_vector
 from app.search.in_memory import IndexedTool, TenantIndex
 from app.search.intents import Action
-from app.search.query import read_query
+from app.search.query import parse_query
 
 SUBSET = 40
 
@@ -25,12 +25,16 @@ def vectors_at(*angles: float) -> list[Vector]:
 
 
 def make_index(*names: str) -> TenantIndex:
-    tools = [IndexedTool(name, "server", name, document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names]
-    return TenantIndex.of(tools).with_vectors(list(np.eye(3, dtype=np.float32)[: len(names)]))
+    tools = [
+        IndexedTool(name, "server", name, build_document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names
+    ]
+        IndexedTool(name, "server", name, build_document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names
+    ]
+    return TenantIndex.build(tools).with_vectors(list(np.eye(3, dtype=np.float32)[: len(names)]))
 
 
 def make_samples(vectors: Sequence[Vector], *relevant: str) -> list[Sample]:
-    return [Sample(read_query("please"), [vector], relevant) for vector in vectors]
+    return [Sample(parse_query("please"), [vector], relevant) for vector in vectors]
 
 
 def test_the_direction_separates_two_kinds_and_is_bounded_by_the_ridge() -> None:
@@ -79,7 +83,7 @@ def test_the_direction_decides_if_cosines_do_not() -> None:
 
 def test_a_named_tool_is_never_lost() -> None:
     far = vectors_at(1.5)
-    named = [Sample(read_query("use my_tool"), far, ["my_tool"])]
+    named = [Sample(parse_query("use my_tool"), far, ["my_tool"])]
     data = TrainingData(make_index("my_tool"), np.stack(vectors_at(0.1)), np.stack(far), named, make_samples(far))
     assert error_rates(data, fit_calibration(data)).lost == 0
 
@@ -88,14 +92,18 @@ async def test_the_real_model_is_calibrated_on_a_few_messages(container: Contain
     shipped = load_shipped_messages()
     few = Messages(shipped.needing[:: 800 // SUBSET], shipped.not_needing[:: 800 // SUBSET])
     tools = [
-        SentTool("weather/get_forecast", "get_forecast", "weather", "The weather forecast for a city: rain and wind."),
-        SentTool("files/read_file", "read_file", "files", "Read a text file from the disk."),
-        SentTool("mail/send_email", "send_email", "mail", "Send an e-mail to somebody."),
+        IndexedTool(name, "server", name, build_document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names
+    ]
+        InlineTool(
+            "weather/get_forecast", "get_forecast", "weather", "The weather forecast for a city: rain and wind."
+        ),
+        InlineTool("files/read_file", "read_file", "files", "Read a text file from the disk."),
+        InlineTool("mail/send_email", "send_email", "mail", "Send an e-mail to somebody."),
     ]
     names = {tool.tool_key for tool in tools}
     items = [item for item in load_shipped_labelled() if set(item.tools) <= names]
     fit = await calibrate(
-        container.inline_searcher, await index_tools(container.inline_searcher, tools), items, few, lambda *_: None
+        container.searcher, await index_tools(container.inline_searcher, tools), items, few, lambda *_: None
     )
     assert fit.skipped == []
     assert fit.answerable > 5

@@ -20,7 +20,7 @@ from app.indexing.backfill import backfill_vectors, missing_vectors
 from app.indexing.documents import content_hash
 from app.indexing.model_switch import OwnerConnection, change_model, drop_model
 from app.local_postgres.paths import owner_connection
-from app.search.hnsw import hnsw_indexes, hnsw_name
+from app.search.hnsw import hnsw_index_name, list_hnsw_indexes
 from tests.conftest import TestUser, client_of, make_settings, new_user, tool
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.support.worker_steps import finished, rows, send, server_of, until
@@ -246,12 +246,12 @@ async def test_a_dropped_models_rows_and_cache_and_index_go_and_the_others_stay(
         await world.drop("openai:unheard")
     await world.change(BETA)
     with world.owner() as connection:
-        assert set(hnsw_indexes(connection)) == {hnsw_name(ALPHA), hnsw_name(BETA)}
+        assert set(list_hnsw_indexes(connection)) == {hnsw_index_name(ALPHA), hnsw_index_name(BETA)}
     await world.drop(ALPHA)
     assert await world.rows(ada) == {BETA: [("read", True)]}
     assert await rows(world.service, "SELECT DISTINCT model FROM embedding_cache") == [(BETA,)]
     with world.owner() as connection:
-        assert hnsw_indexes(connection) == [hnsw_name(BETA)]
+        assert list_hnsw_indexes(connection) == [hnsw_index_name(BETA)]
     assert (await ada.discover("read a file"))["tools"][0]["source"] == "semantic"
 
 
@@ -269,10 +269,10 @@ async def test_a_drop_that_was_broken_off_is_finished_by_dropping_again(world: W
 async def test_a_request_that_began_with_a_model_ends_with_it(world: World, ada: TestUser) -> None:
     await ada.add_tools(READ)
     await world.register()
-    discoverer = world.service.discoverer
-    scope = Scope(ada.id, discoverer.model.id)
+    models = world.service.models
+    scope = Scope(ada.id, models.current.model.id)
     await world.change(BETA)
-    assert discoverer.models.get(scope.model).queries is not discoverer.queries
+    assert models.get(scope.model).queries is not models.current.queries
     assert await rows(world.service, "SELECT count(*) FROM mcp_tool_embeddings WHERE model = %(m)s", m=scope.model) == [
         (1,)
     ]
@@ -282,12 +282,12 @@ async def test_half_an_index_of_somebody_who_was_killed_is_made_anew(world: Worl
     await ada.add_tools(READ)
     await world.register()
     with world.owner() as connection:
-        connection.exec_driver_sql(f"CREATE INDEX {hnsw_name(BETA)} ON mcp_tool_embeddings (tool_id)")
+        connection.exec_driver_sql(f"CREATE INDEX {hnsw_index_name(BETA)} ON mcp_tool_embeddings (tool_id)")
         broken = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %(name)s::regclass"
-        connection.exec_driver_sql(broken, {"name": hnsw_name(BETA)})
+        connection.exec_driver_sql(broken, {"name": hnsw_index_name(BETA)})
     await world.change(BETA)
     statement = "SELECT indisvalid, pg_get_indexdef(indexrelid) FROM pg_index WHERE indexrelid = %(name)s::regclass"
-    [(valid, definition)] = await rows(world.service, statement, name=hnsw_name(BETA))
+    [(valid, definition)] = await rows(world.service, statement, name=hnsw_index_name(BETA))
     assert valid
     assert "hnsw" in definition
 

@@ -188,7 +188,7 @@ async def test_others_get_their_turn_while_a_small_stream_inflates_to_a_huge_one
     assert len(packed) < 200_000
     turns = 0
 
-    async def take_turns() -> None:
+    async def interleave_selections() -> None:
         nonlocal turns
         while True:
             await asyncio.sleep(0)
@@ -200,7 +200,7 @@ async def test_others_get_their_turn_while_a_small_stream_inflates_to_a_huge_one
         wire_to(f"http://127.0.0.1:{server.port}/") as wire,
         wire.asked("GET") as response,
     ):
-        other = asyncio.create_task(take_turns())
+        other = asyncio.create_task(interleave_selections())
         async for _ in response.aiter_raw():
             pieces += 1
         other.cancel()

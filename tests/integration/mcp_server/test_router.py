@@ -483,11 +483,13 @@ def away_from(container: Container) -> Database:
 async def without_database(container: Container, key: str, *, known: bool) -> AsyncIterator[httpx.AsyncClient]:
     """`known`: whose key it is can still be looked up."""
     database = away_from(container)
+    searcher = replace(container.searcher, database=database)
     service = replace(
         container,
         database=database,
         authenticator=container.authenticator if known else Authenticator(database, ADMIN_KEY),
-        discoverer=replace(container.discoverer, database=database),
+        searcher=searcher,
+        discoverer=replace(container.discoverer, searcher=searcher),
         executor=replace(container.executor, database=database),
     )
     async with client_of(service, Authorization=f"Bearer {key}") as http:
@@ -541,7 +543,7 @@ async def test_what_nobody_foresaw_is_told_without_its_cause_and_logged_once(
     body = message("tools/call", DISCOVERY)
     headers = headers_for(body) if era == "modern" else OLDER_HEADERS
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
-        patch.setattr("app.mcp_server.tools.discover", boom)
+        patch.setattr("app.mcp_server.tools.discover_each", boom)
         answer = await posted(visitor.http, body, headers)
     told = rpc(answer)["error"]
     assert told["code"] == INTERNAL_ERROR

@@ -1,4 +1,4 @@
-"""Definitions for models' APIs: valid, unique names, and bytes that do not change."""
+"""Definitions in the formats of model APIs: valid, unique names, and stable bytes."""
 
 import re
 from dataclasses import replace
@@ -8,9 +8,9 @@ import pytest
 
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tool_names import make_aliases
-from app.discovery.formats import Format, render_definitions, toolset_hash
+from app.discovery.formats import Format, hash_toolset, render_definitions
 
-OFFER = ToolDefinitionView(
+TOOL = ToolDefinitionView(
     tool_id="11111111-2222-3333-4444-555555555555",
     server_id="server",
     server_name="codehub",
@@ -26,18 +26,18 @@ OFFER = ToolDefinitionView(
 VALID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
 
-def test_a_valid_name_that_nobody_shares_is_kept() -> None:
-    assert make_aliases([OFFER]) == ["search_issues"]
+def test_a_valid_and_unique_name_is_kept() -> None:
+    assert make_aliases([TOOL]) == ["search_issues"]
 
 
 @pytest.mark.parametrize("name", ["a.b.c", "a:b:c", "with space", "ü", "x" * 128, "天气", "%", "_" * 70])
 def test_other_names_are_made_valid(name: str) -> None:
-    [alias] = make_aliases([replace(OFFER, name=name)])
+    [alias] = make_aliases([replace(TOOL, name=name)])
     assert VALID.match(alias)
 
 
-def test_two_tools_of_one_name_get_names_that_differ_and_tell_their_servers() -> None:
-    here = replace(OFFER, name="search", shares_its_name=True)
+def test_two_tools_with_one_name_get_distinct_names_that_start_with_their_servers() -> None:
+    here = replace(TOOL, name="search", shares_its_name=True)
     there = replace(here, tool_id="another", server_name="team chat")
     names = make_aliases([here, there])
     assert len(set(names)) == 2
@@ -45,19 +45,19 @@ def test_two_tools_of_one_name_get_names_that_differ_and_tell_their_servers() ->
     assert names[1].startswith("team_chat_search_")
 
 
-def test_names_that_differ_only_in_invalid_characters_stay_apart() -> None:
-    names = make_aliases([replace(OFFER, tool_id=f"id-{i}", name=name) for i, name in enumerate(["a.b", "a:b", "a b"])])
+def test_names_that_differ_only_in_invalid_characters_stay_distinct() -> None:
+    names = make_aliases([replace(TOOL, tool_id=f"id-{i}", name=name) for i, name in enumerate(["a.b", "a:b", "a b"])])
     assert len(set(names)) == 3
 
 
 def test_an_alias_does_not_depend_on_the_rest_of_the_answer() -> None:
-    shared = replace(OFFER, tool_id="another", name="search", shares_its_name=True)
-    assert make_aliases([shared])[0] == make_aliases([OFFER, shared])[1]
+    shared = replace(TOOL, tool_id="another", name="search", shares_its_name=True)
+    assert make_aliases([shared])[0] == make_aliases([TOOL, shared])[1]
 
 
-def test_a_core_tool_keeps_its_name_and_the_other_gives_way() -> None:
-    core = replace(OFFER, tool_id="core", server_id=None, server_name=None)
-    names = make_aliases([OFFER, core])
+def test_a_core_tool_keeps_its_name_and_the_other_tool_is_renamed() -> None:
+    core = replace(TOOL, tool_id="core", server_id=None, server_name=None)
+    names = make_aliases([TOOL, core])
     assert names[1] == "search_issues"
     assert names[0] != "search_issues"
 
@@ -66,7 +66,7 @@ SCHEMA = {"type": "object", "z": 1, "a": 2}
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"),
+    ("api_format", "expected"),
     [
         (
             "mcp",
@@ -90,17 +90,17 @@ SCHEMA = {"type": "object", "z": 1, "a": 2}
         ("anthropic", {"name": "n", "description": "Finds issues.", "input_schema": SCHEMA}),
     ],
 )
-def test_each_api_gets_its_own_shape(shape: Format, expected: dict[str, object]) -> None:
-    [definition] = render_definitions([OFFER], ["n"], shape)
+def test_each_api_gets_its_own_format(api_format: Format, expected: dict[str, object]) -> None:
+    [definition] = render_definitions([TOOL], ["n"], api_format)
     assert orjson.loads(definition) == expected
 
 
-def test_the_schema_is_passed_on_to_the_letter() -> None:
-    [definition] = render_definitions([OFFER], ["n"], "anthropic")
-    assert OFFER.input_schema.encode() in definition
+def test_the_schema_is_passed_on_byte_for_byte() -> None:
+    [definition] = render_definitions([TOOL], ["n"], "anthropic")
+    assert TOOL.input_schema.encode() in definition
 
 
-def test_the_hash_tells_one_toolset_from_another() -> None:
-    one, two = render_definitions([OFFER, replace(OFFER, description="Else.")], ["n", "m"], "mcp")
-    assert toolset_hash([one, two]) == toolset_hash([one, two])
-    assert len({toolset_hash([one, two]), toolset_hash([two, one]), toolset_hash([one])}) == 3
+def test_different_toolsets_have_different_hashes() -> None:
+    one, two = render_definitions([TOOL, replace(TOOL, description="Else.")], ["n", "m"], "mcp")
+    assert hash_toolset([one, two]) == hash_toolset([one, two])
+    assert len({hash_toolset([one, two]), hash_toolset([two, one]), hash_toolset([one])}) == 3

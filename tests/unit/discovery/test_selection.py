@@ -1,13 +1,13 @@
-"""Several rankings in one answer."""
+"""Interleaving of several rankings in one answer."""
 
 import pytest
 
 from app.catalog.definitions import ToolDefinitionView
-from app.discovery.selection import SelectedTool, take_turns
+from app.discovery.selection import SelectedTool, interleave_selections
 
 
-def found(name: str, score: float | None = None) -> SelectedTool:
-    offer = ToolDefinitionView(
+def make_tool(name: str, score: float | None = None) -> SelectedTool:
+    definition = ToolDefinitionView(
         tool_id=name,
         server_id="s",
         server_name="files",
@@ -20,53 +20,58 @@ def found(name: str, score: float | None = None) -> SelectedTool:
         tokens=1,
         shares_its_name=False,
     )
-    return SelectedTool(offer, "semantic" if score is not None else "fallback", score, score)
+    return SelectedTool(definition, "semantic" if score is not None else "fallback", score, score)
 
 
-def ranking(**scores: float) -> list[SelectedTool]:
-    return [found(name, score) for name, score in scores.items()]
+def make_ranking(**scores: float) -> list[SelectedTool]:
+    return [make_tool(name, score) for name, score in scores.items()]
 
 
 def names(tools: list[SelectedTool]) -> list[str]:
-    return [tool.offer.tool_id for tool in tools]
+    return [tool.definition.tool_id for tool in tools]
 
 
-STRONG = ranking(a=1.0, b=0.9, c=0.8)
-WEAK = ranking(x=0.3, y=0.2, z=0.1)
+STRONG = make_ranking(a=1.0, b=0.9, c=0.8)
+WEAK = make_ranking(x=0.3, y=0.2, z=0.1)
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"),
+    ("limit", "expected"),
     [(0, ""), (1, "a"), (2, "a x"), (3, "a b x"), (4, "a b x y"), (6, "a b c x y z"), (50, "a b c x y z")],
 )
-def test_each_ranking_gives_its_best_before_any_gives_its_second(most: int, expected: str) -> None:
-    assert names(take_turns([STRONG, WEAK], most)) == expected.split()
+def test_the_best_of_each_ranking_comes_before_the_second_of_any(limit: int, expected: str) -> None:
+    assert names(interleave_selections([STRONG, WEAK], limit)) == expected.split()
 
 
-def test_what_was_taken_is_ordered_by_score_whichever_ranking_it_is_of() -> None:
-    assert names(take_turns([WEAK, STRONG], 4)) == ["a", "b", "x", "y"]
+def test_the_result_is_sorted_by_score() -> None:
+    assert names(interleave_selections([WEAK, STRONG], 4)) == ["a", "b", "x", "y"]
 
 
-def test_a_tool_that_several_rankings_hold_is_taken_once_and_leaves_its_place_to_the_next() -> None:
-    assert names(take_turns([ranking(a=0.9, b=0.8), ranking(a=0.9, c=0.7)], 3)) == ["a", "b", "c"]
-    assert names(take_turns([ranking(a=0.9), ranking(a=0.9), ranking(a=0.9)], 3)) == ["a"]
+def test_a_tool_in_several_rankings_is_taken_once_and_makes_room_for_the_next() -> None:
+    assert names(interleave_selections([make_ranking(a=0.9, b=0.8), make_ranking(a=0.9, c=0.7)], 3)) == ["a", "b", "c"]
+    assert names(interleave_selections([make_ranking(a=0.9), make_ranking(a=0.9), make_ranking(a=0.9)], 3)) == ["a"]
 
 
-def test_a_tool_that_several_rankings_hold_is_shown_as_the_one_shows_it_that_likes_it_best() -> None:
-    taken = take_turns([ranking(a=0.9, b=0.85, c=0.8), ranking(c=0.3)], 3)
-    assert [(tool.offer.tool_id, tool.score) for tool in taken] == [("a", 0.9), ("b", 0.85), ("c", 0.8)]
+def test_a_tool_in_several_rankings_has_its_highest_score() -> None:
+    taken = interleave_selections([make_ranking(a=0.9, b=0.85, c=0.8), make_ranking(c=0.3)], 3)
+    assert [(tool.definition.tool_id, tool.score) for tool in taken] == [("a", 0.9), ("b", 0.85), ("c", 0.8)]
 
 
 def test_a_single_ranking_keeps_its_order_and_its_length() -> None:
-    assert names(take_turns([STRONG], 2)) == ["a", "b"]
-    assert names(take_turns([STRONG], 3)) == ["a", "b", "c"]
+    assert names(interleave_selections([STRONG], 2)) == ["a", "b"]
+    assert names(interleave_selections([STRONG], 3)) == ["a", "b", "c"]
 
 
-def test_rankings_of_unequal_length_are_taken_to_their_ends() -> None:
-    assert names(take_turns([ranking(a=0.9), [], ranking(b=0.8, c=0.7, d=0.6)], 10)) == ["a", "b", "c", "d"]
-    assert take_turns([[], []], 5) == []
-    assert take_turns([], 5) == []
+def test_rankings_of_different_length_are_used_completely() -> None:
+    assert names(interleave_selections([make_ranking(a=0.9), [], make_ranking(b=0.8, c=0.7, d=0.6)], 10)) == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
+    assert interleave_selections([[], []], 5) == []
+    assert interleave_selections([], 5) == []
 
 
-def test_tools_without_a_score_come_last_in_the_order_that_they_came_in() -> None:
-    assert names(take_turns([[found("p"), found("q")], ranking(a=0.1)], 3)) == ["a", "p", "q"]
+def test_tools_without_a_score_come_last_in_their_original_order() -> None:
+    assert names(interleave_selections([[make_tool("p"), make_tool("q")], make_ranking(a=0.1)], 3)) == ["a", "p", "q"]

@@ -1,14 +1,14 @@
-"""A message that wants to look at something finds what shows it before what removes it."""
+"""Requested actions of messages and actions of tools."""
 
 import pytest
 
-from app.search.intents import Action, action_of_tool, actions_wanted, agreement
+from app.search.intents import Action, compare_actions, detect_requested_actions, detect_tool_action
 
 LOOK, MAKE, CHANGE, REMOVE = Action.LOOK, Action.MAKE, Action.CHANGE, Action.REMOVE
 
 
 @pytest.mark.parametrize(
-    ("message", "wanted"),
+    ("message", "action"),
     [
         ("Show the history of past commits", LOOK),
         ("could you please tell me who is on call", LOOK),
@@ -21,21 +21,21 @@ LOOK, MAKE, CHANGE, REMOVE = Action.LOOK, Action.MAKE, Action.CHANGE, Action.REM
         ("deleting that branch is fine", REMOVE),
     ],
 )
-def test_the_first_verb_tells_what_a_message_wants(message: str, wanted: Action) -> None:
-    assert actions_wanted([message]) is wanted
+def test_the_first_verb_decides_which_action_a_message_requests(message: str, action: Action) -> None:
+    assert detect_requested_actions([message]) is action
 
 
 @pytest.mark.parametrize("message", ["", "the weather in Lisbon", "zeig mir die Rechnungen", "天気を教えて"])
-def test_without_a_verb_that_we_know_nothing_is_wanted(message: str) -> None:
-    assert actions_wanted([message]) is Action.UNKNOWN
+def test_without_a_known_verb_the_action_is_unknown(message: str) -> None:
+    assert detect_requested_actions([message]) is Action.UNKNOWN
 
 
-def test_each_aim_wants_its_own() -> None:
-    assert actions_wanted(["find the paper", "delete the draft", "that one"]) == LOOK | REMOVE
+def test_the_actions_of_subqueries_are_combined() -> None:
+    assert detect_requested_actions(["find the paper", "delete the draft", "that one"]) == LOOK | REMOVE
 
 
 @pytest.mark.parametrize(
-    ("name", "description", "does"),
+    ("name", "description", "action"),
     [
         ("git_log", "Shows the commit logs", LOOK),
         ("delete_event", "Takes an event out of the calendar", REMOVE),
@@ -48,13 +48,13 @@ def test_each_aim_wants_its_own() -> None:
         ("", "", Action.UNKNOWN),
     ],
 )
-def test_a_tools_name_tells_what_it_does_or_else_its_descriptions_first_word(
-    name: str, description: str, does: Action
+def test_a_tools_action_is_in_its_name_or_the_first_word_of_its_description(
+    name: str, description: str, action: Action
 ) -> None:
-    assert action_of_tool(name, description) is does
+    assert detect_tool_action(name, description) is action
 
 
-def test_only_what_is_known_of_both_agrees_or_disagrees() -> None:
-    assert agreement(LOOK, LOOK) == agreement(LOOK | REMOVE, REMOVE) == 1
-    assert agreement(LOOK, REMOVE) == agreement(MAKE, CHANGE) == -1
-    assert agreement(Action.UNKNOWN, LOOK) == agreement(LOOK, Action.UNKNOWN) == 0
+def test_actions_agree_or_disagree_only_if_both_are_known() -> None:
+    assert compare_actions(LOOK, LOOK) == compare_actions(LOOK | REMOVE, REMOVE) == 1
+    assert compare_actions(LOOK, REMOVE) == compare_actions(MAKE, CHANGE) == -1
+    assert compare_actions(Action.UNKNOWN, LOOK) == compare_actions(LOOK, Action.UNKNOWN) == 0

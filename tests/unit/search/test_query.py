@@ -1,11 +1,11 @@
-"""What is searched for: the user's words, with what came before where they say too little, and their several aims."""
+"""Parsing of queries and conversations: the search text, subqueries and recent tool calls."""
 
 import time
 from typing import Any
 
 import pytest
 
-from app.search.query import LONGEST_SEARCHED, Query, query_in_context, read_query
+from app.search.query import MAX_SEARCH_CHARS, Query, parse_query, parse_query_with_context
 
 Turn = dict[str, Any]
 
@@ -14,19 +14,19 @@ def user(content: Any) -> Turn:
     return {"role": "user", "content": content}
 
 
-def assistant(content: Any, **more: Any) -> Turn:
-    return {"role": "assistant", "content": content, **more}
+def assistant(content: Any, **fields: Any) -> Turn:
+    return {"role": "assistant", "content": content, **fields}
 
 
-def test_the_query_is_what_is_searched() -> None:
-    assert read_query("  find it ") == Query("find it", "find it")
+def test_a_query_is_searched_as_it_is() -> None:
+    assert parse_query("  find it ") == Query("find it", "find it")
 
 
-def test_a_pasted_document_is_searched_by_both_its_ends() -> None:
-    whole = read_query("begin " + "x" * 100_000 + " end").whole
-    assert whole.startswith("begin")
-    assert whole.endswith("end")
-    assert len(whole) <= LONGEST_SEARCHED + 1
+def test_both_ends_of_a_long_text_are_searched() -> None:
+    search_text = parse_query("begin " + "x" * 100_000 + " end").search_text
+    assert search_text.startswith("begin")
+    assert search_text.endswith("end")
+    assert len(search_text) <= MAX_SEARCH_CHARS + 1
 
 
 @pytest.mark.parametrize(
@@ -42,46 +42,46 @@ def test_a_pasted_document_is_searched_by_both_its_ends() -> None:
         ([], ""),
     ],
 )
-def test_of_messages_the_last_words_of_the_user_count(messages: list[Turn], expected: str) -> None:
-    assert read_query(None, messages).said == expected
+def test_the_users_last_message_counts(messages: list[Turn], expected: str) -> None:
+    assert parse_query(None, messages).user_text == expected
 
 
 MOVING = [user("When is my call with Mireille?"), assistant("Tuesday at ten. Shall I move it to Wednesday?")]
 
 
 @pytest.mark.parametrize(
-    "said", ["do it", "yes please", "and the second one?", "same for Friday", "put that off a week"]
+    "text", ["do it", "yes please", "and the second one?", "same for Friday", "put that off a week"]
 )
-def test_words_that_say_too_little_are_searched_with_the_turn_before_and_alone(said: str) -> None:
-    query = read_query(None, [*MOVING, user(said)])
-    assert query.said == said
-    assert query.whole == f"{MOVING[0]['content']}\n{MOVING[1]['content']}\n{said}"
-    assert query.aims == (said,)
+def test_an_incomplete_message_is_searched_with_the_turn_before_and_alone(text: str) -> None:
+    query = parse_query(None, [*MOVING, user(text)])
+    assert query.user_text == text
+    assert query.search_text == f"{MOVING[0]['content']}\n{MOVING[1]['content']}\n{text}"
+    assert query.subqueries == (text,)
 
 
 @pytest.mark.parametrize(
-    "said", ["What is the weather in Oslo tomorrow?", "Send the report about apples to Jonas today"]
+    "text", ["What is the weather in Oslo tomorrow?", "Send the report about apples to Jonas today"]
 )
-def test_words_that_say_enough_are_searched_alone(said: str) -> None:
-    assert read_query(None, [*MOVING, user(said)]).whole == said
+def test_a_complete_message_is_searched_alone(text: str) -> None:
+    assert parse_query(None, [*MOVING, user(text)]).search_text == text
 
 
-def test_what_was_said_long_ago_plays_no_part() -> None:
-    query = read_query(None, [user("about llamas"), assistant("About llamas."), *MOVING, user("do it")])
-    assert "llamas" not in query.whole
+def test_earlier_turns_are_ignored() -> None:
+    query = parse_query(None, [user("about llamas"), assistant("About llamas."), *MOVING, user("do it")])
+    assert "llamas" not in query.search_text
 
 
-def test_a_long_answer_is_not_searched_in_full() -> None:
-    assert len(read_query(None, [user("list them"), assistant("x " * 9_000), user("go on")]).whole) < 1_300
+def test_a_long_answer_is_shortened() -> None:
+    assert len(parse_query(None, [user("list them"), assistant("x " * 9_000), user("go on")]).search_text) < 1_300
 
 
-def test_who_says_apart_what_it_is_about_is_searched_with_it_and_alone() -> None:
-    assert query_in_context("send it", "the invoice") == Query("send it", "send it\nthe invoice", ("send it",))
-    assert query_in_context("send an invoice", " ") == Query("send an invoice", "send an invoice")
+def test_a_query_with_context_is_searched_with_it_and_alone() -> None:
+    assert parse_query_with_context("send it", "the invoice") == Query("send it", "send it\nthe invoice", ("send it",))
+    assert parse_query_with_context("send an invoice", " ") == Query("send an invoice", "send an invoice")
 
 
 @pytest.mark.parametrize(
-    ("message", "aims"),
+    ("message", "subqueries"),
     [
         ("find the paper about bees and mail it to Ann", ("find the paper about bees", "mail it to Ann")),
         (
@@ -99,31 +99,31 @@ def test_who_says_apart_what_it_is_about_is_searched_with_it_and_alone() -> None
         ("Thanks! Delete the old branch.", ()),
     ],
 )
-def test_each_aim_of_a_message_is_searched_for_by_itself(message: str, aims: tuple[str, ...]) -> None:
-    query = read_query(message)
-    assert query.whole == message
-    assert query.aims == aims
+def test_a_message_is_split_into_subqueries(message: str, subqueries: tuple[str, ...]) -> None:
+    query = parse_query(message)
+    assert query.search_text == message
+    assert query.subqueries == subqueries
 
 
 @pytest.mark.parametrize(
     "message",
     ["thanks", "Thanks!", "thanks, that is all", "no", "nope, that's it", "Great, thanks a lot!", "never mind"],
 )
-def test_thanks_and_a_goodbye_want_nothing(message: str) -> None:
-    assert read_query(message).closes
+def test_thanks_and_goodbyes_are_closing(message: str) -> None:
+    assert parse_query(message).is_closing
 
 
 @pytest.mark.parametrize(
     "message",
     ["", "ok great", "yes please", "no, the other one", "no 5", "thank the team in #general", "thanks, cancel it"],
 )
-def test_whatever_else_is_said_may_want_something(message: str) -> None:
-    assert not read_query(message).closes
+def test_other_messages_are_not_closing(message: str) -> None:
+    assert not parse_query(message).is_closing
 
 
-def test_a_message_has_a_few_aims_at_most_and_a_document_none() -> None:
-    assert len(read_query(" ".join(f"Send letter number {n}." for n in range(20))).aims) == 4
-    assert read_query(" ".join(f"Send letter number {n}." for n in range(200))).aims == ()
+def test_a_message_has_a_maximum_of_subqueries_and_a_document_has_none() -> None:
+    assert len(parse_query(" ".join(f"Send letter number {n}." for n in range(20))).subqueries) == 4
+    assert parse_query(" ".join(f"Send letter number {n}." for n in range(200))).subqueries == ()
 
 
 @pytest.mark.parametrize(
@@ -135,23 +135,23 @@ def test_a_message_has_a_few_aims_at_most_and_a_document_none() -> None:
         ("use node.js or e.g. go", "use the file or e.g. go"),
     ],
 )
-def test_a_files_name_is_searched_for_as_a_file(message: str, searched: str) -> None:
-    query = read_query(message)
-    assert query.whole == searched
-    assert query.said == message
+def test_a_file_name_is_searched_as_the_word_file(message: str, searched: str) -> None:
+    query = parse_query(message)
+    assert query.search_text == searched
+    assert query.user_text == message
 
 
-def test_tools_that_were_called_lately_are_known_in_both_shapes() -> None:
+def test_recent_tool_calls_are_found_in_both_formats() -> None:
     openai = assistant(None, tool_calls=[{"type": "function", "function": {"name": "list_events", "arguments": "{}"}}])
     anthropic = assistant([{"type": "text", "text": "ok"}, {"type": "tool_use", "name": "get_event", "input": {}}])
     odd = assistant("?", tool_calls=[{"function": None}, 7])
-    query = read_query(None, [user("hello"), openai, anthropic, odd, user("and the weather in Oslo tomorrow?")])
+    query = parse_query(None, [user("hello"), openai, anthropic, odd, user("and the weather in Oslo tomorrow?")])
     assert query.called == {"list_events", "get_event"}
-    assert read_query(None, [openai, *[user("hello there, my old friend")] * 8]).called == frozenset()
+    assert parse_query(None, [openai, *[user("hello there, my old friend")] * 8]).called == frozenset()
 
 
 @pytest.mark.parametrize("text", ["-" * 200_000, "a." * 100_000, "and get " * 25_000, "x-./~" * 40_000, "\n" * 200_000])
-def test_no_message_takes_long_to_read(text: str) -> None:
+def test_no_message_takes_long_to_parse(text: str) -> None:
     started = time.thread_time()
-    read_query(text)
+    parse_query(text)
     assert time.thread_time() - started < 0.5

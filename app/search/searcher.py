@@ -1,0 +1,112 @@
+"""Embed a query and search a user's visible tools for it.
+
+Discovery, explanations, evaluation and inline search are all built on the `Searcher`.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from app.catalog.visibility import Scope
+from app.db.engine import Database, Session
+from app.embeddings.base import Vector
+from app.embeddings.models import Models
+from app.embeddings.repository import EmbeddingModel
+from app.errors import EmbeddingFailed
+from app.limits.fair_queue import FairScheduler
+from app.observability.metrics import Metrics
+from app.observability.tracing import Tracing, trace_call
+from app.search.postgres import Evidence, HybridSearch, SearchResult
+from app.search.query import Query
+from app.search.scoring import ScoringParams, Strategy
+
+logger = logging.getLogger("toolscout.search")
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Where and how to search, with every default resolved except the model's calibrated threshold."""
+
+    scope: Scope
+    strategy: Strategy
+    threshold: float | None
+    """None: the model's calibrated threshold."""
+    limit: int
+    enabled: bool = True
+    """False: the project does not search, and answers with core tools alone."""
+
+
+@dataclass(frozen=True)
+class QueryEmbedding:
+    """The embedding of each text of a query, or the reason why there is none."""
+
+    strategy: Strategy
+    """What can be searched with: `bm25` if the embedder failed."""
+    vectors: Sequence[Vector] | None = None
+    reason: str | None = None
+    generated: bool = False
+    """False: the vectors were cached, or none are needed."""
+
+
+@dataclass(frozen=True)
+class Searcher:
+    database: Database
+    models: Models
+    hybrid_search: HybridSearch
+    scheduler: FairScheduler
+    metrics: Metrics
+    tracing: Tracing = field(default_factory=Tracing)
+
+    @property
+    def model(self) -> EmbeddingModel:
+        """The model for new requests; a request in progress uses the model of its scope."""
+        return self.models.current.model
+
+    @trace_call("embed", "reason")
+    async def embed_query(self, query: Query, options: SearchOptions) -> QueryEmbedding:
+        """Embed the texts of a query; if the embedder fails, fall back to `bm25`.
+
+        Call it before opening a session: no connection is held while waiting for an embedder.
+        """
+        if options.strategy == "bm25":
+            return QueryEmbedding("bm25")
+        user_id = options.scope.user_id
+        try:
+            loaded = self.models.get(options.scope.model)
+            async with self.scheduler.turn(user_id) if loaded.embedder.is_local else nullcontext():
+                embedded = await loaded.queries.embed(user_id, query.texts)
+        except EmbeddingFailed as error:
+            logger.warning("query embedding failed, searching by words alone", extra={"reason": error.reason})
+            return QueryEmbedding("bm25", reason=f"embedder_{error.reason}")
+        return QueryEmbedding(options.strategy, embedded.vectors, generated=embedded.generated)
+
+    def make_params(self, query: Query, options: SearchOptions, embedding: QueryEmbedding) -> ScoringParams:
+        calibration = self.models.get(options.scope.model).model.calibration
+        return ScoringParams(query, embedding.strategy, options.threshold, options.scope.tags or (), calibration)
+
+    async def find(
+        self,
+        session: Session,
+        query: Query,
+        options: SearchOptions,
+        embedding: QueryEmbedding,
+        *,
+        limit: int | None,
+        ann: bool = False,
+    ) -> SearchResult:
+        """Return the best hits, or the whole ranking if `limit` is None. `ann`: search through HNSW."""
+        params = self.make_params(query, options, embedding)
+        return await self.hybrid_search.find(session, options.scope, params, embedding.vectors, limit=limit, ann=ann)
+
+    async def read_evidence(
+        self,
+        session: Session,
+        query: Query,
+        options: SearchOptions,
+        embedding: QueryEmbedding,
+        tool_ids: Sequence[str],
+    ) -> dict[str, Evidence]:
+        """Return why each of these tools ranks where it does, by id; tools that are not visible are left out."""
+        params = self.make_params(query, options, embedding)
+        return await self.hybrid_search.read_evidence(session, options.scope, params, embedding.vectors, tool_ids)

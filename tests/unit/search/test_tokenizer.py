@@ -1,0 +1,48 @@
+"""Terms, words and possible tool names in a text."""
+
+import pytest
+
+from app.search.tokenizer import extract_possible_names, split_words, tokenize
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("search_issues", {"search_issues", "search", "issu"}),
+        ("searchIssues", {"search", "issu", "searchissu"}),
+        ("HTTPServer", {"http", "server", "httpserver"}),
+        ("list-files", {"list-files", "list", "file"}),
+        ("booking, booked, books", {"book"}),
+        ("s3 ec2 utf8Text 3f09c1", {"s3", "ec2", "ec", "2", "utf8", "text", "utf8text", "3f09c1"}),
+        ("Wetter für Österreich", {"wetter", "fur", "osterreich"}),
+        ("Ελλάδα, Россия", {"ελλάδα", "россия"}),
+        ("हिन्दी", {"हिन्दी"}),
+        ("天气预报 雨", {"天气", "气预", "预报", "雨"}),
+        ("天気を知りたい", {"天気", "気を", "を知", "知り", "りた", "たい"}),
+        ("ｆｕｌｌｗｉｄｔｈ", {"fullwidth"}),
+        ("what is the", set()),
+        ("!!! ???", set()),
+        ("", set()),
+    ],
+)
+def test_terms_are_stems_and_identifiers_with_their_parts(text: str, expected: set[str]) -> None:
+    assert set(tokenize(text)) == expected
+
+
+def test_words_are_the_spellings_behind_the_terms() -> None:
+    assert split_words("Booking searchIssues") == ["booking", "search", "issues", "searchissues"]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("run search_issues and list-files", ["search_issues", "list-files"]),
+        ('use "search" or `fetch`', ["search", "fetch"]),
+        ("call getUserData please", ["getuserdata"]),
+        ("Weather", ["weather"]),
+        ("search the web", []),
+        ("", []),
+    ],
+)
+def test_possible_names_are_identifiers_quoted_words_or_a_single_word(message: str, expected: list[str]) -> None:
+    assert extract_possible_names(message) == expected
