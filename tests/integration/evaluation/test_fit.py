@@ -28,8 +28,6 @@ def make_index(*names: str) -> TenantIndex:
     tools = [
         IndexedTool(name, "server", name, build_document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names
     ]
-        IndexedTool(name, "server", name, build_document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names
-    ]
     return TenantIndex.build(tools).with_vectors(list(np.eye(3, dtype=np.float32)[: len(names)]))
 
 
@@ -92,8 +90,6 @@ async def test_the_real_model_is_calibrated_on_a_few_messages(container: Contain
     shipped = load_shipped_messages()
     few = Messages(shipped.needing[:: 800 // SUBSET], shipped.not_needing[:: 800 // SUBSET])
     tools = [
-        IndexedTool(name, "server", name, build_document_vector([Field(name, 1.0)]), Action.UNKNOWN) for name in names
-    ]
         InlineTool(
             "weather/get_forecast", "get_forecast", "weather", "The weather forecast for a city: rain and wind."
         ),
