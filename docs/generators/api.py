@@ -32,16 +32,36 @@ at `/docs`, and as OpenAPI at `/openapi.json`. The guides to the [chat backend](
 - **Bodies** are strict JSON: unknown fields are refused, and `"8"` is not 8. They hold at most 1 MiB, or 16 MiB where
   tools are sent.
 - **Tables** list query parameters (with `?`), headers and the fields of the body.
-- **Lists** come in pages, `{"items": […], "next_cursor": …}`: `limit` is the size of a page (50, at most 200), `cursor` the
-  `next_cursor` of the page before.
+- **Lists** come in pages, `{"items": […], "next_cursor": …}`: `limit` is the size of a page (50, at most 200), `cursor`
+  the `next_cursor` of the page before.
 - **Another user's id** is answered exactly as an unknown one.
 """
 
+_OVERVIEW = (
+    (
+        "`/discover`, `/discover/why`, `/eval`",
+        "the tools for a message; why a tool is, or is not, among them; quality on your own messages",
+    ),
+    ("`/execute`, `/feedback`", "run a tool; report its outcome"),
+    ("`/servers`, `/reindex`, `/runs`", "a user's MCP servers, and the indexing of their tools"),
+    (
+        "`/catalog/search`",
+        "search tools that are [sent with the request](../guides/chat-backend.md#search-tools-that-you-send-along)",
+    ),
+    ("`/tools`, `/tags`, `/core-tools`", "a user's tools: switch, tag, pin, approve; your native tools"),
+    ("`/rules`, `/projects`", "who sees what"),
+    (
+        "`/users`, `/keys`, `/audit`, `/stats`, `/selections`",
+        "administration; what was done; statistics; messages and selections (opt-in)",
+    ),
+    ("`/mcp`, `/healthz`, `/readyz`, `/metrics`", "MCP; liveness, readiness, Prometheus"),
+)
+
 _ERRORS = """## Errors
 
-Errors are `application/problem+json` (RFC 9457) with `type`, `title`, `status`, `detail`, `request_id` and a stable `code`
-to program against. `errors` lists what is wrong with the input; `POST /execute` adds `outcome` or `cause`. The MCP endpoint
-reports the same as JSON-RPC errors, and failed tool calls as results with `isError`.
+Errors are `application/problem+json` (RFC 9457) with `type`, `title`, `status`, `detail`, `request_id` and a stable
+`code` to program against. `errors` lists what is wrong with the input; `POST /execute` adds `outcome` or `cause`. The
+MCP endpoint reports the same as JSON-RPC errors, and failed tool calls as results with `isError`.
 
 """
 
@@ -99,9 +119,14 @@ def render_page() -> str:
     schemas: Schemas = document["components"]["schemas"]
     operations = list_operations(app, document["paths"])
     shapes = _select_shapes(operations, schemas)
-    error_table = render_table(("code", "status", "meaning"), list_error_rows())
     return "\n".join(
-        [_INTRODUCTION, *_render_operations(operations, schemas), _render_shapes(shapes), _ERRORS + error_table]
+        [
+            _INTRODUCTION,
+            render_table(("paths", "for"), _OVERVIEW),
+            *_render_operations(operations, schemas),
+            _render_shapes(shapes),
+            _ERRORS + render_table(("code", "status", "meaning"), list_error_rows()),
+        ]
     )
 
 

@@ -11,10 +11,10 @@ _INTRODUCTION = """# Command line reference
 Every command (`make docs` writes this page; `toolscout COMMAND --help` shows the same). In a checkout the program is
 `.venv/bin/toolscout`.
 
-Commands read the same [settings](settings.md) as the service and work while it runs. Without `DATABASE_URL` they use the
-embedded Postgres in `TOOLSCOUT_DATA_DIR`, relative to the working directory; where there is no data, all but `serve` and
-`migrate` name that directory and exit. A command that fails exits with 1 and says why on standard error; wrong usage exits
-with 2.
+Commands read the same [settings](settings.md) as the service and work while it runs. Without `DATABASE_URL` they use
+the embedded Postgres in `TOOLSCOUT_DATA_DIR`, relative to the working directory; where there is no data, all but
+`serve` and `migrate` name that directory and exit. A command that fails exits with 1 and says why on standard error;
+wrong usage exits with 2.
 """
 
 _IGNORED = frozenset({"help", "install_completion", "show_completion"})

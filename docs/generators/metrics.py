@@ -8,8 +8,8 @@ from docs.generators.markdown import render_table
 
 _INTRODUCTION = """# Metrics reference
 
-`GET /metrics` answers in Prometheus's text format (`make docs` writes this page). If `TOOLSCOUT_METRICS_KEY` is set, the
-scraper sends it as a bearer token. The alerts that use these metrics are explained in the
+`GET /metrics` answers in Prometheus's text format (`make docs` writes this page). If `TOOLSCOUT_METRICS_KEY` is set,
+the scraper sends it as a bearer token. The alerts that use these metrics are explained in the
 [operations guide](../guides/operations.md#alerts).
 
 - A scrape reads memory alone. Values that need the database are refreshed every five seconds in the background, and are

@@ -7,8 +7,8 @@ from docs.generators.markdown import render_table
 _INTRODUCTION = """# Settings reference
 
 Settings come from environment variables, or from a file `.env` in the working directory (`make docs` writes this page).
-A variable that is set to nothing counts as not set. A name that is almost the name of a setting is reported at the start
-and by `toolscout doctor`.
+A variable that is set to nothing counts as not set. A name that is almost the name of a setting is reported at the
+start and by `toolscout doctor`.
 
 A secret can also stand in a file: append `_FILE` to the name of the setting and give the path of the file, such as
 `TOOLSCOUT_SECRET_KEY_FILE=/run/secrets/secret_key`. Setting both is an error. These settings are secrets:
@@ -27,7 +27,8 @@ _SECTIONS = {
     "Embedding": "embedding_provider embedding_model local_model openai_api_key openai_base_url query_embed_budget_ms "
     "index_embed_timeout_s catalog_embed_budget_s query_cache_size breaker_failures breaker_retry_s",
     "Discovery": "max_tools search_ann_above hold_changed_tools find_failing_servers selection_log_days",
-    "Indexing": "max_tools_per_server index_concurrency listing_concurrency pending_retry_s run_lease_s reindex_every_s",
+    "Indexing": "max_tools_per_server index_concurrency listing_concurrency pending_retry_s run_lease_s "
+    "reindex_every_s",
     "MCP servers": "outbound_allow stdio_servers connect_timeout_s list_timeout_s call_timeout_s upstream_idle_s "
     "upstream_connections upstream_max_bytes max_result_bytes",
     "Tracing": "otel_endpoint",
