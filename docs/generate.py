@@ -5,15 +5,17 @@ With `--check` nothing is written, and the exit status says whether the pages ar
 
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 
-from docs.generators import api, metrics, settings
+from docs.generators import api, cli, metrics, settings
 
 REFERENCE = Path(__file__).with_name("reference")
 PAGES: Mapping[str, Callable[[], str]] = {
     "api.md": api.render_page,
     "settings.md": settings.render_page,
     "metrics.md": metrics.render_page,
+    "cli.md": lambda: cli.render_page(import_module("app.cli.main").build_cli()),
 }
 
 

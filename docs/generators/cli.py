@@ -1,8 +1,10 @@
-"""`docs/reference/cli.md`: every command with its arguments and options, from the tree of click commands."""
+"""`docs/reference/cli.md`: every command with its arguments and options, from the tree of typer commands."""
 
+import re
 from collections.abc import Iterator
 
-import click
+from typer import Context
+from typer.core import TyperCommand, TyperGroup
 
 from docs.generators.markdown import render_table
 
@@ -18,41 +20,33 @@ wrong usage exits with 2.
 """
 
 _IGNORED = frozenset({"help", "install_completion", "show_completion"})
+_NOTE = re.compile(r"(^|\s)\s*\[([^\[\]]*)\]$")
+"""A default or a range at the end of a help text, which stands in brackets."""
 
 
-def render_page(program: click.Command) -> str:
-    context = click.Context(program, info_name="toolscout")
-    return "\n".join([_INTRODUCTION, *_render_commands(program, context)])
+def render_page(program: TyperGroup) -> str:
+    context = Context(program, info_name="toolscout")
+    return "\n".join([_INTRODUCTION, *(_render_command(*command) for command in list_commands(program, context))])
 
 
-def list_commands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
-    """The command itself, then the commands below it, in the order of its help."""
-    yield command, context
-    if isinstance(command, click.Group):
+def list_commands(
+    command: TyperCommand | TyperGroup, context: Context
+) -> Iterator[tuple[TyperCommand | TyperGroup, Context]]:
+    """The command itself, then those below it, in the order of its help; of groups, only the program itself."""
+    if isinstance(command, TyperCommand) or context.parent is None:
+        yield command, context
+    if isinstance(command, TyperGroup):
         for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            if child is not None and not child.hidden:
-                yield from list_commands(child, click.Context(child, info_name=name, parent=context))
+            # not `get_command`: a command may be loaded when it is resolved
+            _, child, _ = command.resolve_command(context, [name])
+            if isinstance(child, TyperCommand | TyperGroup) and not child.hidden:
+                yield from list_commands(child, Context(child, info_name=name, parent=context))
 
 
-def _render_commands(program: click.Command, context: click.Context) -> Iterator[str]:
-    for command, at in list_commands(program, context):
-        rows = [_render_parameter(parameter, at) for parameter in command.params if parameter.name not in _IGNORED]
-        if isinstance(command, click.Group) and not rows:
-            continue
-        usage = " ".join([at.command_path, *command.collect_usage_pieces(at)])
-        table = f"\n{render_table(('', 'meaning'), rows)}" if rows else ""
-        text = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
-        yield f"## `{at.command_path}`\n\n{text}\n\n```sh\n{usage}\n```\n{table}"
-
-
-def _render_parameter(parameter: click.Parameter, context: click.Context) -> tuple[str, str]:
-    if isinstance(parameter, click.Option):
-        names, meaning = parameter.get_help_record(context) or (", ".join(parameter.opts), "")
-        return f"`{names}`", _clean(meaning)
-    name = parameter.human_readable_name
-    return f"`{name}`", _clean(getattr(parameter, "help", None) or "")
-
-
-def _clean(text: str) -> str:
-    return " ".join(text.replace("[default:", "(default:").replace("]", ")" if "[default:" in text else "]").split())
+def _render_command(command: TyperCommand | TyperGroup, context: Context) -> str:
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    description = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+    records = [parameter.get_help_record(context) for parameter in command.params if parameter.name not in _IGNORED]
+    rows = [(f"`{names}`", _NOTE.sub(r"\1(\2)", meaning)) for names, meaning in filter(None, records)]
+    table = f"\n{render_table(('', 'meaning'), rows)}" if rows else ""
+    return f"## `{context.command_path}`\n\n{description}\n\n```sh\n{usage}\n```\n{table}"

@@ -4,9 +4,12 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
-import click
 import pytest
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from app import __version__, errors
 from app.container import Container
@@ -135,36 +138,32 @@ def test_every_error_is_in_the_tree_and_every_code_in_the_reference() -> None:
     assert unlisted == {"lease_lost"}, "which never leaves the worker"
 
 
-@click.group()
-@click.option("--version", is_flag=True, help="Show the version and exit.")
-def example_program() -> None:
-    """An example."""
+def make_program() -> TyperGroup:
+    program, keys = typer.Typer(), typer.Typer()
+    program.add_typer(keys, name="key")
 
+    @program.callback()
+    def declare_options(*, version: Annotated[bool, typer.Option(help="Print the version.")] = False) -> None:
+        """An example."""
 
-@example_program.group()
-def key() -> None:
-    """API keys."""
+    @keys.command()
+    def create(name: str, days: Annotated[int, typer.Option(metavar="N", help="Expire after N days.")] = 7) -> None:
+        """Create a key.
 
+        It is printed once.
+        """
 
-@key.command()
-@click.argument("name")
-@click.option("--days", type=int, metavar="N", default=7, show_default=True, help="Expire after N days.")
-def create(name: str, days: int) -> None:
-    """Create a key.
+    @program.command(hidden=True)
+    def secret() -> None:
+        """Not shown."""
 
-    It is printed once.
-    """
-
-
-@example_program.command(hidden=True)
-def secret() -> None:
-    """Not shown."""
+    return get_group(program)
 
 
 def test_the_command_line_reference_walks_the_tree_of_commands() -> None:
-    page = cli.render_page(example_program)
+    page = cli.render_page(make_program())
     assert re.findall(r"^## `(.+)`$", page, re.MULTILINE) == ["toolscout", "toolscout key create"]
-    assert "toolscout key create [OPTIONS] NAME" in page
+    assert "toolscout key create [OPTIONS]" in page
     assert "| `--days N` | Expire after N days. (default: 7) |" in page
     assert "Create a key.\n\nIt is printed once." in page
     assert "Not shown" not in page
