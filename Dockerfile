@@ -3,7 +3,7 @@ WORKDIR /src
 COPY requirements.lock .
 RUN python -m venv /opt/toolscout \
  && /opt/toolscout/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY app app
 COPY migrations migrations
 RUN /opt/toolscout/bin/pip install --no-cache-dir --no-deps .

@@ -54,7 +54,7 @@ bench-relevance: $(BENCH) ## how often the right tools are found, beside simpler
 bench-console: $(DEV) ## how long each page of the console takes, with 10,000 tools
 	$(BIN)/python -m bench.console
 
-docs: $(RUN) ## write docs/api.md from what the application says of itself
+docs: $(RUN) ## write the pages of docs/reference from the code
 	$(BIN)/python -m docs.generate
 
 lock: $(DEV) ## pin all dependencies anew, with hashes

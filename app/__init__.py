@@ -1,3 +1,3 @@
 """Toolscout: finds, for each chat message, the few MCP tools that matter."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -25,6 +25,7 @@ from app.api import (
     tools,
     users,
 )
+from app.api.docs import add_docs
 from app.api.middleware.body_limit import BodySizeLimitMiddleware
 from app.api.middleware.concurrency import ConcurrencyLimitMiddleware, ConnectionDrainMiddleware
 from app.api.middleware.request_log import RequestLogMiddleware
@@ -90,10 +91,14 @@ def create_routes(role: Role = "all") -> FastAPI:
         description=_DESCRIPTION,
         responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
         openapi_url=None if role == "worker" else "/openapi.json",
+        # these would load their scripts from a CDN: `add_docs` serves our own copy
+        docs_url=None,
+        redoc_url=None,
     )
     for door in (health,) if role == "worker" else _DOORS:
         app.include_router(door.router)
     if role != "worker":
         app.include_router(mcp_router())
         add_console(app)
+        add_docs(app)
     return app

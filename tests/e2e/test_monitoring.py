@@ -16,7 +16,8 @@ from tests.support.paths import ROOT
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"
-GUIDE = (ROOT / "docs/operations.md").read_text()
+GUIDE = (ROOT / "docs/guides/operations.md").read_text()
+METRICS = (ROOT / "docs/reference/metrics.md").read_text()
 ALERTS: list[dict[str, Any]] = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD: dict[str, Any] = json.loads((GRAFANA / "dashboards/toolscout.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
@@ -70,7 +71,7 @@ async def test_dashboard_and_alerts_name_only_metrics_and_labels_that_a_scrape_h
     await user.discover("list files")
     scraped = names_in((await user.http.get("/metrics")).text)
     labels = set(
-        re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| `toolscout_\w+` \| \w+ \| (.*?) \|", GUIDE, re.MULTILINE)))
+        re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| `toolscout_\w+` \| \w+ \| (.*?) \|", METRICS, re.MULTILINE)))
     )
     for query in queries():
         bare = re.sub(r'"[^"]*"', '""', query)
@@ -117,7 +118,7 @@ def test_the_dashboard_asks_the_data_source_that_is_provisioned() -> None:
 def test_every_alert_leads_to_a_passage_of_the_guide_that_names_it(alert: dict[str, Any]) -> None:
     assert alert["annotations"]["summary"]
     page, _, anchor = alert["annotations"]["runbook"].partition("#")
-    assert page == "docs/operations.md"
+    assert page == "docs/guides/operations.md"
     passages = {anchor_of(heading): text for heading, text in re.findall(r"^###? (.+)\n([^#]+)", GUIDE, re.MULTILINE)}
     assert f"`{alert['alert']}`" in passages[anchor]
 

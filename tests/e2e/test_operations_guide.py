@@ -1,5 +1,6 @@
-"""What the guides say is done here: a dump restored on another Postgres, a table partitioned, the rules of Citus."""
+"""The guides for operators work: backup and restore, an existing Postgres, partitions, the rules of Citus."""
 
+import base64
 import os
 import re
 import subprocess
@@ -19,25 +20,21 @@ from app.db.engine import APP_ROLE
 from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres, _binaries
 from tests.conftest import OpenService, make_settings, new_user, no_names, tool
-from tests.integration.db.test_roles import as_superuser, owned, owner_in
-from tests.support.documents import DOCS
+from tests.support.database_owners import as_superuser, create_owned_database, owner_name
+from tests.support.documents import DOCS, get_section, list_code_blocks
+from tests.support.paths import ROOT
 from tests.support.worker_steps import rows
 
-GUIDE = (DOCS / "operations.md").read_text()
-SECURITY = (DOCS / "security.md").read_text()
-
-
-def passage(heading: str) -> str:
-    return GUIDE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+OPERATIONS = (DOCS / "guides/operations.md").read_text()
+SECURITY = (DOCS / "guides/security.md").read_text()
+EXISTING_POSTGRES = (DOCS / "guides/existing-postgres.md").read_text()
+BACKUP = get_section(OPERATIONS, "Backup and restore")
+SCALING = get_section(OPERATIONS, "Scaling out")
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[EmbeddedPostgres]:
-    """A Postgres that nobody has prepared."""
+def other_postgres() -> Iterator[EmbeddedPostgres]:
+    """A second Postgres, without the role of the app."""
     with tempfile.TemporaryDirectory() as folder:
         cluster = EmbeddedPostgres(Path(folder) / "data")
         cluster.start()
@@ -45,25 +42,25 @@ def elsewhere() -> Iterator[EmbeddedPostgres]:
         cluster.stop()
 
 
-@pytest.mark.usefixtures("container")  # by which the first Postgres has the app's role
+@pytest.mark.usefixtures("container")  # which creates the role of the app on the first Postgres
 async def test_a_dump_restored_on_another_postgres_answers_as_before(
-    postgres: EmbeddedPostgres, elsewhere: EmbeddedPostgres, tmp_path: Path
+    postgres: EmbeddedPostgres, other_postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    """By the guide's own commands, as owners that are no superusers."""
-    old, new = owned(postgres), owned(elsewhere)
-    as_superuser(postgres, f"GRANT {APP_ROLE} TO {owner_in(old)}")
+    """With the commands of the guide, as owners that are not superusers."""
+    old, new = create_owned_database(postgres), create_owned_database(other_postgres)
+    as_superuser(postgres, f"GRANT {APP_ROLE} TO {owner_name(old)}")
     settings = make_settings(tmp_path)
     async with open_container(settings, old, no_names) as service, new_user(service) as user:
         await user.add_tools(tool("list_files", "Lists files."), tool("send_mail", "Sends a mail."))
         await user.add_server("closed", headers={"X-Key": "secret"})
-        before = lasting(await user.discover("list the files"))
-        dump, _, restore = blocks(passage("Backup and restore"), "sh")
-        run(dump, tmp_path, DATABASE_URL=old)
+        before = without_times(await user.discover("list the files"))
+        dump, _, restore = list_code_blocks(BACKUP, "sh")
+        run_shell(dump, tmp_path, DATABASE_URL=old)
         key = user.key
-    run(restore, tmp_path, NEW_DATABASE_URL=new)
+    run_shell(restore, tmp_path, NEW_DATABASE_URL=new)
     async with open_container(settings, new, no_names) as service, new_user(service) as another:
         another.http.headers["Authorization"] = f"Bearer {key}"
-        assert lasting(await another.discover("list the files")) == before
+        assert without_times(await another.discover("list the files")) == before
         [(blob, user_id, server_id)] = await rows(
             service, "SELECT sealed_headers, user_id, id FROM mcp_servers WHERE sealed_headers IS NOT NULL"
         )
@@ -71,19 +68,71 @@ async def test_a_dump_restored_on_another_postgres_answers_as_before(
         assert await rows(service, "SELECT current_user::text") == [("toolscout_app",)]
 
 
-def test_the_embedded_postgres_of_a_laptop_is_dumped_as_the_guide_says(
-    elsewhere: EmbeddedPostgres, tmp_path: Path
+def test_the_embedded_postgres_is_dumped_with_the_commands_of_the_guide(
+    other_postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    with psycopg.connect(elsewhere.url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE to_be_kept ()")
+    with psycopg.connect(other_postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept_by_the_dump ()")
         [(data,)] = connection.execute("SHOW data_directory").fetchall()
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / ".toolscout").symlink_to(Path(data).parent)
-    _, dump, _ = blocks(passage("Backup and restore"), "sh")
-    run(dump + "pg_restore --list toolscout.dump | grep to_be_kept", tmp_path)
+    _, dump, _ = list_code_blocks(BACKUP, "sh")
+    run_shell(dump + "pg_restore --list toolscout.dump | grep kept_by_the_dump", tmp_path)
 
 
-def run(commands: str, folder: Path, **variables: str) -> None:
+def prepare_as_administrator(cluster: EmbeddedPostgres, folder: Path) -> None:
+    """Run the SQL of the guide, with psql, as a superuser of a server without any database of ours."""
+    as_superuser(cluster, "DROP DATABASE toolscout", database="postgres")
+    [check, prepare] = list_code_blocks(
+        get_section(EXISTING_POSTGRES, "1. The administrator prepares the database"), "sql"
+    )
+    url = cluster.url.replace("/toolscout?", "/postgres?")
+    (folder / "prepare.sql").write_text(check + prepare)
+    run_shell('psql --set=ON_ERROR_STOP=1 --file=prepare.sql "$URL"', folder, URL=url)
+
+
+def run_toolscout(folder: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "TOOLSCOUT_ENVIRONMENT": "production",
+        "DATABASE_URL": url,
+        "TOOLSCOUT_SECRET_KEY": base64.b64encode(bytes(32)).decode(),
+    }
+    command = [sys.executable, "-m", "app", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_existing_postgres_is_ready_after_the_steps_of_the_guide(
+    other_postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    prepare_as_administrator(other_postgres, tmp_path)
+    url = other_postgres.url.replace("postgres@/", "toolscout:change-me@/")
+    migrated = run_toolscout(tmp_path, url, "migrate")
+    assert migrated.returncode == 0, migrated.stderr
+    checked = run_toolscout(tmp_path, url, "doctor")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert all(line.startswith("ok ") for line in checked.stdout.splitlines())
+    [(is_superuser, may_create_roles)] = query(
+        other_postgres, "SELECT rolsuper, rolcreaterole FROM pg_roles WHERE rolname = 'toolscout'"
+    )
+    assert (is_superuser, may_create_roles) == (False, False)
+
+
+def test_production_refuses_the_superuser_of_an_existing_postgres(
+    other_postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    refused = run_toolscout(tmp_path, other_postgres.url, "migrate")
+    assert refused.returncode == 1
+    assert "superuser" in refused.stderr
+
+
+def query(cluster: EmbeddedPostgres, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(cluster.url) as connection:
+        return connection.execute(statement.encode()).fetchall()
+
+
+def run_shell(commands: str, folder: Path, **variables: str) -> None:
     environment = {"PATH": f"{_binaries()}:{os.environ['PATH']}", **variables}
     done = subprocess.run(
         ["sh", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -91,20 +140,20 @@ def run(commands: str, folder: Path, **variables: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def lasting(discovery: dict[str, Any]) -> dict[str, Any]:
+def without_times(discovery: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in discovery.items() if name not in ("discovery_id", "search_duration_ms")}
 
 
-async def test_the_largest_table_can_be_partitioned_by_user_and_all_goes_on(open_service: OpenService) -> None:
+async def test_the_service_works_on_the_partitioned_table_of_the_guide(open_service: OpenService) -> None:
     async with open_service() as service, new_user(service) as user, new_user(service) as other:
         server_id = await user.add_tools(tool("list_files", "Lists files."))
         await other.add_tools(tool("list_secrets", "Lists secrets."))
-        before = lasting(await user.discover("list the files"))
-        [statements, _] = blocks(passage("Scaling out"), "sql")
+        before = without_times(await user.discover("list the files"))
+        [statements, _] = list_code_blocks(SCALING, "sql")
         url = service.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
             await owner.execute(statements.encode())
-        assert lasting(await user.discover("list the files")) | {"embedding_generated": True} == before
+        assert without_times(await user.discover("list the files")) | {"embedding_generated": True} == before
         async with service.database.transaction(user.id) as session:
             assert await session.rows("SELECT tool_name FROM mcp_tool_embeddings") == [("list_files",)]
         await user.push(server_id, [tool("list_files", "Lists files."), tool("read_file", "Reads a file.")])
@@ -115,15 +164,15 @@ async def test_the_largest_table_can_be_partitioned_by_user_and_all_goes_on(open
         assert await rows(service, "SELECT tool_name FROM mcp_tool_embeddings") == [("list_secrets",)]
 
 
-def keys(table: Table) -> list[set[str]]:
-    """Of all primary and unique ones, their columns."""
+def list_keys(table: Table) -> list[set[str]]:
+    """The columns of each primary and unique key."""
     constraints = (each for each in table.constraints if isinstance(each, PrimaryKeyConstraint | UniqueConstraint))
     indexes = (index for index in table.indexes if index.unique)
     return [{column.name for column in each.columns} for each in (*constraints, *indexes)]
 
 
-def references(table: Table) -> list[tuple[str, dict[str, str]]]:
-    """The table that a foreign key refers to, and the columns by which."""
+def list_references(table: Table) -> list[tuple[str, dict[str, str]]]:
+    """For each foreign key: the table that it refers to, and its columns."""
     return [
         (key.referred_table.name, {element.parent.name: element.column.name for element in key.elements})
         for key in table.constraints
@@ -131,22 +180,22 @@ def references(table: Table) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-CITUS = blocks(passage("Scaling out"), "sql")[1]
+CITUS = list_code_blocks(SCALING, "sql")[1]
 DISTRIBUTED = dict(re.findall(r"create_distributed_table\('(\w+)', '(\w+)'", CITUS))
 REFERENCE = re.findall(r"create_reference_table\('(\w+)'\)", CITUS)
 
 
-def test_citus_is_told_of_every_table_once_and_of_no_other() -> None:
+def test_the_statements_for_citus_name_every_table_once() -> None:
     assert sorted([*DISTRIBUTED, *REFERENCE]) == sorted(metadata.tables)
     assert len(CITUS.splitlines()) == len(metadata.tables)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTED)
-def test_every_key_of_a_distributed_table_holds_the_column_that_distributes_it(name: str) -> None:
+def test_every_key_of_a_distributed_table_holds_its_distribution_column(name: str) -> None:
     column = DISTRIBUTED[name]
-    assert all(column in key for key in keys(metadata.tables[name]))
+    assert all(column in key for key in list_keys(metadata.tables[name]))
     assert not metadata.tables[name].c[column].nullable
-    for referred, columns in references(metadata.tables[name]):
+    for referred, columns in list_references(metadata.tables[name]):
         if referred in DISTRIBUTED:
             assert columns[column] == DISTRIBUTED[referred]
         else:
@@ -154,27 +203,27 @@ def test_every_key_of_a_distributed_table_holds_the_column_that_distributes_it(n
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_a_reference_table_refers_to_reference_tables_alone_and_could_not_be_distributed(name: str) -> None:
-    assert {referred for referred, _ in references(metadata.tables[name])} <= set(REFERENCE)
-    has_user_in_every_key = all("user_id" in key for key in keys(metadata.tables[name]))
-    referred_to = {referred for other in REFERENCE for referred, _ in references(metadata.tables[other])}
+def test_a_reference_table_refers_to_reference_tables_alone_and_cannot_be_distributed(name: str) -> None:
+    assert {referred for referred, _ in list_references(metadata.tables[name])} <= set(REFERENCE)
+    has_user_in_every_key = all("user_id" in key for key in list_keys(metadata.tables[name]))
+    referred_to = {referred for other in REFERENCE for referred, _ in list_references(metadata.tables[other])}
     assert not has_user_in_every_key or name in referred_to
 
 
-def test_tables_exist_before_others_refer_to_them() -> None:
+def test_the_statements_for_citus_are_in_the_order_of_references() -> None:
     order = re.findall(r"_table\('(\w+)'", CITUS)
     for name in order:
-        for referred, _ in references(metadata.tables[name]):
+        for referred, _ in list_references(metadata.tables[name]):
             assert order.index(referred) < order.index(name)
 
 
 @pytest.mark.parametrize("named", sorted(set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", SECURITY))))
-def test_every_test_that_shows_a_promise_exists(named: str) -> None:
+def test_a_test_that_the_security_guide_names_exists(named: str) -> None:
     path, _, function = named.partition("::")
-    assert re.search(rf"^(?:async )?def {function}\(", (DOCS.parent / path).read_text(), re.MULTILINE)
+    assert re.search(rf"^(?:async )?def {function}\(", (ROOT / path).read_text(), re.MULTILINE)
 
 
-def test_every_promise_is_shown_by_some_test() -> None:
+def test_every_promise_of_the_security_guide_names_a_test() -> None:
     promises = [line for line in SECURITY.splitlines() if line.startswith("| **")]
     assert len(promises) == 16
     assert all("::test_" in promise for promise in promises)

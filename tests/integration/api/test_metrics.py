@@ -24,7 +24,7 @@ from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.paths import ROOT
 from tests.support.worker_steps import rows, send, until
 
-GUIDE = (ROOT / "docs/operations.md").read_text()
+GUIDE = (ROOT / "docs/reference/metrics.md").read_text()
 
 
 def families(text: str) -> Iterator[Metric]:

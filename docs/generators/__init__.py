@@ -1,0 +1,1 @@
+"""One module for each page of the reference that is written from the code."""

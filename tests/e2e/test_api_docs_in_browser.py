@@ -1,0 +1,30 @@
+"""The API documentation in a real browser: Swagger UI draws every operation, runs one, and asks no other host."""
+
+from urllib.parse import urlsplit
+
+import httpx
+from playwright.async_api import expect
+
+from tests.support.browser import Watched, open_browser
+
+TIMEOUT_MS = 60_000
+
+
+async def test_swagger_ui_shows_and_runs_operations_without_the_internet(
+    address: str, client: httpx.AsyncClient
+) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    operations = sum(len(methods) for methods in paths.values())
+    assert operations > 40
+    async with open_browser() as browser:
+        context = await browser.new_context(base_url=address)
+        watched = Watched(await context.new_page(), urlsplit(address).netloc)
+        await watched.page.goto("/docs")
+        await expect(watched.page.locator(".opblock")).to_have_count(operations, timeout=TIMEOUT_MS)
+        health = watched.page.locator(".opblock", has=watched.page.get_by_text("/healthz", exact=True))
+        await health.locator(".opblock-summary-control").click()
+        await health.get_by_role("button", name="Try it out").click()
+        await health.get_by_role("button", name="Execute").click()
+        await expect(health.locator(".live-responses-table")).to_contain_text('"ok"', timeout=TIMEOUT_MS)
+    assert watched.foreign == []
+    assert watched.complaints == []
