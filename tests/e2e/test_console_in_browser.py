@@ -20,6 +20,8 @@ WEATHER = [
 ]
 
 
+pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_npm]  # axe-core comes through npm
+
 PATIENCE_MS = 60_000
 """A browser beside everything else takes its time."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, running_service
@@ -21,6 +22,8 @@ from tests.conftest import PATIENT, SECRET_KEY, allowing, tool
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.support.mcp_server import FakeMcpServer, Fault, behind, running_mcp_server
 from tests.support.worker_steps import listing_of
+
+pytestmark = pytest.mark.no_retry
 
 SERVICES = 2
 KILLS = int(os.environ.get("PROOF_KILLS", "3"))

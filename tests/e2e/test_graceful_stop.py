@@ -5,12 +5,15 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
 from bench.service import running_service
 from tests.conftest import allowing, tool
 from tests.support.mcp_client import client_at, text_of
 from tests.support.mcp_server import running_mcp_server
 from tests.support.worker_steps import until
+
+pytestmark = pytest.mark.no_retry
 
 STALLED = {"content": [{"type": "text", "text": "done after all"}]}
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import psycopg
+import pytest
 from pydantic import SecretStr
 
 from app.cli import models as commands
@@ -25,6 +26,8 @@ from app.settings import Settings
 from tests.conftest import SECRET_KEY, TestUser, client_of, make_database, make_settings, new_user, no_names, tool
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.support.worker_steps import until
+
+pytestmark = pytest.mark.no_retry
 
 ALPHA, BETA, GAMMA = "openai:alpha@64", "openai:beta@64", "openai:gamma@96"
 

@@ -82,6 +82,7 @@ def test_among_near_siblings_the_right_tool_is_in_the_answer(
     assert (server, name) in ask(demo, message)
 
 
+@pytest.mark.needs_curl
 def test_the_greeting_holds_a_key_for_each_and_a_curl_that_works(demo: Service) -> None:
     text = greeting(demo)
     assert len(re.findall(r"ts_admin_[\w-]+", text)) == 1
@@ -130,6 +131,7 @@ def read_along(service: Service, folder: Path, commands: str) -> subprocess.Comp
     return run_as_a_reader(commands, folder, service.port, variables)
 
 
+@pytest.mark.needs_curl
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page.read_text())], ids=name_of)
 def test_the_commands_of_a_page_that_are_marked_runnable_run(demo: Service, tmp_path: Path, page: Path) -> None:
     done = read_along(demo, tmp_path, runnable(page.read_text()))
@@ -137,12 +139,14 @@ def test_the_commands_of_a_page_that_are_marked_runnable_run(demo: Service, tmp_
     assert re.search(TELLING[name_of(page)], done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.needs_curl
 def test_a_command_that_is_refused_would_be_noticed(demo: Service, tmp_path: Path) -> None:
     asked = "curl -s http://127.0.0.1:8000/tools -H"
     assert read_along(demo, tmp_path, f'{asked} "Authorization: Bearer $KEY"').returncode == 0
     assert read_along(demo, tmp_path, f'{asked} "Authorization: Bearer nobody"').returncode != 0
 
 
+@pytest.mark.needs_curl
 def test_the_first_answer_of_the_readme_is_the_real_one(demo: Service, tmp_path: Path) -> None:
     text = README.read_text()
     documented = re.findall(r'"(\w+)":', text.partition("```json\n")[2].partition("```")[0])

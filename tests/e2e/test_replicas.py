@@ -192,6 +192,8 @@ class Load:
         return [outcome for outcome in self.outcomes if outcome != "200"]
 
 
+@pytest.mark.no_retry
+@pytest.mark.needs_nginx
 async def test_a_rolling_restart_behind_the_proxy_costs_nobody_a_request(
     replicas: Replicas, owner: Owner, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ async def test_a_rolling_restart_behind_the_proxy_costs_nobody_a_request(
     assert load.failures == []
 
 
+@pytest.mark.no_retry
 async def test_a_stop_under_load_costs_nobody_a_request_that_was_let_in(replicas: Replicas, owner: Owner) -> None:
     """Straight to the replica, on connections that are kept. Whoever is no longer let in goes to the other."""
     first, second = (service.url for service in replicas.services)

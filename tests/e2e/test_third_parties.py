@@ -26,6 +26,8 @@ from tests.support.events import events_of
 from tests.support.mcp_client import MODES, Mode, client_at, text_of
 from tests.support.paths import NPM_PACKAGES
 
+pytestmark = pytest.mark.needs_npm
+
 USER = "traveller"
 FROM_NPM = NPM_PACKAGES / "@modelcontextprotocol"
 EVERYTHING = FROM_NPM / "server-everything/dist/index.js"

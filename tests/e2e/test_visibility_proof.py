@@ -59,6 +59,8 @@ from app.search.scoring import ScoringParams, Strategy
 from tests.conftest import make_database, make_settings, no_names
 from tests.support.embedding_server import embed, running_embedding_server
 
+pytestmark = pytest.mark.no_retry
+
 SEQUENCES = int(os.environ.get("PROOF_SEQUENCES", "60"))
 STEPS = 5
 """The first of them chooses where to look first; four deeds, after a beginning in the midst of things."""

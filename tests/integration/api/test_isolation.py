@@ -44,6 +44,8 @@ from tests.support.checks import (
 )
 from tests.support.worker_steps import rows, until
 
+pytestmark = pytest.mark.no_retry
+
 # What is removed to see whether the rest suffices.
 Removed = Literal["nothing", "predicates", "row-level security"]
 

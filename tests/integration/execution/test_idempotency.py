@@ -18,6 +18,8 @@ from tests.support.calls import Json, executions, failed, succeeded, text
 from tests.support.mcp_server import FakeMcpServer, Fault, drop
 from tests.support.worker_steps import until
 
+pytestmark = pytest.mark.no_retry
+
 CANARY = "canary-4f1b"
 
 

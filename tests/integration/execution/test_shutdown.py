@@ -17,6 +17,8 @@ from tests.support.mcp_server import FakeMcpServer
 from tests.support.usage import uses
 from tests.support.worker_steps import until
 
+pytestmark = pytest.mark.no_retry
+
 
 @pytest.fixture
 async def shutdown(container: Container) -> AsyncIterator[asyncio.Event]:

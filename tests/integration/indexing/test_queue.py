@@ -15,6 +15,8 @@ from tests.conftest import TestUser, tool
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.worker_steps import Hand, asked, finished, holding, numbered, rows, send, unheard, waiting
 
+pytestmark = pytest.mark.no_retry
+
 
 async def states(container: Container, server_id: str) -> list[str]:
     statement = "SELECT state FROM index_runs WHERE server_id = %(id)s ORDER BY created_at"

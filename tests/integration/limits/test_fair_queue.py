@@ -10,6 +10,8 @@ from app.limits.fair_queue import COMPANY_S, MAX_SHARED, MAX_SOLO, FairScheduler
 from app.observability.metrics import Metrics
 from tests.conftest import OpenService, new_user, tool
 
+pytestmark = pytest.mark.no_retry
+
 
 @dataclass
 class Place:

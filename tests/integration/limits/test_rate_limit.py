@@ -13,6 +13,8 @@ from app.observability.metrics import Metrics
 from tests.conftest import ADMIN_KEY, OpenService, client_of, new_user
 from tests.support.checks import assert_problem
 
+pytestmark = pytest.mark.no_retry
+
 
 class Clock:
     now = 0.0
