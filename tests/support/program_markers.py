@@ -6,6 +6,7 @@ skipped test counts as a failure, whatever the reason for the skip.
 """
 
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
 
@@ -46,8 +47,8 @@ class _SkipReport:
             self._skipped.append(report.nodeid)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> object:
-        result: object = yield
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        result = yield
         if all_are_required():
             session.testsfailed += len(self._skipped)
         return result

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ class _RetryPlugin:
 
     # inside the hook of pytest-cov, so that the data of the second runs are there when it reports
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> object:
-        result: object = yield
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        result = yield
         if len(self._failures) > MAX_RETRIES:
             self._note = f"no test was retried: {len(self._failures)} tests failed, more than {MAX_RETRIES}"
             return result
