@@ -1,4 +1,4 @@
-# Everything that a newcomer, a developer or CI does here. `make` alone lists it.
+# The commands for users, developers and CI. `make` lists them.
 PYTHON ?= python3
 BIN := .venv/bin
 RUN := .venv/.run-installed
@@ -6,11 +6,11 @@ DEV := .venv/.dev-installed
 BENCH := .venv/.bench-installed
 THIRD_PARTY := tests/third_party/node_modules/.installed
 
-# a shell that forbids it would have every command compile all packages anew
+# Some shells set it. Every command would then compile all packages again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test programs suite proof check migrate doctor bench-load bench-relevance bench-console docs lock clean
+.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-relevance bench-console docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,46 +18,51 @@ help: ## list the targets
 run: $(RUN) ## start Toolscout on an embedded Postgres, with a demo catalogue
 	@$(BIN)/toolscout serve
 
-test: ## everything that `check` does, and the whole test suite with coverage
-	@$(MAKE) --no-print-directory --jobs=2 programs $(DEV) $(THIRD_PARTY)
-	@$(MAKE) --no-print-directory --jobs=2 check suite
-
-programs:
-	@command -v promtool >/dev/null || { echo "the tests need promtool (Debian: prometheus): they try the alerts"; exit 1; }
-	@test -x /usr/bin/chromium || { echo "the tests need /usr/bin/chromium (Debian's package): they look at the console"; exit 1; }
-	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null || { echo "the tests need nginx: they restart replicas behind it"; exit 1; }
-
-suite: programs $(DEV) $(THIRD_PARTY)
-	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --cov=app --cov-report=term
-
-proof: $(DEV) ## what `test` does in part: a thousand random histories of who sees what, kills at twenty moments
-	PROOF_SEQUENCES=1000 PROOF_KILLS=10 $(BIN)/pytest tests/e2e/test_visibility_proof.py tests/e2e/test_crash_recovery.py
-
-check: $(DEV) ## the quick part: style, types, import directions
+check: $(DEV) ## check style, types and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-migrate: $(RUN) ## bring the database's schema up to date
+unit: $(DEV) ## run the unit tests: no Postgres, less than a minute
+	$(BIN)/pytest --numprocesses auto tests/unit
+
+test: programs ## run `check` and all tests, with coverage; as root on Debian or Ubuntu, install the programs they need
+	@$(MAKE) --no-print-directory --jobs=2 $(DEV) $(THIRD_PARTY)
+	@$(MAKE) --no-print-directory --jobs=2 check suite
+
+# Lists the programs that some tests need and that are missing. See tests/support/programs.py.
+programs:
+	@$(PYTHON) tests/support/programs.py
+
+suite: $(DEV) $(THIRD_PARTY)
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --retry-failed --cov=app --cov-report=term
+
+proof: $(DEV) ## run the random proofs at length: 1,000 histories of visibility, kills at 20 moments
+	PROOF_SEQUENCES=1000 PROOF_KILLS=10 $(BIN)/pytest tests/e2e/test_visibility_proof.py tests/e2e/test_crash_recovery.py
+
+bench-test: $(BENCH) ## test the comparison with peers, which needs the packages of the bench
+	$(BIN)/pytest tests/integration/bench
+
+migrate: $(RUN) ## bring the schema of the database up to date
 	@$(BIN)/toolscout migrate
 
 doctor: $(RUN) ## check settings, database and embedder
 	@$(BIN)/toolscout doctor
 
-bench-load: $(DEV) ## requests a second and latencies of /discover and /execute, beside doing without them
+bench-load: $(DEV) ## measure throughput and latency of /discover and /execute, and of the same work without them
 	$(BIN)/python -m bench.load
 
-bench-relevance: $(BENCH) ## how often the right tools are found, beside simpler rankings (ARGS="FOLDER … --haystack FOLDER")
+bench-relevance: $(BENCH) ## measure how often the right tools are found, beside simpler rankings (ARGS="FOLDER … --haystack FOLDER")
 	$(BIN)/python -m bench.relevance $(ARGS)
 
-bench-console: $(DEV) ## how long each page of the console takes, with 10,000 tools
+bench-console: $(DEV) ## measure how long each page of the console takes with 10,000 tools
 	$(BIN)/python -m bench.console
 
 docs: $(RUN) ## write the pages of docs/reference from the code
 	$(BIN)/python -m docs.generate
 
-lock: $(DEV) ## pin all dependencies anew, with hashes
+lock: $(DEV) ## pin the newest versions of all dependencies, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --extra dev --output-file requirements-dev.lock pyproject.toml
 	cd tests/third_party && rm -f package-lock.json && npm install --package-lock-only --ignore-scripts
@@ -70,7 +75,7 @@ LOCK := --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-e
 
 define INSTALL
 @test -x $(BIN)/python || $(PYTHON) -m venv .venv
-@echo "installing, once …"
+@echo "installing the Python packages of $(1) …"
 @$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r $(1)
 @$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 endef
@@ -79,23 +84,24 @@ $(RUN): requirements.lock pyproject.toml
 	$(call INSTALL,requirements.lock)
 	@touch $@
 
-# all of the former, too
+# includes everything of the former
 $(DEV): requirements-dev.lock pyproject.toml
 	$(call INSTALL,requirements-dev.lock)
 	@touch $(RUN) $@
 
-# what peers and plots need, beside what is pinned and without changing it
+# for peers and plots; the pinned packages stay as they are
 $(BENCH): $(DEV)
-	@echo "installing what the bench compares with, once …"
+	@echo "installing the packages of the bench …"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@
 
+# without npm, the tests that need these packages are skipped
 $(THIRD_PARTY): tests/third_party/package-lock.json
-	@command -v npm >/dev/null || { echo "the tests need npm: they speak with an MCP server from there"; exit 1; }
-	@cd tests/third_party && npm ci --ignore-scripts --no-audit --no-fund --silent
-	@touch $@
+	@command -v npm >/dev/null || exit 0; \
+	echo "installing the npm packages of the tests …"; \
+	cd tests/third_party && npm ci --ignore-scripts --no-audit --no-fund --silent && touch node_modules/.installed
 
-# npm writes the addresses of sponsors into a lock file, which is to hold none
+# npm writes the addresses of sponsors into its lock file; ours holds no addresses
 define WITHOUT_FUNDING
 import json, sys
 lock = json.load(open(sys.argv[1]))

@@ -9,8 +9,9 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from app.container import Container
-from tests.conftest import ADMIN_KEY, TestUser, new_user, tool
 from tests.support.browser import ARTIFACTS, DESK, PHONE, Watched, open_browser
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_server import FakeMcpServer
 
 WEATHER = [
@@ -19,6 +20,8 @@ WEATHER = [
     tool("delete_station", "Remove a weather station for ever"),
 ]
 
+
+pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_npm]  # axe-core comes through npm
 
 PATIENCE_MS = 60_000
 """A browser beside everything else takes its time."""

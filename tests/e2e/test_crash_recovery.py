@@ -14,13 +14,16 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, running_service
-from tests.conftest import PATIENT, SECRET_KEY, allowing, tool
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
+from tests.support.factories import SECRET_KEY, SLOW_MACHINE_ENV, outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer, Fault, behind, running_mcp_server
 from tests.support.worker_steps import listing_of
+
+pytestmark = pytest.mark.no_retry
 
 SERVICES = 2
 KILLS = int(os.environ.get("PROOF_KILLS", "3"))
@@ -32,12 +35,12 @@ Json = dict[str, Any]
 
 def settings_for(mcp_pool: FakeMcpServer, embeddings: FakeEmbeddingServer) -> dict[str, str]:
     return {
-        "TOOLSCOUT_OUTBOUND_ALLOW": allowing(mcp_pool),
+        "TOOLSCOUT_OUTBOUND_ALLOW": outbound_allow(mcp_pool),
         "TOOLSCOUT_RUN_LEASE_S": "1",
         "TOOLSCOUT_EMBEDDING_PROVIDER": "openai",
         "TOOLSCOUT_EMBEDDING_MODEL": "fake-words",
         "OPENAI_BASE_URL": embeddings.base_url,
-        **PATIENT,
+        **SLOW_MACHINE_ENV,
     }
 
 

@@ -23,7 +23,7 @@ from docs.generators import cli
 from docs.generators.api import list_body_fields, list_operations
 from docs.generators.metrics import list_metrics
 from docs.generators.settings import group_fields
-from tests.conftest import app_of
+from tests.support.clients import get_app
 from tests.support.documents import (
     DOCS,
     PAGES,
@@ -92,7 +92,7 @@ def test_every_metric_is_in_the_reference_once() -> None:
 
 
 def test_every_route_is_in_the_reference(container: Container) -> None:
-    paths = app_of(container).openapi()["paths"]
+    paths = get_app(container).openapi()["paths"]
     routes = {f"### `{method.upper()} {path}`" for path, methods in paths.items() for method in methods}
     assert len(routes) > 40
     assert routes == {line for line in API.splitlines() if line.startswith("### `")}

@@ -9,7 +9,8 @@ import pytest
 
 from examples import anthropic_tool_search, chat_backend, openai_tool_search
 from examples.fake_model import running_fake_model
-from tests.conftest import TestUser, tool
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
 
 Json = dict[str, Any]

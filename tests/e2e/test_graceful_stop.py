@@ -5,12 +5,15 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
 from bench.service import running_service
-from tests.conftest import allowing, tool
+from tests.support.factories import outbound_allow, tool
 from tests.support.mcp_client import client_at, text_of
 from tests.support.mcp_server import running_mcp_server
 from tests.support.worker_steps import until
+
+pytestmark = pytest.mark.no_retry
 
 STALLED = {"content": [{"type": "text", "text": "done after all"}]}
 
@@ -18,7 +21,7 @@ STALLED = {"content": [{"type": "text", "text": "done after all"}]}
 async def test_calls_under_way_are_answered_when_the_service_is_told_to_stop(tmp_path: Path) -> None:
     with (
         running_mcp_server() as mcp_pool,
-        running_service(tmp_path, {"TOOLSCOUT_OUTBOUND_ALLOW": allowing(mcp_pool)}) as service,
+        running_service(tmp_path, {"TOOLSCOUT_OUTBOUND_ALLOW": outbound_allow(mcp_pool)}) as service,
         service.admin() as admin,
     ):
         mcp_pool.tools, mcp_pool.on_call = [tool("work")], {"work": lambda _: STALLED}

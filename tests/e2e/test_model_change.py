@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import psycopg
+import pytest
 from pydantic import SecretStr
 
 from app.cli import models as commands
@@ -22,9 +23,12 @@ from app.embeddings.calibration import UNCALIBRATED
 from app.indexing.backfill import _SERVERS_AT_ONCE
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.settings import Settings
-from tests.conftest import SECRET_KEY, TestUser, client_of, make_database, make_settings, new_user, no_names, tool
+from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
+from tests.support.factories import SECRET_KEY, make_database, make_settings, resolve_nothing, tool
 from tests.support.worker_steps import until
+
+pytestmark = pytest.mark.no_retry
 
 ALPHA, BETA, GAMMA = "openai:alpha@64", "openai:beta@64", "openai:gamma@96"
 
@@ -83,7 +87,7 @@ async def opened(postgres: EmbeddedPostgres, folder: Path, replicas: int = 1, **
         patient = {"embedding_model": "alpha@64", "query_embed_budget_ms": 20_000, "query_cache_size": 0}
         settings = make_settings(folder, database_url=SecretStr(url), **fake.settings(**(patient | changes)))
         async with AsyncExitStack() as closing:
-            opening = [open_container(settings, url, no_names) for _ in range(replicas)]
+            opening = [open_container(settings, url, resolve_nothing) for _ in range(replicas)]
             yield World([await closing.enter_async_context(each) for each in opening], settings, fake)
 
 
@@ -147,7 +151,7 @@ async def under_load(clients: list[Any]) -> AsyncIterator[Load]:
 @asynccontextmanager
 async def clients_of(world: World, user: TestUser) -> AsyncIterator[list[Any]]:
     async with AsyncExitStack() as closing:
-        opening = [client_of(replica, Authorization=f"Bearer {user.key}") for replica in world.replicas]
+        opening = [open_client(replica, Authorization=f"Bearer {user.key}") for replica in world.replicas]
         yield [await closing.enter_async_context(each) for each in opening]
 
 

@@ -19,9 +19,10 @@ from app.crypto import SecretOwner
 from app.db.engine import APP_ROLE
 from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres, _binaries
-from tests.conftest import OpenService, make_settings, new_user, no_names, tool
+from tests.support.clients import new_user
 from tests.support.database_owners import as_superuser, create_owned_database, owner_name
 from tests.support.documents import DOCS, get_section, list_code_blocks
+from tests.support.factories import OpenService, make_settings, resolve_nothing, tool
 from tests.support.paths import ROOT
 from tests.support.worker_steps import rows
 
@@ -50,7 +51,7 @@ async def test_a_dump_restored_on_another_postgres_answers_as_before(
     old, new = create_owned_database(postgres), create_owned_database(other_postgres)
     as_superuser(postgres, f"GRANT {APP_ROLE} TO {owner_name(old)}")
     settings = make_settings(tmp_path)
-    async with open_container(settings, old, no_names) as service, new_user(service) as user:
+    async with open_container(settings, old, resolve_nothing) as service, new_user(service) as user:
         await user.add_tools(tool("list_files", "Lists files."), tool("send_mail", "Sends a mail."))
         await user.add_server("closed", headers={"X-Key": "secret"})
         before = without_times(await user.discover("list the files"))
@@ -58,7 +59,7 @@ async def test_a_dump_restored_on_another_postgres_answers_as_before(
         run_shell(dump, tmp_path, DATABASE_URL=old)
         key = user.key
     run_shell(restore, tmp_path, NEW_DATABASE_URL=new)
-    async with open_container(settings, new, no_names) as service, new_user(service) as another:
+    async with open_container(settings, new, resolve_nothing) as service, new_user(service) as another:
         another.http.headers["Authorization"] = f"Bearer {key}"
         assert without_times(await another.discover("list the files")) == before
         [(blob, user_id, server_id)] = await rows(

@@ -17,10 +17,10 @@ import pytest
 from app.db.migrate import newest_revision
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
-from tests.conftest import PATIENT, tool
 from tests.support.documents import PAGES, README, join_runnable_blocks, page_name, run_commands
+from tests.support.factories import SLOW_MACHINE_ENV, tool
 
-DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": "", **PATIENT}
+DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": "", **SLOW_MACHINE_ENV}
 FOUND_FIRST = [
     ("do I need an umbrella in Salzburg this weekend?", "weather", "get_forecast"),
     ("How warm is it in Lisbon right now?", "weather", "get_current_weather"),
@@ -83,6 +83,7 @@ def test_the_right_tool_is_in_the_answer_among_similar_ones(
     assert (server, name) in discover(demo, message)
 
 
+@pytest.mark.needs_curl
 def test_the_first_start_prints_one_key_of_each_kind_and_a_curl_command_that_works(demo: Service) -> None:
     text = read_output(demo)
     assert len(re.findall(r"ts_admin_[\w-]+", text)) == 1
@@ -109,7 +110,7 @@ def test_the_first_start_prints_the_address_of_the_console_and_the_demo_key_sign
 
 
 def run_toolscout(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data"), **PATIENT}
+    environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data"), **SLOW_MACHINE_ENV}
     environment["TOOLSCOUT_PORT"] = str(free_port())
     command = [sys.executable, "-m", "app", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -126,10 +127,11 @@ def run_as_reader(service: Service, folder: Path, commands: str) -> subprocess.C
     """With the keys that the first start printed, and the service's data folder."""
     keys = {kind: key for key, kind in re.findall(r"(ts_(admin|user)_[\w-]+)", read_output(service))}
     variables = {"KEY": keys["user"], "ADMIN_KEY": keys["admin"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
-    variables |= PATIENT
+    variables |= SLOW_MACHINE_ENV
     return run_commands(commands, folder, service.port, variables)
 
 
+@pytest.mark.needs_curl
 @pytest.mark.parametrize("page", [page for page in PAGES if join_runnable_blocks(page.read_text())], ids=page_name)
 def test_the_runnable_commands_of_a_page_run(demo: Service, tmp_path: Path, page: Path) -> None:
     done = run_as_reader(demo, tmp_path, join_runnable_blocks(page.read_text()))

@@ -16,7 +16,7 @@ import pytest
 
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
-from tests.conftest import PATIENT, SECRET_KEY, make_database, tool
+from tests.support.factories import SECRET_KEY, SLOW_MACHINE_ENV, make_database, tool
 from tests.support.nginx import running_nginx
 from tests.support.worker_steps import until
 
@@ -36,7 +36,7 @@ class Replicas:
     """Both start at once, as they would after a release."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._settings = {"DATABASE_URL": url, "TOOLSCOUT_SECRET_KEY": SECRET_KEY, **PATIENT}
+        self._settings = {"DATABASE_URL": url, "TOOLSCOUT_SECRET_KEY": SECRET_KEY, **SLOW_MACHINE_ENV}
         self._folders = [folder / name for name in ("a", "b")]
         self._stacks = [ExitStack(), ExitStack()]
         for each in self._folders:
@@ -192,6 +192,8 @@ class Load:
         return [outcome for outcome in self.outcomes if outcome != "200"]
 
 
+@pytest.mark.no_retry
+@pytest.mark.needs_nginx
 async def test_a_rolling_restart_behind_the_proxy_costs_nobody_a_request(
     replicas: Replicas, owner: Owner, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ async def test_a_rolling_restart_behind_the_proxy_costs_nobody_a_request(
     assert load.failures == []
 
 
+@pytest.mark.no_retry
 async def test_a_stop_under_load_costs_nobody_a_request_that_was_let_in(replicas: Replicas, owner: Owner) -> None:
     """Straight to the replica, on connections that are kept. Whoever is no longer let in goes to the other."""
     first, second = (service.url for service in replicas.services)

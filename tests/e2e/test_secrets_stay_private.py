@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, running_service
-from tests.conftest import allowing, tool
+from tests.support.factories import outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer, Fault, malformed_json, running_mcp_server, verbatim
 
 USER = "keeper"
@@ -43,7 +43,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """After all that can happen to a secret has happened to it."""
     with running_mcp_server() as trusted, running_mcp_server("streamable_http", "legacy") as other:
-        settings = {"TOOLSCOUT_OUTBOUND_ALLOW": allowing(trusted, other), "TOOLSCOUT_LOG_LEVEL": "DEBUG"}
+        settings = {"TOOLSCOUT_OUTBOUND_ALLOW": outbound_allow(trusted, other), "TOOLSCOUT_LOG_LEVEL": "DEBUG"}
         with running_service(tmp_path_factory.mktemp("canaries"), settings) as service:
             world = World(service, trusted, other)
             with service.admin(USER) as http:

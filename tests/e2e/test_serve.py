@@ -13,8 +13,9 @@ import pytest
 from app.cli.serve import _FIRST_REQUEST_S, _GRACE_S, _TOOL_CALLS_S, NewKeys, _make_config, _make_greeting, _Server
 from app.container import Container
 from bench.service import running_service
-from tests.conftest import TestUser, app_of, make_settings, tool
 from tests.support.calls import failed
+from tests.support.clients import TestUser, get_app
+from tests.support.factories import make_settings, tool
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.worker_steps import until
 
@@ -23,7 +24,7 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\
 
 def make_server(container: Container, shutdown: asyncio.Event | None = None) -> _Server:
     """Return a server as `toolscout serve` makes it, which neither starts nor stops the application."""
-    config = _make_config(app_of(container))
+    config = _make_config(get_app(container))
     config.lifespan = "off"
     return _Server(config, lambda: None, asyncio.Event(), drain_s=0, shutdown=shutdown or asyncio.Event())
 

@@ -21,10 +21,12 @@ from mcp import Client
 from mcp_types import CallToolResult, ElicitResult, ImageContent
 
 from bench.service import Service, free_port, running_service
-from tests.conftest import PATIENT
 from tests.support.events import events_of
+from tests.support.factories import SLOW_MACHINE_ENV
 from tests.support.mcp_client import MODES, Mode, client_at, text_of
 from tests.support.paths import NPM_PACKAGES
+
+pytestmark = pytest.mark.needs_npm
 
 USER = "traveller"
 FROM_NPM = NPM_PACKAGES / "@modelcontextprotocol"
@@ -98,7 +100,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, everything: str, reposito
     }
     listed = tmp_path_factory.mktemp("operator") / "stdio.json"
     listed.write_text(json.dumps(programs))
-    return {"TOOLSCOUT_STDIO_SERVERS": str(listed), "TOOLSCOUT_OUTBOUND_ALLOW": everything, **PATIENT}
+    return {"TOOLSCOUT_STDIO_SERVERS": str(listed), "TOOLSCOUT_OUTBOUND_ALLOW": everything, **SLOW_MACHINE_ENV}
 
 
 def program(name: str) -> str:

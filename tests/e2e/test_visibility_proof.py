@@ -57,8 +57,10 @@ from app.management.rules import replace_rules
 from app.management.servers import delete_server, register_server
 from app.search.query import parse_query
 from app.search.scoring import ScoringParams, Strategy
-from tests.conftest import make_database, make_settings, no_names
 from tests.support.embedding_server import embed, running_embedding_server
+from tests.support.factories import make_database, make_settings, resolve_nothing
+
+pytestmark = pytest.mark.no_retry
 
 SEQUENCES = int(os.environ.get("PROOF_SEQUENCES", "60"))
 STEPS = 5
@@ -779,7 +781,7 @@ def world(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
             owner.execute(f"ALTER DATABASE {owner.info.dbname} SET synchronous_commit = off".encode())
             strict = {"hold_changed_tools": STRICT.hold_changed, "find_failing_servers": STRICT.find_failing}
             wanted = fake.settings(index_concurrency=0, database_pool_size=1, **strict)
-            opening = open_container(make_settings(tmp_path_factory.mktemp("proof"), **wanted), url, no_names)
+            opening = open_container(make_settings(tmp_path_factory.mktemp("proof"), **wanted), url, resolve_nothing)
             container = loop.run_until_complete(closing.enter_async_context(opening))
             embedder = InstantEmbedder(container.model.id)
             asked = loop.run_until_complete(embedder.embed_queries([ASKED]))

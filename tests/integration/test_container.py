@@ -14,8 +14,9 @@ from app.container import Container, open_container
 from app.errors import ConfigurationError
 from app.local_postgres.paths import connect_database, open_database, secret_key
 from bench.service import free_port
-from tests.conftest import client_of, make_settings, new_user, tool
+from tests.support.clients import new_user, open_client
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer
+from tests.support.factories import make_settings, tool
 from tests.support.worker_steps import until
 
 WEATHER = tool("get_forecast", "Weather forecast for a city.")
@@ -28,7 +29,7 @@ def _without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def get_readiness(container: Container) -> dict[str, Any]:
-    async with client_of(container) as http:
+    async with open_client(container) as http:
         answer = await http.get("/readyz")
     assert answer.status_code == 200
     body: dict[str, Any] = answer.json()

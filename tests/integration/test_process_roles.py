@@ -7,8 +7,9 @@ import pytest
 
 from app.container import Container, open_container
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import TestUser, client_of, make_database, make_settings, new_user, no_names, tool
 from tests.support.checks import assert_problem
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import make_database, make_settings, resolve_nothing, tool
 from tests.support.worker_steps import finished, rows, send
 
 
@@ -19,7 +20,7 @@ def url(postgres: EmbeddedPostgres) -> str:
 
 @pytest.fixture
 async def web(url: str, tmp_path: Path) -> AsyncIterator[Container]:
-    async with open_container(make_settings(tmp_path, role="web"), url, no_names) as opened:
+    async with open_container(make_settings(tmp_path, role="web"), url, resolve_nothing) as opened:
         yield opened
 
 
@@ -34,7 +35,7 @@ async def test_what_a_web_process_queues_a_worker_does(
 ) -> None:
     run = await send(user, await user.add_server(), [tool("list_files", "Lists files.")])
     assert await rows(web, "SELECT state FROM index_runs") == [("queued",)]
-    async with open_container(make_settings(tmp_path, role="worker"), url, no_names):
+    async with open_container(make_settings(tmp_path, role="worker"), url, resolve_nothing):
         assert (await finished(user, run["id"]))["state"] == "succeeded"
     assert [found["tool"]["name"] for found in (await user.discover("list files"))["tools"]] == ["list_files"]
     assert web.metrics.index_runs.labels("succeeded")._value.get() == 0
@@ -46,9 +47,9 @@ async def test_a_worker_answers_nothing_but_how_it_fares(
     requests = [("POST", "/discover"), ("GET", "/tools"), ("POST", "/mcp"), ("GET", "/docs"), ("GET", "/openapi.json")]
     headers = {"Authorization": f"Bearer {user.key}", "Host": "localhost"}
     async with (
-        open_container(make_settings(tmp_path, role="worker"), url, no_names) as worker,
-        client_of(worker, **headers) as of_worker,
-        client_of(web, **headers) as of_web,
+        open_container(make_settings(tmp_path, role="worker"), url, resolve_nothing) as worker,
+        open_client(worker, **headers) as of_worker,
+        open_client(web, **headers) as of_web,
     ):
         for path in ("/healthz", "/readyz", "/metrics"):
             assert (await of_worker.get(path)).status_code == 200

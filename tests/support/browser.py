@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright, and axe-core, which judges what it shows."""
+"""The Chromium of this machine, driven by Playwright, and axe-core, which checks the accessibility of its pages."""
 
 import os
 from collections.abc import AsyncIterator
@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
 
 from tests.support.paths import ROOT
+from tests.support.programs import CHROMIUM
 
-CHROMIUM = Path("/usr/bin/chromium")
 AXE = ROOT / "tests/third_party/node_modules/axe-core/axe.min.js"
 ARTIFACTS = Path(os.environ.get("TOOLSCOUT_ARTIFACTS") or ROOT / "tests/artifacts")
 
@@ -27,14 +27,9 @@ _LOOKS = [(scheme, size) for size in (DESK, PHONE) for scheme in ("light", "dark
 @asynccontextmanager
 async def open_browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=_installed(), args=_QUIETLY)
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM.find(), args=_QUIETLY)
         yield browser
         await browser.close()
-
-
-def _installed() -> Path:
-    assert CHROMIUM.exists(), f"the console is looked at with {CHROMIUM}: install Debian's package"
-    return CHROMIUM
 
 
 @dataclass

@@ -17,7 +17,7 @@ from app.console.page_context import require as require_in_console
 from app.container import Container
 from app.db.tables import metadata
 from app.dependencies import require
-from tests.conftest import TestUser
+from tests.support.clients import TestUser
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from app.container import Container
-from tests.conftest import client_of
+from tests.support.clients import open_client
 
 _TOKEN = re.compile(r'<meta name="csrf-token" content="([^"]+)">')
 _ALERT = re.compile(r'role="alert">.*?<span>(.*?)</span>', re.DOTALL)
@@ -45,7 +45,7 @@ class Visitor:
 
 @asynccontextmanager
 async def visitor_of(container: Container, key: str, user_id: str = "") -> AsyncIterator[Visitor]:
-    async with client_of(container) as http:
+    async with open_client(container) as http:
         visitor = Visitor(http)
         answer = await visitor.sign_in(key, user_id)
         assert answer.status_code == 303, answer.text

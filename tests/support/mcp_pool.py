@@ -13,7 +13,7 @@ from app.mcp_client.pool import McpPool
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard
 from app.mcp_types import Endpoint
-from tests.conftest import no_names
+from tests.support.factories import resolve_nothing
 from tests.support.mcp_server import FakeMcpServer
 
 
@@ -64,7 +64,7 @@ def _noting(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> 
 @cache
 def _guard(allowed: Sequence[str]) -> Guard:
     """Made once, for it reads all certificates. Closing it ends its look-ups, of which addresses need none."""
-    return Guard(allowed, no_names)
+    return Guard(allowed, resolve_nothing)
 
 
 def endpoint(server: FakeMcpServer | str, **changes: Any) -> Endpoint:

@@ -1,7 +1,6 @@
-"""nginx with the configuration that is deployed, before replicas on this machine."""
+"""Runs nginx with the configuration that we deploy, in front of replicas on this machine."""
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -11,25 +10,20 @@ from pathlib import Path
 
 from bench.service import free_port
 from tests.support.paths import ROOT
+from tests.support.programs import NGINX
 
 CONFIGURATION = ROOT / "deploy/nginx/nginx.conf"
 
 
-def nginx() -> str:
-    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
-    assert found, "the tests need nginx"
-    return found
-
-
-def here(folder: Path, port: int, replicas: Sequence[int]) -> Path:
-    """The same, with addresses of this machine in the place of Docker's names."""
+def write_configuration(folder: Path, port: int, replicas: Sequence[int]) -> Path:
+    """Write the deployed configuration with local addresses instead of Docker's names."""
     servers = " ".join(f"server 127.0.0.1:{replica} max_fails=0;" for replica in replicas)
     text = CONFIGURATION.read_text()
     for deployed, local in [
         ("resolver 127.0.0.11 valid=1s ipv6=off;", f"upstream replicas {{ {servers} }}"),
         ("app:8000", "replicas"),
         ("listen 8080;", f"listen 127.0.0.1:{port};"),
-        ("/tmp/", f"{folder}/"),  # noqa: S108 of the container's own
+        ("/tmp/", f"{folder}/"),  # noqa: S108 a folder of the container
     ]:
         assert deployed in text
         text = text.replace(deployed, local)
@@ -38,23 +32,29 @@ def here(folder: Path, port: int, replicas: Sequence[int]) -> Path:
     return path
 
 
+def nginx_command(configuration: Path, *options: str) -> list[str]:
+    program = NGINX.find()
+    assert program is not None, "mark the test with needs_nginx"
+    return [program, "-c", str(configuration), "-e", "stderr", *options]
+
+
 @contextmanager
 def running_nginx(folder: Path, replicas: Sequence[int]) -> Iterator[str]:
+    """Start nginx in front of the replicas on these ports and yield its URL."""
     port = free_port()
-    # started as root, as in CI, it would work as nobody, to whom the folder of a test is closed
-    as_we_are = "user root;" if os.geteuid() == 0 else ""
-    configuration = str(here(folder, port, replicas))
-    command = [nginx(), "-c", configuration, "-e", "stderr", "-g", f"daemon off; {as_we_are}"]
-    process = subprocess.Popen(command)
+    # started as root, as in CI, nginx would become `nobody`, who may not read the folder of the test
+    user = "user root;" if os.geteuid() == 0 else ""
+    configuration = write_configuration(folder, port, replicas)
+    process = subprocess.Popen(nginx_command(configuration, "-g", f"daemon off; {user}"))
     try:
-        _await_port(port)
+        _wait_for_port(port)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(60)
 
 
-def _await_port(port: int) -> None:
+def _wait_for_port(port: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with socket.socket() as probe:

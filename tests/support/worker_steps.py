@@ -15,8 +15,9 @@ from app.container import Container
 from app.indexing import queue
 from app.indexing.reindex import Indexer, reindex_server
 from app.indexing.worker import Worker, WorkerConfig
-from tests.conftest import TestUser, tool
+from tests.support.clients import TestUser
 from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import tool
 from tests.support.mcp_server import verbatim
 
 T = TypeVar("T")

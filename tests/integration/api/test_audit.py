@@ -15,10 +15,11 @@ from app.container import Container
 from app.db.pagination import PageRequest
 from app.db.tables import audit_events
 from app.errors import QueryFailed
-from tests.conftest import ADMIN_KEY, TestUser, app_of, client_of, tool
 from tests.integration.execution.test_execute import audit_closed, offer, refuse, stopped
 from tests.support.calls import executions, failed, succeeded
 from tests.support.checks import MCP_PATHS, QUESTIONS, Json, assert_problem, door_routes, everything, pages
+from tests.support.clients import TestUser, get_app, open_client
+from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_server import FakeMcpServer, Fault, drop, status
 from tests.support.worker_steps import until
 
@@ -105,7 +106,7 @@ DEEDS: dict[tuple[str, str], Deed] = {
 def test_every_route_that_changes_something_is_in_the_table(container: Container) -> None:
     changing = {
         (route.method, route.path)
-        for route in door_routes(app_of(container))
+        for route in door_routes(get_app(container))
         if route.method not in ("GET", "HEAD", "OPTIONS") and route.path not in QUESTIONS | MCP_PATHS
     }
     assert DEEDS.keys() == changing
@@ -348,13 +349,13 @@ async def test_a_user_sees_their_own_rows_alone_and_an_administrator_all(
     assert await owners(admin, since=began) >= {user.id, other_user.id, ""}
     assert await owners(admin, target=mine) == {user.id}
     for key in (service_key, ADMIN_KEY):
-        async with client_of(container, **{"X-API-Key": key, "X-User-Id": user.id}) as http:
+        async with open_client(container, **{"X-API-Key": key, "X-User-Id": user.id}) as http:
             assert await owners(http) == {user.id}
-    async with client_of(container, **{"X-API-Key": service_key}) as http:
+    async with open_client(container, **{"X-API-Key": service_key}) as http:
         assert_problem(await http.get("/audit"), 400)
-    async with client_of(container, **{"X-API-Key": user.key, "X-User-Id": other_user.id}) as http:
+    async with open_client(container, **{"X-API-Key": user.key, "X-User-Id": other_user.id}) as http:
         assert_problem(await http.get("/audit"), 403)
-    async with client_of(container) as http:
+    async with open_client(container) as http:
         assert_problem(await http.get("/audit"), 401)
 
 
@@ -391,7 +392,7 @@ async def test_a_user_that_a_key_mentions_first_is_that_keys_doing(
     made = (await admin.post("/keys", json={"kind": "service", "name": "backend"})).json()
     user_id = f"mentioned-{uuid.uuid4().hex[:8]}"
     for key in (made["key"], made["key"], ADMIN_KEY):
-        async with client_of(container, **{"Authorization": f"Bearer {key}", "X-User-Id": user_id}) as http:
+        async with open_client(container, **{"Authorization": f"Bearer {key}", "X-User-Id": user_id}) as http:
             assert (await http.get("/tools")).status_code == 200
         container.authenticator.forget()
     told = [(row["actor"], row["user_id"]) for row in await rows(admin, action="user.create", target=user_id)]
@@ -459,7 +460,7 @@ async def test_a_call_through_a_service_is_the_services_deed_for_its_user(
     await offer(user, mcp, "read")
     made = (await admin.post("/keys", json={"kind": "service"})).json()
     key = (await user.tools())["read"]["id"]
-    async with client_of(container, **{"X-API-Key": made["key"], "X-User-Id": user.id}) as http:
+    async with open_client(container, **{"X-API-Key": made["key"], "X-User-Id": user.id}) as http:
         succeeded(await http.post("/execute", json={"tool_key": key}))
     assert await executions(container, user.id) == [("succeeded", key)]
     [row] = await rows(user.http, action="tool.execute")

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.conftest import TestUser, app_of, new_user, tool
 from tests.support.checks import JSON_TYPE, Json, assert_problem, door_routes
+from tests.support.clients import TestUser, get_app, new_user
+from tests.support.factories import tool
 
 CANARY = "canary-77aa31"
 KIB = 1024
@@ -192,7 +193,7 @@ async def test_what_cannot_be_read_is_refused_wherever_a_body_is_taken(
     [project] = (await asker.http.get("/projects")).json()["items"]
     tool_id = (await asker.tools())["list_files"]["id"]
     ids = {"server_id": server["id"], "tool_id": tool_id, "project_id": project["id"], "user_id": asker.id}
-    routes = [route for route in door_routes(app_of(container)) if route.takes_body]
+    routes = [route for route in door_routes(get_app(container)) if route.takes_body]
     assert len(routes) > 10
     for route in routes:
         headers = {**JSON_TYPE, "X-User-Id": asker.id}

@@ -2,8 +2,9 @@
 
 import asyncio
 
-from tests.conftest import OpenService, allowing, new_user, tool
 from tests.support.checks import assert_problem
+from tests.support.clients import new_user
+from tests.support.factories import OpenService, outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.worker_steps import until
 
@@ -11,7 +12,7 @@ from tests.support.worker_steps import until
 async def test_beyond_its_capacity_a_process_answers_503_until_there_is_room(
     open_service: OpenService, mcp: FakeMcpServer
 ) -> None:
-    settings = {"max_in_flight": 2, "outbound_allow": allowing(mcp)}
+    settings = {"max_in_flight": 2, "outbound_allow": outbound_allow(mcp)}
     async with open_service(**settings) as service, new_user(service) as user:
         mcp.tools, mcp.stalled = [tool("work")], {"work"}
         await user.connect(mcp)
@@ -37,7 +38,7 @@ async def test_beyond_its_capacity_a_process_answers_503_until_there_is_room(
 
 
 async def test_one_user_does_not_fill_a_process_for_the_others(open_service: OpenService, mcp: FakeMcpServer) -> None:
-    settings = {"max_in_flight": 5, "outbound_allow": allowing(mcp)}
+    settings = {"max_in_flight": 5, "outbound_allow": outbound_allow(mcp)}
     async with open_service(**settings) as service, new_user(service) as greedy, new_user(service) as other:
         mcp.tools, mcp.stalled = [tool("work")], {"work"}
         await greedy.connect(mcp)

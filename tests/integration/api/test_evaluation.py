@@ -7,8 +7,9 @@ import pytest
 
 from app.api.evaluation import MAX_ITEMS
 from app.container import Container
-from tests.conftest import TestUser, client_of, tool
 from tests.support.checks import assert_problem
+from tests.support.clients import TestUser, open_client
+from tests.support.factories import tool
 
 Json = dict[str, Any]
 
@@ -155,7 +156,7 @@ async def test_a_project_key_sees_only_its_project(
     new_key = {"kind": "user", "user_id": team.id, "project_id": project}
     key = (await admin.post("/keys", json=new_key)).json()["key"]
     items = [item(RAIN, "get_forecast"), item("read a text file", "files.read_file")]
-    async with client_of(container, Authorization=f"Bearer {key}") as bound:
+    async with open_client(container, Authorization=f"Bearer {key}") as bound:
         body = (await bound.post("/eval", json={"items": items, "suggest": True})).json()
     assert [each["label"] for each in body["unknown_labels"]] == ["files.read_file"]
     assert body["suggestions"]["tools"] == 1

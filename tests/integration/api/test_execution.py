@@ -13,10 +13,11 @@ import pytest
 import uvicorn
 
 from app.container import Container
-from tests.conftest import TestUser, app_of, tool
 from tests.integration.execution.test_execute import offer, refuse, stopped
 from tests.support.calls import Json, executions, failed, succeeded, text
+from tests.support.clients import TestUser, get_app
 from tests.support.events import events_of
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, Fault, drop
 from tests.support.worker_steps import until
 
@@ -303,7 +304,7 @@ class _Server(uvicorn.Server):
 async def address(container: Container) -> AsyncIterator[str]:
     """The application behind real sockets: only those can be left."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app_of(container), log_config=None, lifespan="off"))
+    server = _Server(uvicorn.Config(get_app(container), log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
 
     async def started() -> bool:

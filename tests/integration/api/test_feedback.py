@@ -10,8 +10,9 @@ import pytest
 
 from app.container import Container
 from app.discovery.ids import new_discovery_id
-from tests.conftest import TestUser, client_of, tool
 from tests.support.checks import Json, assert_problem, without_request_id
+from tests.support.clients import TestUser, open_client
+from tests.support.factories import tool
 from tests.support.usage import uses
 
 QUERY = "read a file"
@@ -116,7 +117,7 @@ async def project_client(world: World, admin: httpx.AsyncClient) -> AsyncIterato
     assert project.status_code == 201, project.text
     body = {"kind": "user", "user_id": world.user.id, "project_id": project.json()["id"]}
     key = (await admin.post("/keys", json=body)).json()["key"]
-    async with client_of(world.container, **{"X-API-Key": key}) as http:
+    async with open_client(world.container, **{"X-API-Key": key}) as http:
         yield http
 
 

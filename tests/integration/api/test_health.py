@@ -15,8 +15,9 @@ from pydantic import SecretStr
 from app.container import Container
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.observability.logging import JsonFormatter
-from tests.conftest import ADMIN_KEY, OpenService, TestUser, app_of, client_of, new_user, tool
 from tests.support.checks import Json, assert_problem, door_routes
+from tests.support.clients import TestUser, get_app, new_user, open_client
+from tests.support.factories import ADMIN_KEY, OpenService, tool
 
 CANARY = "canary4410be"
 METRICS_KEY = "a-key-for-metrics"
@@ -120,7 +121,7 @@ async def test_no_label_is_made_by_a_user(open_service: OpenService) -> None:
         ]:
             await user.http.request(method, path, headers={"X-Request-Id": CANARY})
         found = await samples(user.http)
-        templates = {route.path for route in door_routes(app_of(service))}
+        templates = {route.path for route in door_routes(get_app(service))}
     text = str(found)
     assert not [secret for secret in (CANARY, CANARY.upper(), server_id, user.id, user.key) if secret in text]
     assert {labels["route"] for _, labels in found if "route" in labels} <= templates | {"unmatched"}
@@ -129,7 +130,7 @@ async def test_no_label_is_made_by_a_user(open_service: OpenService) -> None:
 
 
 async def test_metrics_ask_for_their_key_where_one_is_set(open_service: OpenService) -> None:
-    async with open_service(metrics_key=SecretStr(METRICS_KEY)) as service, client_of(service) as http:
+    async with open_service(metrics_key=SecretStr(METRICS_KEY)) as service, open_client(service) as http:
         for wrong in ({}, {"Authorization": f"Bearer {ADMIN_KEY}"}, {"Authorization": METRICS_KEY}):
             answer = await http.get("/metrics", headers=wrong)
             assert_problem(answer, 401)

@@ -8,9 +8,10 @@ import pytest
 from app.container import Container
 from app.demo.seed import catalogue
 from app.schemas.inline_search import MAX_QUERIES, MAX_TOOLS
-from tests.conftest import OpenService, TestUser, new_user
 from tests.support.checks import assert_problem, rows_of
+from tests.support.clients import TestUser, new_user
 from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import OpenService
 from tests.support.worker_steps import until
 
 Json = dict[str, Any]

@@ -19,17 +19,6 @@ from app.container import Container, open_container
 from app.db.engine import APP_ROLE, Session
 from app.errors import QueryFailed
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import (
-    ADMIN_KEY,
-    OpenService,
-    TestUser,
-    app_of,
-    client_of,
-    make_database,
-    make_settings,
-    new_user,
-    tool,
-)
 from tests.support.checks import (
     TENANT_COLUMN,
     Json,
@@ -42,7 +31,11 @@ from tests.support.checks import (
     without_request_id,
     write_down,
 )
+from tests.support.clients import TestUser, get_app, new_user, open_client
+from tests.support.factories import ADMIN_KEY, OpenService, make_database, make_settings, tool
 from tests.support.worker_steps import rows, until
+
+pytestmark = pytest.mark.no_retry
 
 # What is removed to see whether the rest suffices.
 Removed = Literal["nothing", "predicates", "row-level security"]
@@ -266,7 +259,7 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
 
 
 def test_the_table_of_routes_with_an_id_is_complete(container: Container) -> None:
-    routes = {(route.method, route.path) for route in door_routes(app_of(container)) if "{" in route.path}
+    routes = {(route.method, route.path) for route in door_routes(get_app(container)) if "{" in route.path}
     of_administrators = {(method, path) for method, path in routes if path.startswith(("/users/", "/keys/"))}
     assert {(method, path) for method, path, _ in ROUTES_WITH_AN_ID} == routes - of_administrators
 
@@ -290,9 +283,9 @@ async def test_anothers_id_answers_exactly_as_a_missing_one(
 @pytest.mark.parametrize("caller", ["service", "admin"])
 async def test_a_key_that_acts_for_me_reaches_no_further_than_mine(opened_world: World, caller: str) -> None:
     world = opened_world
-    async with client_of(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+    async with open_client(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         key = (await admin.post("/keys", json={"kind": caller})).json()["key"]
-    async with client_of(world.container, **{"X-API-Key": key, "X-User-Id": world.me.id}) as http:
+    async with open_client(world.container, **{"X-API-Key": key, "X-User-Id": world.me.id}) as http:
         for method, path, body in ROUTES_WITH_AN_ID:
             with world.without_predicates():
                 foreign = await http.request(method, path.format(**world.theirs.ids), json=body)
@@ -504,7 +497,7 @@ async def test_what_is_learnt_of_mine_changes_nothing_of_theirs(world: World) ->
 
 
 async def test_a_key_of_mine_is_bound_to_no_project_of_theirs(world: World) -> None:
-    async with client_of(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+    async with open_client(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
 
         async def bind(project_id: str) -> httpx.Response:
             return await admin.post("/keys", json={"kind": "user", "user_id": world.me.id, "project_id": project_id})
@@ -514,7 +507,7 @@ async def test_a_key_of_mine_is_bound_to_no_project_of_theirs(world: World) -> N
         assert without_request_id(foreign) == without_request_id(await bind(belongings_of_nobody().ids["project_id"]))
         made = await bind(world.mine.ids["project_id"])
     assert made.status_code == 201, made.text
-    async with client_of(world.container, **{"X-API-Key": made.json()["key"]}) as http:
+    async with open_client(world.container, **{"X-API-Key": made.json()["key"]}) as http:
         assert [each["id"] for each in await everything(http, "/tools")] == [world.mine.ids["tool_id"]]
 
 

@@ -18,9 +18,10 @@ from app.errors import DatabaseDown
 from app.indexing.queue_metrics import update_queue_metrics, watch_queue
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.observability.metrics import Metrics
-from tests.conftest import OpenService, TestUser, make_database, new_user, tool
 from tests.integration.api.test_health import database_closed
+from tests.support.clients import TestUser, new_user
 from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import OpenService, make_database, tool
 from tests.support.paths import ROOT
 from tests.support.worker_steps import rows, send, until
 

@@ -10,8 +10,8 @@ from app.auth.authentication import Permission
 from app.container import Container
 from app.dependencies import Tenant, ToolsReadCaller
 from app.main import create_app
-from tests.conftest import app_of
 from tests.support.checks import MCP_PATHS, OPEN_PATHS, QUESTIONS, DoorRoute, Json, door_routes
+from tests.support.clients import get_app
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def undeclared(routes: list[DoorRoute]) -> list[str]:
 
 
 def test_every_route_but_the_open_ones_declares_the_permission_that_it_needs(container: Container) -> None:
-    routes = door_routes(app_of(container))
+    routes = door_routes(get_app(container))
     assert len(routes) > 40
     assert undeclared(routes) == []
     assert [route for route in routes if route.path in OPEN_PATHS and route.permissions] == []
@@ -61,7 +61,7 @@ def test_a_route_that_forgot_its_permission_would_be_noticed(container: Containe
 
 def test_what_changes_something_needs_more_than_the_permission_to_read(container: Container) -> None:
     writing = {Permission.WRITE_CATALOG, Permission.EXECUTE, Permission.ADMINISTER}
-    for route in door_routes(app_of(container)):
+    for route in door_routes(get_app(container)):
         if route.path in OPEN_PATHS | QUESTIONS | MCP_PATHS:
             continue
         changes = route.method in {"POST", "PUT", "PATCH", "DELETE"}
@@ -78,7 +78,7 @@ def test_both_ways_to_present_a_key_are_described(openapi: Json) -> None:
 
 
 def test_every_route_of_ours_is_described_and_no_other(openapi: Json, container: Container) -> None:
-    routes = {(route.method.lower(), route.path) for route in door_routes(app_of(container))}
+    routes = {(route.method.lower(), route.path) for route in door_routes(get_app(container))}
     assert {(method, path) for method, path, _ in operations(openapi)} == routes
 
 

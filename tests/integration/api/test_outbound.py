@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app import __version__
 from app.container import Container, open_container
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import TestUser, allowing, make_database, make_settings, new_user, tool
 from tests.support.checks import Json, assert_problem
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import make_database, make_settings, outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer, Fault, Listener, gzip_bomb, hang, listener, oversized
 from tests.support.urls import SPELLINGS
 from tests.support.wire_server import WireServer, certificate_for, http_answer, running_wire_server
@@ -111,7 +112,7 @@ async def service(
     tls_server: WireServer,
 ) -> AsyncIterator[Container]:
     """Knows names, and is allowed to connect to the fakes: by address, and to the modern one also by a name."""
-    listed = [allowing(*mcp_servers.values()), f"files.internal:{mcp_servers['modern'].port}"]
+    listed = [outbound_allow(*mcp_servers.values()), f"files.internal:{mcp_servers['modern'].port}"]
     listed += [f"127.0.0.1:{tls_server.port}"]
     settings = make_settings(
         tmp_path_factory.mktemp("outbound"),

@@ -12,11 +12,12 @@ import pytest
 from app.auth.authentication import Authenticator, Permission
 from app.catalog.projects import MAX_PROJECTS
 from app.container import Container
-from tests.conftest import TestUser, app_of, client_of, new_user, tool
 from tests.integration.auth.test_keys import ENDS_WITHIN_S, seconds_until_refused
 from tests.integration.discovery.test_fallback import broken_search
 from tests.support.calls import failed, succeeded
 from tests.support.checks import MCP_PATHS, Json, assert_problem, door_routes, everything, pages, without_request_id
+from tests.support.clients import TestUser, get_app, new_user, open_client
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
 
 READS = {"annotations": {"readOnlyHint": True}}
@@ -410,7 +411,7 @@ async def bound_to(
     assert made.status_code == 201, made.text
     assert made.json()["project_id"] == project_id
     key = made.json()["key"]
-    async with client_of(container, Authorization=f"Bearer {key}") as http:
+    async with open_client(container, Authorization=f"Bearer {key}") as http:
         yield TestUser(user.id, key, http)
 
 
@@ -476,7 +477,7 @@ async def test_a_bound_key_may_do_nothing_but_use_its_project(
 ) -> None:
     project_id = await make(team)
     within = {Permission.DISCOVER, Permission.READ_TOOLS, Permission.EXECUTE}
-    routes = [route for route in door_routes(app_of(container)) if route.permissions]
+    routes = [route for route in door_routes(get_app(container)) if route.permissions]
     refused = {(route.method, route.path) for route in routes if not route.permissions <= within}
     assert {(route.method, route.path) for route in routes} - refused == {
         ("POST", "/discover"),
@@ -543,7 +544,7 @@ async def test_a_deleted_project_ends_its_keys_within_a_second_and_no_others(
     async with (
         bound_to(container, admin, team, project_id) as bound,
         bound_to(container, admin, team, other) as unharmed,
-        client_of(replica, Authorization=f"Bearer {bound.key}") as there,
+        open_client(replica, Authorization=f"Bearer {bound.key}") as there,
     ):
         for http in (bound.http, there):
             assert len(await everything(http, "/tools")) == len(ALL)

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from app.indexing.parsing import MAX_NODES
-from tests.conftest import OpenService, TestUser, new_user, tool
 from tests.support.checks import JSON_TYPE, assert_problem, finished_run
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import OpenService, tool
 
 NOTHING = {"added": 0, "changed": 0, "unchanged": 0, "removed": 0, "embedded": 0, "refused": 0}
 GOOD = tool("good", "The sibling that is indexed all the same.")

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from app.container import Container
-from tests.conftest import ADMIN_KEY, TestUser, client_of, new_user, tool
 from tests.integration.discovery.test_fallback import broken_search
 from tests.support.calls import failed, succeeded
 from tests.support.checks import Json, assert_problem
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_pool import within
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.seed_vectors import add_user
@@ -399,7 +400,7 @@ async def test_new_rules_over_thousands_of_tools_are_decided_in_seconds(containe
     names = [f"tool_{number}" for number in range(5_000)]
     filled = await asyncio.to_thread(add_user, container, names, np.ones((len(names), 384), np.float32))
     headers = {"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": filled.id}
-    async with client_of(container, **headers) as http:
+    async with open_client(container, **headers) as http:
         for rules, visible in (([{"pattern": ["*7*"], "enabled": False}], 3_645), ([], 5_000)):
             with within(2):
                 assert (await http.put("/rules", json={"rules": rules})).status_code == 200

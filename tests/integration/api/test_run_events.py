@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 
-from tests.conftest import TestUser, tool
 from tests.support.checks import assert_problem, finished_run
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, Fault, behind, status
 
 Json = dict[str, Any]

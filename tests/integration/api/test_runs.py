@@ -6,8 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import TestUser, tool
 from tests.support.checks import assert_problem, finished_run, pages
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 
 FIELDS = {
     "id",

@@ -10,8 +10,9 @@ import pytest
 
 from app.container import Container
 from app.crypto import SecretOwner
-from tests.conftest import TestUser, new_user, tool
 from tests.support.checks import assert_problem, pages, rows_of
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import tool
 
 URL = "https://mcp.example.com/mcp"
 CANARY = "canary-5c1d7e-secret"

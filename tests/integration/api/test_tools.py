@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from app.container import Container
-from tests.conftest import TestUser, new_user, tool
 from tests.support.checks import assert_problem, pages
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import tool
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import pytest
 
 from app.auth.authentication import Permission
 from app.container import Container
-from tests.conftest import ADMIN_KEY, TestUser, app_of, client_of, new_user
 from tests.support.checks import OPEN_PATHS, assert_problem, assert_refused, door_routes, rows_of
+from tests.support.clients import TestUser, get_app, new_user, open_client
+from tests.support.factories import ADMIN_KEY
 
 FOR_ADMINISTRATORS = [
     ("POST", "/users", {"id": "somebody"}),
@@ -42,7 +43,7 @@ async def other_user(container: Container) -> AsyncIterator[TestUser]:
 async def backend(container: Container, admin: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     """A chat backend with its service key."""
     made = await admin.post("/keys", json={"kind": "service"})
-    async with client_of(container, Authorization=f"Bearer {made.json()['key']}") as http:
+    async with open_client(container, Authorization=f"Bearer {made.json()['key']}") as http:
         yield http
 
 
@@ -111,7 +112,7 @@ async def test_without_a_living_key_nothing_opens(client: httpx.AsyncClient, hea
 async def test_every_route_but_the_open_ones_refuses_to_answer_without_a_key(
     client: httpx.AsyncClient, container: Container
 ) -> None:
-    protected = [route for route in door_routes(app_of(container)) if route.path not in OPEN_PATHS]
+    protected = [route for route in door_routes(get_app(container)) if route.path not in OPEN_PATHS]
     assert len(protected) > 20
     for route in protected:
         body = {"query": "x", "tools": []} if route.takes_body else None
@@ -197,7 +198,7 @@ async def test_an_administrator_can_do_all_that_others_are_refused(admin: httpx.
 def test_the_table_of_administrators_routes_is_complete(container: Container) -> None:
     administered = {
         (route.method, route.path)
-        for route in door_routes(app_of(container))
+        for route in door_routes(get_app(container))
         if Permission.ADMINISTER in route.permissions
     }
     templates = {"somebody": "{user_id}", "some-id": "{key_id}"}

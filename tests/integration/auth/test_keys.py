@@ -14,8 +14,8 @@ import pytest
 from app.auth.authentication import Authenticator
 from app.container import Container
 from app.errors import Unauthenticated
-from tests.conftest import TestUser, new_user
 from tests.support.checks import assert_problem, everything
+from tests.support.clients import TestUser, new_user
 
 KINDS = ("user", "service", "admin")
 ENDS_WITHIN_S = 3.0

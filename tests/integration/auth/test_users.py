@@ -10,9 +10,10 @@ import pytest
 
 from app.auth.authentication import Authenticator
 from app.container import Container
-from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, new_user, tool
 from tests.integration.execution.test_execute import offer
 from tests.support.checks import assert_problem, everything, find_and_praise, leave_a_call, pages, rows_of
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import ADMIN_KEY, OpenService, tool
 from tests.support.mcp_server import FakeMcpServer
 
 PUSHED = {"name": "files", "transport": "push"}
@@ -92,7 +93,7 @@ async def test_a_user_that_is_not_well_described_is_not_created(admin: httpx.Asy
 
 async def test_the_list_of_users_comes_in_pages_that_neither_overlap_nor_skip(open_service: OpenService) -> None:
     wanted = [f"user-{number}" for number in range(7)]
-    async with open_service() as service, client_of(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+    async with open_service() as service, open_client(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         for user_id in reversed(wanted):
             assert (await admin.post("/users", json={"id": user_id})).status_code == 201
         found = await pages(admin, "/users", limit=3)
@@ -236,7 +237,7 @@ async def test_a_replica_that_still_remembers_a_deleted_user_writes_nothing_for_
         ("PUT", "/rules", {"rules": [{"pattern": ["*"]}]}),
         ("POST", "/projects", {"name": "support", "server_ids": None}),
     ]
-    async with client_of(replica) as http:
+    async with open_client(replica) as http:
         keys = {somebody.id: {"X-API-Key": somebody.key} for somebody in (user, other_user)}
         for key in keys.values():
             assert (await http.get("/servers", headers=key)).status_code == 200

@@ -15,8 +15,9 @@ from app.catalog.visibility import apply_policy
 from app.container import Container, open_container
 from app.indexing import store
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import ADMIN_KEY, TestUser, allowing, client_of, make_database, make_settings, new_user, tool
 from tests.support.checks import assert_problem, pages
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import ADMIN_KEY, make_database, make_settings, outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.worker_steps import finished, holding, rows, send, waiting
 
@@ -63,7 +64,7 @@ async def strict(
 ) -> AsyncIterator[Container]:
     """A service that holds what has changed."""
     settings = make_settings(
-        tmp_path_factory.mktemp("strict"), outbound_allow=allowing(*mcp_servers.values()), hold_changed_tools=True
+        tmp_path_factory.mktemp("strict"), outbound_allow=outbound_allow(*mcp_servers.values()), hold_changed_tools=True
     )
     async with open_container(settings, make_database(postgres)) as opened:
         yield opened
@@ -105,7 +106,7 @@ async def ways(container: Container, user: TestUser) -> set[str]:
         "in a project": {"project_id": await project_of(user), "similarity_threshold": 0},
     }
     found = {way for way, fields in asked.items() if await is_found(user, **fields)}
-    async with client_of(container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+    async with open_client(container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         await admin.patch(f"/users/{user.id}", json={"discovery_enabled": False})
         found |= {"fallback"} if await is_found(user) else set()
         await admin.patch(f"/users/{user.id}", json={"discovery_enabled": True})
@@ -545,7 +546,7 @@ async def opened_again(url: str, tmp_path: Path, user_id: str, key: str, **chang
     """The same user at another service on the same database."""
     async with (
         open_container(make_settings(tmp_path, **changes), url) as opened,
-        client_of(opened, Authorization=f"Bearer {key}") as http,
+        open_client(opened, Authorization=f"Bearer {key}") as http,
     ):
         yield TestUser(user_id, key, http)
 

@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import TestUser, tool
 from tests.support.checks import assert_problem
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 
 CLOCK = tool("clock", "Tells the time.")
 ASK = tool("ask_user", "Asks the user something.")

@@ -12,8 +12,9 @@ import pytest
 from app.catalog.servers import record_contact, record_failure
 from app.container import Container, open_container
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import TestUser, allowing, make_database, make_settings, new_user, tool
 from tests.support.checks import assert_problem
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import make_database, make_settings, outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer, Fault, behind, malformed_json, status
 
 Json = dict[str, Any]
@@ -176,7 +177,9 @@ async def choosy(
 ) -> AsyncIterator[Container]:
     """A service that does not search servers that fail."""
     settings = make_settings(
-        tmp_path_factory.mktemp("choosy"), outbound_allow=allowing(*mcp_servers.values()), find_failing_servers=False
+        tmp_path_factory.mktemp("choosy"),
+        outbound_allow=outbound_allow(*mcp_servers.values()),
+        find_failing_servers=False,
     )
     async with open_container(settings, make_database(postgres)) as opened:
         yield opened

@@ -5,7 +5,8 @@ import os
 from app.catalog.servers import get_endpoint, reseal_headers
 from app.crypto import Sealer
 from app.settings import decode_secret_key
-from tests.conftest import SECRET_KEY, OpenService, new_user
+from tests.support.clients import new_user
+from tests.support.factories import SECRET_KEY, OpenService
 
 HEADERS = {"Authorization": "Bearer canary"}
 

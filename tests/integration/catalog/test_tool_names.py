@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tool_names import is_alias_of, make_aliases, parse_digest
-from tests.conftest import TestUser, tool
 from tests.support.calls import failed, succeeded, text
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
 
 VALID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -12,8 +12,9 @@ import pytest
 
 from app.container import Container
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import TestUser, tool
 from tests.support.checks import finished_run
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 
 READ = tool("read_file", "Reads a file from the disk.")
 WRITE = tool("write_file", "Writes a file to the disk.")

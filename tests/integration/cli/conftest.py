@@ -9,7 +9,7 @@ import pytest
 from app.cli import servers
 from app.cli.main import main
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import PATIENT, SECRET_KEY, allowing, make_database
+from tests.support.factories import SECRET_KEY, SLOW_MACHINE_ENV, make_database, outbound_allow
 from tests.support.mcp_server import FakeMcpServer
 
 Command = Callable[..., str]
@@ -46,8 +46,8 @@ def command(
         "DATABASE_URL": database,
         "TOOLSCOUT_SECRET_KEY": SECRET_KEY,
         "TOOLSCOUT_DATA_DIR": str(tmp_path),
-        "TOOLSCOUT_OUTBOUND_ALLOW": allowing(mcp),
-        **PATIENT,
+        "TOOLSCOUT_OUTBOUND_ALLOW": outbound_allow(mcp),
+        **SLOW_MACHINE_ENV,
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)

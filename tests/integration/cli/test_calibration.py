@@ -6,9 +6,9 @@ import pytest
 
 from app.embeddings.calibration import UNCALIBRATED, Calibration
 from app.embeddings.repository import read_active_model
-from tests.conftest import tool
 from tests.integration.cli.conftest import Command
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
 
 

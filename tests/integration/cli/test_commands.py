@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from app.cli import models
-from tests.conftest import SECRET_KEY, tool
 from tests.integration.cli.conftest import Command
 from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import SECRET_KEY, tool
 from tests.support.mcp_server import FakeMcpServer
 
 STDIO_SERVER = """

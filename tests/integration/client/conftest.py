@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.conftest import ADMIN_KEY, TestUser
+from tests.support.clients import TestUser
+from tests.support.factories import ADMIN_KEY
 from toolscout_client import AsyncToolscout, Toolscout
 
 Kind = Literal["blocking", "awaited"]

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.conftest import ADMIN_KEY, TestUser, app_of, tool
 from tests.integration.client.conftest import Kind, Speaker, failure, speaking
 from tests.support.checks import MCP_PATHS
+from tests.support.clients import TestUser, get_app
+from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_server import FakeMcpServer
 from toolscout_client import (
     ArgumentsInvalid,
@@ -332,7 +333,7 @@ LEFT_TO_REQUEST = {
 
 def test_the_client_knows_every_route_of_the_service(container: Container) -> None:
     """One that is added belongs into `rooms.py`, or into what is left to `request`."""
-    paths = app_of(container).openapi()["paths"]
+    paths = get_app(container).openapi()["paths"]
     offered = {(method.upper(), re.sub(r"{\w+}", "{}", path)) for path, methods in paths.items() for method in methods}
     source = Path(rooms.__file__).read_text()
     known = set(re.findall(r'to\(\s*"([A-Z]+) (/[^"]*)"', source))

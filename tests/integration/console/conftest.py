@@ -6,14 +6,15 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.conftest import ADMIN_KEY, TestUser, client_of
+from tests.support.clients import TestUser, open_client
 from tests.support.console_client import Visitor, visitor_of
+from tests.support.factories import ADMIN_KEY
 
 
 @pytest.fixture
 async def browser(container: Container) -> AsyncIterator[httpx.AsyncClient]:
     """With no cookie yet, and with none that would outlast the test."""
-    async with client_of(container) as opened:
+    async with open_client(container) as opened:
         yield opened
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from app.auth.authentication import Permission
 from app.container import Container
-from tests.conftest import TestUser, app_of, tool
 from tests.support.checks import console_routes, everything
+from tests.support.clients import TestUser, get_app
 from tests.support.console_client import Visitor, error_in, visitor_of
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
 
 OPEN = {"/", "/console/sign-in", "/console/static/{version}/{name}"}
@@ -20,20 +21,20 @@ POISON = '<script>alert("1")</script><img src=x onerror=alert(1)>'
 
 
 def test_every_page_but_the_open_ones_declares_the_permission_that_it_needs(container: Container) -> None:
-    routes = console_routes(app_of(container))
+    routes = console_routes(get_app(container))
     assert len(routes) > 40
     assert {route.path for route in routes if not route.permissions} == OPEN
 
 
 def test_what_a_page_changes_needs_more_than_the_permission_to_read(container: Container) -> None:
     writing = {Permission.WRITE_CATALOG, Permission.ADMINISTER}
-    for route in console_routes(app_of(container)):
+    for route in console_routes(get_app(container)):
         if route.method == "POST" and route.path not in OPEN | QUESTIONS:
             assert route.permissions & writing, route
 
 
 def test_no_page_is_described_as_part_of_the_api(container: Container) -> None:
-    assert not [path for path in app_of(container).openapi()["paths"] if path.startswith("/console") or path == "/"]
+    assert not [path for path in get_app(container).openapi()["paths"] if path.startswith("/console") or path == "/"]
 
 
 async def test_strangers_texts_are_shown_and_never_run(visitor: Visitor, user: TestUser) -> None:

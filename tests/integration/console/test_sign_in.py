@@ -11,9 +11,10 @@ from app.auth.keys import hash_key
 from app.console.session_cookie import COOKIE, LIFE_S, open_session, start_session
 from app.container import Container
 from app.crypto import SecretOwner
-from tests.conftest import ADMIN_KEY, SECRET_KEY, TestUser, client_of
 from tests.support.checks import everything
+from tests.support.clients import TestUser, open_client
 from tests.support.console_client import Visitor, error_in, visitor_of
+from tests.support.factories import ADMIN_KEY, SECRET_KEY
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -50,7 +51,7 @@ async def test_the_cookie_is_for_our_own_pages_alone_and_not_for_scripts(
 
 
 async def test_over_https_the_cookie_stays_on_https(container: Container, user: TestUser) -> None:
-    async with client_of(container) as http:
+    async with open_client(container) as http:
         answer = await http.post("https://toolscout/console/sign-in", data={"key": user.key})
     assert cookie_in(answer)[COOKIE]["secure"] is True
 
@@ -164,7 +165,7 @@ async def test_signing_in_and_out_is_audited(visitor: Visitor, user: TestUser) -
 
 async def test_a_service_key_must_name_its_user(container: Container, admin: httpx.AsyncClient, user: TestUser) -> None:
     key = (await admin.post("/keys", json={"kind": "service"})).json()["key"]
-    async with client_of(container) as http:
+    async with open_client(container) as http:
         refused = await Visitor(http).sign_in(key)
         assert refused.status_code == 422
         assert "name the one" in error_in(refused.text)

@@ -14,7 +14,7 @@ from app.db.migrate import migrate
 from app.db.tables import mcp_servers, users
 from app.errors import DatabaseDown, QueryFailed
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import make_database
+from tests.support.factories import make_database
 
 SERVERS = "SELECT user_id FROM mcp_servers ORDER BY user_id"
 

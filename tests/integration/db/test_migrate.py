@@ -18,7 +18,7 @@ from app.db.migrate import migrate, newest_revision, parsed_version
 from app.errors import ConfigurationError
 from app.local_postgres.paths import open_database
 from bench.service import free_port
-from tests.conftest import OpenService, make_settings
+from tests.support.factories import OpenService, make_settings
 
 
 def tables(url: str) -> set[str]:

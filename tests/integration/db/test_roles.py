@@ -15,8 +15,9 @@ from app.db.migrate import migrate, newest_revision
 from app.errors import ConfigurationError
 from app.local_postgres.paths import open_database
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import make_settings, new_user, tool
+from tests.support.clients import new_user
 from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import make_settings, tool
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from app.db.engine import APP_ROLE, driver_url
 from app.db.migrate import migrate
 from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import make_database
+from tests.support.factories import make_database
 
 # a key must be found before its user is known, and a user is the tenant itself
 NOT_LED_BY_A_USER = {"users", "api_keys"}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.demo.seed import catalogue
-from tests.conftest import TestUser
+from tests.support.clients import TestUser
 
 Json = dict[str, Any]
 

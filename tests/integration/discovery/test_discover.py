@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import TestUser, tool
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 
 FORECAST = tool("get_forecast", "Weather forecast for a city over the next days: rain, wind, temperature.")
 REFUND = tool("refund_payment", "Give a customer their money back for a payment.")

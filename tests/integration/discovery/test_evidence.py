@@ -9,7 +9,8 @@ import pytest
 
 from app.container import Container
 from app.search.tokenizer import tokenize
-from tests.conftest import TestUser, tool
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.worker_steps import rows
 
 Json = dict[str, Any]

@@ -10,7 +10,8 @@ import pytest
 from app.catalog.servers import record_failure
 from app.container import Container, open_container
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import ADMIN_KEY, TestUser, client_of, make_database, make_settings, new_user, tool
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import ADMIN_KEY, make_database, make_settings, tool
 
 Json = dict[str, Any]
 
@@ -29,7 +30,7 @@ async def service(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 async def operator(service: Container) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(service, Authorization=f"Bearer {ADMIN_KEY}") as http:
+    async with open_client(service, Authorization=f"Bearer {ADMIN_KEY}") as http:
         yield http
 
 
@@ -216,8 +217,8 @@ async def test_a_tool_that_a_project_excludes(asker: TestUser, weather: str) -> 
     off = await get_reason(asker, project_id=ruled)
     assert (off["reason"], off["rule"]) == ("disabled_by_project_rule", 2)
     assert off["message"] == "rule 2 of the project disables it"
-    allowing = await add_project(asker, rules=[{"pattern": ["refund_*"], "enabled": True}])
-    off = await get_reason(asker, project_id=allowing)
+    outbound_allow = await add_project(asker, rules=[{"pattern": ["refund_*"], "enabled": True}])
+    off = await get_reason(asker, project_id=outbound_allow)
     assert (off["reason"], off["rule"]) == ("disabled_by_project_rule", None)
     reading = await add_project(asker, read_only=True)
     assert await get_code(asker, "refund_payment", project_id=reading, similarity_threshold=0) == "not_read_only"
@@ -344,7 +345,7 @@ async def test_a_key_of_a_project_learns_nothing_about_tools_outside_it(
     made = await operator.post("/keys", json={"kind": "user", "user_id": asker.id, "project_id": project_id})
     assert made.status_code == 201, made.text
     outside, inside = await get_key(asker, "refund_payment"), await get_key(asker)
-    async with client_of(service, Authorization=f"Bearer {made.json()['key']}") as http:
+    async with open_client(service, Authorization=f"Bearer {made.json()['key']}") as http:
         confined = TestUser(asker.id, made.json()["key"], http)
         [unknown] = await get_reasons(confined, str(uuid.uuid4()))
         for name in (outside, "refund_payment", "payments.refund_payment"):

@@ -16,17 +16,9 @@ import pytest
 from app.container import Container, open_container
 from app.embeddings.circuit_breaker import CircuitBreaker
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import (
-    ADMIN_KEY,
-    OpenService,
-    TestUser,
-    client_of,
-    make_database,
-    make_settings,
-    new_user,
-    tool,
-)
+from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, Mode, running_embedding_server
+from tests.support.factories import ADMIN_KEY, OpenService, make_database, make_settings, tool
 from tests.support.worker_steps import asked, until
 from tests.support.worker_steps import waiting as locked_out
 
@@ -173,7 +165,7 @@ async def test_an_unreachable_embedder_degrades_the_search_to_words(postgres: Em
             user_id = user.id
     async with (
         open_container(settings, url) as service,
-        client_of(service, **{"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": user_id}) as http,
+        open_client(service, **{"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": user_id}) as http,
     ):
         user = TestUser(user_id, ADMIN_KEY, http)
         for city in ("Vienna", "Graz"):
@@ -356,7 +348,7 @@ async def test_disabled_discovery_returns_all_visible_tools(
     service: Container, user: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     async def switch(*, enabled: bool) -> None:
-        async with client_of(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+        async with open_client(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
             changed = await admin.patch(f"/users/{user.id}", json={"discovery_enabled": enabled})
             assert changed.status_code == 200
 

@@ -19,9 +19,10 @@ from app.catalog.visibility import Scope
 from app.container import Container
 from app.execution.execute import ExecutionRequest, ProgressReports, execute
 from app.execution.results import make_serializable, truncate
-from tests.conftest import TestUser, tool
 from tests.support.calls import Json, executions, failed, succeeded, text
 from tests.support.checks import without_request_id
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, Fault, drop, verbatim
 from tests.support.worker_steps import server_of, until
 

@@ -12,11 +12,14 @@ from app.container import Container
 from app.db import retention
 from app.db.engine import Session
 from app.execution import idempotency
-from tests.conftest import TestUser, tool
 from tests.integration.execution.test_execute import offer, refuse, stopped
 from tests.support.calls import Json, executions, failed, succeeded, text
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, Fault, drop
 from tests.support.worker_steps import until
+
+pytestmark = pytest.mark.no_retry
 
 CANARY = "canary-4f1b"
 

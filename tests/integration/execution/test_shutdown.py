@@ -8,14 +8,16 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.conftest import TestUser
 from tests.integration.execution.test_execute import offer
 from tests.support.calls import Json, executions, failed, succeeded
+from tests.support.clients import TestUser
 from tests.support.events import events_of
 from tests.support.mcp_client import MODES, Mode, client_at, error_of
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.usage import uses
 from tests.support.worker_steps import until
+
+pytestmark = pytest.mark.no_retry
 
 
 @pytest.fixture

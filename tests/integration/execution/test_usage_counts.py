@@ -6,9 +6,10 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.conftest import TestUser, tool
 from tests.integration.execution.test_execute import stopped
 from tests.support.calls import failed, succeeded
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, Fault, drop
 from tests.support.usage import uses
 

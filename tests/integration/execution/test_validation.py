@@ -13,8 +13,9 @@ from jsonschema import Draft202012Validator
 
 from app.errors import ArgumentsInvalid
 from app.execution.validation import check_arguments, check_serializable, is_valid_schema
-from tests.conftest import TestUser, tool
 from tests.support.calls import Json, check, failed, succeeded
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, listener
 
 PATIENCE_S = 3.0

@@ -16,8 +16,9 @@ from app.embeddings.models import LoadedModel
 from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import ADMIN_KEY, TestUser, allowing, app_of, make_database, make_settings, no_names
+from tests.support.clients import TestUser, get_app
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer, running_embedding_server
+from tests.support.factories import ADMIN_KEY, make_database, make_settings, outbound_allow, resolve_nothing
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.worker_steps import Hand, rows
 
@@ -55,10 +56,10 @@ async def service(
 ) -> AsyncIterator[Container]:
     settings = make_settings(
         tmp_path_factory.mktemp("indexing"),
-        outbound_allow=allowing(*mcp_servers.values()),
+        outbound_allow=outbound_allow(*mcp_servers.values()),
         **shared_fake.settings(),
     )
-    async with open_container(settings, make_database(postgres), no_names) as opened:
+    async with open_container(settings, make_database(postgres), resolve_nothing) as opened:
         yield opened
 
 
@@ -71,10 +72,10 @@ async def idle_service(
 ) -> AsyncIterator[Container]:
     settings = make_settings(
         tmp_path_factory.mktemp("idle"),
-        outbound_allow=f"{allowing(*mcp_servers.values())},{NOBODY}",
+        outbound_allow=f"{outbound_allow(*mcp_servers.values())},{NOBODY}",
         **shared_fake.settings(index_concurrency=0),
     )
-    async with open_container(settings, make_database(postgres), no_names) as opened:
+    async with open_container(settings, make_database(postgres), resolve_nothing) as opened:
         yield opened
 
 
@@ -112,12 +113,12 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
 @pytest.fixture(scope="session")
 def idle_door(idle_service: Container) -> httpx.ASGITransport:
     """One application for all tests: a new one reads its routes anew, which takes longer than most of them."""
-    return httpx.ASGITransport(app_of(idle_service), raise_app_exceptions=False)
+    return httpx.ASGITransport(get_app(idle_service), raise_app_exceptions=False)
 
 
 @pytest.fixture(scope="session")
 def door(service: Container) -> httpx.ASGITransport:
-    return httpx.ASGITransport(app_of(service), raise_app_exceptions=False)
+    return httpx.ASGITransport(get_app(service), raise_app_exceptions=False)
 
 
 @asynccontextmanager

@@ -7,8 +7,9 @@ import pytest
 
 from app.container import Container, open_container
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.conftest import OpenService, TestUser, make_database, make_settings, new_user
+from tests.support.clients import TestUser, new_user
 from tests.support.embedding_server import FakeEmbeddingServer, Mode, embed, running_embedding_server
+from tests.support.factories import OpenService, make_database, make_settings
 from tests.support.flaky_embedder import ChangesAfter, Refuses
 from tests.support.worker_steps import numbered, rows, server_of, unheard, until
 

@@ -21,8 +21,9 @@ from app.indexing.documents import content_hash
 from app.indexing.model_switch import OwnerConnection, change_model, drop_model
 from app.local_postgres.paths import owner_connection
 from app.search.hnsw import hnsw_index_name, list_hnsw_indexes
-from tests.conftest import TestUser, client_of, make_settings, new_user, tool
+from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
+from tests.support.factories import make_settings, tool
 from tests.support.worker_steps import finished, rows, send, server_of, until
 
 ALPHA, BETA = "openai:alpha@64", "openai:beta@48"
@@ -293,7 +294,7 @@ async def test_half_an_index_of_somebody_who_was_killed_is_made_anew(world: Worl
 
 
 async def readiness(service: Container) -> dict[str, Any]:
-    async with client_of(service) as http:
+    async with open_client(service) as http:
         body: dict[str, Any] = (await http.get("/readyz")).json()
     return body
 

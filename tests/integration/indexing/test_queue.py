@@ -11,9 +11,12 @@ from app.errors import NotFound
 from app.indexing import queue
 from app.indexing.reindex import reindex_server
 from app.indexing.worker import Worker, WorkerConfig
-from tests.conftest import TestUser, tool
+from tests.support.clients import TestUser
 from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import tool
 from tests.support.worker_steps import Hand, asked, finished, holding, numbered, rows, send, unheard, waiting
+
+pytestmark = pytest.mark.no_retry
 
 
 async def states(container: Container, server_id: str) -> list[str]:

@@ -15,9 +15,10 @@ from app.indexing import queue
 from app.indexing.parsing import MAX_NODES, MAX_TOOL_BYTES
 from app.indexing.reindex import reindex_server
 from app.indexing.worker import Worker, WorkerConfig
-from tests.conftest import OpenService, TestUser, allowing, new_user, tool
 from tests.integration.indexing.conftest import NOBODY
+from tests.support.clients import TestUser, new_user
 from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import OpenService, outbound_allow, tool
 from tests.support.mcp_server import (
     FakeMcpServer,
     Fault,
@@ -262,7 +263,10 @@ async def test_a_reindex_of_all_begins_without_delay(
 ) -> None:
     """The worker is woken when there is something to find: had it looked too early, it would rest for an hour."""
     monkeypatch.setattr("app.container.WorkerConfig", partial(WorkerConfig, idle_s=3600.0))
-    async with open_service(**fake.settings(outbound_allow=allowing(mcp))) as container, new_user(container) as user:
+    async with (
+        open_service(**fake.settings(outbound_allow=outbound_allow(mcp))) as container,
+        new_user(container) as user,
+    ):
         await connect(user, mcp)
         for _ in range(3):
             [run] = (await user.http.post("/reindex")).json()["items"]
@@ -628,7 +632,7 @@ async def test_no_connection_to_the_database_is_held_while_a_server_hangs(
 ) -> None:
     monkeypatch.setattr("app.db.engine._POOL_WAIT_S", 5)  # a listing may take thirty
     mcp.fault = Fault(hang, on={"tools/list"})
-    options = fake.settings(database_pool_size=1, outbound_allow=allowing(mcp))
+    options = fake.settings(database_pool_size=1, outbound_allow=outbound_allow(mcp))
     async with open_service(**options) as container, new_user(container) as user:
         await user.add_tools(tool("get_forecast", "Weather forecast for a city."), server="weather")
         server_id = await register(user, mcp)
@@ -653,7 +657,9 @@ async def test_servers_of_one_user_that_all_hang_keep_no_other_user_waiting(
 ) -> None:
     mcp.fault, legacy_mcp.tools = Fault(hang, on={"tools/list"}), numbered(3)
     options = fake.settings(
-        outbound_allow=allowing(mcp, legacy_mcp), listing_concurrency=queue.RUNS_OF_ONE_USER + 1, list_timeout_s=600
+        outbound_allow=outbound_allow(mcp, legacy_mcp),
+        listing_concurrency=queue.RUNS_OF_ONE_USER + 1,
+        list_timeout_s=600,
     )
     async with open_service(**options) as container, new_user(container) as stuck, new_user(container) as user:
         for number in range(50):
@@ -745,7 +751,7 @@ async def test_announced_changes_cost_one_listing_however_often_they_are_announc
         running_mcp_server("sse", "legacy") as sse,
     ):
         kinds = [modern, legacy, sse]
-        options = fake.settings(outbound_allow=allowing(*kinds))
+        options = fake.settings(outbound_allow=outbound_allow(*kinds))
         async with open_service(**options) as container, new_user(container) as user:
             for server in kinds:
                 server.tools = [tool(f"old_{server.port}")]

@@ -7,8 +7,9 @@ import pytest
 
 from app.container import Container
 from app.indexing.documents import text_hash
-from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
+from tests.support.clients import TestUser, open_client
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer, embed
+from tests.support.factories import ADMIN_KEY, tool
 from tests.support.worker_steps import (
     Hand,
     asked,
@@ -431,5 +432,5 @@ async def test_two_servers_indexed_at_the_same_moment_are_both_counted(hand: Han
         runs = [asyncio.create_task(hand.perform()) for _ in range(2)]
         await waiting(blocker, 2)
     await asyncio.gather(*runs)
-    async with client_of(hand.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+    async with open_client(hand.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         assert (await admin.get(f"/users/{alice.id}")).json()["tool_count"] == 7

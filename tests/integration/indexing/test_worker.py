@@ -7,7 +7,7 @@ import pytest
 from app.catalog.servers import get_endpoint
 from app.indexing import queue
 from app.indexing.worker import Deed, Worker, WorkerConfig
-from tests.conftest import TestUser
+from tests.support.clients import TestUser
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.worker_steps import (
     Hand,

@@ -8,7 +8,10 @@ import pytest
 
 from app.limits.fair_queue import COMPANY_S, MAX_SHARED, MAX_SOLO, FairScheduler
 from app.observability.metrics import Metrics
-from tests.conftest import OpenService, new_user, tool
+from tests.support.clients import new_user
+from tests.support.factories import OpenService, tool
+
+pytestmark = pytest.mark.no_retry
 
 
 @dataclass

@@ -10,8 +10,11 @@ from app.errors import RateLimited
 from app.limits import rate_limit
 from app.limits.rate_limit import RateLimiter
 from app.observability.metrics import Metrics
-from tests.conftest import ADMIN_KEY, OpenService, client_of, new_user
 from tests.support.checks import assert_problem
+from tests.support.clients import new_user, open_client
+from tests.support.factories import ADMIN_KEY, OpenService
+
+pytestmark = pytest.mark.no_retry
 
 
 class Clock:
@@ -105,10 +108,10 @@ async def test_a_service_key_spends_for_the_user_that_it_names_and_an_admin_key_
     open_service: OpenService,
 ) -> None:
     async with open_service(rate_per_user=0.25) as service:
-        async with client_of(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+        async with open_client(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
             key = (await admin.post("/keys", json={"kind": "service"})).json()["key"]
             assert {(await admin.get("/tools", headers={"X-User-Id": "carol"})).status_code for _ in range(5)} == {200}
-        async with client_of(service, Authorization=f"Bearer {key}") as backend:
+        async with open_client(service, Authorization=f"Bearer {key}") as backend:
             asked = [await backend.get("/tools", headers={"X-User-Id": name}) for name in ("carol", "dave", "carol")]
     assert [answer.status_code for answer in asked] == [200, 200, 429]
 

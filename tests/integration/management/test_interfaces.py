@@ -11,9 +11,10 @@ import pytest
 
 from app.auth.authentication import Authenticator
 from app.container import Container
-from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
 from tests.support.checks import everything
+from tests.support.clients import TestUser, open_client
 from tests.support.console_client import Visitor, visitor_of
+from tests.support.factories import ADMIN_KEY, tool
 from tests.support.worker_steps import until
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
@@ -219,7 +220,7 @@ async def test_a_change_of_keys_or_users_clears_the_cache_of_callers(
         clear(authenticator)
 
     monkeypatch.setattr(Authenticator, "forget", record_and_clear)
-    async with client_of(container, Authorization=f"Bearer {key}") as http:
+    async with open_client(container, Authorization=f"Bearer {key}") as http:
         assert (await http.get("/tools")).status_code == 200
         make_over_rest, make_in_console = (CHANGES | ADMIN_CHANGES)[change]
         if interface == "REST":

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import tool
+from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, one_of_each
 
 

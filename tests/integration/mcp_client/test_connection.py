@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import ServerUnreachable, ToolFailed, ToolTimedOut
 from app.mcp_client import connection
-from tests.conftest import tool
+from tests.support.factories import tool
 from tests.support.mcp_pool import endpoint, reaching, until, within
 from tests.support.mcp_server import (
     FakeMcpServer,

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.errors import ServerUnreachable, ToolFailed, Unavailable
 from app.mcp_client import connection
 from app.mcp_client.pool import McpPool
-from tests.conftest import tool
+from tests.support.factories import tool
 from tests.support.mcp_pool import endpoint, reaching, until, within
 from tests.support.mcp_server import FakeMcpServer, Fault, drop, hang, listener, running_mcp_server, status
 

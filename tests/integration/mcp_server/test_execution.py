@@ -27,8 +27,9 @@ from app.catalog.visibility import apply_policy
 from app.container import Container
 from app.mcp_client import connection
 from app.mcp_server.responses import ERROR_META, TRUNCATED_META
-from tests.conftest import TestUser, client_of, tool
 from tests.support.calls import executions
+from tests.support.clients import TestUser, open_client
+from tests.support.factories import tool
 from tests.support.mcp_client import (
     MODES,
     OLDER_HEADERS,
@@ -161,7 +162,7 @@ async def test_a_result_beyond_the_limit_is_cut_and_says_so(
     }
     keys = await offer(user, mcp, "long", "short")
     service = replace(container, executor=replace(container.executor, max_result_bytes=1_024))
-    async with client_of(service, Authorization=f"Bearer {user.key}") as http:
+    async with open_client(service, Authorization=f"Bearer {user.key}") as http:
         cut = await executed(http, keys["long"])
         whole = await executed(http, keys["short"])
     beginning, notice = cut["content"]
@@ -618,7 +619,7 @@ async def test_a_tool_that_takes_too_long_may_have_run(
     key = await stalling(user, mcp)
     assert container.executor.timeout_s > 10
     service = replace(container, executor=replace(container.executor, timeout_s=3.0))
-    async with client_of(service, Authorization=f"Bearer {user.key}") as http:
+    async with open_client(service, Authorization=f"Bearer {user.key}") as http:
         result = await executed(http, key)
     check_failed(result, "TOOL_EXECUTION_TIMEOUT", MAY_HAVE_RUN, outcome="unknown")
     assert NOTHING_RAN not in text_of(result)

@@ -28,8 +28,9 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from app.auth.authentication import Authenticator
 from app.container import Container
 from app.db.engine import Database
-from tests.conftest import ADMIN_KEY, TestUser, client_of, new_user, tool
 from tests.support.checks import assert_problem, assert_refused
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_client import (
     MODES,
     OLDER_HEADERS,
@@ -202,7 +203,7 @@ PREFLIGHT = {
 async def test_a_named_host_and_a_named_origin_come_in(container: Container, visitor: TestUser) -> None:
     named = {"served_hosts": "Tools.example.com", "web_origins": "https://Chat.example.com"}
     service = replace(container, settings=container.settings.model_copy(update=named))
-    async with client_of(service, Authorization=f"Bearer {visitor.key}") as http:
+    async with open_client(service, Authorization=f"Bearer {visitor.key}") as http:
         page = {"Host": "tools.example.com", "Origin": "https://chat.example.com"}
         answer = await sent(http, LISTING, **page)
         assert lists(answer)
@@ -492,7 +493,7 @@ async def without_database(container: Container, key: str, *, known: bool) -> As
         discoverer=replace(container.discoverer, searcher=searcher),
         executor=replace(container.executor, database=database),
     )
-    async with client_of(service, Authorization=f"Bearer {key}") as http:
+    async with open_client(service, Authorization=f"Bearer {key}") as http:
         yield http
     await database.close()
 

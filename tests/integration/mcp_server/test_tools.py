@@ -16,10 +16,11 @@ from app.container import Container, open_container
 from app.errors import ArgumentsInvalid, Forbidden
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.mcp_server.tools import ALL_TOOLS, TWO_TOOLS, MetaTool, ToolCall
-from tests.conftest import TestUser, client_of, make_database, make_settings, new_user, tool
 from tests.integration.discovery.test_fallback import broken_search
 from tests.support.checks import assert_refused
+from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
+from tests.support.factories import make_database, make_settings, tool
 from tests.support.mcp_client import (
     MODES,
     OLDER_HEADERS,
@@ -168,7 +169,7 @@ async def test_the_list_is_the_same_bytes_for_everybody_and_in_order(
 ) -> None:
     service = (await admin.post("/keys", json={"kind": "service"})).json()["key"]
     older = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-    async with client_of(container, **{"X-API-Key": service, "X-User-Id": other_user.id}) as http:
+    async with open_client(container, **{"X-API-Key": service, "X-User-Id": other_user.id}) as http:
         callers = [stocked.http, other_user.http, http]
         newest = [await sent(each, message("tools/list"), path) for each in callers]
         before = [await each.post(path, json=older, headers=OLDER_HEADERS) for each in callers]
@@ -742,7 +743,7 @@ async def test_a_call_cannot_leave_the_project_that_it_is_in(
     user, first, second = parted
     body = {"kind": "user", "user_id": user.id, "project_id": first}
     key = (await admin.post("/keys", json=body)).json()["key"]
-    async with client_of(container, Authorization=f"Bearer {key}") as http:
+    async with open_client(container, Authorization=f"Bearer {key}") as http:
         bound = TestUser(user.id, key, http)
         for who, path in ((user, f"/projects/{first}/mcp"), (bound, "/mcp"), (bound, f"/projects/{first}/mcp")):
             for name in ("tool_discovery", "tool_execute"):

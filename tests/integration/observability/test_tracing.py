@@ -13,7 +13,8 @@ from app.container import Container, open_container
 from app.errors import ConfigurationError
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.observability.tracing import Tracing, make_tracing, open_tracing
-from tests.conftest import TestUser, allowing, make_database, make_settings, new_user, no_names, tool
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import make_database, make_settings, outbound_allow, resolve_nothing, tool
 from tests.support.mcp_server import FakeMcpServer
 
 CANARY = "canary7712fe"
@@ -33,9 +34,9 @@ async def service(
     mcp_servers: dict[str, FakeMcpServer],
     exporter: InMemorySpanExporter,
 ) -> AsyncIterator[Container]:
-    settings = make_settings(tmp_path_factory.mktemp("tracing"), outbound_allow=allowing(*mcp_servers.values()))
+    settings = make_settings(tmp_path_factory.mktemp("tracing"), outbound_allow=outbound_allow(*mcp_servers.values()))
     tracing = make_tracing(SimpleSpanProcessor(exporter))
-    async with open_container(settings, make_database(postgres), no_names, tracing=tracing) as container:
+    async with open_container(settings, make_database(postgres), resolve_nothing, tracing=tracing) as container:
         yield container
 
 

@@ -13,8 +13,9 @@ from app.search.postgres import SearchResult
 from app.search.query import parse_query
 from app.search.scoring import ScoringParams
 from app.search.term_stats import TermStats
-from tests.conftest import OpenService, TestUser, client_of, new_user, tool
+from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import OpenService, tool
 from tests.support.seed_vectors import KnownUser, Matrix, add_user, owner_connection
 
 K = 8
@@ -159,7 +160,7 @@ async def test_a_user_who_falls_below_the_limit_is_searched_exactly_again(large:
 
 async def test_two_replicas_return_the_same_answer(container: Container, user: TestUser) -> None:
     await user.add_tools(*make_tools(60))
-    async with client_of(container, Authorization=f"Bearer {user.key}") as other_replica:
+    async with open_client(container, Authorization=f"Bearer {user.key}") as other_replica:
         request = {"query": "noun1 noun2", "format": "openai", "similarity_threshold": 0}
         here = (await user.http.post("/discover", json=request)).json()
         there = (await other_replica.post("/discover", json=request)).json()

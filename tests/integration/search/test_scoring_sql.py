@@ -27,7 +27,8 @@ from app.search.scoring import (
     score_texts_sql,
 )
 from app.usage.priors import MAX_PRIOR
-from tests.conftest import TestUser, tool
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.seed_vectors import owner_connection
 
 CALIBRATION = Calibration(unrelated=0.2, span=0.8, threshold=0.4)

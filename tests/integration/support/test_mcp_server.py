@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import ElicitRequestParams, ElicitResult, ImageContent, TextContent, ToolListChangedNotification
 from starlette.types import ASGIApp
 
-from tests.conftest import tool
+from tests.support.factories import tool
 from tests.support.mcp_server import (
     FakeMcpServer,
     Fault,

@@ -18,7 +18,8 @@ from app.usage import flusher
 from app.usage.counters import UsageCounters
 from app.usage.histogram import bucket_index
 from app.usage.repository import expired_rows
-from tests.conftest import OpenService, TestUser, make_database, new_user, tool
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import OpenService, make_database, tool
 from tests.support.usage import FAST, figures, uses
 from tests.support.worker_steps import holding, until, waiting
 

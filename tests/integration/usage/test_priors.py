@@ -7,7 +7,8 @@ import pytest
 from app.container import Container
 from app.usage.counters import UsageCounters
 from app.usage.priors import MAX_PRIOR, MIN_CHANGE, MIN_OUTCOMES
-from tests.conftest import TestUser, new_user, tool
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import tool
 from tests.support.usage import live_through
 
 FORECAST = tool("get_forecast", "Weather forecast for a city over the next days.")

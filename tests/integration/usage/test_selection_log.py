@@ -13,8 +13,9 @@ from app.container import Container
 from app.evaluation.labelled import parse_labelled_messages
 from app.usage import selection_log
 from app.usage.selection_log import Selection, SelectionLog
-from tests.conftest import ADMIN_KEY, TestUser, client_of, tool
 from tests.support.checks import Json, assert_problem, everything, pages, want_selections
+from tests.support.clients import TestUser, open_client
+from tests.support.factories import ADMIN_KEY, tool
 from tests.support.worker_steps import holding, rows, waiting
 
 MESSAGE = "read a file from the disk"
@@ -149,7 +150,7 @@ async def test_an_admin_reads_all_selections_and_deletes_those_of_a_named_user(w
     await want_selections(world.container, world.user.id)
     await world.user.discover(MESSAGE)
     await world.container.selections.flush()
-    async with client_of(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+    async with open_client(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         everybody = await everything(admin, "/selections")
         assert world.user.id in {each["user_id"] for each in everybody}
         assert_problem(await admin.delete("/selections"), 400)
@@ -219,7 +220,7 @@ async def test_an_export_uses_reported_calls_as_labels(world: World) -> None:
 async def test_an_export_contains_no_match_but_not_messages_without_labels(world: World, container: Container) -> None:
     await want_selections(container, world.user.id)
     await world.user.discover("xyzzy plugh", strategy="bm25")
-    async with client_of(container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+    async with open_client(container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         settings = {"selection_log": True}
         await admin.patch(f"/users/{world.user.id}", json={"discovery_enabled": False, "settings": settings})
     assert (await world.user.discover("all of them"))["degraded_reason"] == "disabled"

@@ -12,8 +12,9 @@ from app.container import Container
 from app.errors import InvalidInput
 from app.usage.counters import DiscoverySample, UsageCounters
 from app.usage.stats import MAX_POINTS, Step, Window
-from tests.conftest import TestUser, tool
 from tests.support.checks import Json, assert_problem
+from tests.support.clients import TestUser
+from tests.support.factories import tool
 from tests.support.usage import FAST
 
 NOON = datetime(1999, 5, 5, 12, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 from app.indexing.injection import KINDS, find_instructions
 from app.indexing.parsing import MAX_TOOL_BYTES
 from app.indexing.sanitize import MAX_FINDINGS, Finding, sanitize
-from tests.conftest import tool
+from tests.support.factories import tool
 
 REASON = {kind.name: kind.reason for kind in KINDS}
 NAME = {kind.reason: kind.name for kind in KINDS}

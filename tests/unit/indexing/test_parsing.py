@@ -15,7 +15,7 @@ from app.indexing.parsing import (
 )
 from app.mcp_types import ToolDefinition
 from app.text.invisible import remove_hidden
-from tests.conftest import tool
+from tests.support.factories import tool
 
 SIBLING = tool("sibling")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.indexing.parsing import MAX_DEPTH, MAX_TOOL_BYTES
 from app.indexing.sanitize import MAX_FINDINGS, MAX_WHERE_CHARACTERS, Finding, sanitize
 from app.text.invisible import remove_hidden
-from tests.conftest import tool
+from tests.support.factories import tool
 
 ESC = "\x1b"
 KEPT_CONTROLS = set("\n\t")

@@ -1,6 +1,6 @@
 """The bench as a whole, on a tiny set: indexed by the product, asked through `discover()`, beside every floor.
 
-What peers and plots need is in the `bench` extra.
+It needs the packages of the `bench` extra: see `conftest.py`.
 """
 
 from pathlib import Path
@@ -10,13 +10,9 @@ import pytest
 
 from app.container import Container
 from app.evaluation.labelled import LabelledMessage
-from bench.relevance.sets import BenchSet, BenchTool
-
-pytest.importorskip("fastmcp")
-pytest.importorskip("matplotlib")
-
 from bench.relevance.comparing import OURS, compared
 from bench.relevance.plot import draw
+from bench.relevance.sets import BenchSet, BenchTool
 from bench.relevance.tables import as_json, table
 
 TOOLS = [

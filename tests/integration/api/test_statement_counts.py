@@ -1,0 +1,131 @@
+"""How many SQL statements each main call sends, so that a change cannot add one unnoticed.
+
+The beginning and the commit of a transaction count as one statement each. A number that goes down is welcome, too: put
+the new one into the table.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from app.container import Container, open_container
+from app.indexing import queue
+from app.indexing.reindex import reindex_server
+from app.local_postgres.postgres import EmbeddedPostgres
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import make_database, make_settings, outbound_allow, resolve_nothing, tool
+from tests.support.mcp_server import FakeMcpServer
+from tests.support.sql_statements import recorded_statements
+
+AUTHENTICATION = 5
+"""The key, the mark that it was used, its user, in one transaction; after that the key is cached for a short time."""
+
+
+@dataclass(frozen=True)
+class Catalog:
+    service: Container
+    user: TestUser
+    pushed_server: str
+    listed_server: str
+    tool_id: str = ""
+
+    async def run_next(self) -> None:
+        """Do what the worker does with the oldest queued run. The service has no worker, so that nothing is hidden."""
+        async with self.service.database.system_transaction() as session:
+            claim = await queue.claim(session, lease_s=60)
+        assert claim is not None
+        await reindex_server(self.service.indexer, claim)
+
+    async def push(self, *names: str) -> None:
+        body = {"tools": [tool(name, f"Does {name}.") for name in names]}
+        answer = await self.user.http.put(f"/servers/{self.pushed_server}/tools", json=body)
+        assert answer.status_code == 202, answer.text
+
+    async def request_reindex(self) -> None:
+        answer = await self.user.http.post(f"/servers/{self.listed_server}/reindex")
+        assert answer.status_code == 202, answer.text
+
+    async def execute(self, **headers: str) -> None:
+        body = {"tool_key": self.tool_id}
+        answer = await self.user.http.post("/execute", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.fixture
+async def catalog(postgres: EmbeddedPostgres, mcp: FakeMcpServer, tmp_path: Path) -> AsyncIterator[Catalog]:
+    settings = make_settings(tmp_path, index_concurrency=0, outbound_allow=outbound_allow(mcp))
+    mcp.tools = [tool("echo", "Repeats a text."), tool("reverse", "Reverses a text.")]
+    async with (
+        open_container(settings, make_database(postgres), resolve_nothing) as service,
+        new_user(service) as user,
+    ):
+        pushed_server = await user.add_server("pushed")
+        listed_server = await user.add_server("listed", transport=mcp.transport, url=mcp.url)
+        catalog = Catalog(service, user, pushed_server, listed_server)
+        await catalog.run_next()
+        await catalog.push("list_files", "read_file")
+        await catalog.run_next()
+        yield replace(catalog, tool_id=(await user.tools())["echo"]["id"])
+
+
+async def nothing(catalog: Catalog) -> None:
+    pass
+
+
+async def ask_once(catalog: Catalog) -> None:
+    await catalog.user.discover("list the files")
+
+
+async def push_one_tool(catalog: Catalog) -> None:
+    await catalog.push("list_files", "read_file", "write_file")
+
+
+Call = Callable[[Catalog], Awaitable[object]]
+CALLS: dict[str, tuple[Call, Call, int]] = {
+    "any request": (nothing, lambda c: c.user.http.get("/no-such-path"), 0),
+    "discover: the first question": (nothing, ask_once, AUTHENTICATION + 5),
+    "discover: a new question": (
+        ask_once,
+        lambda c: c.user.discover("reverse a text, please"),
+        AUTHENTICATION + 4,
+    ),
+    "discover: a cached question": (ask_once, ask_once, AUTHENTICATION + 3),
+    "push: the request": (nothing, push_one_tool, AUTHENTICATION + 5),
+    "push: the run, one new tool": (push_one_tool, Catalog.run_next, 51),
+    "reindex: the request": (nothing, Catalog.request_reindex, AUTHENTICATION + 6),
+    "reindex: the run, nothing changed": (Catalog.request_reindex, Catalog.run_next, 25),
+    "execute": (nothing, Catalog.execute, AUTHENTICATION + 8),
+    "execute: with an idempotency key": (
+        nothing,
+        lambda c: c.execute(**{"Idempotency-Key": "one"}),
+        AUTHENTICATION + 15,
+    ),
+    "execute: the same idempotency key again": (
+        lambda c: c.execute(**{"Idempotency-Key": "one"}),
+        lambda c: c.execute(**{"Idempotency-Key": "one"}),
+        AUTHENTICATION + 3,
+    ),
+}
+
+
+@pytest.mark.parametrize(("prepare", "call", "expected"), CALLS.values(), ids=CALLS.keys())
+async def test_a_call_sends_exactly_its_statements(catalog: Catalog, prepare: Call, call: Call, expected: int) -> None:
+    await prepare(catalog)
+    catalog.service.authenticator.forget()  # how long it is cached depends on the clock
+    with recorded_statements() as statements:
+        await call(catalog)
+    assert len(statements) == expected, "\n".join(statements)
+
+
+async def test_statements_of_both_ways_to_the_database_are_recorded(catalog: Catalog) -> None:
+    with recorded_statements() as statements:
+        async with catalog.service.database.transaction(catalog.user.id) as session:
+            await session.rows("SELECT 1")
+    begin, select, commit = statements
+    assert begin.startswith("BEGIN;")
+    assert (select, commit) == ("SELECT 1", "COMMIT")
+    async with catalog.service.database.transaction(catalog.user.id) as session:
+        await session.rows("SELECT 2")
+    assert len(statements) == 3

@@ -1,0 +1,109 @@
+"""A pytest plugin: with `--retry-failed`, runs every failed test once more, alone, in a fresh process.
+
+The run fails only if a test fails again. A test that passes the second time is flaky: its first failure is printed, and
+the last lines of the run name it. Three kinds of failures are final at once:
+
+- tests with the marker `no_retry`: isolation, kills, races, fairness. There one failure in a hundred runs is a defect;
+- a worker process of xdist that crashed;
+- more than `MAX_RETRIES` failed tests, which no chance explains.
+
+The second run uses the seed of the first, so that a failure that depends on the seed repeats itself.
+"""
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MAX_RETRIES = 10
+TIMEOUT_S = 600
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--retry-failed", action="store_true", help="run failed tests once more, each in a fresh process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "no_retry: a failure of the test is final, also with --retry-failed")
+    if config.getoption("--retry-failed") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_RetryPlugin(config), "retry-failed")
+
+
+class _RetryPlugin:
+    """Runs in the process that reports, which with xdist is the controller."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._failures: defaultdict[str, list[pytest.TestReport]] = defaultdict(list)
+        self._flaky: list[str] = []
+        self._note = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failures[report.nodeid].append(report)
+
+    # inside the hook of pytest-cov, so that the data of the second runs are there when it reports
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        result = yield
+        if len(self._failures) > MAX_RETRIES:
+            self._note = f"no test was retried: {len(self._failures)} tests failed, more than {MAX_RETRIES}"
+            return result
+        for number, (nodeid, reports) in enumerate(self._failures.items()):
+            if _may_retry(reports) and self._passes_alone(nodeid, number):
+                self._flaky.append(nodeid)
+                session.testsfailed -= len(reports)
+        return result
+
+    def _passes_alone(self, nodeid: str, number: int) -> bool:
+        command = [sys.executable, "-m", "pytest", nodeid, "-n", "0", "-q", "-p", "no:cacheprovider"]
+        command += [f"--rootdir={self._config.rootpath}"]
+        seed = self._config.getoption("randomly_seed", None)
+        command += ["-p", "no:randomly"] if seed is None else [f"--randomly-seed={seed}"]
+        environment = dict(os.environ)
+        if sources := self._config.getoption("cov_source", None):
+            command += [*(f"--cov={source}" for source in sources), "--cov-report=", "--cov-fail-under=0"]
+            command += ["--cov-branch"] if self._config.getoption("cov_branch") else []
+            # pytest-cov combines all files of this pattern into its report
+            environment["COVERAGE_FILE"] = str(Path.cwd() / f".coverage.retry-{number}")
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Move the flaky tests out of the failures, and print their first failure under a heading of their own."""
+        for category in ("failed", "error"):
+            reports = terminalreporter.stats.pop(category, [])
+            flaky = [report for report in reports if report.nodeid in self._flaky]
+            if rest := [report for report in reports if report.nodeid not in self._flaky]:
+                terminalreporter.stats[category] = rest
+            if flaky:
+                terminalreporter.stats.setdefault("flaky", []).extend(flaky)
+        for report in terminalreporter.stats.get("flaky", []):
+            terminalreporter.section(f"failed once, passed alone: {report.nodeid}", sep="_")
+            terminalreporter.write_line(report.longreprtext)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        terminal = config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is None:
+            return
+        if self._note:
+            terminal.write_line(self._note)
+        for nodeid in self._flaky:
+            terminal.write_line(f"flaky: {nodeid}")
+
+
+def _may_retry(reports: list[pytest.TestReport]) -> bool:
+    ran = all(report.when in ("setup", "call", "teardown") for report in reports)
+    return ran and not any("no_retry" in report.keywords for report in reports)
