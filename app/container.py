@@ -36,7 +36,8 @@ from app.indexing.reindex import Indexer
 from app.indexing.worker import Worker, WorkerConfig
 from app.limits.fair_queue import FairScheduler
 from app.limits.rate_limit import RateLimiter
-from app.local_postgres.paths import make_sealer, owner_connection
+from app.local_postgres.database import owner_connection
+from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.connection import Limits as ConnectionLimits
 from app.mcp_client.pool import McpPool
 from app.mcp_client.stdio_servers import StdioServerRegistry

@@ -14,7 +14,8 @@ from app.container import make_configured_embedder, read_active_model
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_known, check_server, current_revision, newest_revision
 from app.errors import ConfigurationError, ToolscoutError
-from app.local_postgres.paths import connect_database, has_data, make_sealer
+from app.local_postgres.database import connect_database, has_data
+from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.settings import Settings, find_typos
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from app.auth.users import User, get_user
 from app.container import Container, open_container
 from app.demo.seed import DEMO_USER
-from app.local_postgres.paths import connect_database, is_running
+from app.local_postgres.database import connect_database, is_service_running
 from app.settings import Settings
 
 ACTOR = "operator:cli"
@@ -28,7 +28,7 @@ async def open_for_user(settings: Settings, user_id: str) -> AsyncIterator[tuple
 @asynccontextmanager
 async def open_with_url(settings: Settings) -> AsyncIterator[tuple[Container, str]]:
     """Queued runs are left to the service, whose settings count; where there surely is none, they are done here."""
-    alone = settings.embedded and not await is_running(settings)
+    alone = settings.embedded and not await is_service_running(settings)
     async with (
         connect_database(settings) as url,
         open_container(settings, url, working=alone, serving=False) as container,

@@ -15,7 +15,8 @@ from app.cli.context import ACTOR
 from app.db.engine import Database, Session
 from app.db.migrate import migrate
 from app.errors import InvalidInput
-from app.local_postgres.paths import connect_database, make_sealer
+from app.local_postgres.database import connect_database
+from app.local_postgres.secret_key import make_sealer
 from app.settings import Settings
 
 

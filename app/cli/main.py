@@ -22,7 +22,7 @@ from app.cli.tools import add_tool_commands
 from app.db.migrate import migrate
 from app.doctor import examine
 from app.errors import ToolscoutError
-from app.local_postgres.paths import connect_database
+from app.local_postgres.database import connect_database
 from app.observability.metrics import configure_logging
 from app.settings import Settings, variable_of
 
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
-    async with connect_database(settings, from_nothing=True) as url:
+    async with connect_database(settings, create=True) as url:
         production = settings.environment == "production"
         revision = await asyncio.to_thread(migrate, url, revision=options.to, production=production)
     print(f"the schema is at {revision}")

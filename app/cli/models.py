@@ -16,7 +16,7 @@ from app.embeddings.repository import EmbeddingModel, list_models, register
 from app.errors import InvalidInput
 from app.indexing.backfill import ProgressCallback, missing_vectors
 from app.indexing.model_switch import change_model, drop_model
-from app.local_postgres.paths import connect_database, owner_connection
+from app.local_postgres.database import connect_database, owner_connection
 from app.settings import Settings
 
 _GRACE_S = 5.0

@@ -20,7 +20,7 @@ from app.container import Container, open_container
 from app.embeddings.base import Vector
 from app.errors import NotFound
 from app.indexing import queue
-from app.local_postgres.paths import open_database
+from app.local_postgres.database import open_database
 from app.settings import Settings
 from bench.relevance.sets import BenchSet, BenchTool
 

@@ -17,7 +17,7 @@ from app.container import open_container
 from app.crypto import SecretOwner
 from app.db.engine import APP_ROLE
 from app.db.tables import metadata
-from app.local_postgres.postgres import EmbeddedPostgres, _binaries
+from app.local_postgres.postgres import EmbeddedPostgres, binaries_dir
 from tests.conftest import OpenService, make_settings, new_user, no_names, tool
 from tests.integration.db.test_roles import as_superuser, owned, owner_in
 from tests.support.documents import DOCS
@@ -84,7 +84,7 @@ def test_the_embedded_postgres_of_a_laptop_is_dumped_as_the_guide_says(
 
 
 def run(commands: str, folder: Path, **variables: str) -> None:
-    environment = {"PATH": f"{_binaries()}:{os.environ['PATH']}", **variables}
+    environment = {"PATH": f"{binaries_dir()}:{os.environ['PATH']}", **variables}
     done = subprocess.run(
         ["sh", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

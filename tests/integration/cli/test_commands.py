@@ -130,7 +130,7 @@ def elsewhere(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_command_in_a_folder_without_data_names_it_and_makes_none(
     command: Command, elsewhere: Path, arguments: list[str]
 ) -> None:
-    assert f"there is no data yet in {elsewhere}: " in command(*arguments, status=1)
+    assert f"no database found in {elsewhere}: " in command(*arguments, status=1)
     assert not elsewhere.exists()
 
 

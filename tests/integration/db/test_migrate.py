@@ -16,7 +16,7 @@ from app.container import open_container
 from app.db.engine import Database
 from app.db.migrate import migrate, newest_revision, parsed_version
 from app.errors import ConfigurationError
-from app.local_postgres.paths import open_database
+from app.local_postgres.database import open_database
 from bench.service import free_port
 from tests.conftest import OpenService, make_settings
 

@@ -13,7 +13,7 @@ from app.container import open_container
 from app.db.engine import APP_ROLE, Database
 from app.db.migrate import migrate, newest_revision
 from app.errors import ConfigurationError
-from app.local_postgres.paths import open_database
+from app.local_postgres.database import open_database
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.conftest import make_settings, new_user, tool
 from tests.support.embedding_server import FakeEmbeddingServer

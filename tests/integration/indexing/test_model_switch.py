@@ -18,7 +18,7 @@ from app.errors import Conflict, NotFound
 from app.indexing.backfill import backfill_vectors, missing_vectors
 from app.indexing.documents import content_hash
 from app.indexing.model_switch import OwnerConnection, change_model, drop_model
-from app.local_postgres.paths import owner_connection
+from app.local_postgres.database import owner_connection
 from app.search.hnsw import hnsw_indexes, hnsw_name
 from tests.conftest import TestUser, client_of, make_settings, new_user, tool
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
