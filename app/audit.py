@@ -12,7 +12,7 @@ from sqlalchemy import Row, insert, select
 
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record as record_of
+from app.db.rows import to_dataclass
 from app.db.tables import EVERYONE, audit_events
 from app.observability.metrics import elapsed_ms, request_id
 
@@ -83,4 +83,4 @@ async def list_events(session: Session, user_id: str | None, wanted: EventFilter
 
 
 def _event(row: Row[Any]) -> Event:
-    return record_of(Event, row)
+    return to_dataclass(Event, row)

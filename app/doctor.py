@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from app.catalog.servers import count_undecryptable
 from app.container import make_configured_embedder, read_active_model
 from app.db.engine import Database, driver_url
-from app.db.migrate import check_known, check_server, current_revision, newest_revision
+from app.db.migrate import check_revision_known, check_server, current_revision, head_revision
 from app.errors import ConfigurationError, ToolscoutError
 from app.local_postgres.database import connect_database, has_data
 from app.local_postgres.secret_key import make_sealer
@@ -92,12 +92,12 @@ def _database(settings: Settings, url: str) -> CheckResult:
         with engine.connect() as connection:
             check_server(connection, production=settings.environment == "production")
             version = connection.scalar(text("SHOW server_version"))
-            current, newest = current_revision(connection), newest_revision()
+            current, newest = current_revision(connection), head_revision()
     except SQLAlchemyError as error:
         return CheckResult("database", ok=False, message=str(error.__cause__ or error).partition("\n")[0])
     finally:
         engine.dispose()
-    check_known(current)
+    check_revision_known(current)
     if current != newest:
         return CheckResult(
             "database", ok=False, message=f"the schema is at {current}, not {newest}: `toolscout migrate`"

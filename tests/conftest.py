@@ -85,7 +85,7 @@ def _time_for_everything() -> Iterator[None]:
     """However slowly this machine answers, nobody is told to come again who would have had a connection, and what tests
     have made older than it is, or of tools that there are not, is not tidied up under their hands."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.db.retention._FIRST_S", 86_400)
+        patch.setattr("app.db.retention._FIRST_RUN_S", 86_400)
         patch.setattr("app.indexing.worker._LOOK_ROUND_S", 86_400)
         patch.setattr("app.db.engine._POOL_WAIT_S", 60)
         patch.setattr("app.db.engine._CONNECT_S", 60)

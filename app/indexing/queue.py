@@ -20,7 +20,7 @@ from app.catalog.servers import record_failure
 from app.catalog.visibility import lock_server
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record
+from app.db.rows import to_dataclass
 from app.db.tables import index_runs, mcp_servers
 from app.errors import NotFound, ToolscoutError
 
@@ -344,4 +344,4 @@ def _missing() -> NotFound:
 
 
 def _run(row: Row[Any]) -> Run:
-    return record(Run, row)
+    return to_dataclass(Run, row)

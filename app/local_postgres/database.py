@@ -46,9 +46,9 @@ async def connect_database(settings: Settings, *, create: bool = False) -> Async
     if not (create or has_data(settings)):
         _refuse_embedded_in_production(settings)
         raise ConfigurationError(
-            f"no database found in {EmbeddedPostgres(settings.data_dir).data_dir}: run this command where "
-            "`toolscout serve` runs, or set TOOLSCOUT_DATA_DIR to its data folder; `toolscout migrate` creates a new "
-            "database here"
+            f"no database found in {EmbeddedPostgres(settings.data_dir).data_dir}: set DATABASE_URL, run this command "
+            "where `toolscout serve` runs, or set TOOLSCOUT_DATA_DIR to its data folder; `toolscout migrate` creates a "
+            "new database here"
         )
     async with open_database(settings) as url:
         yield url

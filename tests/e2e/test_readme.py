@@ -14,7 +14,7 @@ import psutil
 import psycopg
 import pytest
 
-from app.db.migrate import newest_revision
+from app.db.migrate import head_revision
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
 from tests.conftest import PATIENT, tool
@@ -119,7 +119,7 @@ def test_commands_work_beside_the_running_service(demo: Service) -> None:
     made = toolscout(demo, "key", "create", "--user", "carol", "--days", "1")
     with httpx.Client(base_url=demo.url, headers={"X-API-Key": made.stdout.strip()}, timeout=60) as carol:
         assert carol.get("/servers").json() == {"items": [], "next_cursor": None}
-    assert str(newest_revision()) in toolscout(demo, "migrate").stdout
+    assert str(head_revision()) in toolscout(demo, "migrate").stdout
 
 
 def read_along(service: Service, folder: Path, commands: str) -> subprocess.CompletedProcess[str]:
