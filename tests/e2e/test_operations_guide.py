@@ -19,7 +19,7 @@ from app.db.engine import APP_ROLE
 from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres, binaries_dir
 from tests.conftest import OpenService, make_settings, new_user, no_names, tool
-from tests.integration.db.test_roles import as_superuser, owned, owner_in
+from tests.support.database_owners import as_superuser, create_owned_database, owner_name
 from tests.support.documents import DOCS
 from tests.support.worker_steps import rows
 
@@ -50,8 +50,8 @@ async def test_a_dump_restored_on_another_postgres_answers_as_before(
     postgres: EmbeddedPostgres, elsewhere: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     """By the guide's own commands, as owners that are no superusers."""
-    old, new = owned(postgres), owned(elsewhere)
-    as_superuser(postgres, f"GRANT {APP_ROLE} TO {owner_in(old)}")
+    old, new = create_owned_database(postgres), create_owned_database(elsewhere)
+    as_superuser(postgres, f"GRANT {APP_ROLE} TO {owner_name(old)}")
     settings = make_settings(tmp_path)
     async with open_container(settings, old, no_names) as service, new_user(service) as user:
         await user.add_tools(tool("list_files", "Lists files."), tool("send_mail", "Sends a mail."))

@@ -1,7 +1,6 @@
 """Owners that are not superusers, as on a hosted Postgres. The tests have their own Postgres, since they drop roles."""
 
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from app.errors import ConfigurationError
 from app.local_postgres.database import open_database
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.conftest import make_settings, new_user, tool
+from tests.support.database_owners import as_superuser, create_owned_database, owner_name
 from tests.support.embedding_server import FakeEmbeddingServer
 
 
@@ -38,25 +38,6 @@ def cluster(own_postgres: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
         for name in (APP_ROLE, *(name for (name,) in owners)):
             connection.execute(f"DROP ROLE IF EXISTS {name}".encode())
-
-
-def as_superuser(cluster: EmbeddedPostgres, *statements: str, database: str = "toolscout") -> None:
-    with psycopg.connect(cluster.url.replace("/toolscout?", f"/{database}?"), autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
-def create_owned_database(cluster: EmbeddedPostgres, options: str = "CREATEROLE", *, extension: bool = True) -> str:
-    """Return the URL of a new database whose owner is not a superuser."""
-    name = f"owner_{uuid.uuid4().hex[:8]}"
-    as_superuser(cluster, f"CREATE ROLE {name} LOGIN {options}", f"CREATE DATABASE {name} OWNER {name}")
-    if extension:
-        as_superuser(cluster, "CREATE EXTENSION vector", database=name)
-    return cluster.url.replace("postgres@/toolscout?", f"{name}@/{name}?")
-
-
-def owner_name(url: str) -> str:
-    return url.partition("://")[2].partition("@")[0]
 
 
 async def current_user(url: str) -> str:
