@@ -123,7 +123,7 @@ async def open_container(
         closing.push_async_callback(mcp_pool.aclose)
         indexer = _indexer(ground, models, count_tokens, mcp_pool)
         worker = Worker(indexer, _pace(settings))
-        mcp_pool.on_tools_changed = worker.tools_changed
+        mcp_pool.on_tools_changed = worker.on_tools_changed
         _keep_house(ground, closing, watching=serving)
         if working and settings.runs_worker:
             worker.start()

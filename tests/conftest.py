@@ -86,7 +86,7 @@ def _time_for_everything() -> Iterator[None]:
     have made older than it is, or of tools that there are not, is not tidied up under their hands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.db.retention._FIRST_RUN_S", 86_400)
-        patch.setattr("app.indexing.worker._LOOK_ROUND_S", 86_400)
+        patch.setattr("app.indexing.worker._MAINTENANCE_INTERVAL_S", 86_400)
         patch.setattr("app.db.engine._POOL_WAIT_S", 60)
         patch.setattr("app.db.engine._CONNECT_S", 60)
         yield
@@ -250,7 +250,7 @@ class TestUser:
                 "DELETE FROM mcp_servers WHERE user_id = %(user)s AND transport <> 'push'", {"user": self.id}
             )
         container.mcp_pool.forget_user(self.id)
-        if going_on := container.worker._runs | container.mcp_pool._closing:
+        if going_on := container.worker._tasks | container.mcp_pool._closing:
             await asyncio.wait(going_on, timeout=5)
 
     async def push(self, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:

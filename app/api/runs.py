@@ -140,10 +140,10 @@ async def reindex_all(
             await queue.request_reindex(session, tenant.id, each, caller.actor, ago_s, force=force)
             for each in server_ids
         ]
-    container.worker.wake()  # after the commit: it would look too early, and rest
+    container.worker.notify()  # after the commit: it would look too early, and rest
     if wait:
         runs = await asyncio.gather(*(_ended(container, run) for run in runs))
-        response.status_code = 200 if all(run.finished for run in runs) else 202
+        response.status_code = 200 if all(run.is_finished for run in runs) else 202
     return Items(items=[render_run(run) for run in runs])
 
 
@@ -176,7 +176,7 @@ async def _events(container: Container, run: Run) -> AsyncIterator[bytes]:
 
 
 def _shown_event(run: Run) -> bytes:
-    return event("run" if run.finished else "progress", render_run(run).model_dump(mode="json"))
+    return event("run" if run.is_finished else "progress", render_run(run).model_dump(mode="json"))
 
 
 async def _watched(container: Container, run: Run) -> AsyncIterator[Run | None]:
@@ -192,10 +192,10 @@ async def _watched(container: Container, run: Run) -> AsyncIterator[Run | None]:
 
 
 async def _accepted(container: Container, run: Run, response: Response, *, wait: bool) -> RunOut:
-    container.worker.wake()
+    container.worker.notify()
     if wait:
         run = await _ended(container, run)
-        response.status_code = 200 if run.finished else 202
+        response.status_code = 200 if run.is_finished else 202
     return render_run(run)
 
 
@@ -211,7 +211,7 @@ async def _ended(container: Container, run: Run) -> Run:
 async def _looks(container: Container, run: Run) -> AsyncIterator[Run]:
     """Again and again until it has ended, each time in a short transaction: the run may be on another replica."""
     pause_s = _WAIT_STEP_S
-    while not run.finished and not container.draining.is_set():
+    while not run.is_finished and not container.draining.is_set():
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 1.5, _WAIT_LONGEST_STEP_S)
         try:

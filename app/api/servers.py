@@ -48,7 +48,7 @@ async def create_server(
     wanted = NewServer(**body.model_dump())
     async with container.database.transaction(tenant.id) as session:
         server, _ = await register_server(session, container.sealer, tenant.id, wanted, caller.actor)
-    container.worker.wake()
+    container.worker.notify()
     return ServerOut.model_validate(server)
 
 
@@ -72,7 +72,7 @@ async def change_server(
     after = await change_known_server(
         container.database, container.mcp_pool, container.sealer, tenant.id, server_id, set_fields(body), caller.actor
     )
-    container.worker.wake()
+    container.worker.notify()
     return ServerOut.model_validate(after)
 
 

@@ -14,7 +14,7 @@ from app.container import Container, local_embedders, make_embedder, open_contai
 from app.embeddings.base import Embedder
 from app.embeddings.repository import EmbeddingModel, list_models, register
 from app.errors import InvalidInput
-from app.indexing.backfill import ProgressCallback, missing_vectors
+from app.indexing.backfill import ProgressCallback, count_missing_vectors
 from app.indexing.model_switch import change_model, drop_model
 from app.local_postgres.database import connect_database, owner_connection
 from app.settings import Settings
@@ -44,7 +44,7 @@ def add_model_commands(commands: Any) -> None:
 async def _list(settings: Settings, _options: argparse.Namespace) -> int:
     async with _opened(settings) as (container, url):
         for model in await asyncio.to_thread(_registered, url):
-            missing, total = await missing_vectors(container.indexer, model.id)
+            missing, total = await count_missing_vectors(container.indexer, model.id)
             mark = "*" if model.active else " "
             print(f"{mark} {model.id:48}  {model.dimension:5} dimensions  {total - missing} of {total} tools")
     return 0

@@ -154,14 +154,14 @@ async def _servers(container: Container, user_id: str) -> list[Server]:
 async def _follow(container: Container, server: Server, run: Run) -> int:
     """Until it has ended, or failed and waits to be tried again, whoever does it: a service, or this process if none
     seems to be there."""
-    container.worker.wake()
+    container.worker.notify()
     bar = ProgressBar(server.name)
     begun = time.monotonic()
-    while not (run.finished or _waits_to_try_again(run)):
+    while not (run.is_finished or _waits_to_try_again(run)):
         bar.show(run.done, run.total, run.state)
         await asyncio.sleep(_LOOK_S)
         if run.state == "queued" and time.monotonic() - begun > _PATIENCE_S:
-            await container.worker.take(run.id)
+            await container.worker.run_now(run.id)
         async with container.database.transaction(run.user_id) as session:
             run = await queue.get_run(session, run.user_id, run.id)
     bar.show(run.done, run.total, run.state)
@@ -171,7 +171,7 @@ async def _follow(container: Container, server: Server, run: Run) -> int:
 
 def _waits_to_try_again(run: Run) -> bool:
     """It stays under way; of an attempt that failed it has the error."""
-    return not run.finished and run.error is not None
+    return not run.is_finished and run.error is not None
 
 
 def _tell(server: Server, run: Run) -> int:

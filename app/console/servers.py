@@ -54,7 +54,7 @@ async def _added(visit: PageContext, wanted: NewServer) -> Response:
     await container.mcp_pool.check(wanted.transport, wanted.name, wanted.url)
     async with visit.transaction() as session:
         server, run = await register_server(session, container.sealer, visit.user.id, wanted, visit.caller.actor)
-    container.worker.wake()
+    container.worker.notify()
     return go(f"/console/servers/{server.id}", said="server-added" if run else "push-server-added")
 
 
@@ -71,7 +71,7 @@ async def reindex_all(visit: CatalogWriteCaller) -> Response:
     async with visit.transaction() as session:
         for server_id in await servers.list_server_ids(session, visit.user.id):
             await queue.request_reindex(session, visit.user.id, server_id, visit.caller.actor, elapsed_ms() / 1000)
-    visit.container.worker.wake()
+    visit.container.worker.notify()
     return go("/console/servers", said="reindexing-all")
 
 
@@ -101,7 +101,7 @@ async def reindex(visit: CatalogWriteCaller, server_id: str) -> Response:
         await queue.request_reindex(
             session, visit.user.id, server_id, visit.caller.actor, elapsed_ms() / 1000, force=force
         )
-    visit.container.worker.wake()
+    visit.container.worker.notify()
     return go(f"/console/servers/{server_id}", said="reindexing")
 
 
@@ -135,7 +135,7 @@ async def _change(visit: PageContext, server_id: str, changes: dict[str, Any]) -
     await change_server(
         container.database, container.mcp_pool, container.sealer, visit.user.id, server_id, set_fields(body), actor
     )
-    container.worker.wake()
+    container.worker.notify()
 
 
 @router.get("/servers/{server_id}/delete")

@@ -36,7 +36,7 @@ async def seed_demo(container: Container) -> str | None:
             await _queue(container, session, server)
         key, secret = await create_key(session, NewKey("user", name="demo", user_id=DEMO_USER))
         await audit.record(session, DEMO_USER, queue.SYSTEM, "key.create", key.id)
-    container.worker.wake()
+    container.worker.notify()
     return secret
 
 

@@ -65,7 +65,7 @@ async def change_server(
             await queue.enqueue(session, user_id, server_id, asked_by=actor)
         elif after.name != before.name and after.tool_count:
             # the name is part of what is searched
-            await queue.enqueue(session, user_id, server_id, asks=False, asked_by=actor)
+            await queue.enqueue(session, user_id, server_id, fetch_from_server=False, asked_by=actor)
     if after.config_version != before.config_version:
         mcp_pool.forget(user_id, server_id)
     return after

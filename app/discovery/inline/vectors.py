@@ -34,7 +34,7 @@ class VectorSource:
 
     async def cached(self, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
         async with self.database.system_transaction() as session:
-            return await store.cached_vectors(session, self.embedder.model, hashes)
+            return await store.read_vector_cache(session, self.embedder.model, hashes)
 
     async def embed(self, texts: Mapping[bytes, str], budget_s: float | None) -> Vectors:
         """As many as there is time for, in this order. None: all of them."""
@@ -69,5 +69,5 @@ class VectorSource:
             vectors = await self.embedder.embed_documents(list(batch.values()))
         made = dict(zip(batch, vectors, strict=True))
         async with self.database.system_transaction() as session:
-            await store.cache_vectors(session, self.embedder.model, made)
+            await store.write_vector_cache(session, self.embedder.model, made)
         return made

@@ -252,7 +252,7 @@ def test_a_models_life_from_a_terminal(
     [way_back] = re.findall(r"the way back: toolscout model use (\S+);", told)
     assert re.search(r"\* openai:beta@48 +48 dimensions +(\d+) of \1 tools", command("model", "list"))
     assert "echo" in command("discover", "echo", "--user", "max")
-    assert "is active: let another one" in command("model", "drop", "beta@48", status=1)
+    assert "is the active model: switch to another one first" in command("model", "drop", "beta@48", status=1)
     assert "settings name local:granite" in command("doctor", status=1).replace("the settings", "settings")
 
     assert f"{way_back} is active" in command("model", "use", way_back)
@@ -265,7 +265,7 @@ def test_a_models_life_from_a_terminal(
             ("model.use", way_back),
             ("model.use", "openai:beta@48"),
         ]
-    assert "there is no model 'beta@48'" in command("model", "drop", "beta@48", status=1)
+    assert "model 'beta@48' not found" in command("model", "drop", "beta@48", status=1)
     assert "there is no local model 'other' here, but: local:granite" in command(
         "model", "use", "other", "--provider", "local", status=1
     )

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from app.errors import InvalidInput
 from app.text.strict_json import ToolDefinition, canonical_json, parse_json, strings_in
+from tests.support.json_strategies import json_values
 
 TOOL = ToolDefinition(
     name="read_file",
@@ -17,12 +17,6 @@ TOOL = ToolDefinition(
     output_schema={"type": "object"},
     annotations={"readOnlyHint": True},
     meta={"vendor": "x"},
-)
-
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
-scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
-json_values = st.recursive(
-    scalars | texts, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4)
 )
 
 
