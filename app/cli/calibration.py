@@ -11,7 +11,7 @@ from app.auth.users import get_user
 from app.cli.context import ACTOR, add_user_option, open_with_url
 from app.cli.evaluation import Telling, read_items
 from app.container import Container, store_model_calibration
-from app.demo.seed import catalogue
+from app.demo.seed import load_catalogue
 from app.discovery.inline.documents import SentTool
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
@@ -88,7 +88,7 @@ async def _tools(container: Container, options: argparse.Namespace) -> TenantInd
 
 
 def _demo_tools() -> list[SentTool]:
-    return [_sent(server["name"], tool) for server in catalogue() for tool in server["tools"]]
+    return [_sent(server["name"], tool) for server in load_catalogue() for tool in server["tools"]]
 
 
 def _sent(server: str, tool: Json) -> SentTool:

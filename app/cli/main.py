@@ -20,7 +20,7 @@ from app.cli.serve import serve
 from app.cli.servers import add_server_commands
 from app.cli.tools import add_tool_commands
 from app.db.migrate import migrate
-from app.doctor import examine
+from app.doctor import check_installation
 from app.errors import ToolscoutError
 from app.local_postgres.database import connect_database
 from app.observability.metrics import configure_logging
@@ -105,7 +105,7 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
 
 
 async def _doctor(settings: Settings, _options: argparse.Namespace) -> int:
-    findings = await examine(settings)
+    findings = await check_installation(settings)
     for finding in findings:
         print(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.subject:10}  {finding.message}")
     return 0 if all(finding.ok for finding in findings) else 1

@@ -7,7 +7,7 @@ import pytest
 
 from app.api.inline_search import MAX_QUERIES, MAX_TOOLS
 from app.container import Container
-from app.demo.seed import catalogue
+from app.demo.seed import load_catalogue
 from tests.conftest import OpenService, TestUser, new_user
 from tests.support.checks import assert_problem, rows_of
 from tests.support.embedding_server import FakeEmbeddingServer
@@ -56,7 +56,7 @@ def keys(answer: Json) -> list[str]:
 @pytest.fixture
 async def demo_user(user: TestUser) -> TestUser:
     """Without titles, which sent tools do not have."""
-    for server in catalogue():
+    for server in load_catalogue():
         tools = [{name: value for name, value in each.items() if name != "title"} for each in server["tools"]]
         await user.add_tools(*tools, server=server["name"])
     return user

@@ -203,7 +203,7 @@ def test_a_new_key_takes_over_and_doctor_sees_where_it_did_not(
     assert "FAIL" not in command("doctor")
 
     monkeypatch.setenv("TOOLSCOUT_SECRET_KEY", base64.b64encode(os.urandom(32)).decode())
-    assert "do not open with these keys" in command("doctor", status=1)
+    assert "cannot be decrypted with these keys" in command("doctor", status=1)
     monkeypatch.setenv("TOOLSCOUT_OLD_SECRET_KEYS", SECRET_KEY)
     assert "FAIL" not in command("doctor")
     told = command("rotate-secrets")
@@ -311,9 +311,9 @@ def stdio(command: Command, fresh_database: str, tmp_path: Path, monkeypatch: py
 
 def test_doctor_names_a_program_that_is_not_there(command: Command, stdio: Path) -> None:
     stdio.write_text('{"time": {"argv": ["no-such-program-here"]}}')
-    assert "no program 'no-such-program-here' in the PATH of this process" in command("doctor", status=1)
+    assert "'no-such-program-here' is not in the PATH" in command("doctor", status=1)
     stdio.write_text('{"time": {"argv": ["/no/such/program"]}}')
-    assert "no program '/no/such/program' that can be run\n" in command("doctor", status=1)
+    assert "'/no/such/program' is not an executable file\n" in command("doctor", status=1)
     stdio.write_text(json.dumps({"time": {"argv": [sys.executable]}}))
     assert "stdio" not in command("doctor")
 
