@@ -373,8 +373,8 @@ def test_a_schema_that_is_newer_than_the_command_is_told_by_all_who_look(
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", fresh_database)
     command("migrate")
-    assert "a newer one has made it" not in command("doctor")
+    assert "a newer version has migrated it" not in command("doctor")
     with psycopg.connect(fresh_database, autocommit=True) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '2999_newer'")
     for name in ("migrate", "doctor"):
-        assert "a newer one has made it" in command(name, status=1)
+        assert "a newer version has migrated it" in command(name, status=1)
