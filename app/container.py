@@ -30,7 +30,7 @@ from app.indexing.reindex import Indexer
 from app.indexing.worker import Worker, WorkerConfig
 from app.limits.fair_queue import FairScheduler
 from app.limits.rate_limit import RateLimiter
-from app.local_postgres.paths import make_sealer
+from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.connection import Limits as ConnectionLimits
 from app.mcp_client.pool import McpPool
 from app.mcp_client.stdio_servers import StdioServerRegistry
@@ -116,7 +116,7 @@ async def open_container(
         stack.push_async_callback(mcp_pool.aclose)
         indexer = _build_indexer(infrastructure, models, count_tokens, mcp_pool)
         worker = Worker(indexer, _worker_config(settings))
-        mcp_pool.on_tools_changed = worker.tools_changed
+        mcp_pool.on_tools_changed = worker.on_tools_changed
         _start_housekeeping(infrastructure, stack, watch=serving)
         if working and settings.runs_worker:
             worker.start()

@@ -72,8 +72,8 @@ def _no_network() -> Iterator[None]:
 def _patient_service() -> Iterator[None]:
     """Let a slow machine take its time, and keep the service from deleting or re-indexing what tests have prepared."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.db.retention._FIRST_S", 86_400)
-        patch.setattr("app.indexing.worker._LOOK_ROUND_S", 86_400)
+        patch.setattr("app.db.retention._FIRST_RUN_S", 86_400)
+        patch.setattr("app.indexing.worker._MAINTENANCE_INTERVAL_S", 86_400)
         patch.setattr("app.db.engine._POOL_WAIT_S", 60)
         patch.setattr("app.db.engine._CONNECT_S", 60)
         yield

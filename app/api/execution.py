@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field
 
 from app.api.middleware.body_limit import StrictRoute
 from app.api.problems import PROBLEM_RESPONSE, problem_body
-from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
+from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
 from app.catalog.visibility import Scope
 from app.dependencies import ContainerDep, ExecuteCaller, Tenant
 from app.errors import ArgumentsInvalid, InvalidInput, ToolscoutError
@@ -179,13 +179,13 @@ async def _streamed(executor: Executor, call: ExecutionRequest) -> Response:
         beginning.cancel()
     if running.done() and not progress.begun.is_set():
         running.result()  # raises, unless the answer is that of an earlier call
-    return stream(_events(running, progress))
+    return stream_response(_events(running, progress))
 
 
 async def _events(running: asyncio.Task[ExecutionResult], progress: ProgressReports) -> AsyncIterator[bytes]:
     try:
         async for report in progress.reports(running, HEARTBEAT_S):
-            yield HEARTBEAT if report is None else event("progress", report)
+            yield HEARTBEAT if report is None else render_event("progress", report)
         yield _last_event(running)
     finally:
         # whoever stops listening stops the call
@@ -194,6 +194,6 @@ async def _events(running: asyncio.Task[ExecutionResult], progress: ProgressRepo
 
 def _last_event(running: asyncio.Task[ExecutionResult]) -> bytes:
     try:
-        return event("result", vars(running.result()))
+        return render_event("result", vars(running.result()))
     except ToolscoutError as error:
-        return event("error", problem_body(error))
+        return render_event("error", problem_body(error))

@@ -1,4 +1,4 @@
-"""REST: make the index equal to what a server offers, and watch it being done."""
+"""REST: push tool lists, reindex servers, and watch the runs."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
 from app.api.middleware.body_limit import StrictRoute, require_json
-from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, event, stream
+from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
 from app.catalog import servers
 from app.container import Container
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
@@ -26,11 +26,11 @@ from app.text.strict_json import parse_json
 router = APIRouter(tags=["runs"], route_class=StrictRoute)
 
 _WAIT_LIMIT_S = 300.0
-_WAIT_STEP_S = 0.05
-_WAIT_LONGEST_STEP_S = 0.5
+_POLL_INTERVAL_S = 0.05
+_MAX_POLL_INTERVAL_S = 0.5
 
-Wait = Annotated[bool, Query(description="answer when the run has ended (at most five minutes)")]
-Force = Annotated[bool, Query(description="embed everything anew, and accept an empty list")]
+Wait = Annotated[bool, Query(description="respond when the run has finished (after five minutes at the latest)")]
+Force = Annotated[bool, Query(description="embed all tools again, and accept an empty list")]
 
 
 class RunProgressOut(Output):
@@ -47,7 +47,7 @@ class RunOut(Output):
     refused: list[dict[str, Any]]
     warnings: list[str]
     error: dict[str, str] | None = Field(
-        description="`cause`, one stable word, and `message`; also of a try that failed"
+        description="`cause`, one stable word, and `message`; also set after a failed attempt that will be retried"
     )
     created_at: datetime
     finished_at: datetime | None
@@ -56,20 +56,21 @@ class RunOut(Output):
 class PushBody(Input):
     tools: list[Any] = Field(
         max_length=100_000,
-        description="the server's whole list, as MCP tools",
+        description="the server's complete list of MCP tools",
         examples=[
             [{"name": "search_repositories", "description": "Search repositories", "inputSchema": {"type": "object"}}]
         ],
     )
 
 
-# Not declared as a parameter: FastAPI would parse megabytes, on the event loop, before it looks at the key.
+# Not declared as a parameter: FastAPI would parse megabytes on the event loop before the key is checked.
 _PUSH_BODY = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": PushBody.model_json_schema()}}}
 }
 
 
 def parse_push(body: bytes) -> bytes:
+    """Validate a pushed list and return it unchanged."""
     try:
         PushBody.model_validate(parse_json(body))
     except ValidationError as error:
@@ -94,13 +95,13 @@ async def push_tools(
     wait: Wait = False,
     force: Force = False,
 ) -> RunOut:
-    """Replaces the server's tools by this list. The list is stored with its run: 202 means that it will be done."""
+    """Replace the server's tools by this list. It is stored with its run: 202 means that it will be indexed."""
     require_json(request)
     body = await asyncio.to_thread(parse_push, await request.body())
     run = await manage_runs.push_tools(
         container.database, container.worker, tenant.id, server_id, body, force=force, actor=caller.actor
     )
-    return await _accepted(container, run, response, wait=wait)
+    return await _respond(container, run, response, wait=wait)
 
 
 @router.post("/servers/{server_id}/reindex", status_code=202, responses={200: {"model": RunOut}})
@@ -114,12 +115,12 @@ async def reindex(
     wait: Wait = False,
     force: Force = False,
 ) -> RunOut:
-    """Asks the server for its tools and indexes what has changed; those of a pushed server are embedded where their
-    vectors are missing or out of date. Who asks while others do gets the same run."""
+    """List the server's tools and index what has changed. For a server of type `push`, embed the stored tools whose
+    vectors are missing or outdated. Concurrent requests share a run."""
     run = await manage_runs.request_reindex(
         container.database, container.worker, tenant.id, server_id, force=force, actor=caller.actor
     )
-    return await _accepted(container, run, response, wait=wait)
+    return await _respond(container, run, response, wait=wait)
 
 
 @router.post("/reindex", status_code=202, responses={200: {"model": Items[RunOut]}})
@@ -132,13 +133,13 @@ async def reindex_all(
     wait: Wait = False,
     force: Force = False,
 ) -> Items[RunOut]:
-    """All servers of the user."""
+    """Reindex all servers of the user."""
     runs = await manage_runs.request_reindex_of_all(
         container.database, container.worker, tenant.id, force=force, actor=caller.actor
     )
     if wait:
-        runs = await asyncio.gather(*(_ended(container, run) for run in runs))
-        response.status_code = 200 if all(run.finished for run in runs) else 202
+        runs = await asyncio.gather(*(_wait_for_run(container, run) for run in runs))
+        response.status_code = 200 if all(run.is_finished for run in runs) else 202
     return Items(items=[render_run(run) for run in runs])
 
 
@@ -146,77 +147,72 @@ async def reindex_all(
 async def list_runs(
     server_id: str, session: Session, tenant: Tenant, page: PageParams, _: CatalogReadCaller
 ) -> Items[RunOut]:
-    """The newest first."""
+    """List the server's runs, newest first."""
     await servers.get_server(session, tenant.id, server_id)
     return render_page(await queue.list_runs(session, tenant.id, server_id, page), render_run)
 
 
 @router.get("/runs/{run_id}")
 async def get_run(run_id: str, session: Session, tenant: Tenant, _: CatalogReadCaller) -> RunOut:
-    """How far it is, what it has counted and refused, and why it failed."""
+    """Return the progress, the counts, the refused tools and the error of a run."""
     return render_run(await queue.get_run(session, tenant.id, run_id))
 
 
 @router.get("/runs/{run_id}/events", response_class=Response, responses={200: {"content": {MEDIA_TYPE: {}}}})
 async def watch_run(run_id: str, tenant: Tenant, container: ContainerDep, _: CatalogReadCaller) -> Response:
-    """The run as server-sent events: `progress` whenever it has moved, `run` when it has ended. Each holds the run."""
-    run = await _look(container, tenant.id, run_id)
-    return stream(_events(container, run))
+    """Stream the run as server-sent events: `progress` after each change, `run` at its end. Each contains the run."""
+    run = await _read_run(container, tenant.id, run_id)
+    return stream_response(_stream_run(container, run))
 
 
-async def _events(container: Container, run: Run) -> AsyncIterator[bytes]:
-    yield _shown_event(run)
-    async for seen in _watched(container, run):
-        yield HEARTBEAT if seen is None else _shown_event(seen)
+async def _stream_run(container: Container, run: Run) -> AsyncIterator[bytes]:
+    """Yield an event for the run as it is, and for each change; heartbeats in between."""
+    yield _render_event(run)
+    last_sent = time.monotonic()
+    async for current in _poll_run(container, run):
+        if current != run:
+            run, last_sent = current, time.monotonic()
+            yield _render_event(run)
+        elif time.monotonic() - last_sent > HEARTBEAT_S:
+            last_sent = time.monotonic()
+            yield HEARTBEAT
 
 
-def _shown_event(run: Run) -> bytes:
-    return event("run" if run.finished else "progress", render_run(run).model_dump(mode="json"))
+def _render_event(run: Run) -> bytes:
+    return render_event("run" if run.is_finished else "progress", render_run(run).model_dump(mode="json"))
 
 
-async def _watched(container: Container, run: Run) -> AsyncIterator[Run | None]:
-    """The run each time that it has changed, and None now and then in between."""
-    silent_since = time.monotonic()
-    async for seen in _looks(container, run):
-        if seen != run:
-            run, silent_since = seen, time.monotonic()
-            yield run
-        elif time.monotonic() - silent_since > HEARTBEAT_S:
-            silent_since = time.monotonic()
-            yield None
-
-
-async def _accepted(container: Container, run: Run, response: Response, *, wait: bool) -> RunOut:
+async def _respond(container: Container, run: Run, response: Response, *, wait: bool) -> RunOut:
     if wait:
-        run = await _ended(container, run)
-        response.status_code = 200 if run.finished else 202
+        run = await _wait_for_run(container, run)
+        response.status_code = 200 if run.is_finished else 202
     return render_run(run)
 
 
-async def _ended(container: Container, run: Run) -> Run:
+async def _wait_for_run(container: Container, run: Run) -> Run:
     deadline = time.monotonic() + _WAIT_LIMIT_S
-    async for seen in _looks(container, run):
-        run = seen
+    async for current in _poll_run(container, run):
+        run = current
         if time.monotonic() > deadline:
             break
     return run
 
 
-async def _looks(container: Container, run: Run) -> AsyncIterator[Run]:
-    """Again and again until it has ended, each time in a short transaction: the run may be on another replica."""
-    pause_s = _WAIT_STEP_S
-    while not run.finished and not container.draining.is_set():
+async def _poll_run(container: Container, run: Run) -> AsyncIterator[Run]:
+    """Read the run again and again until it has finished. Another replica may be processing it."""
+    pause_s = _POLL_INTERVAL_S
+    while not run.is_finished and not container.draining.is_set():
         await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _WAIT_LONGEST_STEP_S)
+        pause_s = min(pause_s * 1.5, _MAX_POLL_INTERVAL_S)
         try:
-            # for a moment: the run was accepted, and goes on all the same
+            # a short outage of the database does not affect an accepted run
             with suppress(Unavailable, QueryInterrupted):
-                run = await _look(container, run.user_id, run.id)
+                run = await _read_run(container, run.user_id, run.id)
         except NotFound:
-            return  # the server was deleted meanwhile, and its runs with it
+            return  # the server has been deleted, and its runs with it
         yield run
 
 
-async def _look(container: Container, user_id: str, run_id: str) -> Run:
+async def _read_run(container: Container, user_id: str, run_id: str) -> Run:
     async with container.database.transaction(user_id) as session:
         return await queue.get_run(session, user_id, run_id)

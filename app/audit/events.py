@@ -8,7 +8,7 @@ from sqlalchemy import Row, select
 
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record
+from app.db.rows import to_dataclass
 from app.db.tables import audit_events
 
 
@@ -54,4 +54,4 @@ async def list_events(
 
 
 def _event(row: Row[Any]) -> Event:
-    return record(Event, row)
+    return to_dataclass(Event, row)

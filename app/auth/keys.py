@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from app.auth.users import get_user
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record
+from app.db.rows import to_dataclass
 from app.db.tables import api_keys
 from app.errors import InvalidInput, NotFound, Unauthenticated
 
@@ -122,4 +122,4 @@ def hash_key(key: str) -> bytes:
 
 
 def _api_key(row: Row[Any]) -> ApiKey:
-    return record(ApiKey, row)
+    return to_dataclass(ApiKey, row)

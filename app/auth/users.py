@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from app.audit.record import record_event
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record
+from app.db.rows import to_dataclass
 from app.db.tables import core_tools, users
 from app.errors import Conflict, InvalidInput, NotFound
 
@@ -84,4 +84,4 @@ async def delete_user(session: Session, user_id: str) -> None:
 
 
 def _user(row: Row[Any]) -> User:
-    return record(User, row)
+    return to_dataclass(User, row)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record, violated_constraint
+from app.db.rows import to_dataclass, violated_constraint
 from app.db.tables import api_keys, projects
 from app.errors import Conflict, NotFound
 
@@ -114,4 +114,4 @@ def _this(user_id: str, project_id: str) -> tuple[Any, Any]:
 
 
 def _project(row: Row[Any]) -> Project:
-    return record(Project, row)
+    return to_dataclass(Project, row)

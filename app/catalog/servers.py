@@ -17,7 +17,7 @@ from app.catalog.visibility import bump_catalog, lock_server, read_policy, recom
 from app.crypto import Sealer, SecretOwner
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record, violated_constraint
+from app.db.rows import to_dataclass, violated_constraint
 from app.db.tables import mcp_servers
 from app.errors import DISCONNECTIONS, ConfigurationError, Conflict, NotFound
 from app.mcp_types import Endpoint, Transport
@@ -307,4 +307,4 @@ def _missing() -> NotFound:
 
 
 def _server(row: Row[Any]) -> Server:
-    return record(Server, row)
+    return to_dataclass(Server, row)

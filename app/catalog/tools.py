@@ -12,7 +12,7 @@ from app.catalog.projects import project_number
 from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, recompute_visibility
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record
+from app.db.rows import to_dataclass
 from app.db.tables import mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.errors import Conflict, NotFound
 from app.text.strict_json import Json
@@ -226,11 +226,11 @@ def _this(user_id: str, tool_id: str) -> tuple[Any, ...]:
 
 
 def _tool(row: Row[Any]) -> Tool:
-    return record(Tool, row)
+    return to_dataclass(Tool, row)
 
 
 def _change(row: Row[Any]) -> Change:
-    return record(Change, row)
+    return to_dataclass(Change, row)
 
 
 def _missing() -> NotFound:

@@ -12,7 +12,7 @@ from app.cli.context import ACTOR, UserOption, open_with_url, with_settings
 from app.cli.evaluation import EvaluationProgress, read_items
 from app.cli.group import make_group
 from app.container import Container
-from app.demo.seed import DEMO_USER, catalogue
+from app.demo.seed import DEMO_USER, load_catalogue
 from app.discovery.inline.documents import InlineTool
 from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
@@ -26,7 +26,7 @@ from app.evaluation.calibrate import (
 )
 from app.evaluation.fit import ErrorRates
 from app.evaluation.labelled import LabelledMessage
-from app.local_postgres.paths import owner_connection
+from app.local_postgres.database import owner_connection
 from app.management.models import store_calibration
 from app.search.in_memory import TenantIndex
 from app.settings import Settings
@@ -99,7 +99,7 @@ async def _load_tools(container: Container, user_id: str | None) -> TenantIndex:
 
 
 def _demo_tools() -> list[InlineTool]:
-    return [_make_tool(server["name"], tool) for server in catalogue() for tool in server["tools"]]
+    return [_make_tool(server["name"], tool) for server in load_catalogue() for tool in server["tools"]]
 
 
 def _make_tool(server: str, tool: Json) -> InlineTool:

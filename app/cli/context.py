@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from app.auth.users import User, get_user
 from app.container import Container, open_container
 from app.errors import ConfigurationError
-from app.local_postgres.paths import connect_database, is_running
+from app.local_postgres.database import connect_database, is_service_running
 from app.observability.logging import configure_logging
 from app.settings import Settings, variable_name
 
@@ -81,7 +81,7 @@ async def open_with_url(settings: Settings) -> AsyncIterator[tuple[Container, st
     Queued index runs are left to the service, whose settings apply. If the database is embedded and no service runs,
     they are processed here.
     """
-    alone = settings.uses_embedded_db and not await is_running(settings)
+    alone = settings.uses_embedded_db and not await is_service_running(settings)
     async with (
         connect_database(settings) as url,
         open_container(settings, url, working=alone, serving=False) as container,

@@ -3,7 +3,7 @@
 from app.cli.context import with_settings
 from app.cli.group import make_group
 from app.cli.output import print_table
-from app.doctor import examine
+from app.doctor import check_installation
 from app.settings import Settings
 
 commands = make_group()
@@ -11,12 +11,12 @@ commands = make_group()
 
 @commands.command("doctor")
 @with_settings
-async def check_installation(settings: Settings) -> int:
+async def run_checks(settings: Settings) -> int:
     """Check the settings, the database and the embedder.
 
     Each check prints one line, which says what is wrong. The exit code is 1 if a check fails.
     """
-    results = await examine(settings)
+    results = await check_installation(settings)
     print_table(
         ["", "check", "result"],
         [["ok" if result.ok else "FAIL", result.subject, result.message] for result in results],

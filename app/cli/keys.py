@@ -15,7 +15,8 @@ from app.cli.group import make_group
 from app.db.engine import Database
 from app.db.migrate import migrate
 from app.errors import InvalidInput
-from app.local_postgres.paths import connect_database, make_sealer
+from app.local_postgres.database import connect_database
+from app.local_postgres.secret_key import make_sealer
 from app.management.keys import create_key
 from app.management.servers import reseal_credentials
 from app.schemas.users import NewKeyBody

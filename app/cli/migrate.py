@@ -8,7 +8,7 @@ import typer
 from app.cli.context import with_settings
 from app.cli.group import make_group
 from app.db.migrate import migrate
-from app.local_postgres.paths import connect_database
+from app.local_postgres.database import connect_database
 from app.settings import Settings
 
 commands = make_group()
@@ -26,7 +26,7 @@ async def migrate_schema(
 
     Without options the schema is upgraded to the newest revision.
     """
-    async with connect_database(settings, from_nothing=True) as url:
+    async with connect_database(settings, create=True) as url:
         production = settings.environment == "production"
         current = await asyncio.to_thread(migrate, url, revision=revision, production=production)
     print(f"the schema is at {current}")

@@ -17,8 +17,8 @@ from app.embeddings.base import Embedder
 from app.embeddings.factory import make_embedder, make_local_embedders, probe_dimension
 from app.embeddings.repository import EmbeddingModel, list_models, register
 from app.errors import InvalidInput
-from app.indexing.backfill import ProgressCallback, missing_vectors
-from app.local_postgres.paths import connect_database, owner_connection
+from app.indexing.backfill import ProgressCallback, count_missing_vectors
+from app.local_postgres.database import connect_database, owner_connection
 from app.management.models import drop_model, use_model
 from app.settings import Settings
 
@@ -40,7 +40,7 @@ async def list_registered(settings: Settings) -> int:
     rows: list[tuple[str, str, int, int, int]] = []
     async with _open_without_embedder(settings) as (container, url):
         for model in await asyncio.to_thread(_read_models, url):
-            missing, total = await missing_vectors(container.indexer, model.id)
+            missing, total = await count_missing_vectors(container.indexer, model.id)
             rows.append(("*" if model.active else " ", model.id, model.dimension, total - missing, total))
     print_table(
         ["", "model", "dimensions", "tools"],

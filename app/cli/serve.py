@@ -21,7 +21,7 @@ from app.cli.group import make_group
 from app.container import Container, open_container
 from app.demo.seed import finish_demo, seed_demo
 from app.errors import ConfigurationError
-from app.local_postgres.paths import open_database
+from app.local_postgres.database import open_database
 from app.main import create_app
 from app.management.keys import create_first_admin_key
 from app.observability.logging import configure_logging

@@ -209,11 +209,11 @@ async def _follow_run(container: Container, server: Server, run: Run) -> int:
     """
     started = time.monotonic()
     with ProgressBar(server.name) as bar:
-        while not (run.finished or _is_waiting_for_retry(run)):
+        while not (run.is_finished or _is_waiting_for_retry(run)):
             bar.show(run.done, run.total, run.state)
             await asyncio.sleep(_POLL_INTERVAL_S)
             if run.state == "queued" and time.monotonic() - started > _SERVICE_WAIT_S:
-                await container.worker.take(run.id)
+                await container.worker.run_now(run.id)
             async with container.database.transaction(run.user_id) as session:
                 run = await queue.get_run(session, run.user_id, run.id)
         bar.show(run.done, run.total, run.state)
@@ -222,7 +222,7 @@ async def _follow_run(container: Container, server: Server, run: Run) -> int:
 
 def _is_waiting_for_retry(run: Run) -> bool:
     """Whether an attempt has failed, and the run stays queued for the next one."""
-    return not run.finished and run.error is not None
+    return not run.is_finished and run.error is not None
 
 
 def _print_run(server: Server, run: Run) -> int:

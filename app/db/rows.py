@@ -1,4 +1,4 @@
-"""From a row to the frozen dataclass that the rooms above know; and from a refusal to the rule that was broken."""
+"""Converts rows to dataclasses, and integrity errors to the name of the violated constraint."""
 
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -9,13 +9,13 @@ from sqlalchemy.exc import IntegrityError
 T = TypeVar("T")
 
 
-def record(kind: type[T], row: Row[Any]) -> T:
-    """A column for each field, by name; further columns of the row are left out."""
+def to_dataclass(kind: type[T], row: Row[Any]) -> T:
+    """Build a dataclass from the columns that have the names of its fields; ignore all other columns."""
     values = row._mapping
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def violated_constraint(error: IntegrityError) -> str | None:
-    """The name of the constraint that a row would have broken."""
+    """Return the name of the constraint that the row would have violated."""
     diagnosis = getattr(error.orig, "diag", None)
     return None if diagnosis is None else diagnosis.constraint_name

@@ -1,6 +1,6 @@
-"""The tables, as SQLAlchemy sees them. The migrations make them; a test keeps the two equal.
+"""The tables as SQLAlchemy metadata. The migrations create them; a test checks that both describe the same schema.
 
-Every key of a tenant table is led by `user_id`, so that the schema can be hash-partitioned or distributed by user
+Every key of a tenant table starts with `user_id`, so that the schema can be hash-partitioned or distributed by user
 without change.
 """
 
@@ -32,13 +32,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 EVERYONE = ""
-"""The owner of core tools that every user has. No user can have this id."""
+"""The `user_id` of core tools that all users have. No user can have this id."""
 
 USER_RULES = ""
-"""Where a project's id would stand: rules that are the user's own, for whatever project."""
+"""The `project_id` of rules that belong to the user and apply in every project."""
 
 TERM_SPACE = 1_000_000_000
-"""Terms are hashed into this many places, the most that a `sparsevec` has."""
+"""Terms are hashed into this many dimensions, the maximum of a `sparsevec`."""
 
 metadata = MetaData()
 
@@ -60,9 +60,9 @@ users = Table(
     Column("name", Text),
     _required("settings", JSONB, "'{}'"),
     _required("discovery_enabled", Boolean, "true"),
-    # rises with every change of what the user can see: caches are keyed by it
+    # increases with every change to what the user can see: part of cache keys
     _required("catalog_version", BigInteger, "nextval('catalog_versions')"),
-    # stored, never estimated: they decide between exact search and HNSW
+    # exact values, not estimates: they decide between exact search and HNSW
     _required("tool_count", Integer, "0"),
     _required("ann", Boolean, "false"),
     _created_at(),
@@ -102,7 +102,7 @@ mcp_servers = Table(
     _required("enabled", Boolean, "true"),
     _required("status", Text, "'disconnected'"),
     Column("last_error", Text),
-    # the same in one stable word
+    # a stable code for the error
     Column("last_cause", Text),
     _required("config_version", Integer, "1"),
     _required("tool_count", Integer, "0"),
@@ -125,24 +125,24 @@ mcp_tools = Table(
     _required("name", Text),
     Column("title", Text),
     _required("description", Text),
-    # json, not jsonb: the server's own key order is what a model gets to see
+    # json, not jsonb: the model gets the keys in the server's order
     _required("input_schema", JSON),
     Column("output_schema", JSON(none_as_null=True)),
     Column("annotations", JSON(none_as_null=True)),
     Column("meta", JSON(none_as_null=True)),
     _required("tags", ARRAY(Text), "'{}'"),
-    # a person's own, which stands above the rules
+    # the user's own switch, which overrides the rules; null: not set
     Column("switched", Boolean),
-    # decided: see catalog/verdicts.py
+    # the visibility decision, see catalog/policy.py
     _required("enabled", Boolean, "true"),
     _required("enabled_by", Text, "'default'"),
     Column("hidden_by", Text),
     _required("pinned", Boolean, "false"),
     _required("state", Text, "'approved'"),
     _required("findings", JSONB, "'[]'"),
-    # of the definition that a person, or the first listing, has accepted
+    # hash of the accepted definition: approved by a person, or from the first listing
     _required("approved_hash", Text),
-    # what a tool was is kept, so that one which vanishes and returns is neither new nor forgotten
+    # soft delete: a tool that disappears and returns keeps its id, switch, tags and approval
     Column("vanished_at", DateTime(timezone=True)),
     _required("definition_hash", Text),
     _required("index_hash", Text),
@@ -171,21 +171,21 @@ mcp_tool_embeddings = Table(
     _required("server_id", Text),
     _required("server_name", Text),
     _required("tool_name", Text),
-    # empty while the embedder is down: the tool is found by its words until the vector follows
+    # null while the embedder is down: the tool is found by lexical search until the vector is added
     Column("embedding", HALFVEC),
     Column("content_hash", Text),
     _required("lexical", SPARSEVEC(TERM_SPACE)),
     _required("tokens", Integer),
-    # the stored decision whether the tool can be found and run, see catalog/visibility.py
+    # whether the tool can be found and run, see catalog/visibility.py
     _required("enabled", Boolean),
     _required("tags", ARRAY(Text)),
-    # which projects see it, by their numbers, and what tags their rules add, by their ids
+    # the projects that see the tool, by number, and the tags that their rules add, by project id
     _required("projects", ARRAY(BigInteger), "'{}'"),
     _required("project_tags", JSONB, "'{}'"),
     _required("ann", Boolean, "false"),
-    # what it does, see search/actions.py
+    # the kind of action, see search/intents.py
     _required("action", SmallInteger, "0"),
-    # what its use so far adds to its score, see usage/prior.py
+    # what past usage adds to the score, see usage/priors.py
     _required("prior", REAL, "0"),
     PrimaryKeyConstraint("user_id", "model", "tool_id"),
     ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
@@ -198,9 +198,9 @@ projects = Table(
     Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
     _required("id", Text),
     _required("name", Text),
-    # none: all that the user has, now and later
+    # null: all servers of the user, including future ones
     Column("server_ids", ARRAY(Text)),
-    # none: discovery is off
+    # null: discovery is off
     Column("optimization", Text),
     _required("read_only", Boolean, "false"),
     Column("limit", Integer),
@@ -241,7 +241,7 @@ tool_changes = Table(
     Index("tool_changes_at", "user_id", "tool_id", "at", "id"),
 )
 
-# one row: what the operator has decided for everyone, as the service that started last was told
+# a single row: the settings for all users, from the service that started last
 policy = Table(
     "policy",
     metadata,
@@ -257,7 +257,7 @@ embedding_models = Table(
     _required("provider", Text),
     _required("name", Text),
     _required("dimension", Integer),
-    # what its cosines mean; none: what ships with us
+    # thresholds for its cosine similarities; null: the calibration that ships with the model
     Column("calibration", JSONB(none_as_null=True)),
     _required("active", Boolean, "false"),
     _created_at(),
@@ -295,7 +295,7 @@ index_runs = Table(
     _required("state", Text, "'queued'"),
     _required("force", Boolean, "false"),
     _required("accept_empty", Boolean, "false"),
-    # the pushed list, word for word, until the run has ended: an accepted list is never lost
+    # the pushed list as received, until the run has finished: an accepted list is never lost
     Column("payload", LargeBinary),
     _required("done", Integer, "0"),
     _required("total", Integer, "0"),
@@ -304,12 +304,12 @@ index_runs = Table(
     _required("warnings", JSONB, "'[]'"),
     Column("error", JSONB),
     _required("attempts", Integer, "0"),
-    # a worker owns a run only while its token stands here; a later owner has a higher one
+    # fencing token: a worker owns the run only while this is its token; every claim increments it
     _required("lease_token", BigInteger, "0"),
     Column("lease_until", DateTime(timezone=True)),
     _created_at(),
     Column("finished_at", DateTime(timezone=True)),
-    # whether the server itself is to be asked, or what is known of it is enough
+    # whether to fetch the list from the server; otherwise the payload or the stored tools are indexed
     _required("asks", Boolean, "true"),
     _required("asked_by", Text, "'system'"),
     Column("started_at", DateTime(timezone=True)),
@@ -322,7 +322,7 @@ index_runs = Table(
     Index("index_runs_waiting", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
 )
 
-# the app's role may read and add, nothing else
+# append-only: the app role may only select and insert
 audit_events = Table(
     "audit_events",
     metadata,
@@ -345,17 +345,17 @@ tool_calls = Table(
     metadata,
     Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
     _required("key", Text),
-    # a keyed fingerprint: the request itself is nobody's business
+    # an HMAC of the request, so that its content is not stored
     _required("request", LargeBinary),
     Column("started_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    # from then on a call that has not ended never will: its process has died
+    # a call without an answer after this time has been lost: its process died
     Column("given_up_at", DateTime(timezone=True), nullable=False),
     Column("answer", LargeBinary),  # sealed
     PrimaryKeyConstraint("user_id", "key"),
     Index("tool_calls_started_at", "started_at"),
 )
 
-# no foreign key to the tools: who counts must not wait for who deletes
+# no foreign key to the tools: counting must not wait for deletions
 tool_usage = Table(
     "tool_usage",
     metadata,
@@ -370,7 +370,7 @@ tool_usage = Table(
     PrimaryKeyConstraint("user_id", "tool_id"),
 )
 
-# what was told once counts once
+# the primary key makes repeated feedback count once
 tool_feedback = Table(
     "tool_feedback",
     metadata,
@@ -383,7 +383,7 @@ tool_feedback = Table(
     Index("tool_feedback_at", "at"),
 )
 
-# one row a user and minute
+# one row per user and minute
 discovery_stats = Table(
     "discovery_stats",
     metadata,
@@ -395,13 +395,13 @@ discovery_stats = Table(
     _required("cache_hits", BigInteger),
     _required("tokens_all", BigInteger),
     _required("tokens_selected", BigInteger),
-    # how many of the discoveries fell into each span of usage/latency.py
+    # number of discoveries in each bucket of usage/histogram.py
     _required("latencies", ARRAY(Integer)),
     PrimaryKeyConstraint("user_id", "at"),
     Index("discovery_stats_at", "at"),
 )
 
-# of users who wish it alone; its id is the discovery's
+# only for users who have enabled the selection log; the id is the discovery id
 selections = Table(
     "selections",
     metadata,

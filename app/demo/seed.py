@@ -1,4 +1,4 @@
-"""A user to try things with: eight invented servers with some sixty tools, on a database that has no user yet."""
+"""The demo user: eight invented servers with about sixty tools, created in a database without users."""
 
 import asyncio
 from importlib.resources import files
@@ -12,41 +12,40 @@ from app.management.seeding import SeedServer, seed_user
 from app.text.strict_json import Json
 
 DEMO_USER = "demo"
-_LOOK_AGAIN_S = 0.1
+_POLL_INTERVAL_S = 0.1
 
 
-def catalogue() -> list[Json]:
+def load_catalogue() -> list[Json]:
     content = orjson.loads((files("app.demo") / "catalogue.json").read_bytes())
     servers: list[Json] = content["servers"]
     return servers
 
 
 async def seed_demo(container: Container) -> str | None:
-    """The demo user's key, the one time that it is made; None where there is any user already. The tools are queued."""
-    servers = [_seed_server(server) for server in catalogue()]
+    """Create the demo user, queue its tools and return its key. Return None if there already is a user."""
     return await seed_user(
         container.database,
         container.sealer,
         container.worker,
         DEMO_USER,
         "Demo user",
-        servers,
+        [_make_seed_server(server) for server in load_catalogue()],
         actor=SYSTEM,
     )
 
 
-def _seed_server(server: Json) -> SeedServer:
+def _make_seed_server(server: Json) -> SeedServer:
     new_server = NewServer(server["name"], "push", description=server["description"], tags=server["tags"])
     return SeedServer(new_server, orjson.dumps({"tools": server["tools"]}))
 
 
 async def finish_demo(container: Container) -> None:
-    """Waits until the tools are indexed, so that the first question is answered from a whole catalogue."""
-    if not container.settings.runs_worker:  # another process does the work
+    """Wait until the tools are indexed, so that the first search covers the whole catalogue."""
+    if not container.settings.runs_worker:  # another process runs the worker
         return
     statement = "SELECT count(*) FROM index_runs WHERE user_id = %(user_id)s AND finished_at IS NULL"
     unfinished = 1
     while unfinished:
-        await asyncio.sleep(_LOOK_AGAIN_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)
         async with container.database.transaction(DEMO_USER) as session:
             [(unfinished,)] = await session.rows(statement, {"user_id": DEMO_USER})

@@ -11,7 +11,7 @@ from app.embeddings.local import LocalEmbedder
 from app.embeddings.query_embedder import QueryEmbedder
 from app.embeddings.repository import activate_first
 from app.errors import ConfigurationError, EmbeddingFailed
-from app.local_postgres.paths import owner_connection
+from app.local_postgres.database import owner_connection
 from app.observability.metrics import Metrics
 from app.settings import Settings
 

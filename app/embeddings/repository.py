@@ -13,7 +13,7 @@ from app.db.engine import Session
 from app.db.tables import embedding_models
 from app.embeddings.base import Embedder
 from app.embeddings.calibration import Calibration, load_shipped_calibration
-from app.local_postgres.paths import owner_connection
+from app.local_postgres.database import owner_connection
 
 # An arbitrary number; every process must use the same.
 _ADVISORY_LOCK = 7_300_418_257

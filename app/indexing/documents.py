@@ -1,4 +1,4 @@
-"""What is searched of a tool, and the fingerprints that tell when to make it anew. Pure."""
+"""Builds the searchable texts and vectors of a tool, and hashes that show when they are outdated. Pure functions."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from app.search.bm25 import Field, build_document_vector, max_document_terms
 from app.search.tokenizer import split_words
 from app.text.strict_json import canonical_json
 
-# Part of every hash: raise it when the enriched text, its terms or its action change, and every tool is indexed anew.
+# Part of every hash: increment it when the enriched text, its terms or its action change, to index every tool again.
 ENRICHMENT_VERSION = 3
 
 MAX_EMBEDDED_BYTES = 8_192
@@ -32,30 +32,32 @@ _CAPABILITIES: Mapping[str, frozenset[str]] = {
 
 
 def enriched_description(tool: ToolDefinition, server_name: str) -> str:
-    """Stored in full; `embedded_text` says what of it is embedded."""
-    capabilities = ", ".join(_capabilities(tool))
-    return _described(tool, server_name) + (f" Capabilities: {capabilities}." if capabilities else "")
+    """Return the full description that is stored; `embedded_text` returns the part of it that is embedded."""
+    capabilities = ", ".join(_find_capabilities(tool))
+    return _describe(tool, server_name) + (f" Capabilities: {capabilities}." if capabilities else "")
 
 
 def embedded_text(tool: ToolDefinition, server_name: str) -> str:
-    """Without the capability hints, which add nothing for a transformer. Bounded in bytes: an embedder's limit is in
-    tokens, and a character of another script may be several."""
-    return _described(tool, server_name).encode()[:MAX_EMBEDDED_BYTES].decode(errors="ignore")
+    """Return the description without the capability hints, which add nothing for a transformer.
+
+    It is limited in bytes, because embedders limit tokens, and one non-Latin character may be several tokens.
+    """
+    return _describe(tool, server_name).encode()[:MAX_EMBEDDED_BYTES].decode(errors="ignore")
 
 
-def _described(tool: ToolDefinition, server_name: str) -> str:
+def _describe(tool: ToolDefinition, server_name: str) -> str:
     parts = [
-        f"Tool: {_spoken(tool.title or tool.name)}.",
-        f"Server: {_spoken(server_name)}.",
+        f"Tool: {_to_words(tool.title or tool.name)}.",
+        f"Server: {_to_words(server_name)}.",
         f"Description: {tool.description.strip().rstrip('.')}." if tool.description.strip() else "",
     ]
-    parameters = ", ".join(_parameters(tool.input_schema))
+    parameters = ", ".join(_format_parameters(tool.input_schema))
     parts.append(f"Parameters: {parameters}." if parameters else "")
     return " ".join(part for part in parts if part)
 
 
 def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int) -> SparseVector:
-    """Parameters count by half: what a message asks for often stands in their descriptions and values alone."""
+    """Return the BM25 term weights. Parameters count half, since they often are the only match for a message."""
     parts = list(_schema_parts(tool.input_schema))
     fields = [
         Field(tool.name, 2.0),
@@ -63,48 +65,50 @@ def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int) -> Sp
         Field(server_name, 1.0),
         Field(tool.description[:MAX_EMBEDDED_BYTES], 1.0),
         Field(" ".join(name for name, _ in parts), 0.5),
-        Field(" ".join(map(_description, (part for _, part in parts)))[:_MAX_PARAMETER_TEXT], 0.5),
-        Field(" ".join(value for _, part in parts for value in _values(part)), 0.5),
+        Field(" ".join(map(_get_description, (part for _, part in parts)))[:_MAX_PARAMETER_TEXT], 0.5),
+        Field(" ".join(value for _, part in parts for value in _enum_values(part)), 0.5),
     ]
     return build_document_vector(fields, max_document_terms(dimension))
 
 
 def _schema_parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The parameters and what they are made of, each with its name, those of the outer levels first."""
+    """Yield the parameters and their nested properties with their names, outer levels first."""
     level: Sequence[Mapping[str, Any]] = [schema]
     found = 0
     for _ in range(_MAX_DEPTH):
-        named = [(name, part) for each in level for name, part in _properties(each).items() if isinstance(part, dict)]
-        yield from named[: _MAX_PARAMETERS - found]
-        found = min(found + len(named), _MAX_PARAMETERS)
-        items = (part.get("items") for _, part in named)
-        level = [part for _, part in named] + [item for item in items if isinstance(item, dict)]
+        properties = [
+            (name, part) for each in level for name, part in _get_properties(each).items() if isinstance(part, dict)
+        ]
+        yield from properties[: _MAX_PARAMETERS - found]
+        found = min(found + len(properties), _MAX_PARAMETERS)
+        items = (part.get("items") for _, part in properties)
+        level = [part for _, part in properties] + [item for item in items if isinstance(item, dict)]
 
 
-def _description(part: Mapping[str, Any]) -> str:
+def _get_description(part: Mapping[str, Any]) -> str:
     description = part.get("description")
     return description.strip() if isinstance(description, str) else ""
 
 
-def _values(part: Mapping[str, Any]) -> list[str]:
+def _enum_values(part: Mapping[str, Any]) -> list[str]:
     items = part.get("items")
-    listed = [*_listed(part), *(_listed(items) if isinstance(items, dict) else ())]
-    return [value for value in listed if isinstance(value, str)]
+    values = [*_get_enum(part), *(_get_enum(items) if isinstance(items, dict) else ())]
+    return [value for value in values if isinstance(value, str)]
 
 
-def _listed(part: Mapping[str, Any]) -> list[Any]:
+def _get_enum(part: Mapping[str, Any]) -> list[Any]:
     values = part.get("enum")
     return values[:_MAX_VALUES] if isinstance(values, list) else []
 
 
 def index_hash(tool: ToolDefinition, server_name: str) -> str:
-    """Changes with whatever is stored of the tool for search; a reordered key changes nothing."""
+    """Hash everything that is stored of the tool for search. The order of keys does not matter."""
     identity = {"definition": tool.as_mcp(), "server": server_name, "enrichment": ENRICHMENT_VERSION}
     return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 
 def content_hash(index_hash: str, model: str) -> str:
-    """What a vector was made from, and by whom."""
+    """Hash what a vector was computed from: the content and the model."""
     return hashlib.sha256(f"{index_hash}\n{model}".encode()).hexdigest()
 
 
@@ -112,21 +116,21 @@ def text_hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _spoken(name: str) -> str:
+def _to_words(name: str) -> str:
     return name.replace("_", " ").replace("-", " ").strip()
 
 
-def _capabilities(tool: ToolDefinition) -> Iterator[str]:
-    spelled = set(split_words(tool.name))
-    return (capability for capability, verbs in _CAPABILITIES.items() if spelled & verbs)
+def _find_capabilities(tool: ToolDefinition) -> Iterator[str]:
+    name_words = set(split_words(tool.name))
+    return (capability for capability, verbs in _CAPABILITIES.items() if name_words & verbs)
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
 
-def _parameters(schema: Mapping[str, Any]) -> Iterator[str]:
-    for name, part in list(_properties(schema).items())[:_MAX_PARAMETERS]:
-        description = _description(part) if isinstance(part, dict) else ""
+def _format_parameters(schema: Mapping[str, Any]) -> Iterator[str]:
+    for name, part in list(_get_properties(schema).items())[:_MAX_PARAMETERS]:
+        description = _get_description(part) if isinstance(part, dict) else ""
         yield f"{name}: {description}" if description else name

@@ -1,9 +1,9 @@
-"""Finds text in a tool definition that gives the model orders instead of saying what the tool does. Pure.
+"""Finds text in a tool definition that gives instructions to the model instead of describing the tool. Pure functions.
 
-A sign for a person to look, never a verdict: other words, other languages and other letters get past it. Honest
-servers do tell a model how to use their own tools ("call resolve-library-id first", "always prefer this tool over
-grep", "do not use this for large files"), so only what reaches further is looked for: past the user, into the tools of
-others, towards secrets.
+A match is a hint for a person, not a decision: other words, languages and scripts are not detected. Honest servers also
+tell a model how to use their own tools ("call resolve-library-id first", "always prefer this tool over grep", "do not
+use this for large files"), so the patterns only cover instructions that go further: against the user, about the tools
+of other servers, or about secrets.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 
 import re2
 
-from app.indexing.sanitize import MAX_FINDINGS, Finding, Path, place
+from app.indexing.sanitize import MAX_FINDINGS, Finding, Path, format_path
 from app.text.strict_json import Json, iter_strings
 
 
@@ -22,51 +22,55 @@ from app.text.strict_json import Json, iter_strings
 class Kind:
     name: str
     reason: str
-    ways: tuple[str, ...]
-    """RE2 patterns in lower case, in which a space is whatever may stand between two words of one sentence."""
+    patterns: tuple[str, ...]
+    """RE2 patterns in lower case. A space matches everything that may separate two words of one sentence."""
 
 
 def find_instructions(definition: Json) -> list[Finding]:
-    """The definition has been cleaned: what cannot be seen does not part words any more."""
-    # most definitions give no orders: one look at all of the text is enough for them
-    if not _ANY.search(_plain("\n\0\n".join(iter_strings(definition)))):
+    """Return the findings in a sanitized definition, in which no invisible character separates words."""
+    # most definitions contain no instructions: one search over all of the text is enough for them
+    if not _ANY_KIND.search(_normalize("\n\0\n".join(iter_strings(definition)))):
         return []
     findings: list[Finding] = []
-    for path, text in _texts(definition):
+    for path, text in _walk_texts(definition):
         if len(findings) >= MAX_FINDINGS:
             break
-        findings.extend(Finding("instructions", place(path), reason) for reason in _reasons(_plain(text)))
+        findings.extend(
+            Finding("instructions", format_path(path), reason) for reason in _find_reasons(_normalize(text))
+        )
     return findings[:MAX_FINDINGS]
 
 
-def _reasons(plain: str) -> list[str]:
-    if not _ANY.search(plain):
+def _find_reasons(text: str) -> list[str]:
+    if not _ANY_KIND.search(text):
         return []
-    return [kind.reason for kind, pattern in _PATTERNS if _is_given(pattern, plain)]
+    return [kind.reason for kind, pattern in _PATTERNS if _is_instruction(pattern, text)]
 
 
-def _is_given(pattern: Any, plain: str) -> bool:
-    """To say "never send passwords to" is good advice; it is no order to send them."""
-    return any(match["not_so"] is None for match in pattern.finditer(plain))
+def _is_instruction(pattern: Any, text: str) -> bool:
+    """Return whether a match is not negated: "never send passwords to" is good advice, not an instruction to send."""
+    return any(match["negation"] is None for match in pattern.finditer(text))
 
 
-def _texts(definition: Json) -> Iterator[tuple[Path, str]]:
-    """Every key and every string, in the order of the definition and without recursion."""
-    waiting: list[tuple[Path, Any]] = [((), definition)]
-    while waiting:
-        path, value = waiting.pop()
+def _walk_texts(definition: Json) -> Iterator[tuple[Path, str]]:
+    """Yield every key and every string, in the order of the definition and without recursion."""
+    stack: list[tuple[Path, Any]] = [((), definition)]
+    while stack:
+        path, value = stack.pop()
         if isinstance(value, str):
             yield path, value
         elif isinstance(value, dict):
             yield from (((*path, key), key) for key in value)
-            waiting.extend(((*path, key), item) for key, item in reversed(value.items()))
+            stack.extend(((*path, key), item) for key, item in reversed(value.items()))
         elif isinstance(value, list):
-            waiting.extend(((*path, number), item) for number, item in reversed([*enumerate(value)]))
+            stack.extend(((*path, number), item) for number, item in reversed([*enumerate(value)]))
 
 
-def _plain(text: str) -> str:
-    """Full-width letters, ligatures, curly quotes and odd spaces as plain ones. The case stays: `SYSTEM:` at the start
-    of a line is a mark, `system:` in a list of arguments is not."""
+def _normalize(text: str) -> str:
+    """Replace full-width letters, ligatures, curly quotes and unusual spaces by plain ones.
+
+    The case is kept: `SYSTEM:` at the start of a line is suspicious, `system:` in a list of arguments is not.
+    """
     return _BLANKS.sub(" ", unicodedata.normalize("NFKC", text).translate(_QUOTES))
 
 
@@ -74,22 +78,22 @@ def _any_of(words: str) -> str:
     return f"(?:{'|'.join(words.split())})"
 
 
-def _pattern(ways: tuple[str, ...], start: str = "") -> Any:
-    source = f"{start}(?:{'|'.join(ways)})"
+def _compile(patterns: tuple[str, ...], start: str = "") -> Any:
+    source = f"{start}(?:{'|'.join(patterns)})"
     return re2.compile("(?im)" + source.replace(r"\b", _EDGE).replace(" ", _GAP), _RE2_OPTIONS)
 
 
 _BLANKS = re.compile(r"[^\S\n]+|\u2800+")
 _QUOTES = str.maketrans("‘’“”", "''\"\"")
 
-# names in snake_case and Markdown's emphasis are read as words; the end of a sentence is not crossed
+# snake_case names and Markdown emphasis count as words; a match does not cross the end of a sentence
 _GAP = r"[\s_*,:\"'`()\[\]-]+"
 _EDGE = r"(?:\b|_)"
-_NOT_SO = r"(?P<not_so>(?:\b(?:not|never|cannot|avoid|without)|n't)(?: ever)? )?"
+_NEGATION = r"(?P<negation>(?:\b(?:not|never|cannot|avoid|without)|n't)(?: ever)? )?"
 _NEVER = r"\b(?:do not|don't|dont|never|must not|should not|mustn't|shouldn't|not to|avoid|without|refrain from)"
 
-# Between the words that matter only words of little weight may stand: so "read the contents of ~/.ssh/id_rsa" is found
-# and "read a path, such as ~/.ssh/id_rsa" is not.
+# Only filler words may stand between the significant words: "read the contents of ~/.ssh/id_rsa" matches, "read a path,
+# such as ~/.ssh/id_rsa" does not.
 _SMALL = _any_of("the a an all any every each of your our their its his her my these those this and or in from please")
 _WHOLE = _any_of("whole entire full complete current previous past raw private personal contents? copy user's users?")
 _THE = f"(?:(?:{_SMALL}|{_WHOLE}) )*"
@@ -97,7 +101,7 @@ _THE = f"(?:(?:{_SMALL}|{_WHOLE}) )*"
 _IGNORE = r"\b(?:ignore|disregard|forget|do not (?:follow|obey)|don't (?:follow|obey)|stop (?:following|obeying))"
 _OVERRIDE = r"\b(?:ignore|disregard|forget|override|overrule|bypass|circumvent)"
 _EARLIER = _any_of("previous prior above earlier preceding foregoing")
-# `override the system prompt` is what an honest parameter may do: only some verbs take these
+# an honest parameter may override the system prompt: these words match only with some verbs
 _OWN = _any_of("your system developer original initial")
 _GUIDANCE = _any_of("instructions? prompts? directives? guidelines? guardrails? orders rules restrictions")
 _GIVEN = r"(?:above|you (?:were|have been) given|you (?:got|received|have))"
@@ -110,7 +114,7 @@ _HAND_ON = _any_of("pass send forward include append attach upload post transmit
 _FILE_WORD = _any_of("local out file files data text inside at up ssh aws secret key keys credentials? config called")
 _FROM = f"(?:(?:{_SMALL}|{_WHOLE}|{_FILE_WORD}) )*"
 _PATH = r"[\w~$%{}./\\-]*"
-# these hold nothing but secrets; a public key is none
+# files that contain only secrets; a public key is not one
 _SECRET_FILE = _PATH + (
     r"(?:\bid_(?:rsa|dsa|ecdsa|ed25519)\.?(?:[^.\w]|$)"
     r"|\.ssh/?(?:[^/\w]|$)|\.ssh/(?:\*|authorized_keys)"
@@ -119,7 +123,7 @@ _SECRET_FILE = _PATH + (
     r"|\.(?:netrc|pgpass|git-credentials|gnupg|bash_history|zsh_history)\b"
     r"|\bmcp\.json\b|\bclaude_desktop_config\b|\bwallet\.dat\b)"
 )
-# these are read by many an honest tool for its own use; it is the handing on that is not honest
+# files that honest tools also read for their own use; only passing their content on is suspicious
 _SECRET_STORE = _PATH + r"(?:\.env|\bkey(?:chain|ring)|\.kube/config|\.npmrc|\.pypirc|\.docker/config\.json)\b"
 
 _TELL = _any_of("tell telling mention mentioning inform informing reveal revealing disclose disclosing")
@@ -151,7 +155,7 @@ _ADD = _any_of("add append bcc cc forward redirect replace change modify send co
 KINDS = (
     Kind(
         "override",
-        "tells the model to set aside the instructions that it has",
+        "tells the model to ignore its instructions",
         (
             rf"{_IGNORE} (?:{_SMALL} )*{_OWN} (?:\w+ ){{0,2}}{_GUIDANCE}\b",
             rf"{_OVERRIDE} (?:{_SMALL} )*(?:{_EARLIER}|safety) (?:\w+ ){{0,2}}{_GUIDANCE}\b",
@@ -164,7 +168,7 @@ KINDS = (
     ),
     Kind(
         "secrets",
-        "tells the model to take secrets from the user's machine",
+        "tells the model to read secrets from the user's machine",
         (
             rf"\b(?:{_TAKE}|contents? of) {_FROM}{_SECRET_FILE}",
             rf"\b{_TAKE} {_FROM}{_SECRET_STORE} (?:\w+ ){{0,4}}and (?:\w+ ){{0,2}}{_HAND_ON}\b",
@@ -175,7 +179,7 @@ KINDS = (
     ),
     Kind(
         "secrecy",
-        "tells the model to keep something from the user",
+        "tells the model to hide something from the user",
         (
             rf"{_NEVER} (?:\w+ ){{0,2}}{_TELL} (?:\w+ ){{0,8}}(?:users?|humans?|person)\b",
             rf"{_NEVER} {_TELL} (?:this|that you|these|any of this|the fact)\b",
@@ -189,7 +193,7 @@ KINDS = (
     ),
     Kind(
         "markup",
-        "is dressed up as a message of the system",
+        "imitates a system message",
         (
             r"</?important(?: \w+)?>",
             r"</system>|(?:^|\s)<system>\s*[a-z]",
@@ -203,9 +207,9 @@ KINDS = (
     ),
     Kind(
         "before",
-        "orders other steps before a tool may be used",
+        "requires other steps before a tool may be used",
         (
-            # "call login before using this tool" is how honest servers say it, and is left alone
+            # honest servers say "call login before using this tool", which does not match
             rf"{_USING} this (?:tool|function) {_DUTY}{_DO}\b",
             rf"{_USING} (?:this|the) (?:tool|function) {_MUST}{_READ} (?:\w+ ){{0,5}}[~$/.]",
             rf"{_USING} (?:this|the) (?:tool|function) {_MUST}{_READ} (?:[\w.]+ ){{0,9}}and {_HAND_ON} its content",
@@ -215,7 +219,7 @@ KINDS = (
     ),
     Kind(
         "exfiltration",
-        "tells the model to hand the conversation or secrets to someone",
+        "tells the model to send the conversation or secrets to someone",
         (
             rf"{_SEND} {_THE}{_WHOLE} {_TALK} (?:\w+ ){{0,3}}to\b",
             rf"{_SEND} {_THE}{_TALK} (?:\w+ ){{0,3}}to {_OUTSIDE}",
@@ -229,7 +233,7 @@ KINDS = (
     ),
     Kind(
         "other_tools",
-        "tells the model how to use the tools of others",
+        "tells the model how to use the tools of other servers",
         (
             rf"{_INSTEAD}{_OTHER_TOOL} (?:you )?(?:always|must|should always)(?: always)? (?:use|call)\b",
             rf"\b(?:always|must) (?:use|call) (?:\w+ ){{1,4}}{_INSTEAD}the (?:\w+ ){{1,2}}(?:tool|function)\b",
@@ -243,14 +247,14 @@ KINDS = (
         ),
     ),
     Kind(
-        "over_the_user",
-        "passes over what the user asks for or agrees to",
+        "user_override",
+        "overrides what the user asks for or agrees to",
         (
             rf"\beven (?:if|when|though) {_USER} (?:\w+ ){{0,3}}"
             r"(?:otherwise|another|different|something else|objects?|refuses?|declines?)\b",
             rf"\b(?:regardless of|no matter) (?:what )?{_USER} (?:\w+ )?"
             r"(?:says?|asks?|wants?|wishes|requests?|specifies|instructions?)\b",
-            rf"\b(?:do not|don't|never|without) (?:ask|asking|wait|waiting) (?:for )?{_USER} (?:for )?(?:\w+ )?"
+            rf"\b(?:do not|don't|never|without) (?:ask|asking|wait|stack) (?:for )?{_USER} (?:for )?(?:\w+ )?"
             r"(?:permission|consent|confirmation|approval)\b",
         ),
     ),
@@ -270,5 +274,5 @@ KINDS = (
 
 _RE2_OPTIONS = re2.Options()
 _RE2_OPTIONS.log_errors = False
-_PATTERNS = tuple((kind, _pattern(kind.ways, _NOT_SO)) for kind in KINDS)
-_ANY = _pattern(tuple(way for kind in KINDS for way in kind.ways))
+_PATTERNS = tuple((kind, _compile(kind.patterns, _NEGATION)) for kind in KINDS)
+_ANY_KIND = _compile(tuple(pattern for kind in KINDS for pattern in kind.patterns))

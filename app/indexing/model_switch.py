@@ -1,8 +1,8 @@
-"""The deed: another embedding model takes over while the service runs, and the way back.
+"""Use case: switch to another embedding model while the service runs, and switch back.
 
-Registered, so that every index run writes rows for it; filled, in the background, while the other one serves; switched
-to in one transaction, when no vector is missing. The old one's rows stay, and follow every change, until it is dropped:
-whoever began with it ends with it, and the way back is as short as what has changed since.
+A registered model gets rows from every index run. Its vectors are backfilled while the active model serves; when none
+is missing, one transaction makes it active. The rows of the previous model stay, and follow every change, until it is
+dropped: requests that started with it finish with it, and switching back only needs the vectors that changed since.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from app.embeddings import repository
 from app.embeddings.models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, list_models, lock_models_exclusive
 from app.errors import Conflict, NotFound
-from app.indexing.backfill import MISSING, ProgressCallback, backfill_vectors, missing_vectors
+from app.indexing.backfill import MISSING, ProgressCallback, backfill_vectors, count_missing_vectors
 from app.indexing.reindex import Indexer
 from app.search.hnsw import drop_hnsw_index, ensure_hnsw_index, hnsw_index_name, list_hnsw_indexes
 
-_MOST_ROUNDS = 20
+_MAX_BACKFILL_ROUNDS = 20
 
 
 class OwnerConnection(Protocol):
@@ -29,95 +29,110 @@ class OwnerConnection(Protocol):
     def __call__(self, *, autocommit: bool = False) -> AbstractContextManager[Connection]: ...
 
 
-_PENDING = """
+_UPDATE_PENDING_COUNTS = """
     UPDATE mcp_servers s SET pending_count = now.pending FROM (
         SELECT v.user_id, v.server_id, count(*) FILTER (WHERE v.embedding IS NULL) AS pending
         FROM mcp_tool_embeddings v WHERE v.model = %(model)s GROUP BY v.user_id, v.server_id
     ) now
     WHERE s.user_id = now.user_id AND s.id = now.server_id AND s.pending_count <> now.pending
 """
-_BUMP = "UPDATE users SET catalog_version = nextval('catalog_versions')"
+_BUMP_CATALOG_VERSIONS = "UPDATE users SET catalog_version = nextval('catalog_versions')"
 
-_LEFT_OVER = """
+_HAS_LEFTOVERS = """
     SELECT EXISTS (SELECT FROM mcp_tool_embeddings WHERE model = %(model)s)
         OR EXISTS (SELECT FROM embedding_cache WHERE model = %(model)s)
 """
-_UNREGISTERED = "model NOT IN (SELECT id FROM embedding_models)"
+_IS_UNREGISTERED = "model NOT IN (SELECT id FROM embedding_models)"
 
 
 async def change_model(
-    indexer: Indexer, owner: OwnerConnection, kept: LoadedModel, told: ProgressCallback, *, incomplete: bool = False
+    indexer: Indexer,
+    owner: OwnerConnection,
+    loaded: LoadedModel,
+    on_progress: ProgressCallback,
+    *,
+    incomplete: bool = False,
 ) -> None:
-    """Raises `Conflict` where vectors stay missing, unless it may be `incomplete`: such tools are found by their words
-    until the vectors follow."""
-    missing, total = await missing_vectors(indexer, kept.model.id)
-    told(total - missing, total)
+    """Backfill the model's vectors, create its HNSW index and make it active.
+
+    Raises `Conflict` if vectors are still missing, unless `incomplete` allows it: lexical search finds such tools until
+    their vectors follow.
+    """
+    missing, total = await count_missing_vectors(indexer, loaded.model.id)
+    on_progress(total - missing, total)
     warnings: Sequence[str] = ()
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_BACKFILL_ROUNDS):
         before = missing
-        warnings = await backfill_vectors(indexer, kept, told)
-        missing, _ = await missing_vectors(indexer, kept.model.id)
+        warnings = await backfill_vectors(indexer, loaded, on_progress)
+        missing, _ = await count_missing_vectors(indexer, loaded.model.id)
         if missing == 0 or missing == before:
             break
-    await asyncio.to_thread(_make_index, owner, kept.model)
-    left = await asyncio.to_thread(_switch, owner, kept.model.id, incomplete=incomplete)
-    if left and not incomplete:
+    await asyncio.to_thread(_create_hnsw_index, owner, loaded.model)
+    missing = await asyncio.to_thread(_activate, owner, loaded.model.id, incomplete=incomplete)
+    if missing and not incomplete:
         reason = f" ({warnings[-1]})" if warnings else ""
-        raise Conflict(f"{left} of {total} tools have no vector of {kept.model.id} yet{reason}; nothing was switched")
+        raise Conflict(
+            f"{missing} of {total} tools have no vector of {loaded.model.id} yet{reason}; the active model is unchanged"
+        )
 
 
-def _make_index(owner: OwnerConnection, model: EmbeddingModel) -> None:
-    """While everybody goes on writing, which is why it stands outside of a transaction."""
+def _create_hnsw_index(owner: OwnerConnection, model: EmbeddingModel) -> None:
+    """Create the index concurrently, without blocking writers, which is not possible inside a transaction."""
     with owner(autocommit=True) as connection:
         ensure_hnsw_index(connection, model.id, model.dimension, concurrently=True)
 
 
-def _switch(owner: OwnerConnection, model_id: str, *, incomplete: bool) -> int:
-    """The one moment of change. How many vectors are missing: if any, and it may not be so, all stays as it was."""
+def _activate(owner: OwnerConnection, model_id: str, *, incomplete: bool) -> int:
+    """Make the model active in one transaction. Return the number of missing vectors.
+
+    If there are any, and `incomplete` is False, nothing changes.
+    """
     with owner() as connection:
         lock_models_exclusive(connection)
         missing = int(connection.exec_driver_sql(f"SELECT count(*) {MISSING}", {"model": model_id}).scalar_one())
         if missing and not incomplete:
             return missing
         repository.activate(connection, model_id)
-        connection.exec_driver_sql(_PENDING, {"model": model_id})
-        connection.exec_driver_sql(_BUMP)
+        connection.exec_driver_sql(_UPDATE_PENDING_COUNTS, {"model": model_id})
+        connection.exec_driver_sql(_BUMP_CATALOG_VERSIONS)
         return missing
 
 
-async def drop_model(owner: OwnerConnection, model_id: str, told: ProgressCallback, *, grace_s: float) -> None:
-    """Raises `Conflict` for the active one. Its rows go after a while, for requests that began with it. Broken off, it
-    is finished by dropping the same model again."""
+async def drop_model(owner: OwnerConnection, model_id: str, on_progress: ProgressCallback, *, grace_s: float) -> None:
+    """Unregister a model and delete its rows after `grace_s`, when requests that started with it have finished.
+
+    Raises `Conflict` for the active model. An interrupted drop is completed by dropping the same model again.
+    """
     await asyncio.to_thread(_unregister, owner, model_id)
     await asyncio.sleep(grace_s)
-    await asyncio.to_thread(_sweep, owner, told)
+    await asyncio.to_thread(_delete_unregistered_rows, owner, on_progress)
 
 
 def _unregister(owner: OwnerConnection, model_id: str) -> None:
     with owner() as connection:
         lock_models_exclusive(connection)
         known = next((model for model in list_models(connection) if model.id == model_id), None)
-        if known is None and not connection.exec_driver_sql(_LEFT_OVER, {"model": model_id}).scalar_one():
-            raise NotFound(f"there is no model {model_id!r}: see `toolscout model list`")
+        if known is None and not connection.exec_driver_sql(_HAS_LEFTOVERS, {"model": model_id}).scalar_one():
+            raise NotFound(f"model {model_id!r} not found: see `toolscout model list`")
         if known is not None and known.active:
-            raise Conflict(f"{model_id} is active: let another one take over first (`toolscout model use`)")
+            raise Conflict(f"{model_id} is the active model: switch to another one first (`toolscout model use`)")
         repository.unregister(connection, model_id)
 
 
-def _sweep(owner: OwnerConnection, told: ProgressCallback) -> None:
-    """What no registered model needs any more. User by user, so that nobody has to wait long."""
+def _delete_unregistered_rows(owner: OwnerConnection, on_progress: ProgressCallback) -> None:
+    """Delete rows, cached vectors and indexes of all unregistered models, one user at a time to keep locks short."""
     with owner() as connection:
-        statement = f"SELECT DISTINCT user_id FROM mcp_tool_embeddings WHERE {_UNREGISTERED}"
+        statement = f"SELECT DISTINCT user_id FROM mcp_tool_embeddings WHERE {_IS_UNREGISTERED}"
         users = list(connection.scalars(text(statement)))
     for done, user_id in enumerate(users, start=1):
         with owner() as connection:
-            # whoever indexes, or changes rules, writes the same rows, and holds the user first
+            # lock the user first, in the order of index runs and rule changes, which write the same rows
             connection.exec_driver_sql("SELECT FROM users WHERE id = %(id)s FOR UPDATE", {"id": user_id})
-            rows = f"DELETE FROM mcp_tool_embeddings WHERE user_id = %(id)s AND {_UNREGISTERED}"
+            rows = f"DELETE FROM mcp_tool_embeddings WHERE user_id = %(id)s AND {_IS_UNREGISTERED}"
             connection.exec_driver_sql(rows, {"id": user_id})
-        told(done, len(users))
+        on_progress(done, len(users))
     with owner(autocommit=True) as connection:
-        connection.exec_driver_sql(f"DELETE FROM embedding_cache WHERE {_UNREGISTERED}")
+        connection.exec_driver_sql(f"DELETE FROM embedding_cache WHERE {_IS_UNREGISTERED}")
         needed = {hnsw_index_name(model.id) for model in list_models(connection)}
         for name in set(list_hnsw_indexes(connection)) - needed:
             drop_hnsw_index(connection, name)

@@ -1,6 +1,6 @@
-"""From what a server says it offers to the definitions that we take. Pure.
+"""Parses a server's tool list into definitions. Pure functions.
 
-A bad tool is refused alone, with its reason; its siblings are indexed.
+An invalid tool is refused with a reason; the other tools of the list are accepted.
 """
 
 import json
@@ -19,19 +19,19 @@ from app.text.strict_json import Json, canonical_json, iter_strings
 MAX_TOOL_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_NODES = 2_000
-"""Objects and lists: real tools have enums of thousands of values."""
+"""Counts objects and lists, not values: real tools have enums of thousands of values."""
 MAX_NAME_CHARACTERS = 128
-MAX_SHOWN_REFUSALS = 100
-_MOST_NAMED = 10
-_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+MAX_LISTED_REFUSALS = 100
+_MAX_NAMES_IN_WARNING = 10
+_JSON_SCHEMA_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 
 
 @dataclass(frozen=True)
 class ListedTool:
     definition: ToolDefinition
-    """Cleaned: nothing in it that a person could not see."""
+    """Sanitized: without characters that a person cannot see."""
     fingerprint: str
-    """Of the definition as its server has it."""
+    """Hash of the definition as the server sent it."""
     findings: Sequence[Finding] = ()
 
 
@@ -46,7 +46,7 @@ class Listing:
     tools: Sequence[ListedTool]
     refused_count: int = 0
     refused: Sequence[Refusal] = ()
-    """The first of them: a list of nothing but rubbish must not fill the database."""
+    """Only the first ones, so that a list of invalid tools cannot fill the database."""
     warnings: Sequence[str] = ()
 
     @property
@@ -55,55 +55,57 @@ class Listing:
 
 
 class _Refused(Exception):
-    """Ends the reading of one tool; never leaves this module."""
+    """Refuses one tool. Never raised out of this module."""
 
 
 def parse_listing(raw_tools: Iterable[Any], *, max_tools: int) -> Listing:
+    """Parse and sanitize a list of tools. Of two tools with the same name the first one is used."""
     tools: dict[str, ListedTool] = {}
     refused: list[Refusal] = []
     refused_count = 0
-    doubled: set[str] = set()
+    duplicates: set[str] = set()
     for position, raw in enumerate(raw_tools, start=1):
         try:
-            tool = read_tool(raw)
+            tool = parse_tool(raw)
             name = tool.definition.name
             if name in tools:
-                doubled.add(name)
+                duplicates.add(name)
             elif len(tools) >= max_tools:
-                raise _Refused(f"the server already has {max_tools} tools")
+                raise _Refused(f"the server has more than {max_tools} tools")
             else:
                 tools[name] = tool
         except _Refused as refusal:
             refused_count += 1
-            if len(refused) < MAX_SHOWN_REFUSALS:
-                shown = _shown_name(raw)
-                where = "" if shown else f" (number {position} of the list)"
-                refused.append(Refusal(shown, f"{refusal}{where}"))
-    warnings = [f"the tool {each!r} was listed more than once; the first one was taken" for each in sorted(doubled)]
-    return Listing(list(tools.values()), refused_count, refused, [*warnings, *_warnings_of_types(tools)])
+            if len(refused) < MAX_LISTED_REFUSALS:
+                shown_name = _printable_name(raw)
+                where = "" if shown_name else f" (tool number {position} of the list)"
+                refused.append(Refusal(shown_name, f"{refusal}{where}"))
+    warnings = [f"the tool {name!r} is listed more than once; the first one is used" for name in sorted(duplicates)]
+    return Listing(list(tools.values()), refused_count, refused, [*warnings, *_warn_about_types(tools)])
 
 
-def _warnings_of_types(tools: Mapping[str, ListedTool]) -> Iterator[str]:
-    """Their servers may know what they mean, so they are not refused."""
-    odd = [name for name, tool in tools.items() if not _has_known_types(tool.definition.input_schema)]
-    if odd:
-        named = ", ".join(map(repr, odd[:_MOST_NAMED])) + (" and others" if len(odd) > _MOST_NAMED else "")
+def _warn_about_types(tools: Mapping[str, ListedTool]) -> Iterator[str]:
+    """Warn about types that are not part of JSON Schema. The tools are accepted, since their server may know them."""
+    unknown = [name for name, tool in tools.items() if not _has_known_types(tool.definition.input_schema)]
+    if unknown:
+        names = ", ".join(map(repr, unknown[:_MAX_NAMES_IN_WARNING]))
+        more = " and others" if len(unknown) > _MAX_NAMES_IN_WARNING else ""
         yield (
-            f"types that JSON Schema does not know are in the input schemas of {named}: "
-            "models' providers may refuse all tools of a request for one of them"
+            f"the input schemas of {names}{more} contain types that JSON Schema does not define: "
+            "a model provider may reject a whole request because of one such tool"
         )
 
 
 def _has_known_types(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return True
-    named = schema.get("type", [])
-    types = named if isinstance(named, list) else [named]
-    known = all(isinstance(each, str) and each in _TYPES for each in types)
-    return known and all(map(_has_known_types, _schemas_within(schema)))
+    declared = schema.get("type", [])
+    types = declared if isinstance(declared, list) else [declared]
+    known = all(isinstance(each, str) and each in _JSON_SCHEMA_TYPES for each in types)
+    return known and all(map(_has_known_types, _subschemas(schema)))
 
 
-def _schemas_within(schema: Json) -> Iterator[Any]:
+def _subschemas(schema: Json) -> Iterator[Any]:
     for key in ("properties", "patternProperties", "$defs", "definitions"):
         if isinstance(part := schema.get(key), dict):
             yield from part.values()
@@ -114,42 +116,42 @@ def _schemas_within(schema: Json) -> Iterator[Any]:
 
 
 def parse_definition(raw: Any) -> ToolDefinition | Refusal:
-    """A tool without siblings, cleaned. Orders are not looked for in it: there is nobody to tell of them."""
+    """Parse and sanitize a single tool, without looking for injected instructions: nobody would see the findings."""
     try:
-        definition = _read(raw)
-        shown, _ = sanitize(definition.as_mcp())
-        return _definition(shown, definition.name)
+        definition = _parse_raw(raw)
+        sanitized, _ = sanitize(definition.as_mcp())
+        return _make_definition(sanitized, definition.name)
     except (_Refused, ValueError) as refusal:
         return Refusal(None, str(refusal))
 
 
-def read_tool(raw: Any) -> ListedTool:
-    definition = _read(raw)
+def parse_tool(raw: Any) -> ListedTool:
+    definition = _parse_raw(raw)
     try:
         return sanitize_definition(definition)
     except ValueError as error:
         raise _Refused(str(error)) from error
 
 
-def _read(raw: Any) -> ToolDefinition:
+def _parse_raw(raw: Any) -> ToolDefinition:
     if not isinstance(raw, dict):
         raise _Refused("a tool must be an object")
-    name = _name(raw.get("name"))
+    name = _parse_name(raw.get("name"))
     _check_shape(raw)
-    raw = _as_json(raw)
+    raw = _to_strict_json(raw)
     if len(canonical_json(raw)) > MAX_TOOL_BYTES:
         raise _too_large()
     if "inputSchema" not in raw and (other := raw.keys() & {"input_schema", "parameters"}):
-        raise _Refused(f"MCP calls the schema `inputSchema`, not `{min(other)}`")
-    if _runs_only_as_a_task(raw):
-        raise _Refused("it can be run only as a task, which is not done here")
-    definition = _definition(raw, name)
+        raise _Refused(f"the schema must be named `inputSchema`, not `{min(other)}`")
+    if _requires_task(raw):
+        raise _Refused("the tool can only be run as a task, which Toolscout does not support")
+    definition = _make_definition(raw, name)
     _check_input_schema(definition.input_schema)
     return definition
 
 
 def _check_input_schema(schema: Json) -> None:
-    """As far as MCP and the models' providers do: of one that they refuse, they refuse all tools beside it, too."""
+    """Check what MCP and the model providers check: a provider rejects all tools of a request for one bad schema."""
     if schema.get("type") != "object":
         raise _Refused('`inputSchema` must describe an object: `"type": "object"`')
     if not isinstance(schema.get("properties", {}), dict):
@@ -160,32 +162,32 @@ def _check_input_schema(schema: Json) -> None:
 
 
 def sanitize_definition(definition: ToolDefinition) -> ListedTool:
-    """Cleaned, with whatever in it a person should know of. Raises `ValueError` where it cannot be cleaned."""
-    said = definition.as_mcp()
-    shown, hidden = sanitize(said)
-    clean = definition if shown is said else _definition(shown, definition.name)
-    return ListedTool(clean, definition.fingerprint(), [*hidden, *find_instructions(shown)])
+    """Return the sanitized definition with its findings. Raises `ValueError` if it cannot be sanitized."""
+    original = definition.as_mcp()
+    sanitized, hidden = sanitize(original)
+    clean = definition if sanitized is original else _make_definition(sanitized, definition.name)
+    return ListedTool(clean, definition.fingerprint(), [*hidden, *find_instructions(sanitized)])
 
 
-def _definition(raw: Json, name: str) -> ToolDefinition:
+def _make_definition(raw: Json, name: str) -> ToolDefinition:
     return ToolDefinition(
         name=name,
-        title=_optional(raw, "title", str),
-        description=_optional(raw, "description", str) or "",
-        input_schema=_with_type(_optional(raw, "inputSchema", dict) or {"properties": {}}),
-        output_schema=_optional(raw, "outputSchema", dict),
-        annotations=_optional(raw, "annotations", dict),
-        meta=_optional(raw, "_meta", dict),
+        title=_get_optional(raw, "title", str),
+        description=_get_optional(raw, "description", str) or "",
+        input_schema=_add_type(_get_optional(raw, "inputSchema", dict) or {"properties": {}}),
+        output_schema=_get_optional(raw, "outputSchema", dict),
+        annotations=_get_optional(raw, "annotations", dict),
+        meta=_get_optional(raw, "_meta", dict),
     )
 
 
-def _with_type(schema: Json) -> Json:
-    """Arguments are always an object; providers want to hear it."""
+def _add_type(schema: Json) -> Json:
+    """Add the type, which is always an object: providers require it."""
     return schema if "type" in schema else {"type": "object", **schema}
 
 
 def _check_shape(raw: Json) -> None:
-    """Depth before anything else: serialisers have limits of their own, which must not decide for us."""
+    """Check depth, size and characters. Depth comes first: our limit must apply before that of a serializer."""
     nodes, level = 0, [raw]
     for _ in range(MAX_DEPTH):
         nodes += sum(isinstance(value, dict | list) for value in level)
@@ -199,11 +201,11 @@ def _check_shape(raw: Json) -> None:
     if sum(len(text) for text in iter_strings(raw)) > MAX_TOOL_BYTES:
         raise _too_large()
     if any("\0" in text for text in iter_strings(raw)):
-        raise _Refused("the definition holds a NUL character, which cannot be stored")
+        raise _Refused("the definition contains a NUL character, which cannot be stored")
 
 
-def _runs_only_as_a_task(raw: Json) -> bool:
-    """What cannot be run is not to be found."""
+def _requires_task(raw: Json) -> bool:
+    """Return whether the tool can only be run as a task: such a tool must not be found, since it cannot be run."""
     execution = raw.get("execution")
     return isinstance(execution, dict) and execution.get("taskSupport") == "required"
 
@@ -212,13 +214,13 @@ def _too_large() -> _Refused:
     return _Refused(f"the definition is larger than {MAX_TOOL_BYTES // 1024} KiB")
 
 
-def _as_json(raw: Json) -> Json:
-    """As our own reader has it. What a server sent was read by a more lenient one, which knows NaN, lone surrogates and
-    integers without an end."""
+def _to_strict_json(raw: Json) -> Json:
+    """Convert to what our own JSON parser accepts: the client's parser also accepts NaN, lone surrogates and integers
+    of any size."""
     try:
         value: Json = orjson.loads(json.dumps(raw, allow_nan=False))
     except ValueError as error:
-        raise _Refused("the definition holds what JSON cannot carry") from error
+        raise _Refused("the definition contains values that JSON cannot represent") from error
     return value
 
 
@@ -228,31 +230,31 @@ def _children(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _name(name: Any) -> str:
+def _parse_name(name: Any) -> str:
     if not isinstance(name, str) or not name.strip():
         raise _Refused("a tool needs a name")
     if len(name) > MAX_NAME_CHARACTERS:
         raise _Refused(f"the name is longer than {MAX_NAME_CHARACTERS} characters")
-    if not _can_be_shown(name):
-        raise _Refused("the name holds characters that cannot be shown")
+    if not _is_printable(name):
+        raise _Refused("the name contains characters that cannot be displayed")
     return name
 
 
-def _optional(raw: Json, key: str, kind: type) -> Any:
+def _get_optional(raw: Json, key: str, kind: type) -> Any:
     value = raw.get(key)
     if value is not None and not isinstance(value, kind):
-        raise _Refused(f"`{key}` must be {'an object' if kind is dict else 'a text'}")
+        raise _Refused(f"`{key}` must be {'an object' if kind is dict else 'a string'}")
     return value
 
 
-def _shown_name(raw: Any) -> str | None:
-    """What cannot be shown cannot be stored either, some of it."""
+def _printable_name(raw: Any) -> str | None:
+    """Return the name with replacement characters for what cannot be displayed, some of which cannot be stored."""
     name = raw.get("name") if isinstance(raw, dict) else None
     if not isinstance(name, str):
         return None
-    return "".join(each if _can_be_shown(each) else "\ufffd" for each in name[:MAX_NAME_CHARACTERS])
+    return "".join(each if _is_printable(each) else "\ufffd" for each in name[:MAX_NAME_CHARACTERS])
 
 
-def _can_be_shown(text: str) -> bool:
-    """Python calls fillers and variation selectors printable, though nothing is drawn."""
+def _is_printable(text: str) -> bool:
+    """Return whether every character is visible. For Python, fillers and variation selectors are printable, too."""
     return text.isprintable() and remove_hidden(text) == text

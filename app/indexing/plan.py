@@ -1,4 +1,4 @@
-"""What a run has to do: the difference between what is listed and what is stored. Pure."""
+"""Plans an index run: the difference between the listed tools and the stored ones. Pure functions."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,16 +24,16 @@ class StoredTool:
     index_hash: str
     approved_hash: str
     findings: Sequence[Finding]
-    vanished: bool
+    is_deleted: bool
     content_hash: str | None
-    """Of its vector by the model that is asked about; None while it has none."""
-    indexed: bool = True
-    """Whether it has a row for that model, be it without a vector."""
+    """Of its vector for the model in question; None if it has none."""
+    is_indexed: bool = True
+    """Whether it has a row for that model, with or without a vector."""
 
 
 @dataclass(frozen=True)
 class ToolRow:
-    """A tool that is written because it is new or because what is searched of it has changed."""
+    """A tool that has to be written, because it is new or because its searchable content has changed."""
 
     tool_id: str
     definition: ToolDefinition
@@ -48,7 +48,7 @@ class ToolRow:
 
 @dataclass(frozen=True)
 class MissingVector:
-    """A vector that is missing or out of date."""
+    """A vector that does not exist yet or is outdated."""
 
     tool_id: str
     tool_name: str
@@ -63,18 +63,18 @@ class Plan:
     unchanged: int
     rows: Sequence[ToolRow]
     removed_ids: Sequence[str]
-    wanted: Sequence[MissingVector]
+    count_missing_vectors: Sequence[MissingVector]
     unapproved: Sequence[str]
-    """The names of tools whose definition nobody has accepted yet."""
+    """The names of tools whose current definition has not been approved."""
 
     @property
-    def empty(self) -> bool:
-        return not (self.rows or self.removed_ids or self.wanted)
+    def is_empty(self) -> bool:
+        return not (self.rows or self.removed_ids or self.count_missing_vectors)
 
 
 @dataclass(frozen=True)
 class IndexTarget:
-    """Where the tools belong, and which model looks at them."""
+    """The server and the model that a plan is made for."""
 
     server_id: str
     server_name: str
@@ -84,70 +84,64 @@ class IndexTarget:
 
 @dataclass(frozen=True)
 class ModelUpdate:
-    """What is to be written for one model. Of a run's shares the active model's comes first: the tools are its own."""
+    """What a run writes for one model. The update of the active model also contains the tools themselves."""
 
-    place: IndexTarget
+    target: IndexTarget
     plan: Plan
     vectors: Mapping[str, Vector]
-    """By tool."""
+    """By tool id."""
 
 
 def make_plan(
     tools: Sequence[ListedTool],
     stored: Mapping[str, StoredTool],
-    place: IndexTarget,
+    target: IndexTarget,
     count_tokens: CountTokens,
     *,
     force: bool,
 ) -> Plan:
     rows: list[ToolRow] = []
-    wanted: list[MissingVector] = []
+    missing: list[MissingVector] = []
     added = changed = 0
     for listed in tools:
         tool = listed.definition
         known = stored.get(tool.name)
-        index_hash = documents.index_hash(tool, place.server_name)
-        is_new = known is None or known.vanished
+        index_hash = documents.index_hash(tool, target.server_name)
+        is_new = known is None or known.is_deleted
         added += is_new
-        changed += not is_new and _differs(known, listed)
-        if is_new or not _is_as_stored(known, listed, index_hash) or not _is_indexed(known):
-            rows.append(_row(listed, index_hash, place, count_tokens))
-        content_hash = documents.content_hash(index_hash, place.model)
+        changed += not is_new and known is not None and known.definition_hash != listed.fingerprint
+        if is_new or not _is_up_to_date(known, listed, index_hash):
+            rows.append(_make_row(listed, index_hash, target, count_tokens))
+        content_hash = documents.content_hash(index_hash, target.model)
         if force or known is None or known.content_hash != content_hash:
-            text = documents.embedded_text(tool, place.server_name)
-            wanted.append(MissingVector(tool_id(place.server_id, tool.name), tool.name, text, content_hash))
+            text = documents.embedded_text(tool, target.server_name)
+            missing.append(MissingVector(tool_id(target.server_id, tool.name), tool.name, text, content_hash))
     names = {listed.definition.name for listed in tools}
-    removed = [known.tool_id for name, known in stored.items() if name not in names and not known.vanished]
+    removed = [known.tool_id for name, known in stored.items() if name not in names and not known.is_deleted]
     unapproved = [listed.definition.name for listed in tools if _is_unapproved(stored, listed)]
-    return Plan(added, changed, len(tools) - added - changed, rows, removed, wanted, unapproved)
+    return Plan(added, changed, len(tools) - added - changed, rows, removed, missing, unapproved)
 
 
-def plan_for_another_model(
-    tools: Sequence[ListedTool], stored: Mapping[str, StoredTool], place: IndexTarget, count_tokens: CountTokens
+def plan_backfill(
+    tools: Sequence[ListedTool], stored: Mapping[str, StoredTool], target: IndexTarget, count_tokens: CountTokens
 ) -> Plan:
-    """The tools stay as they are stored; they only lack rows or vectors of this model."""
+    """Plan the missing rows and vectors of another model. The tools themselves stay as they are stored."""
     known = [(listed, stored[listed.definition.name]) for listed in tools]
-    rows = [_row(listed, tool.index_hash, place, count_tokens) for listed, tool in known if not tool.indexed]
-    wanted = [
+    rows = [_make_row(listed, tool.index_hash, target, count_tokens) for listed, tool in known if not tool.is_indexed]
+    missing = [
         MissingVector(tool.tool_id, listed.definition.name, text, content_hash)
         for listed, tool in known
-        if tool.content_hash != (content_hash := documents.content_hash(tool.index_hash, place.model))
-        and (text := documents.embedded_text(listed.definition, place.server_name))
+        if tool.content_hash != (content_hash := documents.content_hash(tool.index_hash, target.model))
+        and (text := documents.embedded_text(listed.definition, target.server_name))
     ]
-    return Plan(0, 0, len(tools), rows, (), wanted, ())
+    return Plan(0, 0, len(tools), rows, (), missing, ())
 
 
-def _differs(known: StoredTool | None, listed: ListedTool) -> bool:
-    return known is not None and known.definition_hash != listed.fingerprint
-
-
-def _is_as_stored(known: StoredTool | None, listed: ListedTool, index_hash: str) -> bool:
-    stored = None if known is None else (known.definition_hash, known.index_hash, list(known.findings))
+def _is_up_to_date(known: StoredTool | None, listed: ListedTool, index_hash: str) -> bool:
+    if known is None or not known.is_indexed:
+        return False
+    stored = known.definition_hash, known.index_hash, list(known.findings)
     return stored == (listed.fingerprint, index_hash, list(listed.findings))
-
-
-def _is_indexed(known: StoredTool | None) -> bool:
-    return known is not None and known.indexed
 
 
 def _is_unapproved(stored: Mapping[str, StoredTool], listed: ListedTool) -> bool:
@@ -156,25 +150,25 @@ def _is_unapproved(stored: Mapping[str, StoredTool], listed: ListedTool) -> bool
 
 
 def tool_id(server_id: str, tool_name: str) -> str:
-    """The same for ever: a tool that vanishes and returns keeps its key."""
+    """Return the tool's id, which never changes: a tool that disappears and returns keeps its key."""
     return str(uuid.uuid5(uuid.UUID(server_id), tool_name))
 
 
 def definition_tokens(tool: ToolDefinition, count_tokens: CountTokens) -> int:
-    """Of what a model gets to see: name, description and input schema, in compact JSON."""
-    shown = {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}
-    return count_tokens(orjson.dumps(shown).decode())
+    """Count the tokens that a model gets to see: name, description and input schema as compact JSON."""
+    definition = {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}
+    return count_tokens(orjson.dumps(definition).decode())
 
 
-def _row(listed: ListedTool, index_hash: str, place: IndexTarget, count_tokens: CountTokens) -> ToolRow:
+def _make_row(listed: ListedTool, index_hash: str, target: IndexTarget, count_tokens: CountTokens) -> ToolRow:
     tool = listed.definition
     return ToolRow(
-        tool_id=tool_id(place.server_id, tool.name),
+        tool_id=tool_id(target.server_id, tool.name),
         definition=tool,
         definition_hash=listed.fingerprint,
         index_hash=index_hash,
-        enriched_description=documents.enriched_description(tool, place.server_name),
-        lexical=documents.lexical_vector(tool, place.server_name, place.dimension),
+        enriched_description=documents.enriched_description(tool, target.server_name),
+        lexical=documents.lexical_vector(tool, target.server_name, target.dimension),
         action=detect_tool_action(tool.name, tool.description),
         tokens=definition_tokens(tool, count_tokens),
         findings=listed.findings,

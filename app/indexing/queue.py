@@ -1,8 +1,8 @@
-"""Index runs as rows: queued, leased, fenced. What was accepted is done, also after a crash.
+"""The queue of index runs: rows in Postgres with a lease and a fencing token. Accepted runs survive a crash.
 
-At most one run is queued and one running for a server: a push that finds one queued takes its place in the queue with
-the newer list. A worker owns a run while its lease token stands in the row; one that wakes up after its lease has
-passed on finds another token there and writes nothing.
+A server has at most one queued and one running run: a push replaces the list of a run that is still queued. A worker
+owns a run while the row holds its lease token. After the lease has expired, another worker may claim the run, which
+changes the token; the first worker then writes nothing.
 """
 
 import uuid
@@ -20,17 +20,19 @@ from app.catalog.servers import record_failure
 from app.catalog.visibility import lock_server
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record
+from app.db.rows import to_dataclass
 from app.db.tables import index_runs, mcp_servers
 from app.errors import NotFound, ToolscoutError
 
 MAX_ATTEMPTS = 3
-KEPT_RUNS = 50
-RUNS_OF_ONE_USER = 8
-"""Running at once: servers of one user that all hang must not keep the others waiting."""
+MAX_FINISHED_RUNS = 50
+"""Kept for each server; older ones are deleted."""
+MAX_RUNNING_PER_USER = 8
+"""Many hanging servers of one user must not block the runs of other users."""
 
 SYSTEM = "system"
 SCHEDULE = "schedule"
+"""Values of `asked_by` for runs that no caller requested."""
 
 RunState = Literal["queued", "running", "succeeded", "failed"]
 
@@ -52,22 +54,23 @@ class Run:
 
     @property
     def all_counts(self) -> dict[str, int]:
-        """Also of a run that has not counted anything yet."""
+        """The counts, with 0 for what the run has not counted yet."""
         return RunSummary().counts() | dict(self.counts)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.state in ("succeeded", "failed")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A run that this worker owns for now."""
+    """A run that this worker owns until its lease expires."""
 
     id: str
     user_id: str
     server_id: str
-    asks: bool
+    fetch_from_server: bool
+    """Otherwise the payload is indexed, or the stored tools if there is none."""
     force: bool
     accept_empty: bool
     payload: bytes | None
@@ -86,7 +89,7 @@ class RunSummary:
     embedded: int = 0
     refused_count: int = 0
     refused: Sequence[Mapping[str, Any]] = ()
-    """The first of them; `refused_count` counts them all."""
+    """Only the first ones; `refused_count` counts all."""
     warnings: Sequence[str] = ()
 
     def counts(self) -> dict[str, int]:
@@ -95,7 +98,7 @@ class RunSummary:
 
 
 class LeaseLost(ToolscoutError):
-    """Another worker has taken the run over. Whoever sees this must not write."""
+    """Another worker has claim the run. The former owner must not write anything."""
 
     code = "lease_lost"
 
@@ -106,21 +109,23 @@ async def enqueue(
     server_id: str,
     payload: bytes | None = None,
     *,
-    asks: bool = True,
+    fetch_from_server: bool = True,
     force: bool = False,
     asked_by: str = SYSTEM,
 ) -> Run:
-    """A pushed list is indexed as it is; without one the server is asked, unless what is stored of it is enough.
-    `force` embeds everything anew, and accepts an empty list. The latter belongs to the list that it came with."""
-    # before the run, as whoever renames the server does: two who wait for each other would both wait in vain
-    server = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
-    await session.execute(select(mcp_servers.c.id).where(*server).with_for_update(read=True, key_share=True))
+    """Queue a run, or merge the request into the server's queued run.
+
+    A pushed list (`payload`) is indexed as it is. Without one the list is fetched from the server, or, with
+    `fetch_from_server=False`, the stored tools are indexed again. `force` embeds all tools again and accepts an empty
+    list.
+    """
+    await _lock_server_row(session, user_id, server_id)
     statement = insert(index_runs).values(
         user_id=user_id,
         id=str(uuid.uuid4()),
         server_id=server_id,
         payload=payload,
-        asks=asks and payload is None,
+        asks=fetch_from_server and payload is None,
         force=force,
         accept_empty=force,
         asked_by=asked_by,
@@ -128,69 +133,79 @@ async def enqueue(
     statement = statement.on_conflict_do_update(
         index_elements=["user_id", "server_id"],
         index_where=text("state = 'queued'"),
-        set_=_merged(statement.excluded, index_runs.c),
+        set_=_merge_requests(statement.excluded, index_runs.c),
     )
     try:
-        return _run((await session.execute(statement.returning(index_runs))).one())
+        return _to_run((await session.execute(statement.returning(index_runs))).one())
     except IntegrityError as error:
-        raise NotFound("there is no such server") from error
+        raise NotFound("server not found") from error
 
 
-def _merged(new: Any, known: Any) -> dict[str, Any]:
-    """What becomes of a run that is queued already when another is wanted."""
+async def _lock_server_row(session: Session, user_id: str, server_id: str) -> None:
+    """Lock the server before the run, in the order in which a rename of the server does, to avoid a deadlock."""
+    server = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
+    await session.execute(select(mcp_servers.c.id).where(*server).with_for_update(read=True, key_share=True))
+
+
+def _merge_requests(new: Any, queued: Any) -> dict[str, Any]:
+    """Return the values of a queued run after a further request. `accept_empty` belongs to the list it came with."""
     return {
-        "payload": func.coalesce(new.payload, known.payload),
-        "asks": or_(known.asks, new.asks),
-        "force": or_(known.force, new.force),
+        "payload": func.coalesce(new.payload, queued.payload),
+        "asks": or_(queued.asks, new.asks),
+        "force": or_(queued.force, new.force),
         "accept_empty": case(
             (new.payload.is_not(None), new.accept_empty),
-            (known.payload.is_not(None), known.accept_empty),
-            else_=or_(known.accept_empty, new.accept_empty),
+            (queued.payload.is_not(None), queued.accept_empty),
+            else_=or_(queued.accept_empty, new.accept_empty),
         ),
-        "asked_by": case((new.asked_by.in_([SYSTEM, SCHEDULE]), known.asked_by), else_=new.asked_by),
+        "asked_by": case((new.asked_by.in_([SYSTEM, SCHEDULE]), queued.asked_by), else_=new.asked_by),
     }
 
 
 async def request_reindex(
-    session: Session, user_id: str, server_id: str, asked_by: str, seconds_ago: float, *, force: bool = False
+    session: Session, user_id: str, server_id: str, asked_by: str, request_age_s: float, *, force: bool = False
 ) -> Run:
-    """Whoever asked before a run began to ask the server is served by that run: a hundred who ask at once cost two
-    listings, not a hundred, and only the first of them writes. Not so whoever wants everything embedded anew."""
+    """Coalesce concurrent requests: reuse a run that is queued, or that started listing after this request arrived.
+
+    `force=True` always enqueues a new run. So a hundred simultaneous requests cost two listings, and only the first
+    one writes a row.
+    """
     if force:
         return await enqueue(session, user_id, server_id, force=True, asked_by=asked_by)
-    run = await _begins_since(session, user_id, server_id, seconds_ago)
+    run = await _find_reusable_run(session, user_id, server_id, request_age_s)
     return run or await enqueue(session, user_id, server_id, asked_by=asked_by)
 
 
-async def _begins_since(session: Session, user_id: str, server_id: str, seconds_ago: float) -> Run | None:
-    """By the database's clock alone: one that goes slow would make a run of before look like one of after."""
+async def _find_reusable_run(session: Session, user_id: str, server_id: str, request_age_s: float) -> Run | None:
+    # Compare times of the database's clock only: with a slow local clock an earlier run would look like a later one.
     runs = index_runs.c
-    begun = runs.started_at >= func.clock_timestamp() - seconds(seconds_ago)
-    serving = runs.user_id == user_id, runs.server_id == server_id, runs.asks, or_(runs.state == "queued", begun)
-    statement = select(index_runs).where(*serving).order_by(runs.created_at).limit(1)
+    started_later = runs.started_at >= func.clock_timestamp() - interval(request_age_s)
+    of_server = runs.user_id == user_id, runs.server_id == server_id
+    reusable = *of_server, runs.asks, or_(runs.state == "queued", started_later)
+    statement = select(index_runs).where(*reusable).order_by(runs.created_at).limit(1)
     row = (await session.execute(statement)).one_or_none()
-    return None if row is None else _run(row)
+    return None if row is None else _to_run(row)
 
 
 async def get_run(session: Session, user_id: str, run_id: str) -> Run:
-    row = (await session.execute(select(index_runs).where(*_this(user_id, run_id)))).one_or_none()
+    row = (await session.execute(select(index_runs).where(*_by_id(user_id, run_id)))).one_or_none()
     if row is None:
-        raise _missing()
-    return _run(row)
+        raise _run_not_found()
+    return _to_run(row)
 
 
 async def list_runs(session: Session, user_id: str, server_id: str, page: PageRequest) -> Page[Run]:
-    """Newest first."""
+    """Return a page of the server's runs, newest first."""
     runs = index_runs.c
     statement = select(index_runs).where(runs.user_id == user_id, runs.server_id == server_id)
-    return await fetch_page(session, statement, (runs.created_at, runs.id), page, _run, descending=True)
+    return await fetch_page(session, statement, (runs.created_at, runs.id), page, _to_run, descending=True)
 
 
 async def get_run_owner(session: Session, run_id: str) -> str:
-    """For administrators, whom the id alone tells the run: needs the system's scope."""
+    """Return the user of a run, for administrators. Needs a system transaction."""
     user_id = await session.scalar(select(index_runs.c.user_id).where(index_runs.c.id == run_id))
     if user_id is None:
-        raise _missing()
+        raise _run_not_found()
     return str(user_id)
 
 
@@ -205,143 +220,148 @@ _CLAIM = text(
            OR (r.state = 'queued' AND NOT EXISTS (
                   SELECT FROM index_runs o
                   WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running')
-              AND {RUNS_OF_ONE_USER} > (
+              AND {MAX_RUNNING_PER_USER} > (
                   SELECT count(*) FROM index_runs o WHERE o.user_id = r.user_id AND o.state = 'running')))
         ORDER BY r.created_at LIMIT 1 FOR UPDATE SKIP LOCKED
     )
-    RETURNING id, user_id, server_id, asks, force, accept_empty, payload, attempts, lease_token, asked_by
+    RETURNING id, user_id, server_id, asks AS fetch_from_server, force, accept_empty, payload, attempts, lease_token,
+              asked_by
     """
 )
 
 
-async def claim(session: Session, lease_s: float, run_id: str | None = None) -> Claim | None:
-    """The oldest run that waits, or whose worker has gone silent; or only this one. Needs the system's scope."""
+async def claim_run(session: Session, lease_s: float, run_id: str | None = None) -> Claim | None:
+    """Claim the oldest run that is queued or whose lease has expired, or only `run_id`. Needs a system transaction."""
     try:
         row = (await session.execute(_CLAIM.bindparams(lease_s=lease_s, run_id=run_id))).one_or_none()
     except IntegrityError:
-        return None  # another worker began the server's other run in this very moment
+        return None  # another worker has just started the server's other run
     return None if row is None else Claim(**row._asdict(), lease_s=lease_s)
 
 
-async def report_progress(session: Session, claimed: Claim, done: int, total: int) -> None:
-    """Tells the watchers, and keeps the lease. Raises `LeaseLost` where it has passed on."""
-    lease_until = func.now() + seconds(claimed.lease_s)
-    statement = update(index_runs).where(*_owned(claimed)).values(done=done, total=total, lease_until=lease_until)
+async def report_progress(session: Session, claim: Claim, done: int, total: int) -> None:
+    """Store the progress and renew the lease. Raises `LeaseLost` if another worker has claimed the run."""
+    lease_until = func.now() + interval(claim.lease_s)
+    statement = update(index_runs).where(*_owned_by(claim)).values(done=done, total=total, lease_until=lease_until)
     if (await session.execute(statement)).rowcount == 0:
-        raise LeaseLost("the run has passed on to another worker")
+        raise LeaseLost("another worker has claimed the run")
 
 
-async def renew_lease(session: Session, claimed: Claim) -> None:
-    lease_until = func.now() + seconds(claimed.lease_s)
-    await session.execute(update(index_runs).where(*_owned(claimed)).values(lease_until=lease_until))
+async def renew_lease(session: Session, claim: Claim) -> None:
+    lease_until = func.now() + interval(claim.lease_s)
+    await session.execute(update(index_runs).where(*_owned_by(claim)).values(lease_until=lease_until))
 
 
-async def release(session: Session, claimed: Claim, pause_s: float) -> None:
-    """So that another worker can go on after the pause."""
-    values = {"lease_until": func.now() + seconds(pause_s)}
-    await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))
+async def release(session: Session, claim: Claim, pause_s: float) -> None:
+    """Let any worker continue the run after the pause."""
+    lease_until = func.now() + interval(pause_s)
+    await session.execute(update(index_runs).where(*_owned_by(claim)).values(lease_until=lease_until))
 
 
-async def requeue(session: Session, claimed: Claim) -> None:
-    """Into the queue, where it is seen to wait; a clean stop does not count as an attempt. Where the server's next run
-    has the place there already, it stays before that one, for whoever takes it first."""
-    # so that nobody queues one while we look: those who do hold the row too weakly for any lesser lock
-    server = mcp_servers.c.user_id == claimed.user_id, mcp_servers.c.id == claimed.server_id
+async def requeue(session: Session, claim: Claim) -> None:
+    """Put the run back into the queue after a clean stop, which does not count as an attempt.
+
+    If the server's next run is queued already, this run stays `running` with an expired lease, and so comes first.
+    """
+    # A full row lock: `enqueue` holds a key-share lock, which a weaker lock would not conflict with.
+    server = mcp_servers.c.user_id == claim.user_id, mcp_servers.c.id == claim.server_id
     await session.execute(select(mcp_servers.c.id).where(*server).with_for_update())
     runs = index_runs.c
-    queued = runs.user_id == claimed.user_id, runs.server_id == claimed.server_id, runs.state == "queued"
-    taken = await session.scalar(select(runs.id).where(*queued)) is not None
-    place = {"lease_until": func.now()} if taken else {"lease_until": null(), "state": "queued"}
-    await session.execute(update(index_runs).where(*_owned(claimed)).values(attempts=runs.attempts - 1, **place))
+    queued = runs.user_id == claim.user_id, runs.server_id == claim.server_id, runs.state == "queued"
+    has_queued = await session.scalar(select(runs.id).where(*queued)) is not None
+    values = {"lease_until": func.now()} if has_queued else {"lease_until": null(), "state": "queued"}
+    await session.execute(update(index_runs).where(*_owned_by(claim)).values(attempts=runs.attempts - 1, **values))
 
 
-async def retry_later(session: Session, claimed: Claim, cause: str, message: str, delay_s: float) -> None:
-    """The run stays what it is, a run under way, and is taken up again when its lease has passed."""
-    await lock_server(session, claimed.user_id, claimed.server_id)
-    values = {"lease_until": func.now() + seconds(delay_s), "error": {"cause": cause, "message": message}}
-    if (await session.execute(update(index_runs).where(*_owned(claimed)).values(**values))).rowcount:
-        await record_failure(session, claimed.user_id, claimed.server_id, cause, message)
+async def retry_later(session: Session, claim: Claim, cause: str, message: str, delay_s: float) -> None:
+    """Keep the run in state `running`; a worker claims it again when the shortened lease has expired."""
+    await lock_server(session, claim.user_id, claim.server_id)
+    values = {"lease_until": func.now() + interval(delay_s), "error": {"cause": cause, "message": message}}
+    if (await session.execute(update(index_runs).where(*_owned_by(claim)).values(**values))).rowcount:
+        await record_failure(session, claim.user_id, claim.server_id, cause, message)
 
 
-async def fence(session: Session, claimed: Claim) -> None:
-    """Holds the run's row until the transaction ends, or raises `LeaseLost`. Whoever locks the server too locks it
-    first, as a server's deletion does, which takes its runs along."""
-    statement = select(index_runs.c.id).where(*_owned(claimed)).with_for_update()
+async def fence(session: Session, claim: Claim) -> None:
+    """Lock the run's row until the end of the transaction. Raises `LeaseLost` if another worker has claimed the run.
+
+    A transaction that also locks the server must lock it first, in the order of a server's deletion.
+    """
+    statement = select(index_runs.c.id).where(*_owned_by(claim)).with_for_update()
     if (await session.execute(statement)).one_or_none() is None:
-        raise LeaseLost("the run has passed on to another worker")
+        raise LeaseLost("another worker has claimed the run")
 
 
-async def succeed(session: Session, claimed: Claim, outcome: RunSummary, total: int) -> None:
+async def succeed(session: Session, claim: Claim, summary: RunSummary, total: int) -> None:
     values = {
         "state": "succeeded",
         "done": total,
         "total": total,
-        "counts": outcome.counts(),
-        "refused": list(outcome.refused),
-        "warnings": list(outcome.warnings),
+        "counts": summary.counts(),
+        "refused": list(summary.refused),
+        "warnings": list(summary.warnings),
         "error": null(),
     }
-    await _end(session, claimed, values, SUCCEEDED)
+    await _finish(session, claim, values, SUCCEEDED)
 
 
-async def fail(session: Session, claimed: Claim, cause: str, message: str, outcome: RunSummary) -> None:
+async def fail(session: Session, claim: Claim, cause: str, message: str, summary: RunSummary) -> None:
     values = {
         "state": "failed",
-        "counts": outcome.counts(),
-        "refused": list(outcome.refused),
-        "warnings": list(outcome.warnings),
+        "counts": summary.counts(),
+        "refused": list(summary.refused),
+        "warnings": list(summary.warnings),
         "error": {"cause": cause, "message": message},
     }
-    await lock_server(session, claimed.user_id, claimed.server_id)
-    if await _end(session, claimed, values, cause):
-        await record_failure(session, claimed.user_id, claimed.server_id, cause, message)
+    await lock_server(session, claim.user_id, claim.server_id)
+    if await _finish(session, claim, values, cause):
+        await record_failure(session, claim.user_id, claim.server_id, cause, message)
 
 
-async def _end(session: Session, claimed: Claim, values: Mapping[str, Any], outcome: str) -> bool:
-    """False where the run has passed on to another worker, and nothing was written."""
-    ended = {"payload": None, "lease_until": None, "finished_at": func.now()}
-    statement = update(index_runs).where(*_owned(claimed)).values(**values, **ended)
-    took_s = func.extract("epoch", func.clock_timestamp() - index_runs.c.started_at)
-    duration_s = await session.scalar(statement.returning(took_s))
+async def _finish(session: Session, claim: Claim, values: Mapping[str, Any], outcome: str) -> bool:
+    """Write the end of the run and its audit event. Return False if another worker has claimed the run."""
+    end = {"payload": None, "lease_until": None, "finished_at": func.now()}
+    statement = update(index_runs).where(*_owned_by(claim)).values(**values, **end)
+    elapsed_s = func.extract("epoch", func.clock_timestamp() - index_runs.c.started_at)
+    duration_s = await session.scalar(statement.returning(elapsed_s))
     if duration_s is None:
         return False
     await record_event(
         session,
-        claimed.user_id,
-        claimed.asked_by,
+        claim.user_id,
+        claim.asked_by,
         "server.reindex",
-        claimed.server_id,
+        claim.server_id,
         outcome=outcome,
         duration_ms=float(duration_s) * 1000,
     )
-    await _forget_oldest(session, claimed)
+    await _delete_oldest(session, claim)
     return True
 
 
-async def _forget_oldest(session: Session, claimed: Claim) -> None:
+async def _delete_oldest(session: Session, claim: Claim) -> None:
     runs = index_runs.c
-    of_server = runs.user_id == claimed.user_id, runs.server_id == claimed.server_id, runs.finished_at.is_not(None)
-    oldest = select(runs.id).where(*of_server).order_by(runs.created_at.desc()).offset(KEPT_RUNS)
+    of_server = runs.user_id == claim.user_id, runs.server_id == claim.server_id, runs.finished_at.is_not(None)
+    oldest = select(runs.id).where(*of_server).order_by(runs.created_at.desc()).offset(MAX_FINISHED_RUNS)
     await session.execute(delete(index_runs).where(*of_server, runs.id.in_(oldest)))
 
 
-def _this(user_id: str, run_id: str) -> tuple[Any, Any]:
+def _by_id(user_id: str, run_id: str) -> tuple[Any, Any]:
     return index_runs.c.user_id == user_id, index_runs.c.id == run_id
 
 
-def _owned(claimed: Claim) -> tuple[Any, ...]:
-    mine = index_runs.c.lease_token == claimed.lease_token, index_runs.c.state == "running"
-    return (*_this(claimed.user_id, claimed.id), *mine)
+def _owned_by(claim: Claim) -> tuple[Any, ...]:
+    is_leased = index_runs.c.lease_token == claim.lease_token, index_runs.c.state == "running"
+    return (*_by_id(claim.user_id, claim.id), *is_leased)
 
 
-def seconds(count: Any) -> Any:
-    """As an interval."""
-    return func.make_interval(0, 0, 0, 0, 0, 0, count)
+def interval(seconds: Any) -> Any:
+    """Return a Postgres interval of so many seconds."""
+    return func.make_interval(0, 0, 0, 0, 0, 0, seconds)
 
 
-def _missing() -> NotFound:
-    return NotFound("there is no such run")
+def _run_not_found() -> NotFound:
+    return NotFound("index run not found")
 
 
-def _run(row: Row[Any]) -> Run:
-    return record(Run, row)
+def _to_run(row: Row[Any]) -> Run:
+    return to_dataclass(Run, row)

@@ -1,4 +1,4 @@
-"""The SQL of indexing: what is there, which vectors are known already, and one write for a whole plan."""
+"""The SQL of indexing: reads the stored tools and the cached vectors, and writes a whole plan at once."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -22,184 +22,16 @@ from app.mcp_types import ToolDefinition
 from app.text.strict_json import Json, canonical_json
 from app.usage.priors import write_priors
 
-CHANGES_KEPT = 20
-VANISHED_KEPT = 1_000
+MAX_CHANGES_PER_TOOL = 20
+MAX_DELETED_TOOLS = 1_000
+"""Soft-deleted tools that are kept for each server."""
 
-_DEFINITION = tuple(
+_DEFINITION_COLUMNS = tuple(
     mcp_tools.c[name]
     for name in ("name", "title", "description", "input_schema", "output_schema", "annotations", "meta")
 )
 
-
-async def stored_tools(session: Session, user_id: str, server_id: str, model: str) -> dict[str, StoredTool]:
-    """By name; also those that have vanished, since what they were is remembered."""
-    t, vectors = mcp_tools.c, mcp_tool_embeddings.c
-    row = (vectors.user_id == t.user_id) & (vectors.tool_id == t.id) & (vectors.model == model)
-    columns = t.id, t.definition_hash, t.index_hash, t.approved_hash, t.findings, t.vanished_at, vectors.content_hash
-    indexed = vectors.tool_id.is_not(None).label("indexed")
-    joined = mcp_tools.outerjoin(mcp_tool_embeddings, row)
-    rows = await session.execute(select(t.name, *columns, indexed).select_from(joined).where(*_of(user_id, server_id)))
-    return {
-        row.name: StoredTool(
-            tool_id=row.id,
-            definition_hash=row.definition_hash,
-            index_hash=row.index_hash,
-            approved_hash=row.approved_hash,
-            findings=_findings(row.findings),
-            vanished=row.vanished_at is not None,
-            content_hash=row.content_hash,
-            indexed=row.indexed,
-        )
-        for row in rows
-    }
-
-
-async def stored_listing(session: Session, user_id: str, server_id: str) -> list[ListedTool]:
-    """What is known of a server, for when that is enough: a pushed list is the only one there is."""
-    t = mcp_tools.c
-    offered = *_of(user_id, server_id), t.vanished_at.is_(None)
-    rows = await session.execute(select(*_DEFINITION, t.definition_hash, t.findings).where(*offered).order_by(t.name))
-    again = (
-        _listed_again(ToolDefinition(*definition), fingerprint, _findings(findings))
-        for *definition, fingerprint, findings in rows
-    )
-    return [tool for tool in again if tool is not None]
-
-
-def _listed_again(definition: ToolDefinition, fingerprint: str, findings: Sequence[Finding]) -> ListedTool | None:
-    """What was hidden in it is gone from what is stored, but not forgotten. None of what was stored before texts were
-    cleaned, and cannot be."""
-    hidden = [finding for finding in findings if finding.flag == "hidden_characters"]
-    try:
-        anew = sanitize_definition(definition)
-    except ValueError:
-        return None
-    return ListedTool(anew.definition, fingerprint, [*hidden, *anew.findings])
-
-
-def _findings(stored: Sequence[Json]) -> list[Finding]:
-    return [Finding(**finding) for finding in stored]
-
-
-async def cached_vectors(session: Session, model: str, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
-    statement = """
-        SELECT text_hash, embedding FROM embedding_cache WHERE model = %(model)s AND text_hash = ANY(%(hashes)s)
-    """
-    rows = await session.rows(statement, {"model": model, "hashes": list(hashes)})
-    return {text_hash: vector.to_numpy() for text_hash, vector in rows}
-
-
-async def cache_vectors(session: Session, model: str, vectors: Mapping[bytes, Vector]) -> None:
-    # in one order, whoever writes: two that write the same keys must not wait for each other
-    known = sorted(vectors.items())
-    rows = [{"model": model, "text_hash": key, "embedding": HalfVector(vector)} for key, vector in known]
-    statement = upsert(embedding_cache)
-    newest = {"embedding": statement.excluded.embedding}
-    await session.execute(statement.on_conflict_do_update(index_elements=["model", "text_hash"], set_=newest), rows)
-
-
-async def apply_updates(
-    session: Session, user_id: str, shares: Sequence[ModelUpdate], *, run_id: str, ann_above: int
-) -> None:
-    """All of it or nothing, for every model: a reader sees the old tools until the transaction ends, then the new."""
-    place, plan = shares[0].place, shares[0].plan
-    await _soft_delete(session, user_id, place.server_id, plan.removed_ids)
-    await _write_history(session, user_id, place.server_id, run_id, plan.rows)
-    await _write_tools(session, user_id, place.server_id, plan.rows)
-    decided = await evaluate_tools(session, user_id, place.server_id)
-    for share in shares:
-        await _write_index(session, user_id, share, decided)
-    await write_decisions(session, user_id, decided)
-    if any(share.plan.rows for share in shares):
-        await write_priors(session, user_id, place.server_id)
-    for share in shares:
-        await _write_vectors(session, user_id, share)
-    await _write_counts(session, user_id, place)
-    await update_tool_counts(session, user_id, ann_above)
-
-
-async def apply_inactive_model(session: Session, user_id: str, share: ModelUpdate) -> None:
-    """Nobody searches it yet: what the tools are, and what is remembered of the catalogue, stays."""
-    server_id = share.place.server_id
-    await _write_index(session, user_id, share, await evaluate_tools(session, user_id, server_id))
-    if share.plan.rows:
-        await write_priors(session, user_id, server_id)
-    await _write_vectors(session, user_id, share)
-
-
-async def _soft_delete(session: Session, user_id: str, server_id: str, tool_ids: Sequence[str]) -> None:
-    """Not to be found any more, but remembered: a tool that returns is what it was, for better or worse."""
-    if not tool_ids:
-        return
-    vectors = mcp_tool_embeddings
-    await session.execute(
-        delete(vectors).where(vectors.c.user_id == user_id, vectors.c.tool_id.in_(tool_ids)),
-    )
-    t = mcp_tools.c
-    gone = t.user_id == user_id, t.id.in_(tool_ids)
-    await session.execute(update(mcp_tools).where(*gone).values(vanished_at=func.now()))
-    # what a person has switched off must not come back by being forgotten
-    vanished = select(t.id).where(*_of(user_id, server_id), t.vanished_at.is_not(None), t.switched.is_(None))
-    oldest = vanished.order_by(t.vanished_at.desc(), t.id).offset(VANISHED_KEPT)
-    await session.execute(delete(mcp_tools).where(t.user_id == user_id, t.id.in_(oldest)))
-
-
-async def _write_history(session: Session, user_id: str, server_id: str, run_id: str, rows: Sequence[ToolRow]) -> None:
-    """Before the new definitions take the old ones' place."""
-    new = {row.tool_id: row for row in rows}
-    t = mcp_tools.c
-    statement = select(t.id, t.definition_hash, *_DEFINITION).where(t.user_id == user_id, t.id.in_(new))
-    changes = [
-        {
-            "user_id": user_id,
-            "id": str(uuid.uuid4()),
-            "server_id": server_id,
-            "tool_id": tool_id,
-            "run_id": run_id,
-            **_difference(ToolDefinition(*old).as_mcp(), new[tool_id].definition.as_mcp()),
-        }
-        for tool_id, definition_hash, *old in await session.execute(statement)
-        if definition_hash != new[tool_id].definition_hash
-    ]
-    if changes:
-        await session.execute(insert(tool_changes), changes)
-        await _forget_oldest_changes(session, user_id, [change["tool_id"] for change in changes])
-
-
-def _difference(old: Json, new: Json) -> dict[str, Any]:
-    # by their JSON: to Python 1 is True
-    fields = [name for name in (old | new) if canonical_json(old.get(name)) != canonical_json(new.get(name))]
-    # nothing that anybody could see: then it is what nobody can
-    return {"fields": fields or ["hidden_characters"], "old": old, "new": new}
-
-
-async def _forget_oldest_changes(session: Session, user_id: str, tool_ids: Sequence[str]) -> None:
-    statement = """
-        DELETE FROM tool_changes c USING (
-            SELECT id, row_number() OVER (PARTITION BY tool_id ORDER BY at DESC, id DESC) AS age
-            FROM tool_changes WHERE user_id = %(user_id)s AND tool_id = ANY(%(tool_ids)s)
-        ) aged
-        WHERE c.user_id = %(user_id)s AND c.id = aged.id AND aged.age > %(kept)s
-    """
-    await session.rows(statement, {"user_id": user_id, "tool_ids": list(tool_ids), "kept": CHANGES_KEPT})
-
-
-async def _write_tools(session: Session, user_id: str, server_id: str, rows: Sequence[ToolRow]) -> None:
-    if not rows:
-        return
-    statement = upsert(mcp_tools)
-    new = statement.excluded
-    # what a person decided about the tool (its switch, tags, pin and what was approved) is not the server's to change
-    rewritten = {name: new[name] for name in _from_the_server} | {
-        "state": case((new.definition_hash == mcp_tools.c.approved_hash, "approved"), else_="changed"),
-        "vanished_at": null(),
-        "updated_at": func.now(),
-    }
-    statement = statement.on_conflict_do_update(index_elements=["user_id", "id"], set_=rewritten)
-    await session.execute(statement, [_tool_values(user_id, server_id, row) for row in rows])
-
-
-_from_the_server = (
+_SERVER_COLUMNS = (
     "title",
     "description",
     "input_schema",
@@ -212,6 +44,175 @@ _from_the_server = (
     "enriched_description",
     "tokens",
 )
+"""Columns of `mcp_tools` that come from the server; all others are decided here."""
+
+
+async def read_tools(session: Session, user_id: str, server_id: str, model: str) -> dict[str, StoredTool]:
+    """Return the server's tools by name, soft-deleted ones included, with the state of the model's vectors."""
+    t, vectors = mcp_tools.c, mcp_tool_embeddings.c
+    of_model = (vectors.user_id == t.user_id) & (vectors.tool_id == t.id) & (vectors.model == model)
+    columns = t.id, t.definition_hash, t.index_hash, t.approved_hash, t.findings, t.vanished_at, vectors.content_hash
+    is_indexed = vectors.tool_id.is_not(None).label("is_indexed")
+    tools = mcp_tools.outerjoin(mcp_tool_embeddings, of_model)
+    statement = select(t.name, *columns, is_indexed).select_from(tools).where(*_by_server(user_id, server_id))
+    return {
+        row.name: StoredTool(
+            tool_id=row.id,
+            definition_hash=row.definition_hash,
+            index_hash=row.index_hash,
+            approved_hash=row.approved_hash,
+            findings=_to_findings(row.findings),
+            is_deleted=row.vanished_at is not None,
+            content_hash=row.content_hash,
+            is_indexed=row.is_indexed,
+        )
+        for row in await session.execute(statement)
+    }
+
+
+async def read_listing(session: Session, user_id: str, server_id: str) -> list[ListedTool]:
+    """Return the stored tools as a listing, for runs that neither got a pushed list nor fetch one."""
+    t = mcp_tools.c
+    not_deleted = *_by_server(user_id, server_id), t.vanished_at.is_(None)
+    statement = select(*_DEFINITION_COLUMNS, t.definition_hash, t.findings).where(*not_deleted).order_by(t.name)
+    tools = (
+        _sanitize_stored(ToolDefinition(*definition), fingerprint, _to_findings(findings))
+        for *definition, fingerprint, findings in await session.execute(statement)
+    )
+    return [tool for tool in tools if tool is not None]
+
+
+def _sanitize_stored(definition: ToolDefinition, fingerprint: str, findings: Sequence[Finding]) -> ListedTool | None:
+    """Sanitize a stored definition again. Return None if that fails, for tools stored before texts were sanitized.
+
+    Findings of hidden characters are kept: the stored text does not contain the characters any more.
+    """
+    hidden = [finding for finding in findings if finding.flag == "hidden_characters"]
+    try:
+        sanitized = sanitize_definition(definition)
+    except ValueError:
+        return None
+    return ListedTool(sanitized.definition, fingerprint, [*hidden, *sanitized.findings])
+
+
+def _to_findings(stored: Sequence[Json]) -> list[Finding]:
+    return [Finding(**finding) for finding in stored]
+
+
+async def read_vector_cache(session: Session, model: str, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
+    """Return the cached vectors by text hash."""
+    statement = """
+        SELECT text_hash, embedding FROM embedding_cache WHERE model = %(model)s AND text_hash = ANY(%(hashes)s)
+    """
+    rows = await session.rows(statement, {"model": model, "hashes": list(hashes)})
+    return {text_hash: vector.to_numpy() for text_hash, vector in rows}
+
+
+async def write_vector_cache(session: Session, model: str, vectors: Mapping[bytes, Vector]) -> None:
+    # sorted, so that two writers of the same keys cannot deadlock
+    ordered = sorted(vectors.items())
+    rows = [{"model": model, "text_hash": key, "embedding": HalfVector(vector)} for key, vector in ordered]
+    statement = upsert(embedding_cache)
+    values = {"embedding": statement.excluded.embedding}
+    await session.execute(statement.on_conflict_do_update(index_elements=["model", "text_hash"], set_=values), rows)
+
+
+async def apply_updates(
+    session: Session, user_id: str, updates: Sequence[ModelUpdate], *, run_id: str, ann_above: int
+) -> None:
+    """Write the updates of all models, the active one first. Readers see the old tools until the transaction ends."""
+    target, plan = updates[0].target, updates[0].plan
+    await _soft_delete(session, user_id, target.server_id, plan.removed_ids)
+    await _write_history(session, user_id, target.server_id, run_id, plan.rows)
+    await _write_tools(session, user_id, target.server_id, plan.rows)
+    decisions = await evaluate_tools(session, user_id, target.server_id)
+    for model_update in updates:
+        await _write_search_rows(session, user_id, model_update, decisions)
+    await write_decisions(session, user_id, decisions)
+    if any(model_update.plan.rows for model_update in updates):
+        await write_priors(session, user_id, target.server_id)
+    for model_update in updates:
+        await _write_vectors(session, user_id, model_update)
+    await _write_counts(session, user_id, target)
+    await update_tool_counts(session, user_id, ann_above)
+
+
+async def apply_inactive_model(session: Session, user_id: str, model_update: ModelUpdate) -> None:
+    """Write the rows and vectors of a model that does not serve yet. The tools and the counts do not change."""
+    server_id = model_update.target.server_id
+    await _write_search_rows(session, user_id, model_update, await evaluate_tools(session, user_id, server_id))
+    if model_update.plan.rows:
+        await write_priors(session, user_id, server_id)
+    await _write_vectors(session, user_id, model_update)
+
+
+async def _soft_delete(session: Session, user_id: str, server_id: str, tool_ids: Sequence[str]) -> None:
+    """Remove the tools from search, but keep their rows: a tool that returns keeps its switch, tags and approval."""
+    if not tool_ids:
+        return
+    vectors, t = mcp_tool_embeddings, mcp_tools.c
+    await session.execute(delete(vectors).where(vectors.c.user_id == user_id, vectors.c.tool_id.in_(tool_ids)))
+    removed = t.user_id == user_id, t.id.in_(tool_ids)
+    await session.execute(update(mcp_tools).where(*removed).values(vanished_at=func.now()))
+    # never delete a tool that a person has switched: it would return with the switch lost
+    deleted = select(t.id).where(*_by_server(user_id, server_id), t.vanished_at.is_not(None), t.switched.is_(None))
+    oldest = deleted.order_by(t.vanished_at.desc(), t.id).offset(MAX_DELETED_TOOLS)
+    await session.execute(delete(mcp_tools).where(t.user_id == user_id, t.id.in_(oldest)))
+
+
+async def _write_history(session: Session, user_id: str, server_id: str, run_id: str, rows: Sequence[ToolRow]) -> None:
+    """Record the changed definitions. Must run before the new definitions are written."""
+    new = {row.tool_id: row for row in rows}
+    t = mcp_tools.c
+    statement = select(t.id, t.definition_hash, *_DEFINITION_COLUMNS).where(t.user_id == user_id, t.id.in_(new))
+    changes = [
+        {
+            "user_id": user_id,
+            "id": str(uuid.uuid4()),
+            "server_id": server_id,
+            "tool_id": tool_id,
+            "run_id": run_id,
+            **_diff_definitions(ToolDefinition(*old).as_mcp(), new[tool_id].definition.as_mcp()),
+        }
+        for tool_id, definition_hash, *old in await session.execute(statement)
+        if definition_hash != new[tool_id].definition_hash
+    ]
+    if changes:
+        await session.execute(insert(tool_changes), changes)
+        await _delete_oldest_changes(session, user_id, [change["tool_id"] for change in changes])
+
+
+def _diff_definitions(old: Json, new: Json) -> dict[str, Any]:
+    # compare as JSON, because 1 == True in Python
+    fields = [name for name in (old | new) if canonical_json(old.get(name)) != canonical_json(new.get(name))]
+    # if the sanitized definitions are equal, only hidden characters have changed
+    return {"fields": fields or ["hidden_characters"], "old": old, "new": new}
+
+
+async def _delete_oldest_changes(session: Session, user_id: str, tool_ids: Sequence[str]) -> None:
+    statement = """
+        DELETE FROM tool_changes c USING (
+            SELECT id, row_number() OVER (PARTITION BY tool_id ORDER BY at DESC, id DESC) AS age
+            FROM tool_changes WHERE user_id = %(user_id)s AND tool_id = ANY(%(tool_ids)s)
+        ) aged
+        WHERE c.user_id = %(user_id)s AND c.id = aged.id AND aged.age > %(limit)s
+    """
+    await session.rows(statement, {"user_id": user_id, "tool_ids": list(tool_ids), "limit": MAX_CHANGES_PER_TOOL})
+
+
+async def _write_tools(session: Session, user_id: str, server_id: str, rows: Sequence[ToolRow]) -> None:
+    """Upsert the tools. A person's decisions (switch, tags, pin, approval) are kept."""
+    if not rows:
+        return
+    statement = upsert(mcp_tools)
+    new = statement.excluded
+    values = {name: new[name] for name in _SERVER_COLUMNS} | {
+        "state": case((new.definition_hash == mcp_tools.c.approved_hash, "approved"), else_="changed"),
+        "vanished_at": null(),
+        "updated_at": func.now(),
+    }
+    statement = statement.on_conflict_do_update(index_elements=["user_id", "id"], set_=values)
+    await session.execute(statement, [_tool_values(user_id, server_id, row) for row in rows])
 
 
 def _tool_values(user_id: str, server_id: str, row: ToolRow) -> dict[str, Any]:
@@ -236,87 +237,91 @@ def _tool_values(user_id: str, server_id: str, row: ToolRow) -> dict[str, Any]:
     }
 
 
-async def _write_index(
-    session: Session, user_id: str, share: ModelUpdate, decided: Mapping[str, VisibilityDecision]
+async def _write_search_rows(
+    session: Session, user_id: str, model_update: ModelUpdate, decisions: Mapping[str, VisibilityDecision]
 ) -> None:
-    """The narrow rows of new and changed tools. An older text's vector goes even before the new one is there: better
-    found by words than found wrongly. Where the text is as it was, the vector stays."""
-    place, plan, vectors = share.place, share.plan, share.vectors
+    """Upsert the search rows of new and changed tools.
+
+    The vector of an outdated text is removed even if the new one is missing: lexical search alone is better than wrong
+    matches. If the text is unchanged, the vector stays.
+    """
+    target, plan, vectors = model_update.target, model_update.plan, model_update.vectors
     if not plan.rows:
         return
     ann = await session.scalar(select(users.c.ann).where(users.c.id == user_id))
-    hashes = {wanted.tool_id: wanted.content_hash for wanted in plan.wanted}
+    hashes = {missing.tool_id: missing.content_hash for missing in plan.count_missing_vectors}
     rows = [
         {
             "user_id": user_id,
-            "model": place.model,
+            "model": target.model,
             "tool_id": row.tool_id,
-            "server_id": place.server_id,
-            "server_name": place.server_name,
+            "server_id": target.server_id,
+            "server_name": target.server_name,
             "tool_name": row.definition.name,
             "lexical": row.lexical,
             "action": row.action,
             "tokens": row.tokens,
-            **_stored(decided[row.tool_id]),
+            **_visibility_values(decisions[row.tool_id]),
             "ann": ann,
         }
         for row in plan.rows
     ]
-    anew = [row | _vector(hashes, vectors, row["tool_id"]) for row in rows if row["tool_id"] in hashes]
-    await _upsert_index(session, anew)
-    await _upsert_index(session, [row for row in rows if row["tool_id"] not in hashes])
+    outdated = [row | _vector_values(hashes, vectors, row["tool_id"]) for row in rows if row["tool_id"] in hashes]
+    await _upsert_search_rows(session, outdated)
+    await _upsert_search_rows(session, [row for row in rows if row["tool_id"] not in hashes])
 
 
-async def _upsert_index(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+async def _upsert_search_rows(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         return
     statement = upsert(mcp_tool_embeddings)
     key = "user_id", "model", "tool_id"
-    rewritten = {name: statement.excluded[name] for name in rows[0] if name not in key}
-    await session.execute(statement.on_conflict_do_update(index_elements=key, set_=rewritten), rows)
+    values = {name: statement.excluded[name] for name in rows[0] if name not in key}
+    await session.execute(statement.on_conflict_do_update(index_elements=key, set_=values), rows)
 
 
-def _vector(hashes: Mapping[str, str], vectors: Mapping[str, Vector], tool_id: str) -> dict[str, Any]:
+def _vector_values(hashes: Mapping[str, str], vectors: Mapping[str, Vector], tool_id: str) -> dict[str, Any]:
     if tool_id not in vectors:
         return {"embedding": None, "content_hash": None}
     return {"embedding": HalfVector(vectors[tool_id]), "content_hash": hashes[tool_id]}
 
 
-def _stored(verdict: VisibilityDecision) -> dict[str, Any]:
-    stored = verdict.stored()
+def _visibility_values(decision: VisibilityDecision) -> dict[str, Any]:
+    stored = decision.stored()
     return {"enabled": stored["visible"], **{name: stored[name] for name in ("tags", "projects", "project_tags")}}
 
 
-async def _write_vectors(session: Session, user_id: str, share: ModelUpdate) -> None:
-    """Of tools that are unchanged, but had no vector yet or are embedded anew by force."""
-    plan, vectors = share.plan, share.vectors
-    rewritten = {row.tool_id for row in plan.rows}
+async def _write_vectors(session: Session, user_id: str, model_update: ModelUpdate) -> None:
+    """Write the new vectors of tools that are otherwise unchanged: missing ones, and all of them after `force`."""
+    plan, vectors = model_update.plan, model_update.vectors
+    written = {row.tool_id for row in plan.rows}
     rows = [
         {"key": tool.tool_id, "vector": HalfVector(vectors[tool.tool_id]), "hash": tool.content_hash}
-        for tool in plan.wanted
-        if tool.tool_id in vectors and tool.tool_id not in rewritten
+        for tool in plan.count_missing_vectors
+        if tool.tool_id in vectors and tool.tool_id not in written
     ]
     if not rows:
         return
-    table = mcp_tool_embeddings
-    this = table.c.user_id == user_id, table.c.model == share.place.model, table.c.tool_id == bindparam("key")
-    statement = update(table).where(*this).values(embedding=bindparam("vector"), content_hash=bindparam("hash"))
+    v = mcp_tool_embeddings.c
+    by_tool = v.user_id == user_id, v.model == model_update.target.model, v.tool_id == bindparam("key")
+    statement = update(mcp_tool_embeddings).where(*by_tool)
+    statement = statement.values(embedding=bindparam("vector"), content_hash=bindparam("hash"))
     await session.execute(statement, rows)
 
 
-async def _write_counts(session: Session, user_id: str, place: IndexTarget) -> None:
+async def _write_counts(session: Session, user_id: str, target: IndexTarget) -> None:
     rows = mcp_tool_embeddings.c
-    mine = rows.user_id == user_id, rows.model == place.model, rows.server_id == place.server_id
-    pending = select(func.count()).where(*mine, rows.embedding.is_(None)).scalar_subquery()
+    of_server = rows.user_id == user_id, rows.model == target.model, rows.server_id == target.server_id
+    pending = select(func.count()).where(*of_server, rows.embedding.is_(None)).scalar_subquery()
     counts = {
-        "tool_count": select(func.count()).where(*mine).scalar_subquery(),
+        "tool_count": select(func.count()).where(*of_server).scalar_subquery(),
         "pending_count": pending,
         "pending_tries": case((pending > 0, mcp_servers.c.pending_tries + 1), else_=0),
         "updated_at": func.now(),
     }
-    server = mcp_servers.c.user_id == user_id, mcp_servers.c.id == place.server_id
+    server = mcp_servers.c.user_id == user_id, mcp_servers.c.id == target.server_id
     await session.execute(update(mcp_servers).where(*server).values(**counts))
 
 
-def _of(user_id: str, server_id: str) -> tuple[Any, Any]:
+def _by_server(user_id: str, server_id: str) -> tuple[Any, Any]:
     return mcp_tools.c.user_id == user_id, mcp_tools.c.server_id == server_id

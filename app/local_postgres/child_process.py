@@ -1,6 +1,6 @@
-"""Child processes that do not outlive us, and that do outlive the thread which asked for them.
+"""Starts child processes that end with this process, but not with the thread that started them.
 
-This file is also run as a script: it is the small launcher between us and the program.
+This file is also run as a script: the launcher between this process and the program.
 """
 
 import ctypes
@@ -15,8 +15,9 @@ from typing import IO, NamedTuple
 
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = ((signal.SIGINT, 10.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0))
+"""Signals in the order in which `stop()` sends them, each with the seconds to wait for the process to end."""
 
-# Our own environment holds secrets, and PG* variables that would bend the server: neither is handed down.
+# Our environment holds secrets, and PG* variables that would change the server's behaviour: pass neither on.
 INHERITED_VARIABLES = ("PATH", "LD_LIBRARY_PATH")
 
 
@@ -25,22 +26,22 @@ class Account(NamedTuple):
     gid: int
 
     @classmethod
-    def ours(cls) -> "Account":
+    def current(cls) -> "Account":
         return cls(os.geteuid(), os.getegid())
 
 
 class ChildProcess:
-    """A program run as `account`; the kernel sends it SIGINT when our process ends, even by kill -9.
+    """A program that runs as `account`. The kernel sends it SIGINT when this process ends, even by kill -9.
 
-    Linux fires that signal when the *thread* that forked ends. A worker of `asyncio.to_thread` may end at any time, so
-    every child has a thread of its own, which forks it and then waits for it. Where `prctl` is missing (macOS) there
-    is no such signal: a child stopped by nobody lives on.
+    Linux sends that signal when the *thread* that forked ends. A worker thread of `asyncio.to_thread` may end at any
+    time, so every child gets its own thread, which forks it and then waits for it. Without `prctl` (macOS) the signal
+    does not exist: there a child that is not stopped outlives this process.
     """
 
     def __init__(self, command: Sequence[str], account: Account, output: IO[bytes]) -> None:
         spawned: Future[subprocess.Popen[bytes]] = Future()
-        self._keeper = threading.Thread(target=_keep, args=(command, account, output, spawned), daemon=True)
-        self._keeper.start()
+        self._thread = threading.Thread(target=_spawn_and_wait, args=(command, account, output, spawned), daemon=True)
+        self._thread.start()
         self._process = spawned.result()
 
     @property
@@ -48,30 +49,30 @@ class ChildProcess:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
-        return self._keeper.is_alive()
+    def is_service_running(self) -> bool:
+        return self._thread.is_alive()
 
     @property
     def exit_code(self) -> int | None:
         return self._process.returncode
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended in time."""
-        self._keeper.join(seconds)
-        return not self.running
+        """Wait for the process to end and return whether it ended in time."""
+        self._thread.join(seconds)
+        return not self.is_service_running
 
     def stop(self) -> None:
-        """Asks, insists, then kills."""
+        """Send the stop signals, one after the other, until the process has ended."""
         for signum, patience_s in STOP_SIGNALS:
             self._process.send_signal(signum)
             if self.wait(patience_s):
                 return
 
 
-def _keep(
+def _spawn_and_wait(
     command: Sequence[str], account: Account, output: IO[bytes], spawned: "Future[subprocess.Popen[bytes]]"
 ) -> None:
-    # A launcher rather than `preexec_fn`: Python code between fork and exec can deadlock in a process with threads.
+    # A launcher instead of `preexec_fn`: Python code between fork and exec can deadlock in a process with threads.
     launcher = [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(account.uid), str(account.gid)]
     variables = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     try:
@@ -82,7 +83,7 @@ def _keep(
             stderr=subprocess.STDOUT,
             cwd="/",
             env=variables | {"LC_ALL": "C", "TZ": "UTC"},
-            start_new_session=True,  # Ctrl-C in our terminal is for us: we still need the child while we shut down
+            start_new_session=True,  # Ctrl-C in the terminal must not reach the child: it is needed during shutdown
         )
     except OSError as error:
         spawned.set_exception(error)
@@ -92,17 +93,18 @@ def _keep(
 
 
 def _launch(parent: int, account: Account, command: list[str]) -> None:
+    """Switch to the account, set the parent-death signal and replace this process by the command."""
     if os.geteuid() != account.uid:
         os.setgroups([])
         os.setgid(account.gid)
         os.setuid(account.uid)
-    # Only now: a change of user clears the parent-death signal. It outlasts exec.
+    # Set it after the change of user, which clears the signal; exec keeps it.
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None and prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGINT)) != 0:
-        sys.exit("The parent-death signal could not be set.")
+        sys.exit("cannot set the parent-death signal")
     if os.getppid() != parent:
-        sys.exit("The parent ended before the signal was set.")
-    os.execv(command[0], command)  # noqa: S606 there is no shell to go through
+        sys.exit("the parent process ended before the parent-death signal was set")
+    os.execv(command[0], command)  # noqa: S606 no shell is needed
 
 
 if __name__ == "__main__":

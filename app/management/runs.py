@@ -17,7 +17,7 @@ async def push_tools(
     async with database.transaction(user_id) as session:
         await servers.get_server(session, user_id, server_id)
         run = await queue.enqueue(session, user_id, server_id, payload, force=force, asked_by=actor)
-        session.after_commit(worker.wake)
+        session.after_commit(worker.notify)
     return run
 
 
@@ -28,7 +28,7 @@ async def request_reindex(
     async with database.transaction(user_id) as session:
         await servers.get_server(session, user_id, server_id)
         run = await queue.request_reindex(session, user_id, server_id, actor, elapsed_ms() / 1000, force=force)
-        session.after_commit(worker.wake)
+        session.after_commit(worker.notify)
     return run
 
 
@@ -42,5 +42,5 @@ async def request_reindex_of_all(
             await queue.request_reindex(session, user_id, server_id, actor, seconds_ago, force=force)
             for server_id in await servers.list_server_ids(session, user_id)
         ]
-        session.after_commit(worker.wake)
+        session.after_commit(worker.notify)
     return runs

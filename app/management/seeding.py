@@ -47,5 +47,5 @@ async def seed_user(
             await queue.enqueue(session, user.id, server.id, seed.payload)
         key, secret = await create_key(session, NewKey("user", name=user_id, user_id=user.id))
         await record_event(session, user.id, actor, "key.create", key.id)
-        session.after_commit(worker.wake)
+        session.after_commit(worker.notify)
     return secret

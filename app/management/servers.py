@@ -42,7 +42,7 @@ async def register_server(
         await record_event(session, user_id, actor, "server.create", server.id)
         if server.enabled and server.transport != "push":
             run = await queue.enqueue(session, user_id, server.id, asked_by=actor)
-            session.after_commit(worker.wake)
+            session.after_commit(worker.notify)
     return server, run
 
 
@@ -86,8 +86,8 @@ async def change_server(
         needs_listing = _needs_listing(before, after)
         # the server's name is part of the text that is searched
         if needs_listing or (after.name != before.name and after.tool_count):
-            await queue.enqueue(session, user_id, server_id, asks=needs_listing, asked_by=actor)
-            session.after_commit(worker.wake)
+            await queue.enqueue(session, user_id, server_id, fetch_from_server=needs_listing, asked_by=actor)
+            session.after_commit(worker.notify)
         if after.config_version != before.config_version:
             session.after_commit(mcp_pool.forget, user_id, server_id)
     return after

@@ -17,7 +17,7 @@ from sqlalchemy import Delete, Row, delete, func, select
 
 from app.db.engine import Database, Session
 from app.db.pagination import Page, PageRequest, fetch_page
-from app.db.rows import record
+from app.db.rows import to_dataclass
 from app.db.tables import selections
 from app.errors import QueryFailed, QueryInterrupted, Unavailable
 from app.usage.flusher import PeriodicFlusher
@@ -188,4 +188,4 @@ def expired_rows(retention: timedelta) -> list[Delete]:
 
 
 def _build_selection(row: Row[Any]) -> StoredSelection:
-    return record(StoredSelection, row)
+    return to_dataclass(StoredSelection, row)

@@ -20,7 +20,7 @@ from app.container import Container, open_container
 from app.embeddings.base import Vector
 from app.errors import NotFound
 from app.indexing import queue
-from app.local_postgres.paths import open_database
+from app.local_postgres.database import open_database
 from app.settings import Settings
 from bench.relevance.sets import BenchSet, BenchTool
 
@@ -97,7 +97,7 @@ async def _queue(container: Container, user_id: str, tools: Sequence[BenchTool])
             server = await create_server(session, container.sealer, user_id, NewServer(name, "push"))
             payload = orjson.dumps({"tools": [tool.definition for tool in its_tools]})
             await queue.enqueue(session, user_id, server.id, payload)
-    container.worker.wake()
+    container.worker.notify()
 
 
 async def _finish(container: Container, user_id: str, name: str) -> None:

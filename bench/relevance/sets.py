@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 
 from app import evaluation
-from app.demo.seed import catalogue
+from app.demo.seed import load_catalogue
 from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
 from app.text.strict_json import Json
 
@@ -58,7 +58,7 @@ def read_tools(content: bytes) -> list[BenchTool]:
 def demo_tools() -> list[BenchTool]:
     return [
         BenchTool(f"{server['name']}/{tool['name']}", server["name"], tool)
-        for server in catalogue()
+        for server in load_catalogue()
         for tool in server["tools"]
     ]
 

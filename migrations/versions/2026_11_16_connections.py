@@ -1,4 +1,4 @@
-"""Servers that are asked and called: status with its cause, who asked for a run, audit, calls that must not repeat."""
+"""Server status with its cause, the requester of an index run, the audit log, idempotent tool calls."""
 
 from alembic import op
 
@@ -17,7 +17,7 @@ ALTER TABLE index_runs ADD COLUMN asks boolean NOT NULL DEFAULT true;
 ALTER TABLE index_runs ADD COLUMN asked_by text NOT NULL DEFAULT 'system';
 ALTER TABLE index_runs ADD COLUMN started_at timestamptz;
 
--- no foreign key to users: what was done outlives whoever it was done to
+-- no foreign key to users: audit events outlive the user
 CREATE TABLE audit_events (
     user_id text NOT NULL,
     id text NOT NULL,

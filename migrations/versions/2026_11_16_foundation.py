@@ -1,4 +1,4 @@
-"""Users, keys, servers, tools, vectors, runs; the app role and row-level security."""
+"""Users, keys, servers, tools, vectors and index runs; the app role and row-level security."""
 
 from alembic import op
 
@@ -8,7 +8,7 @@ branch_labels = None
 depends_on = None
 
 TABLES = """
--- of all users together, so that no version ever comes back, not even with a user who is deleted and made again
+-- shared by all users, so that a version is never reused, not even by a user who is deleted and created again
 CREATE SEQUENCE catalog_versions;
 
 CREATE TABLE users (
@@ -90,8 +90,8 @@ CREATE TABLE mcp_tools (
 );
 CREATE INDEX mcp_tools_by_name ON mcp_tools (user_id, name);
 
--- All that a search reads, and nothing else: one narrow row a tool and model, both kinds of evidence in line (PLAIN).
--- With the texts beside it a vector would go to TOAST, and a scan would cost several times as much.
+-- Only what a search reads: one narrow row per tool and model, with both vectors stored inline (PLAIN).
+-- With the texts in the same row a vector would go to TOAST, and a scan would cost several times as much.
 CREATE TABLE mcp_tool_embeddings (
     user_id text NOT NULL,
     model text NOT NULL,
@@ -133,7 +133,7 @@ CREATE TABLE embedding_cache (
     PRIMARY KEY (model, text_hash)
 );
 
--- no foreign key to users: the rows with user_id '' are everyone's
+-- no foreign key to users: the rows with user_id '' belong to all users
 CREATE TABLE core_tools (
     user_id text NOT NULL,
     name text NOT NULL,
@@ -173,8 +173,8 @@ CREATE UNIQUE INDEX index_runs_one_running ON index_runs (user_id, server_id) WH
 CREATE INDEX index_runs_waiting ON index_runs (created_at) WHERE state IN ('queued', 'running');
 """
 
-# Roles belong to the cluster, so another database of it may have made this one already: then it must have been granted
-# to this owner. Whoever makes a role administers it, but may take it on only once it is granted, also to its maker.
+# Roles belong to the cluster, so another database in it may have created this one already; then a superuser must have
+# granted it to this owner. The creator of a role administers it, but can use it only after granting it to itself.
 ROLE = """
 DO $$
 BEGIN
@@ -201,7 +201,7 @@ TENANT_COLUMN = {
     "index_runs": "user_id",
 }
 
-# The settings are read in a sub-select so that Postgres reads them once a statement, not once a row.
+# The sub-select makes Postgres read the setting once per statement instead of once per row.
 IN_SYSTEM_SCOPE = "(SELECT current_setting('app.scope', true)) = 'system'"
 CURRENT_USER_ID = "(SELECT current_setting('app.user_id', true))"
 
@@ -229,7 +229,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The role stays: other databases of the cluster may use it."""
+    """Keep the role: other databases in the cluster may use it."""
     for table in TABLES_NEWEST_FIRST:
         op.execute(f"DROP TABLE {table}")
     op.execute("DROP SEQUENCE catalog_versions")

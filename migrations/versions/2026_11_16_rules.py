@@ -1,4 +1,4 @@
-"""Who sees what: rules, projects, switches of a person's own, changed definitions and what was found in them."""
+"""Visibility: rules, projects, tool switches, changed definitions and findings in them."""
 
 from alembic import op
 
@@ -80,7 +80,7 @@ CREATE INDEX tool_changes_at ON tool_changes (user_id, tool_id, at, id);
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON projects, tool_rules, tool_changes TO toolscout_app;
 
--- what is stored of each server is looked through once, as every listing is from now on
+-- sanitize the stored tools of each server once, as every listing is from now on
 INSERT INTO index_runs (user_id, id, server_id, asks)
 SELECT user_id, gen_random_uuid()::text, id, false FROM mcp_servers WHERE tool_count > 0 ON CONFLICT DO NOTHING;
 """
@@ -90,7 +90,7 @@ DROP TABLE tool_changes;
 ALTER TABLE mcp_tool_embeddings DROP COLUMN project_tags;
 ALTER TABLE mcp_tool_embeddings DROP COLUMN projects;
 DELETE FROM mcp_tools WHERE vanished_at IS NOT NULL;
--- what was hidden stays hidden, for whatever reason, though the older service knows but one
+-- hidden tools stay hidden, although the older version knows only one reason
 UPDATE mcp_tools SET enabled = hidden_by IS NULL OR hidden_by = 'server' AND coalesce(switched, true);
 UPDATE mcp_tools SET enabled_by = CASE WHEN enabled AND switched IS NULL THEN 'default' ELSE 'user' END;
 DROP INDEX mcp_tools_in_question;
@@ -111,13 +111,13 @@ OWN = "user_id = (SELECT current_setting('app.user_id', true))"
 IN_SYSTEM_SCOPE = "(SELECT current_setting('app.scope', true)) = 'system'"
 
 
-# a connection that names no user has the empty name, under which the audit keeps what belongs to none
-OF_A_USER = f"({OWN} AND user_id <> '')"
+# A connection without a user has the empty id, which also marks audit events that belong to no user.
+OWN_AND_NOT_EMPTY = f"({OWN} AND user_id <> '')"
 
 
 def upgrade() -> None:
     op.execute(UPGRADE)
-    op.execute(f"ALTER POLICY tenant ON audit_events TO toolscout_app USING ({OF_A_USER} OR {IN_SYSTEM_SCOPE})")
+    op.execute(f"ALTER POLICY tenant ON audit_events TO toolscout_app USING ({OWN_AND_NOT_EMPTY} OR {IN_SYSTEM_SCOPE})")
     for table in ("projects", "tool_rules", "tool_changes"):
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         op.execute(f"CREATE POLICY tenant ON {table} TO toolscout_app USING ({OWN} OR {IN_SYSTEM_SCOPE})")

@@ -1,5 +1,6 @@
-"""What a tool does, by its verb: a message that wants to look is not to find what removes. Unknown until the tool's
-next run, which the raised enrichment version makes everybody's."""
+"""The kind of action of each tool, from its verb, so that a request to read does not match a tool that deletes.
+
+It is unknown until the tool's next index run; the new enrichment version makes every tool part of one."""
 
 from alembic import op
 

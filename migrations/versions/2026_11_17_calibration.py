@@ -1,4 +1,4 @@
-"""What a model's cosines mean is more than a threshold: whether anything fits is judged by it, too."""
+"""Replace the threshold of a model by its calibration, which also decides whether any tool matches."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""What was asked and what was chosen, of users who wish to have it kept for a while."""
+"""The selection log: messages and selected tools, for users who have enabled it."""
 
 from alembic import op
 

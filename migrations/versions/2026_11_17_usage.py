@@ -1,4 +1,4 @@
-"""What became of tools once they were found: counters by tool, what users told us, figures by the minute."""
+"""Usage of discovered tools: counters per tool, feedback, and discovery statistics per minute."""
 
 from alembic import op
 
@@ -8,7 +8,7 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- no foreign key to mcp_tools: who counts must not wait for who deletes; counters of deleted tools are swept out later
+-- no foreign key to mcp_tools: counting must not wait for deletions; counters of deleted tools are removed later
 CREATE TABLE tool_usage (
     user_id text NOT NULL REFERENCES users (id) ON DELETE CASCADE,
     tool_id text NOT NULL,

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from app.cli import models as commands
 from app.container import Container, open_container
 from app.embeddings.calibration import UNCALIBRATED
-from app.indexing.backfill import _SERVERS_AT_ONCE
+from app.indexing.backfill import SERVERS_PER_BATCH
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.settings import Settings
 from tests.support.clients import TestUser, new_user, open_client
@@ -227,7 +227,7 @@ async def test_a_change_that_is_killed_changes_nothing_and_goes_on_where_it_stoo
     postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     async with opened(postgres, tmp_path) as world, new_user(world.replicas[0]) as user:
-        for number in range(_SERVERS_AT_ONCE + 5):
+        for number in range(SERVERS_PER_BATCH + 5):
             await user.add_tools(tool(f"tool_{number}", f"Does the work of day {number}."), server=f"server {number}")
         before = await ask(user.http, QUESTIONS[0])
         world.fake.mode, world.fake.quick = "hang_later", 2  # to learn the dimension, and the first of two groups
@@ -235,7 +235,7 @@ async def test_a_change_that_is_killed_changes_nothing_and_goes_on_where_it_stoo
 
             async def one_group_is_done() -> bool:
                 counted = world.as_owner("SELECT count(*) FROM mcp_tool_embeddings WHERE model = %s", BETA)
-                return counted == [(_SERVERS_AT_ONCE,)]
+                return counted == [(SERVERS_PER_BATCH,)]
 
             await until(one_group_is_done)
         world.fake.mode = "ok"
@@ -245,4 +245,4 @@ async def test_a_change_that_is_killed_changes_nothing_and_goes_on_where_it_stoo
         await world.use(BETA)
         await world.serve(BETA)
         assert len([text for texts in world.fake.requests for text in texts if text.startswith("Tool:")]) == 5
-        assert (await ask(user.http, QUESTIONS[0]))[2] == _SERVERS_AT_ONCE + 5
+        assert (await ask(user.http, QUESTIONS[0]))[2] == SERVERS_PER_BATCH + 5

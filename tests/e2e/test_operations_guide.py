@@ -18,7 +18,7 @@ from app.container import open_container
 from app.crypto import SecretOwner
 from app.db.engine import APP_ROLE
 from app.db.tables import metadata
-from app.local_postgres.postgres import EmbeddedPostgres, _binaries
+from app.local_postgres.postgres import EmbeddedPostgres, binaries_dir
 from tests.support.clients import new_user
 from tests.support.database_owners import as_superuser, create_owned_database, owner_name
 from tests.support.documents import DOCS, get_section, list_code_blocks
@@ -134,7 +134,7 @@ def query(cluster: EmbeddedPostgres, statement: str) -> list[tuple[Any, ...]]:
 
 
 def run_shell(commands: str, folder: Path, **variables: str) -> None:
-    environment = {"PATH": f"{_binaries()}:{os.environ['PATH']}", **variables}
+    environment = {"PATH": f"{binaries_dir()}:{os.environ['PATH']}", **variables}
     done = subprocess.run(
         ["sh", "-euc", commands], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

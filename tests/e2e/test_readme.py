@@ -14,7 +14,7 @@ import psutil
 import psycopg
 import pytest
 
-from app.db.migrate import newest_revision
+from app.db.migrate import head_revision
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
 from tests.support.documents import PAGES, README, join_runnable_blocks, page_name, run_commands
@@ -120,7 +120,7 @@ def test_commands_work_while_the_service_runs(demo: Service) -> None:
     made = run_toolscout(demo, "key", "create", "--user", "carol", "--days", "1")
     with httpx.Client(base_url=demo.url, headers={"X-API-Key": made.stdout.strip()}, timeout=60) as carol:
         assert carol.get("/servers").json() == {"items": [], "next_cursor": None}
-    assert str(newest_revision()) in run_toolscout(demo, "migrate").stdout
+    assert str(head_revision()) in run_toolscout(demo, "migrate").stdout
 
 
 def run_as_reader(service: Service, folder: Path, commands: str) -> subprocess.CompletedProcess[str]:

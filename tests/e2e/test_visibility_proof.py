@@ -382,14 +382,14 @@ class Story:
             server.now_offers(listing)
 
     async def index(
-        self, person: Person, server: Server, body: bytes | None, *, asks: bool = True, force: bool = False
+        self, person: Person, server: Server, body: bytes | None, *, fetch: bool = True, force: bool = False
     ) -> str:
         """The whole way of a run, from the queue to its end, as a worker goes it."""
         database = self.world.container.database
         async with database.transaction(person.id) as session:
-            run = await queue.enqueue(session, person.id, server.id, body, asks=asks, force=force)
+            run = await queue.enqueue(session, person.id, server.id, body, fetch_from_server=fetch, force=force)
         async with database.system_transaction() as session:
-            claimed = await queue.claim(session, LEASE_S, run.id)
+            claimed = await queue.claim_run(session, LEASE_S, run.id)
         assert claimed is not None
         self.touched = [person]
         return await reindex_server(self.world.indexer, claimed)
@@ -554,7 +554,7 @@ class Visibility(RuleBasedStateMachine):
         self.world.do(self.story.change_server(person, server, change))
         if "name" in change:
             self.all_ways_lead_to_the_same_tools()
-            assert self.world.do(self.story.index(person, server, None, asks=False)) == "succeeded"
+            assert self.world.do(self.story.index(person, server, None, fetch=False)) == "succeeded"
 
     @rule(which=some, well=st.booleans(), by_indexing=st.sampled_from([False, False, False, True]), force=st.booleans())
     def a_server_is_heard_of(self, which: int, well: bool, by_indexing: bool, force: bool) -> None:

@@ -12,7 +12,8 @@ from pydantic import SecretStr
 
 from app.container import Container, open_container
 from app.errors import ConfigurationError
-from app.local_postgres.paths import connect_database, open_database, secret_key
+from app.local_postgres.database import connect_database, open_database
+from app.local_postgres.secret_key import load_secret_key
 from bench.service import free_port
 from tests.support.clients import new_user, open_client
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer
@@ -216,30 +217,30 @@ async def test_pending_counts_are_written_before_the_database_closes(
 
 def test_a_secret_key_is_generated_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, secret_key=None)
-    key = secret_key(settings)
+    key = load_secret_key(settings)
     [file] = tmp_path.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert base64.b64decode(file.read_text()) == key
     assert len(key) == 32
-    assert secret_key(settings) == key
+    assert load_secret_key(settings) == key
 
 
 def test_another_folder_has_another_secret_key(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
-    keys = {secret_key(make_settings(tmp_path / name, secret_key=None)) for name in "ab"}
+    keys = {load_secret_key(make_settings(tmp_path / name, secret_key=None)) for name in "ab"}
     assert len(keys) == 2
 
 
 def test_a_configured_secret_key_is_used_and_none_is_generated(tmp_path: Path) -> None:
-    assert secret_key(make_settings(tmp_path)) == b"01234567890123456789012345678901"
+    assert load_secret_key(make_settings(tmp_path)) == b"01234567890123456789012345678901"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_corrupt_secret_key_is_rejected_and_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "secret_key").write_text("corrupt")
     with pytest.raises(ConfigurationError):
-        secret_key(make_settings(tmp_path, secret_key=None))
+        load_secret_key(make_settings(tmp_path, secret_key=None))
     assert (tmp_path / "secret_key").read_text() == "corrupt"
 
 
@@ -247,7 +248,7 @@ def test_a_corrupt_secret_key_is_rejected_and_not_replaced(tmp_path: Path) -> No
 def test_no_secret_key_is_generated_for_an_external_database(tmp_path: Path, environment: str) -> None:
     url = SecretStr("postgresql://db/toolscout")
     with pytest.raises(ConfigurationError, match="TOOLSCOUT_SECRET_KEY is missing"):
-        secret_key(make_settings(tmp_path, database_url=url, secret_key=None, environment=environment))
+        load_secret_key(make_settings(tmp_path, database_url=url, secret_key=None, environment=environment))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Workers apart from web processes: one queues, the other works, on one database."""
+"""Separate web and worker processes on one database: one queues runs, the other processes them."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,17 +20,17 @@ def url(postgres: EmbeddedPostgres) -> str:
 
 @pytest.fixture
 async def web(url: str, tmp_path: Path) -> AsyncIterator[Container]:
-    async with open_container(make_settings(tmp_path, role="web"), url, resolve_nothing) as opened:
-        yield opened
+    async with open_container(make_settings(tmp_path, role="web"), url, resolve_nothing) as container:
+        yield container
 
 
 @pytest.fixture
 async def user(web: Container) -> AsyncIterator[TestUser]:
-    async with new_user(web) as made:
-        yield made
+    async with new_user(web) as user:
+        yield user
 
 
-async def test_what_a_web_process_queues_a_worker_does(
+async def test_a_worker_processes_the_runs_that_a_web_process_queues(
     web: Container, user: TestUser, url: str, tmp_path: Path
 ) -> None:
     run = await send(user, await user.add_server(), [tool("list_files", "Lists files.")])
@@ -41,18 +41,18 @@ async def test_what_a_web_process_queues_a_worker_does(
     assert web.metrics.index_runs.labels("succeeded")._value.get() == 0
 
 
-async def test_a_worker_answers_nothing_but_how_it_fares(
+async def test_a_worker_serves_only_health_and_metrics(
     web: Container, user: TestUser, url: str, tmp_path: Path
 ) -> None:
     requests = [("POST", "/discover"), ("GET", "/tools"), ("POST", "/mcp"), ("GET", "/docs"), ("GET", "/openapi.json")]
     headers = {"Authorization": f"Bearer {user.key}", "Host": "localhost"}
     async with (
         open_container(make_settings(tmp_path, role="worker"), url, resolve_nothing) as worker,
-        open_client(worker, **headers) as of_worker,
-        open_client(web, **headers) as of_web,
+        open_client(worker, **headers) as worker_client,
+        open_client(web, **headers) as web_client,
     ):
         for path in ("/healthz", "/readyz", "/metrics"):
-            assert (await of_worker.get(path)).status_code == 200
+            assert (await worker_client.get(path)).status_code == 200
         for method, path in requests:
-            assert_problem(await of_worker.request(method, path, json={"query": "x"}), 404)
-            assert (await of_web.request(method, path, json={"query": "x"})).status_code != 404
+            assert_problem(await worker_client.request(method, path, json={"query": "x"}), 404)
+            assert (await web_client.request(method, path, json={"query": "x"})).status_code != 404

@@ -108,7 +108,7 @@ class TestUser:
                 "DELETE FROM mcp_servers WHERE user_id = %(user)s AND transport <> 'push'", {"user": self.id}
             )
         container.mcp_pool.forget_user(self.id)
-        if unfinished := container.worker._runs | container.mcp_pool._closing:
+        if unfinished := container.worker._tasks | container.mcp_pool._closing:
             await asyncio.wait(unfinished, timeout=5)
 
 

@@ -32,7 +32,7 @@ class Hand:
 
     async def claim(self) -> queue.Claim | None:
         async with self.container.database.system_transaction() as session:
-            return await queue.claim(session, LEASE_S)
+            return await queue.claim_run(session, LEASE_S)
 
     async def take(self) -> queue.Claim:
         claimed = await self.claim()
@@ -57,7 +57,12 @@ class Hand:
 @asynccontextmanager
 async def working(hand: Hand, **pace: float) -> AsyncIterator[Worker]:
     """A worker that looks often: the routes of the service that is driven by hand wake nobody."""
-    usual: dict[str, Any] = {"runs_at_once": 1, "pending_retry_s": 60.0, "reindex_every_s": 0.0, "idle_s": 0.02}
+    usual: dict[str, Any] = {
+        "runs_at_once": 1,
+        "pending_retry_s": 60.0,
+        "reindex_every_s": 0.0,
+        "poll_interval_s": 0.02,
+    }
     worker = Worker(hand.indexer, WorkerConfig(**(usual | pace)))
     worker.start()
     try:

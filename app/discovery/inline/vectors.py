@@ -37,7 +37,7 @@ class VectorSource:
 
     async def read_cached(self, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
         async with self.database.system_transaction() as session:
-            return await store.cached_vectors(session, self.embedder.model, hashes)
+            return await store.read_vector_cache(session, self.embedder.model, hashes)
 
     async def embed(self, texts: Mapping[bytes, str], budget_s: float | None) -> EmbeddedTexts:
         """Embed as many texts as the budget allows, in their order; None is no limit."""
@@ -74,5 +74,5 @@ class VectorSource:
             vectors = await self.embedder.embed_documents(list(batch.values()))
         embedded = dict(zip(batch, vectors, strict=True))
         async with self.database.system_transaction() as session:
-            await store.cache_vectors(session, self.embedder.model, embedded)
+            await store.write_vector_cache(session, self.embedder.model, embedded)
         return embedded

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from app.container import Container
-from app.demo.seed import catalogue
+from app.demo.seed import load_catalogue
 from app.schemas.inline_search import MAX_QUERIES, MAX_TOOLS
 from tests.support.checks import assert_problem, rows_of
 from tests.support.clients import TestUser, new_user
@@ -57,7 +57,7 @@ def keys(answer: Json) -> list[str]:
 @pytest.fixture
 async def demo_user(user: TestUser) -> TestUser:
     """A user with the demo catalogue without titles, which inline tools do not have."""
-    for server in catalogue():
+    for server in load_catalogue():
         tools = [{name: value for name, value in each.items() if name != "title"} for each in server["tools"]]
         await user.add_tools(*tools, server=server["name"])
     return user

@@ -1,4 +1,4 @@
-"""Pushing a server's tools: what is counted, what is refused, what stays."""
+"""Pushing a server's tools: counts, refusals, and what stays in the index."""
 
 import time
 import uuid
@@ -12,17 +12,17 @@ from tests.support.checks import JSON_TYPE, assert_problem, finished_run
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import OpenService, tool
 
-NOTHING = {"added": 0, "changed": 0, "unchanged": 0, "removed": 0, "embedded": 0, "refused": 0}
-GOOD = tool("good", "The sibling that is indexed all the same.")
+ZERO_COUNTS = {"added": 0, "changed": 0, "unchanged": 0, "removed": 0, "embedded": 0, "refused": 0}
+GOOD = tool("good", "The sibling of a refused tool.")
 
 
-def unheard_of(name: str) -> dict[str, Any]:
-    """A tool that no test has pushed before: vectors of known texts are not computed again."""
+def make_new_tool(name: str) -> dict[str, Any]:
+    """Return a tool that no test has pushed before, so that its vector is not cached."""
     return tool(name, f"Does {uuid.uuid4().hex}.")
 
 
-def nested(levels: int) -> str:
-    """JSON text, since Python's own writer gives up before we do."""
+def nested_json(levels: int) -> str:
+    """Return JSON text, since json.dumps fails before our limit is reached."""
     return '{"a":' * levels + "{}" + "}" * levels
 
 
@@ -31,7 +31,7 @@ async def push_text(user: TestUser, server_id: str, text: str) -> httpx.Response
     return await user.http.put(path, content=text, headers=JSON_TYPE, params={"wait": True})
 
 
-async def test_a_push_is_accepted_at_once_and_done_soon(user: TestUser) -> None:
+async def test_a_push_returns_at_once_and_finishes_later(user: TestUser) -> None:
     server_id = await user.add_server()
     answer = await user.http.put(f"/servers/{server_id}/tools", json={"tools": [tool("read_file")]})
     assert answer.status_code == 202
@@ -43,32 +43,32 @@ async def test_a_push_is_accepted_at_once_and_done_soon(user: TestUser) -> None:
     assert list(await user.tools()) == ["read_file"]
 
 
-async def test_a_push_that_waits_answers_with_the_finished_run(user: TestUser) -> None:
+async def test_a_push_with_wait_returns_the_finished_run(user: TestUser) -> None:
     server_id = await user.add_server()
-    run = await user.push(server_id, [unheard_of("read_file"), unheard_of("write_file")])
+    run = await user.push(server_id, [make_new_tool("read_file"), make_new_tool("write_file")])
     assert run["state"] == "succeeded"
-    assert run["counts"] == {**NOTHING, "added": 2, "embedded": 2}
+    assert run["counts"] == {**ZERO_COUNTS, "added": 2, "embedded": 2}
     assert (run["refused"], run["warnings"], run["error"]) == ([], [], None)
     server = (await user.http.get(f"/servers/{server_id}")).json()
     assert (server["tool_count"], server["pending_count"], server["status"]) == (2, 0, "connected")
 
 
-async def test_a_push_counts_what_is_added_changed_unchanged_and_removed(user: TestUser) -> None:
-    kept, changed, removed = (unheard_of(name) for name in ("kept", "changed", "removed"))
+async def test_a_push_counts_added_changed_unchanged_and_removed_tools(user: TestUser) -> None:
+    kept, changed, removed = (make_new_tool(name) for name in ("kept", "changed", "removed"))
     server_id = await user.add_server()
     await user.push(server_id, [kept, changed, removed])
-    run = await user.push(server_id, [kept, unheard_of("changed"), unheard_of("added")])
+    run = await user.push(server_id, [kept, make_new_tool("changed"), make_new_tool("added")])
     assert run["counts"] == {"added": 1, "changed": 1, "unchanged": 1, "removed": 1, "embedded": 2, "refused": 0}
     assert set(await user.tools()) == {"kept", "changed", "added"}
 
 
-async def test_the_same_push_again_changes_and_embeds_nothing(user: TestUser) -> None:
-    tools = [unheard_of("read_file"), unheard_of("write_file")]
+async def test_an_identical_push_changes_and_embeds_nothing(user: TestUser) -> None:
+    tools = [make_new_tool("read_file"), make_new_tool("write_file")]
     server_id = await user.add_server()
     await user.push(server_id, tools)
     before = await user.tools()
     run = await user.push(server_id, tools[::-1])
-    assert run["counts"] == {**NOTHING, "unchanged": 2}
+    assert run["counts"] == {**ZERO_COUNTS, "unchanged": 2}
     assert await user.tools() == before
 
 
@@ -86,11 +86,11 @@ async def test_the_same_push_again_changes_and_embeds_nothing(user: TestUser) ->
     ],
     ids=str,
 )
-async def test_a_change_in_any_field_is_seen_and_the_order_of_keys_is_none(
+async def test_a_change_of_any_field_is_counted_and_another_key_order_is_not(
     user: TestUser, changes: dict[str, Any], changed: int
 ) -> None:
     before = {
-        **unheard_of("read_file"),
+        **make_new_tool("read_file"),
         "inputSchema": {"properties": {"a": {}, "b": {}}, "type": "object"},
         "annotations": {"readOnlyHint": True},
         "_meta": {"version": 1},
@@ -103,18 +103,21 @@ async def test_a_change_in_any_field_is_seen_and_the_order_of_keys_is_none(
     assert (await user.tools())["read_file"]["id"] == key
 
 
-async def test_what_another_user_has_pushed_is_not_embedded_a_second_time(user: TestUser, other_user: TestUser) -> None:
-    shared = unheard_of("read_file")
+async def test_a_tool_that_another_user_has_pushed_is_not_embedded_again(user: TestUser, other_user: TestUser) -> None:
+    shared = make_new_tool("read_file")
     first = await user.push(await user.add_server(), [shared])
     second = await other_user.push(await other_user.add_server(), [shared])
-    assert (first["counts"], second["counts"]) == ({**NOTHING, "added": 1, "embedded": 1}, {**NOTHING, "added": 1})
-    for somebody in (user, other_user):
-        assert (await somebody.tools())["read_file"]["embedded"] is True
-        [hit] = (await somebody.discover("read a file", similarity_threshold=0))["tools"]
+    assert (first["counts"], second["counts"]) == (
+        {**ZERO_COUNTS, "added": 1, "embedded": 1},
+        {**ZERO_COUNTS, "added": 1},
+    )
+    for each in (user, other_user):
+        assert (await each.tools())["read_file"]["embedded"] is True
+        [hit] = (await each.discover("read a file", similarity_threshold=0))["tools"]
         assert hit["similarity"] is not None
 
 
-async def test_a_tool_that_vanishes_and_returns_keeps_its_key(user: TestUser) -> None:
+async def test_a_tool_that_is_removed_and_returns_keeps_its_id(user: TestUser) -> None:
     server_id = await user.add_tools(GOOD, tool("read_file", "Reads a file."))
     key = (await user.tools())["read_file"]["id"]
     await user.push(server_id, [GOOD])
@@ -124,7 +127,7 @@ async def test_a_tool_that_vanishes_and_returns_keeps_its_key(user: TestUser) ->
     assert (await user.tools())["read_file"]["id"] == key
 
 
-async def test_a_tool_listed_twice_is_taken_once_with_a_warning(user: TestUser) -> None:
+async def test_a_tool_listed_twice_is_indexed_once_with_a_warning(user: TestUser) -> None:
     run = await user.push(await user.add_server(), [tool("read_file", "first"), tool("read_file", "second"), GOOD])
     assert (run["state"], run["counts"]["added"], len(run["warnings"])) == ("succeeded", 2, 1)
     assert "read_file" in run["warnings"][0]
@@ -136,12 +139,12 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("null", None, None, "object"),
     ("no name", {"description": "x", "inputSchema": {}}, None, "name"),
     ("blank name", tool("  "), "  ", "name"),
-    ("name not a text", {"name": 7}, None, "name"),
+    ("name not a string", {"name": 7}, None, "name"),
     ("name too long", tool("n" * 129), "n" * 128, "longer than 128"),
-    ("name that cannot be shown", tool("read\u202efile"), "read\ufffdfile", "cannot be shown"),
-    ("name with a control character", tool("read\x1b[2Jfile"), "read\ufffd[2Jfile", "cannot be shown"),
-    ("description not a text", {"name": "bad", "description": ["x"]}, "bad", "description"),
-    ("title not a text", {"name": "bad", "title": {}}, "bad", "title"),
+    ("name that cannot be displayed", tool("read\u202efile"), "read\ufffdfile", "cannot be displayed"),
+    ("name with a control character", tool("read\x1b[2Jfile"), "read\ufffd[2Jfile", "cannot be displayed"),
+    ("description not a string", {"name": "bad", "description": ["x"]}, "bad", "description"),
+    ("title not a string", {"name": "bad", "title": {}}, "bad", "title"),
     ("input schema not an object", {"name": "bad", "inputSchema": []}, "bad", "inputSchema"),
     ("output schema not an object", {"name": "bad", "outputSchema": "x"}, "bad", "outputSchema"),
     ("annotations not an object", {"name": "bad", "annotations": True}, "bad", "annotations"),
@@ -152,7 +155,7 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
 
 
 @pytest.mark.parametrize(("raw", "name", "reason"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-async def test_a_bad_tool_is_refused_alone_with_its_reason(
+async def test_an_invalid_tool_is_refused_with_a_reason_and_its_sibling_is_indexed(
     user: TestUser, raw: Any, name: str | None, reason: str
 ) -> None:
     run = await user.push(await user.add_server(), [raw, GOOD])
@@ -175,11 +178,11 @@ async def test_a_bad_tool_is_refused_alone_with_its_reason(
         {"inputSchema": {"$ref": "#"}},
         {"inputSchema": {"$ref": "http://127.0.0.1:9/schema"}},
         {"description": None, "title": None, "annotations": None},
-        {"unknownField": {"is": "left out"}},
+        {"unknownField": {"is": "ignored"}},
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_a_tool_just_inside_the_limits_is_taken(user: TestUser, fields: dict[str, Any]) -> None:
+async def test_a_tool_within_the_limits_is_accepted(user: TestUser, fields: dict[str, Any]) -> None:
     run = await user.push(await user.add_server(), [{**tool("fine"), **fields}, GOOD])
     assert (run["state"], run["counts"]["added"], run["refused"]) == ("succeeded", 2, []), run["error"]
 
@@ -193,17 +196,19 @@ async def test_a_tool_just_inside_the_limits_is_taken(user: TestUser, fields: di
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_a_long_word_in_a_definition_holds_nobody_up(user: TestUser, fields: dict[str, Any]) -> None:
+async def test_a_long_word_in_a_definition_is_indexed_quickly(user: TestUser, fields: dict[str, Any]) -> None:
     server_id = await user.add_server()
     started = time.process_time()
     run = await user.push(server_id, [{**tool("wordy"), **fields}])
     assert (run["state"], run["counts"]["added"]) == ("succeeded", 1)
-    assert time.process_time() - started < 20  # half a second; it took minutes once
+    assert time.process_time() - started < 20  # it takes half a second, but took minutes before a fix
 
 
 @pytest.mark.parametrize(("levels", "refused"), [(20, 0), (33, 1), (950, 1)])
-async def test_a_schema_that_is_too_deep_is_refused_alone(user: TestUser, levels: int, refused: int) -> None:
-    text = f'{{"tools": [{{"name": "deep", "inputSchema": {nested(levels)}}}, {{"name": "good"}}]}}'
+async def test_a_schema_that_is_too_deep_is_refused_and_its_sibling_is_indexed(
+    user: TestUser, levels: int, refused: int
+) -> None:
+    text = f'{{"tools": [{{"name": "deep", "inputSchema": {nested_json(levels)}}}, {{"name": "good"}}]}}'
     answer = await push_text(user, await user.add_server(), text)
     assert answer.status_code == 200, answer.text
     run = answer.json()
@@ -224,23 +229,23 @@ async def test_a_schema_that_is_too_deep_is_refused_alone(user: TestUser, levels
         '{"tools": [{"name": "a\\u0000b"}]}',
         '{"tools": [{"name": "\\ud800"}]}',
         '{"tools": [{"name": "x", "_meta": {"n": NaN}}]}',
-        f'{{"tools": [{nested(2_000)}]}}',
+        f'{{"tools": [{nested_json(2_000)}]}}',
     ],
     ids=lambda text: text[:40],
 )
-async def test_a_list_that_cannot_be_read_is_refused_whole(user: TestUser, text: str) -> None:
+async def test_a_body_that_cannot_be_parsed_is_refused(user: TestUser, text: str) -> None:
     server_id = await user.add_tools(GOOD)
     assert_problem(await push_text(user, server_id, text), 422)
     assert (await push_text(user, server_id, '{"tools": [{"name": "better"}]}')).status_code == 200
     assert list(await user.tools()) == ["better"]
 
 
-@pytest.mark.parametrize("tools", [[], [{"description": "nameless"}]], ids=["empty", "nothing usable"])
-async def test_a_list_without_a_usable_tool_does_not_take_the_old_ones(user: TestUser, tools: list[Any]) -> None:
+@pytest.mark.parametrize("tools", [[], [{"description": "nameless"}]], ids=["empty", "no valid tool"])
+async def test_a_list_without_a_valid_tool_keeps_the_old_tools(user: TestUser, tools: list[Any]) -> None:
     server_id = await user.add_tools(GOOD)
     run = await user.push(server_id, tools)
     assert (run["state"], run["error"]["cause"]) == ("failed", "empty_listing")
-    assert run["counts"] == {**NOTHING, "refused": len(tools)}
+    assert run["counts"] == {**ZERO_COUNTS, "refused": len(tools)}
     assert list(await user.tools()) == ["good"]
     assert (await user.discover("sibling", similarity_threshold=0))["total_searched"] == 1
 
@@ -250,12 +255,12 @@ async def test_a_list_without_a_usable_tool_does_not_take_the_old_ones(user: Tes
     assert (await user.discover("sibling", similarity_threshold=0))["total_searched"] == 0
 
 
-async def test_an_empty_list_is_fine_where_there_was_nothing(user: TestUser) -> None:
+async def test_an_empty_list_is_accepted_for_a_server_without_tools(user: TestUser) -> None:
     run = await user.push(await user.add_server(), [])
-    assert (run["state"], run["counts"]) == ("succeeded", NOTHING)
+    assert (run["state"], run["counts"]) == ("succeeded", ZERO_COUNTS)
 
 
-async def test_tools_beyond_the_servers_limit_are_refused_one_by_one(open_service: OpenService) -> None:
+async def test_tools_beyond_the_limit_are_refused(open_service: OpenService) -> None:
     async with open_service(max_tools_per_server=3) as service, new_user(service) as user:
         run = await user.push(await user.add_server(), [tool(f"tool_{number}") for number in range(5)])
         assert (run["state"], run["counts"]["added"]) == ("succeeded", 3)

@@ -1,4 +1,4 @@
-"""Index runs: asked for, listed, looked up."""
+"""Index runs: request, list and read them."""
 
 import uuid
 from typing import Any
@@ -24,28 +24,28 @@ FIELDS = {
 }
 
 
-def files() -> list[dict[str, Any]]:
+def make_tools() -> list[dict[str, Any]]:
     return [tool("read_file", f"Reads {uuid.uuid4().hex}."), tool("write_file", f"Writes {uuid.uuid4().hex}.")]
 
 
-async def test_a_run_can_be_looked_up_by_its_id(user: TestUser) -> None:
-    run = await user.push(await user.add_server(), files())
+async def test_a_run_is_read_by_its_id(user: TestUser) -> None:
+    run = await user.push(await user.add_server(), make_tools())
     assert run.keys() == FIELDS
     assert (await user.http.get(f"/runs/{run['id']}")).json() == run
     assert_problem(await user.http.get(f"/runs/{uuid.uuid4()}"), 404)
 
 
-async def test_the_runs_of_a_server_come_newest_first_and_in_pages(user: TestUser) -> None:
+async def test_the_runs_of_a_server_are_listed_newest_first_in_pages(user: TestUser) -> None:
     server_id = await user.add_server()
-    made = [(await user.push(server_id, [tool(f"tool_{number}")]))["id"] for number in range(5)]
+    run_ids = [(await user.push(server_id, [tool(f"tool_{number}")]))["id"] for number in range(5)]
     await user.add_tools(tool("elsewhere"), server="another")
     found = await pages(user.http, f"/servers/{server_id}/runs", limit=2)
-    assert [[run["id"] for run in page] for page in found] == [made[:2:-1], made[2:0:-1], made[:1]]
+    assert [[run["id"] for run in page] for page in found] == [run_ids[:2:-1], run_ids[2:0:-1], run_ids[:1]]
 
 
-async def test_a_reindex_embeds_only_what_is_missing_unless_it_is_forced(user: TestUser) -> None:
+async def test_a_reindex_embeds_only_missing_vectors_unless_it_is_forced(user: TestUser) -> None:
     server_id = await user.add_server()
-    await user.push(server_id, files())
+    await user.push(server_id, make_tools())
     for force, embedded in ((False, 0), (True, 2)):
         answer = await user.http.post(f"/servers/{server_id}/reindex", params={"wait": True, "force": force})
         assert answer.status_code == 200
@@ -55,33 +55,33 @@ async def test_a_reindex_embeds_only_what_is_missing_unless_it_is_forced(user: T
     assert set(await user.tools()) == {"read_file", "write_file"}
 
 
-async def test_a_reindex_is_accepted_at_once_and_done_soon(user: TestUser) -> None:
+async def test_a_reindex_returns_at_once_and_finishes_later(user: TestUser) -> None:
     server_id = await user.add_tools(tool("read_file"))
     answer = await user.http.post(f"/servers/{server_id}/reindex")
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
     assert (await finished_run(user.http, answer.json()["id"]))["state"] == "succeeded"
 
 
-async def test_all_servers_of_a_user_are_reindexed_at_once(user: TestUser, other_user: TestUser) -> None:
-    mine = {await user.add_tools(*files(), server=name) for name in ("one", "two", "three")}
-    theirs = await other_user.add_tools(*files())
+async def test_reindex_all_reindexes_only_the_servers_of_the_user(user: TestUser, other_user: TestUser) -> None:
+    mine = {await user.add_tools(*make_tools(), server=name) for name in ("one", "two", "three")}
+    theirs = await other_user.add_tools(*make_tools())
     answer = await user.http.post("/reindex", params={"force": True})
     assert answer.status_code == 202
     assert {run["server_id"] for run in answer.json()["items"]} == mine
-    ended = [await finished_run(user.http, run["id"]) for run in answer.json()["items"]]
-    assert [(run["state"], run["counts"]["embedded"]) for run in ended] == [("succeeded", 2)] * 3
+    runs = [await finished_run(user.http, run["id"]) for run in answer.json()["items"]]
+    assert [(run["state"], run["counts"]["embedded"]) for run in runs] == [("succeeded", 2)] * 3
     assert len((await other_user.http.get(f"/servers/{theirs}/runs")).json()["items"]) == 1
 
 
-async def test_a_user_without_servers_has_nothing_to_reindex(user: TestUser) -> None:
+async def test_reindex_all_without_servers_returns_no_runs(user: TestUser) -> None:
     answer = await user.http.post("/reindex")
     assert (answer.status_code, answer.json()["items"]) == (202, [])
 
 
-async def test_an_admin_finds_a_run_by_its_id_alone(
+async def test_an_admin_reads_a_run_by_its_id_without_naming_the_user(
     user: TestUser, other_user: TestUser, admin: httpx.AsyncClient
 ) -> None:
-    run = await user.push(await user.add_server(), files())
+    run = await user.push(await user.add_server(), make_tools())
     path = f"/runs/{run['id']}"
     assert (await admin.get(path)).json() == run
     assert (await admin.get(path, headers={"X-User-Id": user.id})).json() == run
@@ -89,16 +89,16 @@ async def test_an_admin_finds_a_run_by_its_id_alone(
     assert_problem(await admin.get(f"/runs/{uuid.uuid4()}"), 404)
 
 
-async def test_a_deleted_servers_runs_are_gone(user: TestUser) -> None:
-    run = await user.push(server_id := await user.add_server(), files())
+async def test_the_runs_of_a_deleted_server_are_deleted(user: TestUser) -> None:
+    run = await user.push(server_id := await user.add_server(), make_tools())
     assert (await user.http.delete(f"/servers/{server_id}")).status_code == 204
     assert_problem(await user.http.get(f"/runs/{run['id']}"), 404)
     assert_problem(await user.http.get(f"/servers/{server_id}/runs"), 404)
 
 
 @pytest.mark.parametrize("query", [{"wait": "maybe"}, {"force": "2"}, {"wait": ""}])
-async def test_a_switch_that_is_neither_on_nor_off_is_refused(user: TestUser, query: dict[str, str]) -> None:
+async def test_an_invalid_boolean_parameter_is_refused(user: TestUser, query: dict[str, str]) -> None:
     server_id = await user.add_tools(tool("read_file"))
     assert_problem(await user.http.post(f"/servers/{server_id}/reindex", params=query), 422)
-    right = dict.fromkeys(query, "true")
-    assert (await user.http.post(f"/servers/{server_id}/reindex", params=right)).is_success
+    valid = dict.fromkeys(query, "true")
+    assert (await user.http.post(f"/servers/{server_id}/reindex", params=valid)).is_success

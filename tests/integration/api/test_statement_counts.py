@@ -34,7 +34,7 @@ class Catalog:
     async def run_next(self) -> None:
         """Do what the worker does with the oldest queued run. The service has no worker, so that nothing is hidden."""
         async with self.service.database.system_transaction() as session:
-            claim = await queue.claim(session, lease_s=60)
+            claim = await queue.claim_run(session, lease_s=60)
         assert claim is not None
         await reindex_server(self.service.indexer, claim)
 

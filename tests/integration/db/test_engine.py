@@ -1,4 +1,4 @@
-"""Transactions: bound to one user, all or nothing, and none the worse for whatever happened before."""
+"""Transactions: limited to one user, atomic, and unaffected by what happened before on the same connection."""
 
 import asyncio
 import gc
@@ -22,37 +22,37 @@ SERVERS = "SELECT user_id FROM mcp_servers ORDER BY user_id"
 @pytest.fixture(scope="module")
 async def url(postgres: EmbeddedPostgres) -> str:
     """Two users, with one server each."""
-    made = make_database(postgres)
-    await asyncio.to_thread(migrate, made)
-    database = Database(made, pool_size=1)
+    url = make_database(postgres)
+    await asyncio.to_thread(migrate, url)
+    database = Database(url, pool_size=1)
     async with database.system_transaction() as session:
         for user_id in ("alice", "bob"):
             await session.execute(insert(users).values(id=user_id))
             await session.execute(insert(mcp_servers).values(user_id=user_id, id=user_id, name="s", transport="push"))
     await database.close()
-    return made
+    return url
 
 
 @pytest.fixture
 async def database(url: str) -> AsyncIterator[Database]:
-    """With a single connection, so that each transaction comes after another on it."""
-    made = Database(url, pool_size=1)
-    yield made
-    await made.close()
+    """A pool with a single connection, so that all transactions of a test share it."""
+    database = Database(url, pool_size=1)
+    yield database
+    await database.close()
 
 
-async def names(database: Database) -> list[str]:
+async def user_ids(database: Database) -> list[str]:
     async with database.system_transaction() as session:
         return [name for (name,) in await session.rows("SELECT id FROM users ORDER BY id")]
 
 
-async def test_the_app_never_works_as_the_owner(database: Database) -> None:
+async def test_the_app_never_runs_as_the_owner(database: Database) -> None:
     async with database.transaction("alice") as session:
         [(current, superuser)] = await session.rows("SELECT current_user::text, current_setting('is_superuser')")
     assert (current, superuser) == (APP_ROLE, "off")
 
 
-async def test_a_transaction_sees_its_own_users_rows_though_no_predicate_asks_for_them(database: Database) -> None:
+async def test_a_transaction_reads_only_its_users_rows_without_a_predicate(database: Database) -> None:
     for user_id in ("alice", "bob", "alice"):
         async with database.transaction(user_id) as session:
             assert await session.rows(SERVERS) == [(user_id,)]
@@ -62,7 +62,7 @@ async def test_a_transaction_sees_its_own_users_rows_though_no_predicate_asks_fo
         assert await session.rows(SERVERS) == [("alice",), ("bob",)]
 
 
-async def test_a_transaction_writes_its_own_users_rows_alone(database: Database) -> None:
+async def test_a_transaction_writes_only_its_users_rows(database: Database) -> None:
     async with database.transaction("alice") as session:
         changed = await session.rows("UPDATE mcp_servers SET description = 'mine' RETURNING user_id")
     assert changed == [("alice",)]
@@ -72,7 +72,7 @@ async def test_a_transaction_writes_its_own_users_rows_alone(database: Database)
     assert "row-level security" in str(refusal.value.__cause__)
 
 
-async def test_nothing_of_a_scope_is_left_for_the_next_transaction(database: Database) -> None:
+async def test_the_scope_of_a_transaction_does_not_leak_into_the_next_one(database: Database) -> None:
     scope = "SELECT current_setting('app.user_id', true), current_setting('app.scope', true)"
     async with database.transaction("alice") as session:
         assert await session.rows(scope) in ([("alice", None)], [("alice", "")])
@@ -83,27 +83,27 @@ async def test_nothing_of_a_scope_is_left_for_the_next_transaction(database: Dat
 
 
 @pytest.mark.parametrize("user_id", ["o'brien", "a\\b", "'); DROP TABLE users; --", "%s {} %(x)s", "größe", ""])
-async def test_any_users_id_is_bound_as_it_is(database: Database, user_id: str) -> None:
+async def test_any_user_id_is_bound_unchanged(database: Database, user_id: str) -> None:
     async with database.transaction(user_id) as session:
         assert await session.rows("SELECT current_setting('app.user_id')") == [(user_id,)]
-    assert "alice" in await names(database)
+    assert "alice" in await user_ids(database)
 
 
-async def test_what_was_written_is_there_after_the_block_and_gone_after_an_error(database: Database) -> None:
+async def test_a_transaction_commits_at_its_end_and_rolls_back_after_an_error(database: Database) -> None:
     async def insert_and_fail() -> None:
         async with database.system_transaction() as session:
-            await session.execute(insert(users).values(id="undone"))
+            await session.execute(insert(users).values(id="rolled back"))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await insert_and_fail()
-    assert "undone" not in await names(database)
+    assert "rolled back" not in await user_ids(database)
     async with database.system_transaction() as session:
-        await session.execute(insert(users).values(id="done"))
-    assert "done" in await names(database)
+        await session.execute(insert(users).values(id="committed"))
+    assert "committed" in await user_ids(database)
 
 
-async def test_a_statement_that_fails_is_told_from_a_database_that_is_down(database: Database) -> None:
+async def test_a_failed_statement_is_not_reported_as_a_database_that_is_down(database: Database) -> None:
     with pytest.raises(QueryFailed):
         async with database.transaction("alice") as session:
             await session.rows("SELECT no_such_column")
@@ -111,7 +111,7 @@ async def test_a_statement_that_fails_is_told_from_a_database_that_is_down(datab
         assert await session.rows(SERVERS) == [("alice",)]
 
 
-async def test_a_request_that_is_cancelled_leaves_a_working_connection(database: Database) -> None:
+async def test_a_cancelled_request_leaves_a_working_connection(database: Database) -> None:
     with pytest.raises(TimeoutError):
         async with database.transaction("alice") as session, asyncio.timeout(0.1):
             await session.rows("SELECT pg_sleep(10)")
@@ -120,8 +120,10 @@ async def test_a_request_that_is_cancelled_leaves_a_working_connection(database:
 
 
 async def terminate_all(url: str) -> int:
-    """Ends every connection to the database, as a restart of Postgres does, but those that this is done with: one from
-    the last time may still be ending."""
+    """Terminate all connections to the database, as a restart of Postgres does, and return their number.
+
+    Connections of this function are left out: the one of the previous call may still be closing.
+    """
     async with await psycopg.AsyncConnection.connect(url, autocommit=True, application_name="owner") as owner:
         cursor = await owner.execute(
             "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity"
@@ -131,58 +133,58 @@ async def terminate_all(url: str) -> int:
 
 
 @pytest.fixture
-async def wide(url: str) -> AsyncIterator[Database]:
-    """With a few connections, all of them made, and nobody to tidy up after it."""
+async def busy_database(url: str) -> AsyncIterator[Database]:
+    """A pool of three open connections, without garbage collection that would close lost ones."""
     await terminate_all(url)
-    made = Database(url, pool_size=3)
-    await hold_all(made)
+    database = Database(url, pool_size=3)
+    await use_all_connections(database)
     gc.disable()
-    yield made
-    with warnings.catch_warnings():  # what was lost must not be blamed on the tests that follow
+    yield database
+    with warnings.catch_warnings():  # lost connections must not fail later tests
         warnings.simplefilter("ignore", ResourceWarning)
-        await made.close()
+        await database.close()
         gc.collect()
     gc.enable()
 
 
-async def hold_all(database: Database) -> list[str]:
-    """Long enough that each of them needs a connection of its own."""
+async def use_all_connections(database: Database) -> list[str]:
+    """Run three transactions at once, long enough that each needs its own connection."""
 
-    async def hold() -> str:
+    async def read_slowly() -> str:
         async with database.transaction("alice") as session:
             [(name, _)] = await session.rows("SELECT user_id, pg_sleep(0.1) FROM mcp_servers")
             return str(name)
 
-    return await asyncio.gather(*(hold() for _ in range(3)))
+    return await asyncio.gather(*(read_slowly() for _ in range(3)))
 
 
-async def test_connections_from_before_a_restart_are_replaced_unnoticed(wide: Database, url: str) -> None:
+async def test_connections_from_before_a_restart_are_replaced_without_an_error(
+    busy_database: Database, url: str
+) -> None:
     assert await terminate_all(url) == 3
-    assert await hold_all(wide) == ["alice"] * 3
+    assert await use_all_connections(busy_database) == ["alice"] * 3
 
 
-async def test_a_restart_leaves_no_open_connection_beside_the_pool(wide: Database, url: str) -> None:
+async def test_a_restart_leaks_no_connection(busy_database: Database, url: str) -> None:
     await terminate_all(url)
     for _ in range(2):
-        await hold_all(wide)
+        await use_all_connections(busy_database)
     assert await terminate_all(url) == 3
 
 
-async def test_a_transaction_whose_connection_breaks_says_that_the_database_is_down(
-    database: Database, url: str
-) -> None:
-    async def read(*, through_the_driver: bool) -> None:
+async def test_a_transaction_that_loses_its_connection_raises_database_down(database: Database, url: str) -> None:
+    async def read(*, use_driver: bool) -> None:
         async with database.transaction("alice") as session:
             await terminate_all(url)
-            await (session.rows(SERVERS) if through_the_driver else session.scalar(select(users.c.id)))
+            await (session.rows(SERVERS) if use_driver else session.scalar(select(users.c.id)))
 
-    for through_the_driver in (True, False):
+    for use_driver in (True, False):
         with pytest.raises(DatabaseDown):
-            await read(through_the_driver=through_the_driver)
+            await read(use_driver=use_driver)
     await database.ping()
 
 
-async def test_a_database_that_is_not_there_is_down(url: str) -> None:
+async def test_a_missing_database_raises_database_down(url: str) -> None:
     missing = Database(url.replace("/test_", "/no_such_"), pool_size=1)
     with pytest.raises(DatabaseDown) as down:
         await missing.ping()
@@ -190,7 +192,7 @@ async def test_a_database_that_is_not_there_is_down(url: str) -> None:
     await missing.close()
 
 
-async def test_an_error_carries_none_of_the_users_texts(database: Database) -> None:
+async def test_an_error_contains_no_user_data(database: Database) -> None:
     foreign = insert(mcp_servers).values(user_id="bob", id="x", name="canary", transport="push")
     with pytest.raises(QueryFailed) as error:
         async with database.transaction("alice") as session:
@@ -206,7 +208,7 @@ async def test_callbacks_run_once_and_in_order_after_the_commit(database: Databa
         session.after_commit(calls.append, "second")
         assert calls == []
     assert calls == ["first", "second"]
-    assert "followed" in await names(database)
+    assert "followed" in await user_ids(database)
     async with database.system_transaction():
         pass
     assert calls == ["first", "second"]
@@ -263,7 +265,7 @@ async def test_a_callback_that_fails_is_logged_and_the_others_run(
         session.after_commit(fail)
         session.after_commit(calls.append, "after")
     assert calls == ["before", "after"]
-    assert "kept" in await names(database)
+    assert "kept" in await user_ids(database)
     [entry] = [entry for entry in caplog.records if entry.name == "toolscout.db"]
     assert entry.getMessage() == "after-commit callback failed"
     assert entry.exc_info is not None
@@ -283,4 +285,4 @@ async def test_a_task_that_is_cancelled_after_its_commit_has_run_its_callbacks(d
     with pytest.raises(asyncio.CancelledError):
         await task
     assert calls == ["ran"]
-    assert "cancelled" in await names(database)
+    assert "cancelled" in await user_ids(database)

@@ -1,4 +1,4 @@
-"""Up, down, at the same time, and the servers that are refused."""
+"""Migrations: upgrade, downgrade, concurrent replicas, and the servers that are refused."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -14,70 +14,70 @@ from app.catalog.policy import Policy
 from app.catalog.visibility import apply_policy, recompute_visibility
 from app.container import open_container
 from app.db.engine import Database
-from app.db.migrate import migrate, newest_revision, parsed_version
+from app.db.migrate import head_revision, migrate, parse_version
 from app.errors import ConfigurationError
-from app.local_postgres.paths import open_database
+from app.local_postgres.database import open_database
 from bench.service import free_port
 from tests.support.factories import OpenService, make_settings
 
 
-def tables(url: str) -> set[str]:
+def list_tables(url: str) -> set[str]:
     with psycopg.connect(url) as connection:
         rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
     return {name for (name,) in rows}
 
 
-def test_up_down_and_up_again(fresh_database: str) -> None:
-    assert tables(fresh_database) == set()
-    assert migrate(fresh_database) == newest_revision()
-    made = tables(fresh_database)
-    assert {"users", "mcp_tools", "index_runs"} < made
+def test_upgrade_downgrade_and_upgrade_again(fresh_database: str) -> None:
+    assert list_tables(fresh_database) == set()
+    assert migrate(fresh_database) == head_revision()
+    created = list_tables(fresh_database)
+    assert {"users", "mcp_tools", "index_runs"} < created
     assert migrate(fresh_database, revision="base") == "base"
-    assert tables(fresh_database) == {"alembic_version"}
-    assert migrate(fresh_database) == newest_revision()
-    assert tables(fresh_database) == made
+    assert list_tables(fresh_database) == {"alembic_version"}
+    assert migrate(fresh_database) == head_revision()
+    assert list_tables(fresh_database) == created
 
 
-def test_one_step_down_and_up_again(fresh_database: str) -> None:
+def test_downgrade_by_one_revision_and_upgrade_again(fresh_database: str) -> None:
     migrate(fresh_database)
-    assert migrate(fresh_database, revision="-1") != newest_revision()
-    assert migrate(fresh_database) == newest_revision()
+    assert migrate(fresh_database, revision="-1") != head_revision()
+    assert migrate(fresh_database) == head_revision()
 
 
-def test_an_earlier_revision_is_gone_back_to_and_a_later_one_forward_to(fresh_database: str) -> None:
+def test_a_named_revision_is_reached_from_either_direction(fresh_database: str) -> None:
     migrate(fresh_database)
-    for revision in (BEFORE_RULES, BEFORE_RULES, newest_revision() or ""):
+    for revision in (BEFORE_RULES, BEFORE_RULES, head_revision() or ""):
         assert migrate(fresh_database, revision=revision) == revision
 
 
-def test_a_revision_that_there_is_not_is_refused(fresh_database: str) -> None:
+def test_an_unknown_revision_is_refused(fresh_database: str) -> None:
     before = migrate(fresh_database)
-    for nonesuch in ("nonesuch", "-99"):
-        with pytest.raises(ConfigurationError, match=f"cannot be brought to '{nonesuch}'"):
-            migrate(fresh_database, revision=nonesuch)
+    for unknown in ("unknown", "-99"):
+        with pytest.raises(ConfigurationError, match=f"cannot migrate the schema to '{unknown}'"):
+            migrate(fresh_database, revision=unknown)
     assert migrate(fresh_database, revision=before) == before
 
 
-def test_a_schema_that_a_newer_version_has_made_is_told_from_an_older_one(fresh_database: str) -> None:
+def test_a_schema_of_a_newer_version_is_refused(fresh_database: str) -> None:
     migrate(fresh_database)
     with psycopg.connect(fresh_database, autocommit=True) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '2999_newer'")
     for revision in ("head", "-1"):
-        with pytest.raises(ConfigurationError, match=r"at 2999_newer, which this version does not know"):
+        with pytest.raises(ConfigurationError, match=r"at revision 2999_newer, which this version does not know"):
             migrate(fresh_database, revision=revision)
 
 
-def test_a_schema_that_is_up_to_date_is_left_alone(fresh_database: str) -> None:
+def test_migrating_an_up_to_date_schema_changes_nothing(fresh_database: str) -> None:
     migrate(fresh_database)
     with psycopg.connect(fresh_database, autocommit=True) as connection:
         connection.execute("INSERT INTO users (id) VALUES ('alice')")
-        assert migrate(fresh_database) == newest_revision()
+        assert migrate(fresh_database) == head_revision()
         assert connection.execute("SELECT id FROM users").fetchall() == [("alice",)]
 
 
 BEFORE_RULES = "2026_11_16_connections"
 
-# by server and tool: whether the server is on, the tool's own switch and who set it, and whether it can be found
+# by server and tool: server enabled, tool enabled, enabled by, and whether the tool can be found
 BEFORE: dict[tuple[str, str], tuple[bool, bool, str, bool]] = {
     ("on", "left_alone"): (True, True, "default", True),
     ("on", "switched_on"): (True, True, "user", True),
@@ -94,8 +94,8 @@ HIDDEN_BY = {
 }
 
 
-def fill(url: str) -> None:
-    """As the service of that time would have left it, for two users alike."""
+def insert_old_rows(url: str) -> None:
+    """Insert the rows of a service at that revision, the same for two users."""
     with psycopg.connect(url) as connection:
         for user in ("alice", "bob"):
             connection.execute("INSERT INTO users (id) VALUES (%s)", [user])
@@ -125,8 +125,8 @@ def fill(url: str) -> None:
                 )
 
 
-def stored(url: str, *columns: str) -> dict[tuple[str, str], Any]:
-    """Of alice's tools, by server and tool; bob's are no different."""
+def read_tools(url: str, *columns: str) -> dict[tuple[str, str], Any]:
+    """Return the columns of alice's tools by server and tool; bob's must be the same."""
     statement = f"""
         SELECT v.server_name, v.tool_name, {", ".join(columns)}
         FROM mcp_tool_embeddings v
@@ -140,7 +140,7 @@ def stored(url: str, *columns: str) -> dict[tuple[str, str], Any]:
     return {(server, tool): rest if len(columns) > 1 else rest[0] for server, tool, *rest in alice}
 
 
-async def decide_all_again(url: str) -> None:
+async def recompute_all(url: str) -> None:
     database = Database(url, 1)
     await apply_policy(database, Policy(hold_changed=True))
     for user in ("alice", "bob"):
@@ -149,41 +149,41 @@ async def decide_all_again(url: str) -> None:
     await database.close()
 
 
-async def test_what_was_visible_before_there_were_rules_stays_visible_and_what_was_hidden_hidden(
+async def test_the_rules_migration_keeps_visible_tools_visible_and_hidden_tools_hidden(
     fresh_database: str,
 ) -> None:
     url = fresh_database
     assert await asyncio.to_thread(migrate, url, revision=BEFORE_RULES) == BEFORE_RULES
-    await asyncio.to_thread(fill, url)
-    before = stored(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled")
+    await asyncio.to_thread(insert_old_rows, url)
+    before = read_tools(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled")
     assert before == {tool: list(each) for tool, each in BEFORE.items()}
 
-    assert await asyncio.to_thread(migrate, url) == newest_revision()
-    assert stored(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled") == before
-    assert stored(url, "t.hidden_by") == HIDDEN_BY
+    assert await asyncio.to_thread(migrate, url) == head_revision()
+    assert read_tools(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled") == before
+    assert read_tools(url, "t.hidden_by") == HIDDEN_BY
     switched = {tool: enabled if by == "user" else None for tool, (_, enabled, by, _) in BEFORE.items()}
-    assert stored(url, "t.switched") == switched
-    accepted = stored(url, "t.approved_hash = t.definition_hash AND t.state = 'approved' AND t.pinned")
+    assert read_tools(url, "t.switched") == switched
+    accepted = read_tools(url, "t.approved_hash = t.definition_hash AND t.state = 'approved' AND t.pinned")
     assert accepted == dict.fromkeys(BEFORE, True)
 
-    rows = stored(url, "t.xmin::text", "v.xmin::text")
-    await decide_all_again(url)
-    assert stored(url, "t.xmin::text", "v.xmin::text") == rows, "what is stored is what would be decided"
+    rows = read_tools(url, "t.xmin::text", "v.xmin::text")
+    await recompute_all(url)
+    assert read_tools(url, "t.xmin::text", "v.xmin::text") == rows, "recomputing the decisions must change no row"
 
     while await asyncio.to_thread(migrate, url, revision="-1") != BEFORE_RULES:
         pass
-    assert stored(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled") == before
-    assert await asyncio.to_thread(migrate, url) == newest_revision()
-    assert stored(url, "t.hidden_by") == HIDDEN_BY
+    assert read_tools(url, "s.enabled", "t.enabled", "t.enabled_by", "v.enabled") == before
+    assert await asyncio.to_thread(migrate, url) == head_revision()
+    assert read_tools(url, "t.hidden_by") == HIDDEN_BY
 
 
-async def test_what_is_hidden_by_what_an_older_schema_does_not_know_stays_hidden_on_the_way_down(
+async def test_tools_hidden_for_a_reason_unknown_to_the_older_schema_stay_hidden_after_a_downgrade(
     fresh_database: str,
 ) -> None:
-    """Nothing is found that was hidden a moment ago, and what has vanished does not return."""
+    """A downgrade makes no hidden tool visible, and removed tools do not return."""
     url = fresh_database
     await asyncio.to_thread(migrate, url, revision=BEFORE_RULES)
-    await asyncio.to_thread(fill, url)
+    await asyncio.to_thread(insert_old_rows, url)
     await asyncio.to_thread(migrate, url)
     with psycopg.connect(url) as connection:
         connection.execute(
@@ -195,19 +195,19 @@ async def test_what_is_hidden_by_what_an_older_schema_does_not_know_stays_hidden
         connection.execute("UPDATE mcp_tools SET state = 'changed' WHERE name = 'switched_on'")
         connection.execute("DELETE FROM mcp_tool_embeddings WHERE server_name = 'off' AND tool_name = 'left_alone'")
         connection.execute("UPDATE mcp_tools SET vanished_at = now() WHERE id LIKE '%off-left_alone'")
-    await decide_all_again(url)
+    await recompute_all(url)
     hidden = dict.fromkeys(BEFORE, False)
     del hidden["off", "left_alone"]
-    assert stored(url, "v.enabled") == hidden
+    assert read_tools(url, "v.enabled") == hidden
     while await asyncio.to_thread(migrate, url, revision="-1") != BEFORE_RULES:
         pass
-    assert stored(url, "v.enabled") == hidden
+    assert read_tools(url, "v.enabled") == hidden
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT count(*) FROM mcp_tools").fetchall() == [(2 * len(hidden),)]
 
 
-async def test_a_database_that_has_served_can_be_taken_down(open_service: OpenService) -> None:
-    """With its vector index, which no migration made."""
+async def test_a_database_that_has_served_can_be_downgraded_to_base(open_service: OpenService) -> None:
+    """It has an HNSW index that no migration created."""
     async with open_service() as service:
         url = service.database.engine.url.render_as_string(hide_password=False)
     assert await asyncio.to_thread(migrate, url, revision="base") == "base"
@@ -216,43 +216,45 @@ async def test_a_database_that_has_served_can_be_taken_down(open_service: OpenSe
 def test_replicas_that_start_together_migrate_once(fresh_database: str) -> None:
     with ThreadPoolExecutor(4) as replicas:
         revisions = list(replicas.map(migrate, [fresh_database] * 4))
-    assert revisions == [newest_revision()] * 4
-    assert "users" in tables(fresh_database)
+    assert revisions == [head_revision()] * 4
+    assert "users" in list_tables(fresh_database)
 
 
-def test_a_superuser_is_refused_in_production_and_taken_elsewhere(fresh_database: str) -> None:
+def test_a_superuser_is_refused_in_production_and_accepted_in_development(fresh_database: str) -> None:
     with pytest.raises(ConfigurationError, match=r"superuser.*production"):
         migrate(fresh_database, production=True)
-    assert tables(fresh_database) == set()
-    assert migrate(fresh_database, production=False) == newest_revision()
+    assert list_tables(fresh_database) == set()
+    assert migrate(fresh_database, production=False) == head_revision()
 
 
-def test_an_old_pgvector_is_refused_with_what_to_do(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_pgvector_is_refused_and_the_message_says_how_to_update_it(
+    fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(app.db.migrate, "MINIMUM_PGVECTOR", (99, 0))
         with pytest.raises(ConfigurationError, match=r"too old.*ALTER EXTENSION vector UPDATE"):
             migrate(fresh_database)
-    assert tables(fresh_database) == set()
-    assert migrate(fresh_database) == newest_revision()
+    assert list_tables(fresh_database) == set()
+    assert migrate(fresh_database) == head_revision()
 
 
 @pytest.mark.parametrize(
     ("version", "parsed"), [("0.8.4", (0, 8, 4)), ("0.10.0", (0, 10, 0)), ("1.0", (1, 0)), ("0.8", (0, 8))]
 )
 def test_versions_are_compared_by_number(version: str, parsed: tuple[int, ...]) -> None:
-    assert parsed_version(version) == parsed
+    assert parse_version(version) == parsed
 
 
-def test_a_later_version_is_greater_however_it_is_spelled() -> None:
-    assert parsed_version("0.10.0") > parsed_version("0.8.4") > parsed_version("0.8.3") > parsed_version("0.8")
+def test_a_later_version_is_greater() -> None:
+    assert parse_version("0.10.0") > parse_version("0.8.4") > parse_version("0.8.3") > parse_version("0.8")
 
 
-def test_a_database_that_does_not_answer_is_refused_with_its_reason() -> None:
-    with pytest.raises(ConfigurationError, match=r"DATABASE_URL does not answer: .*refused"):
+def test_an_unreachable_database_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot connect to the database at DATABASE_URL: .*refused"):
         migrate(f"postgresql://someone:canary@127.0.0.1:{free_port()}/nothing")
 
 
-def test_a_database_that_is_not_there_is_refused_with_its_reason(fresh_database: str) -> None:
+def test_a_missing_database_is_refused_with_the_reason(fresh_database: str) -> None:
     with pytest.raises(ConfigurationError, match="does not exist"):
         migrate(fresh_database.replace("/test_", "/no_such_"))
 
@@ -260,18 +262,18 @@ def test_a_database_that_is_not_there_is_refused_with_its_reason(fresh_database:
 @pytest.mark.parametrize(
     "url", ["nonsense", "postgresql://u:canary@127.0.0.1:port/x", "://", "postgresql://[::1/x"], ids=ascii
 )
-def test_an_address_that_cannot_be_read_is_refused_without_repeating_its_password(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="DATABASE_URL") as refusal:
+def test_an_invalid_url_is_refused_without_repeating_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="DATABASE_URL") as error:
         migrate(url)
-    assert "canary" not in str(refusal.value)
+    assert "canary" not in str(error.value)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
-def test_whichever_of_its_names_postgres_is_called_by_will_do(fresh_database: str, scheme: str) -> None:
-    assert migrate(fresh_database.replace("postgresql:", f"{scheme}:")) == newest_revision()
+def test_every_common_scheme_of_a_postgres_url_is_accepted(fresh_database: str, scheme: str) -> None:
+    assert migrate(fresh_database.replace("postgresql:", f"{scheme}:")) == head_revision()
 
 
-def files_in(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     return list(folder.iterdir())
 
 
@@ -283,7 +285,7 @@ SECRET_KEYS = {
 
 
 @pytest.mark.parametrize(("secret_key", "reason"), SECRET_KEYS.values(), ids=SECRET_KEYS)
-async def test_a_database_of_ones_own_needs_a_proper_secret_key(
+async def test_a_configured_database_needs_a_valid_secret_key(
     fresh_database: str, tmp_path: Path, secret_key: str | None, reason: str
 ) -> None:
     settings = make_settings(tmp_path, database_url=SecretStr(fresh_database))
@@ -299,13 +301,13 @@ async def test_the_embedded_postgres_is_refused_in_production(tmp_path: Path) ->
     with pytest.raises(ConfigurationError, match="production needs DATABASE_URL"):
         async with open_database(make_settings(tmp_path, environment="production")):
             pass
-    assert files_in(tmp_path) == []
+    assert list_files(tmp_path) == []
 
 
-async def test_a_named_database_is_taken_as_it_is_in_any_environment(tmp_path: Path) -> None:
+async def test_database_url_is_used_unchanged_in_any_environment(tmp_path: Path) -> None:
     url = "postgresql://db/toolscout"
     for environment in ("development", "production"):
         settings = make_settings(tmp_path, environment=environment, database_url=SecretStr(url))
-        async with open_database(settings) as taken:
-            assert taken == url
-    assert files_in(tmp_path) == []
+        async with open_database(settings) as opened:
+            assert opened == url
+    assert list_files(tmp_path) == []

@@ -1,7 +1,6 @@
-"""Owners that are no superusers, as a hosted Postgres gives them; on a Postgres of its own, whose roles are its own."""
+"""Owners that are not superusers, as on a hosted Postgres. The tests have their own Postgres, since they drop roles."""
 
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +10,12 @@ from pydantic import SecretStr
 
 from app.container import open_container
 from app.db.engine import APP_ROLE, Database
-from app.db.migrate import migrate, newest_revision
+from app.db.migrate import head_revision, migrate
 from app.errors import ConfigurationError
-from app.local_postgres.paths import open_database
+from app.local_postgres.database import open_database
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.clients import new_user
+from tests.support.database_owners import as_superuser, create_owned_database, owner_name
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import make_settings, tool
 
@@ -31,7 +31,7 @@ def own_postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def cluster(own_postgres: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
-    """Where nobody has made the app's role yet."""
+    """A cluster in which the app role does not exist yet."""
     yield own_postgres
     with psycopg.connect(own_postgres.url, autocommit=True) as connection:
         owners = connection.execute("SELECT rolname FROM pg_roles WHERE rolname LIKE 'owner_%'").fetchall()
@@ -39,25 +39,6 @@ def cluster(own_postgres: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
         for name in (APP_ROLE, *(name for (name,) in owners)):
             connection.execute(f"DROP ROLE IF EXISTS {name}".encode())
-
-
-def as_superuser(cluster: EmbeddedPostgres, *statements: str, database: str = "toolscout") -> None:
-    with psycopg.connect(cluster.url.replace("/toolscout?", f"/{database}?"), autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
-def owned(cluster: EmbeddedPostgres, options: str = "CREATEROLE", *, extension: bool = True) -> str:
-    """The URL of a database whose owner is no superuser."""
-    name = f"owner_{uuid.uuid4().hex[:8]}"
-    as_superuser(cluster, f"CREATE ROLE {name} LOGIN {options}", f"CREATE DATABASE {name} OWNER {name}")
-    if extension:
-        as_superuser(cluster, "CREATE EXTENSION vector", database=name)
-    return cluster.url.replace("postgres@/toolscout?", f"{name}@/{name}?")
-
-
-def owner_in(url: str) -> str:
-    return url.partition("://")[2].partition("@")[0]
 
 
 async def current_user(url: str) -> str:
@@ -70,12 +51,15 @@ async def current_user(url: str) -> str:
     return str(name)
 
 
-async def test_an_ordinary_owner_is_all_that_production_needs(
+async def test_an_ordinary_owner_is_sufficient_in_production(
     cluster: EmbeddedPostgres, embedding_server: FakeEmbeddingServer, tmp_path: Path
 ) -> None:
-    """End to end: migrations, a server, its tools, a discovery; and a second start."""
+    """End to end: migrate, add a server with tools, discover; then start a second time."""
     settings = make_settings(
-        tmp_path, environment="production", database_url=SecretStr(owned(cluster)), **embedding_server.settings()
+        tmp_path,
+        environment="production",
+        database_url=SecretStr(create_owned_database(cluster)),
+        **embedding_server.settings(),
     )
     for _ in range(2):
         async with open_database(settings) as url, open_container(settings, url) as service:
@@ -87,37 +71,37 @@ async def test_an_ordinary_owner_is_all_that_production_needs(
                 assert await session.rows("SELECT current_user::text") == [(APP_ROLE,)]
 
 
-async def test_without_the_extension_an_ordinary_owner_is_told_who_must_add_it(cluster: EmbeddedPostgres) -> None:
-    url = owned(cluster, extension=False)
-    with pytest.raises(ConfigurationError, match="superuser run `CREATE EXTENSION vector`"):
+async def test_without_the_extension_the_error_says_that_a_superuser_must_create_it(cluster: EmbeddedPostgres) -> None:
+    url = create_owned_database(cluster, extension=False)
+    with pytest.raises(ConfigurationError, match="as a superuser, run `CREATE EXTENSION vector`"):
         migrate(url, production=True)
-    as_superuser(cluster, "CREATE EXTENSION vector", database=owner_in(url))
-    assert migrate(url, production=True) == newest_revision()
+    as_superuser(cluster, "CREATE EXTENSION vector", database=owner_name(url))
+    assert migrate(url, production=True) == head_revision()
 
 
-async def test_an_owner_may_be_given_the_apps_role_instead_of_the_right_to_make_it(cluster: EmbeddedPostgres) -> None:
-    url = owned(cluster, "")
-    as_superuser(cluster, f"CREATE ROLE {APP_ROLE} NOLOGIN", f"GRANT {APP_ROLE} TO {owner_in(url)}")
-    assert migrate(url, production=True) == newest_revision()
+async def test_an_owner_needs_no_createrole_if_the_app_role_is_granted(cluster: EmbeddedPostgres) -> None:
+    url = create_owned_database(cluster, "")
+    as_superuser(cluster, f"CREATE ROLE {APP_ROLE} NOLOGIN", f"GRANT {APP_ROLE} TO {owner_name(url)}")
+    assert migrate(url, production=True) == head_revision()
     assert await current_user(url) == APP_ROLE
 
 
 @pytest.mark.parametrize("options", ["", "CREATEROLE"])
-async def test_an_owner_who_may_not_take_the_apps_role_is_told_so(cluster: EmbeddedPostgres, options: str) -> None:
-    """Another database of the cluster has made the role already, and its maker alone can hand it out."""
-    migrate(owned(cluster), production=True)
-    url = owned(cluster, options)
+async def test_an_owner_without_the_app_role_gets_an_error(cluster: EmbeddedPostgres, options: str) -> None:
+    """The owner of another database has created the role, and only that owner or a superuser can grant it."""
+    migrate(create_owned_database(cluster), production=True)
+    url = create_owned_database(cluster, options)
     with pytest.raises(ConfigurationError, match=APP_ROLE):
         migrate(url, production=True)
-    as_superuser(cluster, f"GRANT {APP_ROLE} TO {owner_in(url)}")
-    assert migrate(url, production=True) == newest_revision()
+    as_superuser(cluster, f"GRANT {APP_ROLE} TO {owner_name(url)}")
+    assert migrate(url, production=True) == head_revision()
     assert await current_user(url) == APP_ROLE
 
 
-async def test_an_owner_who_may_not_make_the_apps_role_is_told_so(cluster: EmbeddedPostgres) -> None:
-    url = owned(cluster, "")
+async def test_an_owner_who_may_not_create_the_app_role_gets_an_error(cluster: EmbeddedPostgres) -> None:
+    url = create_owned_database(cluster, "")
     with pytest.raises(ConfigurationError, match=APP_ROLE):
         migrate(url, production=True)
-    as_superuser(cluster, f"ALTER ROLE {owner_in(url)} CREATEROLE")
-    assert migrate(url, production=True) == newest_revision()
+    as_superuser(cluster, f"ALTER ROLE {owner_name(url)} CREATEROLE")
+    assert migrate(url, production=True) == head_revision()
     assert await current_user(url) == APP_ROLE

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.demo.seed import catalogue
+from app.demo.seed import load_catalogue
 from tests.support.clients import TestUser
 
 Json = dict[str, Any]
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 @pytest.fixture
 async def demo(user: TestUser) -> TestUser:
-    for server in catalogue():
+    for server in load_catalogue():
         await user.add_tools(*server["tools"], server=server["name"])
     return user
 

@@ -262,7 +262,7 @@ async def test_an_answer_is_given_again_although_the_tool_may_be_used_no_more(
 async def test_what_is_older_than_a_day_is_forgotten(
     user: TestUser, container: Container, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_FIRST_S", 0)
+    monkeypatch.setattr(retention, "_FIRST_RUN_S", 0)
     await offer(user, mcp, "pay")
     for key in ("old", "young"):
         succeeded(await send(user, "pay", key))

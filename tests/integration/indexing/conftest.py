@@ -1,4 +1,4 @@
-"""Two services on one fake embedder: one whose worker works, and one whose runs are driven by hand."""
+"""Two services on one fake embedder: one with a worker, and one whose runs the tests execute step by step."""
 
 import asyncio
 import uuid
@@ -22,13 +22,13 @@ from tests.support.factories import ADMIN_KEY, make_database, make_settings, out
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.worker_steps import Hand, rows
 
-NOBODY = "127.0.0.1:9"
-"""Where we may connect and nobody listens."""
+UNUSED_ADDRESS = "127.0.0.1:9"
+"""An allowed address on which nothing listens."""
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The OpenAI client's own pauses between tries, cut short."""
+def short_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses between the retries of the OpenAI client."""
     monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.001)
 
 
@@ -40,7 +40,7 @@ def shared_fake() -> Iterator[FakeEmbeddingServer]:
 
 @pytest.fixture
 def fake(shared_fake: FakeEmbeddingServer) -> Iterator[FakeEmbeddingServer]:
-    """Well and with an empty log, and left well for whoever comes next."""
+    """The fake embedder, working and with an empty log; it works again after the test."""
     shared_fake.mode, shared_fake.status, shared_fake.requests = "ok", 500, []
     yield shared_fake
     shared_fake.mode = "ok"
@@ -72,7 +72,7 @@ async def idle_service(
 ) -> AsyncIterator[Container]:
     settings = make_settings(
         tmp_path_factory.mktemp("idle"),
-        outbound_allow=f"{outbound_allow(*mcp_servers.values())},{NOBODY}",
+        outbound_allow=f"{outbound_allow(*mcp_servers.values())},{UNUSED_ADDRESS}",
         **shared_fake.settings(index_concurrency=0),
     )
     async with open_container(settings, make_database(postgres), resolve_nothing) as opened:
@@ -82,19 +82,19 @@ async def idle_service(
 @pytest.fixture(scope="session")
 async def embedder(shared_fake: FakeEmbeddingServer) -> AsyncIterator[OpenAIEmbedder]:
     client = AsyncOpenAI(api_key="none", base_url=shared_fake.base_url)
-    made = OpenAIEmbedder(client, "fake-words", query_timeout_s=20, index_timeout_s=20)
-    made.expect_dimension(DIMENSION)
-    yield made
-    await made.aclose()
+    embedder = OpenAIEmbedder(client, "fake-words", query_timeout_s=20, index_timeout_s=20)
+    embedder.expect_dimension(DIMENSION)
+    yield embedder
+    await embedder.aclose()
 
 
 @pytest.fixture
 async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbeddingServer) -> Hand:
-    """With nobody in it yet: the queue is one for all users."""
+    """The service without a worker, and without users: all users share the queue."""
     await rows(idle_service, "DELETE FROM users")
 
     async def models() -> list[LoadedModel]:
-        return [replace(kept, embedder=embedder) for kept in await idle_service.models.refresh()]
+        return [replace(loaded, embedder=embedder) for loaded in await idle_service.models.refresh()]
 
     indexer = Indexer(
         database=idle_service.database,
@@ -111,56 +111,60 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
 
 
 @pytest.fixture(scope="session")
-def idle_door(idle_service: Container) -> httpx.ASGITransport:
-    """One application for all tests: a new one reads its routes anew, which takes longer than most of them."""
+def idle_transport(idle_service: Container) -> httpx.ASGITransport:
+    """One application for all tests: creating its routes takes longer than most tests."""
     return httpx.ASGITransport(get_app(idle_service), raise_app_exceptions=False)
 
 
 @pytest.fixture(scope="session")
-def door(service: Container) -> httpx.ASGITransport:
+def transport(service: Container) -> httpx.ASGITransport:
     return httpx.ASGITransport(get_app(service), raise_app_exceptions=False)
 
 
 @asynccontextmanager
-async def user_through(door: httpx.ASGITransport, container: Container) -> AsyncIterator[TestUser]:
+async def open_user(transport: httpx.ASGITransport, container: Container) -> AsyncIterator[TestUser]:
     def client(key: str) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(transport=door, base_url="http://toolscout", headers=headers, timeout=60)
+        return httpx.AsyncClient(transport=transport, base_url="http://toolscout", headers=headers, timeout=60)
 
     user_id = f"user-{uuid.uuid4().hex[:12]}"
-    async with client(ADMIN_KEY) as administrator:
-        await administrator.post("/users", json={"id": user_id})
-        made = await administrator.post("/keys", json={"kind": "user", "user_id": user_id})
+    async with client(ADMIN_KEY) as admin:
+        await admin.post("/users", json={"id": user_id})
+        made = await admin.post("/keys", json={"kind": "user", "user_id": user_id})
         key = made.json()["key"]
         async with client(key) as http:
             user = TestUser(user_id, key, http)
             yield user
             await user.leave(container)
-        # what is left pending would have the embedder asked, for all time, among the requests of later tests
-        await administrator.delete(f"/users/{user_id}")
+        # pending tools would make the worker call the embedder during later tests
+        await admin.delete(f"/users/{user_id}")
 
 
 @pytest.fixture
-async def alice(hand: Hand, idle_door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
-    """A user of the service that is driven by hand."""
-    async with user_through(idle_door, hand.container) as made:
-        yield made
+async def alice(hand: Hand, idle_transport: httpx.ASGITransport) -> AsyncIterator[TestUser]:
+    """A user of the service without a worker."""
+    async with open_user(idle_transport, hand.container) as user:
+        yield user
 
 
 @pytest.fixture
-async def bob(hand: Hand, idle_door: httpx.ASGITransport) -> AsyncIterator[TestUser]:
-    async with user_through(idle_door, hand.container) as made:
-        yield made
+async def bob(hand: Hand, idle_transport: httpx.ASGITransport) -> AsyncIterator[TestUser]:
+    async with open_user(idle_transport, hand.container) as user:
+        yield user
 
 
 @pytest.fixture
-async def carol(service: Container, door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
-    """A user of the service whose worker works."""
-    async with user_through(door, service) as made:
-        yield made
+async def carol(
+    service: Container, transport: httpx.ASGITransport, fake: FakeEmbeddingServer
+) -> AsyncIterator[TestUser]:
+    """A user of the service with a worker."""
+    async with open_user(transport, service) as user:
+        yield user
 
 
 @pytest.fixture
-async def dave(service: Container, door: httpx.ASGITransport, fake: FakeEmbeddingServer) -> AsyncIterator[TestUser]:
-    async with user_through(door, service) as made:
-        yield made
+async def dave(
+    service: Container, transport: httpx.ASGITransport, fake: FakeEmbeddingServer
+) -> AsyncIterator[TestUser]:
+    async with open_user(transport, service) as user:
+        yield user

@@ -1,4 +1,4 @@
-"""An embedder that fails while tools are indexed: they are found by words at once, and their vectors follow."""
+"""Failures of the embedder during indexing: lexical search finds the tools at once, and the vectors follow."""
 
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ FAILURES: list[tuple[Mode, int, str]] = [
 ]
 
 
-async def half_written(container: Container, user: TestUser) -> int:
-    """Rows with a vector and no hash or a hash and no vector, and tools without a row to be searched."""
-    [(torn,)] = await rows(
+async def count_inconsistent_rows(container: Container, user: TestUser) -> int:
+    """Count rows with only one of vector and hash, and tools without a search row."""
+    [(count,)] = await rows(
         container,
         """
         SELECT count(*) FROM mcp_tools t LEFT JOIN mcp_tool_embeddings v ON v.user_id = t.user_id AND v.tool_id = t.id
@@ -37,32 +37,32 @@ async def half_written(container: Container, user: TestUser) -> int:
         """,
         user=user.id,
     )
-    return int(torn)
+    return int(count)
 
 
-async def remembered(container: Container) -> int:
+async def count_cached_vectors(container: Container) -> int:
     [(count,)] = await rows(container, "SELECT count(*) FROM embedding_cache")
     return int(count)
 
 
-async def embedded(user: TestUser) -> set[bool]:
+async def embedded_flags(user: TestUser) -> set[bool]:
     return {tool["embedded"] for tool in (await user.tools()).values()}
 
 
-async def pending(user: TestUser, server_id: str) -> int:
+async def pending_count(user: TestUser, server_id: str) -> int:
     return int((await server_of(user, server_id))["pending_count"])
 
 
-async def follow(user: TestUser, server_id: str) -> None:
-    """Returns when no vector is pending any more."""
+async def wait_until_embedded(user: TestUser, server_id: str) -> None:
+    """Wait until no vector is pending."""
 
     async def none_pending() -> bool:
-        return await pending(user, server_id) == 0
+        return await pending_count(user, server_id) == 0
 
     await until(none_pending)
 
 
-async def found_by_words_alone(user: TestUser) -> None:
+async def assert_lexical_search_works(user: TestUser) -> None:
     answer = await user.discover("summarise quarterly invoices")
     assert answer["degraded"] is True
     assert answer["degraded_reason"].startswith("embedder_")
@@ -70,83 +70,79 @@ async def found_by_words_alone(user: TestUser) -> None:
     assert [(each["tool"]["name"], each["source"]) for each in answer["tools"]] == [("summarise_invoices", "lexical")]
 
 
-async def found_by_meaning(user: TestUser) -> None:
-    async def answered() -> dict[str, Any] | None:
+async def assert_semantic_search_works(user: TestUser) -> None:
+    async def discover() -> dict[str, Any] | None:
         answer = await user.discover("summarise quarterly invoices", similarity_threshold=0.1)
         return None if answer["degraded"] else answer
 
-    answer = await until(answered)
+    answer = await until(discover)
     assert answer["strategy"] == "hybrid"
     assert answer["tools"][0]["tool"]["name"] == "summarise_invoices"
     assert answer["tools"][0]["source"] == "semantic"
 
 
-def tools() -> list[dict[str, Any]]:
+def make_tools() -> list[dict[str, Any]]:
     invoices = unheard("summarise_invoices")
     invoices["description"] = f"Summarise quarterly invoices. {invoices['description']}"
     return [invoices, unheard("other"), unheard("third")]
 
 
-async def pushed_without_vectors(service: Container, user: TestUser, reason: str) -> str:
-    """The server's id."""
-    known = await remembered(service)
+async def push_without_vectors(service: Container, user: TestUser, reason: str) -> str:
+    """Push tools while the embedder fails, check the result and return the server id."""
+    cached = await count_cached_vectors(service)
     server_id = await user.add_server()
-    run = await user.push(server_id, tools())
+    run = await user.push(server_id, make_tools())
     assert run["state"] == "succeeded"
     assert (run["counts"]["added"], run["counts"]["embedded"]) == (3, 0)
     assert run["warnings"]
     assert all(f"({reason})" in warning for warning in run["warnings"])
-    assert await embedded(user) == {False}
-    assert await pending(user, server_id) == 3
-    assert await half_written(service, user) == 0
-    assert await remembered(service) == known
+    assert await embedded_flags(user) == {False}
+    assert await pending_count(user, server_id) == 3
+    assert await count_inconsistent_rows(service, user) == 0
+    assert await count_cached_vectors(service) == cached
     return server_id
 
 
-async def healed(service: Container, user: TestUser, server_id: str) -> None:
-    await follow(user, server_id)
-    assert await embedded(user) == {True}
-    assert await half_written(service, user) == 0
-    await found_by_meaning(user)
+async def assert_recovered(service: Container, user: TestUser, server_id: str) -> None:
+    await wait_until_embedded(user, server_id)
+    assert await embedded_flags(user) == {True}
+    assert await count_inconsistent_rows(service, user) == 0
+    await assert_semantic_search_works(user)
 
 
 @pytest.mark.parametrize(("mode", "status", "reason"), FAILURES, ids=str)
-async def test_a_failing_embedder_delays_the_vectors_and_nothing_else(
+async def test_a_failing_embedder_delays_only_the_vectors(
     service: Container, carol: TestUser, fake: FakeEmbeddingServer, mode: Mode, status: int, reason: str
 ) -> None:
     fake.mode, fake.status = mode, status
-    server_id = await pushed_without_vectors(service, carol, reason)
-    await found_by_words_alone(carol)
+    server_id = await push_without_vectors(service, carol, reason)
+    await assert_lexical_search_works(carol)
     fake.mode = "ok"
-    await healed(service, carol, server_id)
+    await assert_recovered(service, carol, server_id)
 
 
-async def test_an_embedder_that_hangs_delays_the_vectors_and_nothing_else(
-    open_service: OpenService, fake: FakeEmbeddingServer
-) -> None:
-    impatient = fake.settings(index_embed_timeout_s=0.1, query_embed_budget_ms=2_000)
-    async with open_service(**impatient) as service, new_user(service) as user:
+async def test_a_hanging_embedder_delays_only_the_vectors(open_service: OpenService, fake: FakeEmbeddingServer) -> None:
+    options = fake.settings(index_embed_timeout_s=0.1, query_embed_budget_ms=2_000)
+    async with open_service(**options) as service, new_user(service) as user:
         fake.mode = "hang"
-        server_id = await pushed_without_vectors(service, user, "timeout")
-        await found_by_words_alone(user)
+        server_id = await push_without_vectors(service, user, "timeout")
+        await assert_lexical_search_works(user)
         fake.mode = "ok"
-        await healed(service, user, server_id)
+        await assert_recovered(service, user, server_id)
 
 
-async def test_an_embedder_that_fails_with_many_texts_is_asked_for_one_at_a_time(
-    carol: TestUser, fake: FakeEmbeddingServer
-) -> None:
+async def test_texts_are_embedded_one_by_one_if_a_batch_fails(carol: TestUser, fake: FakeEmbeddingServer) -> None:
     fake.mode = "doubled_index"
-    run = await carol.push(await carol.add_server(), tools())
+    run = await carol.push(await carol.add_server(), make_tools())
     assert (run["state"], run["counts"]["embedded"], run["warnings"]) == ("succeeded", 3, [])
-    assert await embedded(carol) == {True}
-    await found_by_meaning(carol)
+    assert await embedded_flags(carol) == {True}
+    await assert_semantic_search_works(carol)
 
 
-async def test_a_text_that_the_embedder_does_not_take_costs_the_others_nothing(
+async def test_a_text_that_the_embedder_refuses_does_not_affect_the_others(
     service: Container, carol: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    first, second, third = tools()
+    first, second, third = make_tools()
     fake.requests = Refuses(fake, second["description"])
     server_id = await carol.add_server()
     run = await carol.push(server_id, [first, second, third])
@@ -154,31 +150,31 @@ async def test_a_text_that_the_embedder_does_not_take_costs_the_others_nothing(
     [warning] = run["warnings"]
     assert "'other'" in warning
     assert {name for name, tool in (await carol.tools()).items() if not tool["embedded"]} == {"other"}
-    assert await half_written(service, carol) == 0
+    assert await count_inconsistent_rows(service, carol) == 0
     fake.requests = []
     fake.mode = "ok"
-    await healed(service, carol, server_id)
+    await assert_recovered(service, carol, server_id)
 
 
-async def test_an_embedder_that_is_not_there_delays_the_vectors_too(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+async def test_an_unreachable_embedder_delays_only_the_vectors(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     url = make_database(postgres)
     with running_embedding_server() as server:
         settings = make_settings(tmp_path, **server.settings())
         async with open_container(settings, url):
-            pass  # the first start has to learn the model's dimension
+            pass  # the first start has to determine the model's dimension
     async with open_container(settings, url) as service, new_user(service) as user:
-        server_id = await pushed_without_vectors(service, user, "unreachable")
-        await found_by_words_alone(user)
+        server_id = await push_without_vectors(service, user, "unreachable")
+        await assert_lexical_search_works(user)
         with running_embedding_server(server.port):
-            await healed(service, user, server_id)
+            await assert_recovered(service, user, server_id)
 
 
 @pytest.mark.parametrize("mode", ["ok", "shuffled"])
-async def test_answers_in_any_order_are_put_in_ours(
+async def test_vectors_are_assigned_correctly_if_the_response_is_reordered(
     service: Container, carol: TestUser, fake: FakeEmbeddingServer, mode: Mode
 ) -> None:
     fake.mode = mode
-    run = await carol.push(await carol.add_server("s"), made := tools())
+    run = await carol.push(await carol.add_server("s"), made := make_tools())
     assert run["warnings"] == []
     assert run["counts"]["embedded"] == 3
     for tool in made:
@@ -195,18 +191,18 @@ async def test_answers_in_any_order_are_put_in_ours(
 
 
 @pytest.mark.parametrize("status", [429, 500])
-async def test_a_passing_trouble_is_outlasted_within_the_run(
+async def test_a_temporary_failure_is_retried_within_the_run(
     carol: TestUser, fake: FakeEmbeddingServer, status: int
 ) -> None:
     fake.mode, fake.status, fake.requests = "status", status, ChangesAfter(fake, 2, "ok")
-    run = await carol.push(await carol.add_server(), tools())
+    run = await carol.push(await carol.add_server(), make_tools())
     assert run["warnings"] == []
     assert run["counts"]["embedded"] == 3
     assert len(fake.requests) == 3
-    assert await embedded(carol) == {True}
+    assert await embedded_flags(carol) == {True}
 
 
-async def test_what_was_embedded_before_the_trouble_is_kept_and_only_the_rest_follows(
+async def test_vectors_from_before_a_failure_are_kept_and_only_the_rest_is_embedded_later(
     service: Container, carol: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     fake.requests = ChangesAfter(fake, 1, "zeros")
@@ -214,18 +210,18 @@ async def test_what_was_embedded_before_the_trouble_is_kept_and_only_the_rest_fo
     run = await carol.push(server_id, numbered(140, unheard("a")["description"]))
     assert (run["counts"]["added"], run["counts"]["embedded"]) == (140, 128)
     assert run["warnings"]
-    assert await pending(carol, server_id) == 12
-    assert await half_written(service, carol) == 0
+    assert await pending_count(carol, server_id) == 12
+    assert await count_inconsistent_rows(service, carol) == 0
     fake.mode, fake.requests = "ok", []
-    await follow(carol, server_id)
+    await wait_until_embedded(carol, server_id)
     assert [len(texts) for texts in fake.requests if texts != ["ping"]] == [12]
 
 
-async def test_a_changed_tool_loses_its_old_vector_even_before_the_new_one_is_there(
+async def test_a_changed_tool_loses_its_old_vector_even_if_the_new_one_is_missing(
     carol: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    """Better found by words than found wrongly."""
-    first, second, third = tools()
+    """Lexical search alone is better than wrong matches."""
+    first, second, third = make_tools()
     server_id = await carol.add_tools(first, second)
     fake.mode = "zeros"
     await carol.push(server_id, [first, {**second, "description": third["description"]}])
@@ -234,19 +230,17 @@ async def test_a_changed_tool_loses_its_old_vector_even_before_the_new_one_is_th
         "other": False,
     }
     fake.mode = "ok"
-    await follow(carol, server_id)
-    assert await embedded(carol) == {True}
+    await wait_until_embedded(carol, server_id)
+    assert await embedded_flags(carol) == {True}
 
 
-async def test_a_forced_run_that_fails_leaves_the_vectors_that_were_there(
-    carol: TestUser, fake: FakeEmbeddingServer
-) -> None:
-    server_id = await carol.add_tools(*(made := tools()))
+async def test_a_forced_run_that_fails_keeps_the_existing_vectors(carol: TestUser, fake: FakeEmbeddingServer) -> None:
+    server_id = await carol.add_tools(*(made := make_tools()))
     fake.mode = "zeros"
     run = await carol.push(server_id, made, force=True)
     assert (run["state"], run["counts"]["embedded"]) == ("succeeded", 0)
     assert run["warnings"]
-    assert await embedded(carol) == {True}
-    assert await pending(carol, server_id) == 0
+    assert await embedded_flags(carol) == {True}
+    assert await pending_count(carol, server_id) == 0
     fake.mode = "ok"
     assert (await carol.push(server_id, made, force=True))["counts"]["embedded"] == 3

@@ -1,4 +1,4 @@
-"""How one model takes the place of another: what is written for whom, what is made once, what goes when."""
+"""Switching to another embedding model: which rows are written, what is embedded once, and what is deleted."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,10 +16,10 @@ from app.embeddings.factory import make_embedder
 from app.embeddings.models import LoadedModel
 from app.embeddings.repository import register
 from app.errors import Conflict, NotFound
-from app.indexing.backfill import backfill_vectors, missing_vectors
+from app.indexing.backfill import backfill_vectors, count_missing_vectors
 from app.indexing.documents import content_hash
 from app.indexing.model_switch import OwnerConnection, change_model, drop_model
-from app.local_postgres.paths import owner_connection
+from app.local_postgres.database import owner_connection
 from app.search.hnsw import hnsw_index_name, list_hnsw_indexes
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
@@ -47,30 +47,30 @@ class World:
         return self.service.models.get(model_id)
 
     async def change(self, model_id: str, **options: Any) -> None:
-        kept = self.service.models.get(model_id)
-        await change_model(self.service.indexer, self.owner, kept, _nobody, **options)
+        loaded = self.service.models.get(model_id)
+        await change_model(self.service.indexer, self.owner, loaded, _ignore_progress, **options)
         await self.service.models.refresh()
 
     async def drop(self, model_id: str) -> None:
-        await drop_model(self.owner, model_id, _nobody, grace_s=0)
+        await drop_model(self.owner, model_id, _ignore_progress, grace_s=0)
 
     async def rows(self, user: TestUser, columns: str = "tool_name, embedding IS NOT NULL") -> dict[str, list[Any]]:
-        """By model."""
+        """Return the rows by model."""
         statement = f"SELECT model, {columns} FROM mcp_tool_embeddings WHERE user_id = %(u)s ORDER BY model, tool_name"
         found: dict[str, list[Any]] = {}
         for model, *rest in await rows(self.service, statement, u=user.id):
             found.setdefault(model, []).append(tuple(rest))
         return found
 
-    async def is_asked(self) -> bool:
-        return bool(self.embedded())
+    async def has_requests(self) -> bool:
+        return bool(self.embedded_texts())
 
-    def embedded(self) -> list[str]:
-        """The documents that the endpoint was asked for."""
+    def embedded_texts(self) -> list[str]:
+        """Return the documents that the endpoint was asked to embed."""
         return [text for texts in self.fake.requests for text in texts if text.startswith("Tool:")]
 
 
-def _nobody(_done: int, _total: int) -> None: ...
+def _ignore_progress(_done: int, _total: int) -> None: ...
 
 
 @pytest.fixture
@@ -83,17 +83,15 @@ async def world(fresh_database: str, tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def ada(world: World) -> AsyncIterator[TestUser]:
-    async with new_user(world.service) as made:
-        yield made
+    async with new_user(world.service) as user:
+        yield user
 
 
-async def test_a_run_writes_rows_for_every_registered_model_and_vectors_that_are_known(
-    world: World, ada: TestUser
-) -> None:
+async def test_a_run_writes_rows_for_every_registered_model_and_cached_vectors(world: World, ada: TestUser) -> None:
     server_id = await ada.add_tools(READ)
-    kept = await world.register()
+    loaded = await world.register()
     assert await world.rows(ada) == {ALPHA: [("read", True)]}
-    await backfill_vectors(world.service.indexer, kept, _nobody)
+    await backfill_vectors(world.service.indexer, loaded, _ignore_progress)
     assert await world.rows(ada) == {ALPHA: [("read", True)], BETA: [("read", True)]}
 
     await ada.push(server_id, [READ, WRITE])
@@ -103,18 +101,16 @@ async def test_a_run_writes_rows_for_every_registered_model_and_vectors_that_are
     }
     await ada.push(server_id, [tool("read", "Read it all, quite differently.")])
     assert await world.rows(ada) == {ALPHA: [("read", True)], BETA: [("read", False)]}
-    await ada.push(server_id, [READ])  # whose text somebody has had embedded
+    await ada.push(server_id, [READ])  # its vector is cached
     assert await world.rows(ada) == {ALPHA: [("read", True)], BETA: [("read", True)]}
     await ada.push(server_id, [], force=True)
     assert await world.rows(ada) == {}
 
 
-async def test_an_unchanged_list_writes_nothing_also_while_another_model_has_no_vectors(
-    world: World, ada: TestUser
-) -> None:
+async def test_an_unchanged_list_writes_nothing_while_another_model_has_no_vectors(world: World, ada: TestUser) -> None:
     server_id = await ada.add_tools(READ)
     await world.register()
-    await ada.push(server_id, [READ])  # makes the rows
+    await ada.push(server_id, [READ])  # creates the rows
     before = await world.rows(ada, "xmin::text")
     version = await rows(world.service, "SELECT catalog_version FROM users WHERE id = %(u)s", u=ada.id)
     await ada.push(server_id, [READ])
@@ -122,68 +118,68 @@ async def test_an_unchanged_list_writes_nothing_also_while_another_model_has_no_
     assert await rows(world.service, "SELECT catalog_version FROM users WHERE id = %(u)s", u=ada.id) == version
 
 
-async def test_what_decides_over_tools_decides_in_the_rows_of_every_model(world: World, ada: TestUser) -> None:
+async def test_visibility_decisions_are_written_to_the_rows_of_every_model(world: World, ada: TestUser) -> None:
     await ada.add_tools(READ, WRITE)
-    kept = await world.register()
+    loaded = await world.register()
     rules = [{"pattern": ["write"], "enabled": False}, {"pattern": ["read"], "tags": ["reading"]}]
     assert (await ada.http.put("/rules", json={"rules": rules})).status_code == 200
-    await backfill_vectors(world.service.indexer, kept, _nobody)
-    decided = await world.rows(ada, "tool_name, enabled, tags")
-    assert decided[BETA] == decided[ALPHA] == [("read", True, ["reading"]), ("write", False, [])]
+    await backfill_vectors(world.service.indexer, loaded, _ignore_progress)
+    decisions = await world.rows(ada, "tool_name, enabled, tags")
+    assert decisions[BETA] == decisions[ALPHA] == [("read", True, ["reading"]), ("write", False, [])]
     assert (await ada.http.put("/rules", json={"rules": []})).status_code == 200
-    decided = await world.rows(ada, "tool_name, enabled, tags")
-    assert decided[BETA] == decided[ALPHA] == [("read", True, []), ("write", True, [])]
+    decisions = await world.rows(ada, "tool_name, enabled, tags")
+    assert decisions[BETA] == decisions[ALPHA] == [("read", True, []), ("write", True, [])]
 
 
-async def test_a_text_that_many_users_have_is_embedded_once(world: World) -> None:
+async def test_a_text_that_several_users_have_is_embedded_once(world: World) -> None:
     async with new_user(world.service) as one, new_user(world.service) as two, new_user(world.service) as three:
         for user in (one, two, three):
             await user.add_tools(READ, WRITE)
         await world.register()
         world.fake.requests.clear()
         await world.change(BETA)
-        assert len(world.embedded()) == len(set(world.embedded())) == 2
+        assert len(world.embedded_texts()) == len(set(world.embedded_texts())) == 2
         for user in (one, two, three):
             assert (await world.rows(user))[BETA] == [("read", True), ("write", True)]
         assert world.service.model.id == BETA
 
 
-async def test_who_was_broken_off_goes_on_where_it_stood(world: World, ada: TestUser) -> None:
+async def test_an_interrupted_switch_continues_where_it_stopped(world: World, ada: TestUser) -> None:
     for number in range(3):
         await ada.add_tools(tool(f"tool_{number}", f"Does {number}."), server=f"server {number}")
     await world.register()
     world.fake.requests.clear()
     world.fake.mode = "hang"
-    broken_off = asyncio.create_task(world.change(BETA))
-    await until(world.is_asked)
-    broken_off.cancel()
-    await asyncio.gather(broken_off, return_exceptions=True)
+    interrupted = asyncio.create_task(world.change(BETA))
+    await until(world.has_requests)
+    interrupted.cancel()
+    await asyncio.gather(interrupted, return_exceptions=True)
     assert world.service.model.id == ALPHA
     world.fake.mode = "ok"
-    kept = world.service.models.get(BETA)
-    await backfill_vectors(world.service.indexer, kept, _nobody)
+    loaded = world.service.models.get(BETA)
+    await backfill_vectors(world.service.indexer, loaded, _ignore_progress)
     world.fake.requests.clear()
     await rows(world.service, "DELETE FROM mcp_tool_embeddings WHERE model = %(m)s AND tool_name = 'tool_1'", m=BETA)
-    assert await missing_vectors(world.service.indexer, BETA) == (1, 3)
+    assert await count_missing_vectors(world.service.indexer, BETA) == (1, 3)
     await world.change(BETA)
-    assert world.embedded() == []  # its row was lost, its vector is known
+    assert world.embedded_texts() == []  # the row was lost, but the vector is cached
     assert (await world.rows(ada))[BETA] == [("tool_0", True), ("tool_1", True), ("tool_2", True)]
 
 
-async def test_progress_is_told_in_tools(world: World, ada: TestUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.indexing.backfill._SERVERS_AT_ONCE", 1)
+async def test_progress_is_reported_in_tools(world: World, ada: TestUser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.indexing.backfill.SERVERS_PER_BATCH", 1)
     for number in range(3):
         await ada.add_tools(tool(f"tool_{number}"), server=f"server {number}")
-    kept, told = await world.register(), list[tuple[int, int]]()
-    await change_model(world.service.indexer, world.owner, kept, lambda *each: told.append(each))
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    loaded, reported = await world.register(), list[tuple[int, int]]()
+    await change_model(world.service.indexer, world.owner, loaded, lambda *each: reported.append(each))
+    assert reported == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
-async def test_nothing_is_switched_while_vectors_are_missing_unless_one_says_so(world: World, ada: TestUser) -> None:
+async def test_a_model_with_missing_vectors_becomes_active_only_with_incomplete(world: World, ada: TestUser) -> None:
     server_id = await ada.add_tools(READ, WRITE)
     await world.register()
     world.fake.mode = "zeros"
-    with pytest.raises(Conflict, match=r"2 of 2 tools have no vector of openai:beta@48.*no_direction.*nothing was"):
+    with pytest.raises(Conflict, match=r"2 of 2 tools have no vector of openai:beta@48.*no_direction.*is unchanged"):
         await world.change(BETA)
     assert world.service.model.id == ALPHA
     await world.change(BETA, incomplete=True)
@@ -194,56 +190,54 @@ async def test_nothing_is_switched_while_vectors_are_missing_unless_one_says_so(
 
     world.fake.mode = "ok"
 
-    async def followed() -> bool:
+    async def is_complete() -> bool:
         return (await world.rows(ada))[BETA] == [("read", True), ("write", True)]
 
-    await until(followed)  # as vectors do that were missing for any other reason
+    await until(is_complete)  # the worker adds missing vectors
     assert (await ada.discover("read a file"))["tools"][0]["source"] == "semantic"
 
 
-async def test_a_tool_that_changes_while_it_is_being_filled_gets_no_vector_of_what_it_was(
-    world: World, ada: TestUser
-) -> None:
+async def test_a_tool_that_changes_during_the_backfill_gets_no_outdated_vector(world: World, ada: TestUser) -> None:
     server_id = await ada.add_tools(READ)
-    kept = await world.register()
+    loaded = await world.register()
     world.fake.requests.clear()
     world.fake.mode = "hang"
-    filling = asyncio.create_task(backfill_vectors(world.service.indexer, kept, _nobody))
-    await until(world.is_asked)
+    backfill = asyncio.create_task(backfill_vectors(world.service.indexer, loaded, _ignore_progress))
+    await until(world.has_requests)
     world.fake.mode = "ok"
     await ada.push(server_id, [tool("read", "Read something else.")])
     world.fake.release()
-    await filling
+    await backfill
     assert await world.rows(ada) == {ALPHA: [("read", True)], BETA: [("read", False)]}
-    await backfill_vectors(world.service.indexer, kept, _nobody)
+    await backfill_vectors(world.service.indexer, loaded, _ignore_progress)
     [(index_hash,)] = await rows(world.service, "SELECT index_hash FROM mcp_tools WHERE user_id = %(u)s", u=ada.id)
     assert (await world.rows(ada, "content_hash"))[BETA] == [(content_hash(index_hash, BETA),)]
 
 
-async def test_a_run_that_was_planned_before_a_switch_is_planned_anew(world: World, ada: TestUser) -> None:
+async def test_a_run_planned_before_a_switch_is_planned_again(world: World, ada: TestUser) -> None:
     server_id = await ada.add_tools(READ)
     await world.register()
-    await backfill_vectors(world.service.indexer, world.service.models.get(BETA), _nobody)
+    await backfill_vectors(world.service.indexer, world.service.models.get(BETA), _ignore_progress)
     world.fake.requests.clear()
     world.fake.models.clear()
     world.fake.mode = "hang"
     run = await send(ada, server_id, [READ, WRITE])
-    await until(world.is_asked)
+    await until(world.has_requests)
     world.fake.mode = "ok"
     await world.change(BETA)
     world.fake.release()
     assert (await finished(ada, run["id"]))["state"] == "succeeded"
     assert world.fake.models == ["alpha@64", "beta@48"]
-    assert await missing_vectors(world.service.indexer, BETA) == (0, 2)
-    assert await missing_vectors(world.service.indexer, ALPHA) == (0, 2)
+    assert await count_missing_vectors(world.service.indexer, BETA) == (0, 2)
+    assert await count_missing_vectors(world.service.indexer, ALPHA) == (0, 2)
 
 
-async def test_a_dropped_models_rows_and_cache_and_index_go_and_the_others_stay(world: World, ada: TestUser) -> None:
+async def test_dropping_a_model_deletes_its_rows_cache_and_index(world: World, ada: TestUser) -> None:
     await ada.add_tools(READ)
     await world.register()
-    with pytest.raises(Conflict, match="is active"):
+    with pytest.raises(Conflict, match="is the active model"):
         await world.drop(ALPHA)
-    with pytest.raises(NotFound, match="there is no model 'openai:unheard'"):
+    with pytest.raises(NotFound, match="model 'openai:unheard' not found"):
         await world.drop("openai:unheard")
     await world.change(BETA)
     with world.owner() as connection:
@@ -256,7 +250,7 @@ async def test_a_dropped_models_rows_and_cache_and_index_go_and_the_others_stay(
     assert (await ada.discover("read a file"))["tools"][0]["source"] == "semantic"
 
 
-async def test_a_drop_that_was_broken_off_is_finished_by_dropping_again(world: World, ada: TestUser) -> None:
+async def test_an_interrupted_drop_is_completed_by_dropping_again(world: World, ada: TestUser) -> None:
     await ada.add_tools(READ)
     await world.register()
     await world.change(BETA)
@@ -267,7 +261,7 @@ async def test_a_drop_that_was_broken_off_is_finished_by_dropping_again(world: W
     assert await world.rows(ada) == {BETA: [("read", True)]}
 
 
-async def test_a_request_that_began_with_a_model_ends_with_it(world: World, ada: TestUser) -> None:
+async def test_a_request_finishes_with_the_model_that_it_started_with(world: World, ada: TestUser) -> None:
     await ada.add_tools(READ)
     await world.register()
     models = world.service.models
@@ -279,7 +273,7 @@ async def test_a_request_that_began_with_a_model_ends_with_it(world: World, ada:
     ]
 
 
-async def test_half_an_index_of_somebody_who_was_killed_is_made_anew(world: World, ada: TestUser) -> None:
+async def test_an_invalid_index_of_an_interrupted_switch_is_created_again(world: World, ada: TestUser) -> None:
     await ada.add_tools(READ)
     await world.register()
     with world.owner() as connection:
@@ -299,10 +293,10 @@ async def readiness(service: Container) -> dict[str, Any]:
     return body
 
 
-async def test_a_replica_that_cannot_embed_with_the_new_model_says_so_and_serves_the_old_one(
+async def test_a_replica_that_cannot_use_the_new_model_warns_and_serves_the_old_one(
     fresh_database: str, embedding_server: FakeEmbeddingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It embeds by itself, and has no key for the endpoint that takes over."""
+    """It uses the local model and has no key for the endpoint of the new one."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     keyed_settings = make_settings(tmp_path, **embedding_server.settings(embedding_model="beta@48"))
@@ -319,7 +313,7 @@ async def test_a_replica_that_cannot_embed_with_the_new_model_says_so_and_serves
         ready = await readiness(keyless)
         assert ready["model"] == local
         [warning] = ready["warnings"]
-        assert "cannot load the active model openai:beta@48" in warning
+        assert "CANNOT SERVE the active model, openai:beta@48" in warning
         assert "OPENAI_API_KEY" in warning
         found = await user.discover("read a file")
         assert (found["degraded"], found["tools"][0]["source"]) == (False, "semantic")
@@ -329,6 +323,6 @@ async def test_a_replica_that_cannot_embed_with_the_new_model_says_so_and_serves
         await keyless.models.refresh()
         ready = await readiness(keyless)
         assert ready["model"] == BETA
-        assert "cannot embed with openai:beta@48" in ready["warnings"][0]
+        assert "CANNOT EMBED with openai:beta@48" in ready["warnings"][0]
         found = await user.discover("read a file")
         assert (found["degraded_reason"], found["tools"][0]["source"]) == ("embedder_not_configured", "lexical")

@@ -1,4 +1,4 @@
-"""The queue: what was accepted is done, once, by whoever holds the lease."""
+"""The queue: an accepted run is executed once, by the worker that holds the lease."""
 
 import asyncio
 from typing import Any
@@ -19,49 +19,47 @@ from tests.support.worker_steps import Hand, asked, finished, holding, numbered,
 pytestmark = pytest.mark.no_retry
 
 
-async def states(container: Container, server_id: str) -> list[str]:
+async def run_states(container: Container, server_id: str) -> list[str]:
     statement = "SELECT state FROM index_runs WHERE server_id = %(id)s ORDER BY created_at"
     return [state for (state,) in await rows(container, statement, id=server_id)]
 
 
-async def names(user: TestUser) -> set[str]:
+async def tool_names(user: TestUser) -> set[str]:
     return set(await user.tools())
 
 
-async def test_pushes_that_find_one_queued_take_its_place_with_the_newer_list(hand: Hand, alice: TestUser) -> None:
+async def test_a_push_replaces_the_list_of_a_queued_run(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
     runs = await asyncio.gather(*(send(alice, server_id, [tool(f"v{number}")]) for number in range(100)))
     last = await send(alice, server_id, [tool("last")])
     assert {run["id"] for run in runs} == {last["id"]}
-    assert await states(hand.container, server_id) == ["queued"]
+    assert await run_states(hand.container, server_id) == ["queued"]
     await hand.perform()
-    assert await names(alice) == {"last"}
+    assert await tool_names(alice) == {"last"}
 
 
-async def test_while_one_runs_all_further_pushes_share_one_place_in_the_queue(hand: Hand, alice: TestUser) -> None:
+async def test_pushes_during_a_run_share_one_queued_run(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [tool("first")])
     running = await hand.take()
     await asyncio.gather(*(send(alice, server_id, [tool(f"v{number}")]) for number in range(100)))
     last = await send(alice, server_id, [tool("last")])
-    assert await states(hand.container, server_id) == ["running", "queued"]
+    assert await run_states(hand.container, server_id) == ["running", "queued"]
     assert last["id"] != running.id
     await reindex_server(hand.indexer, running)
-    assert await names(alice) == {"first"}
+    assert await tool_names(alice) == {"first"}
     await hand.perform()
-    assert await names(alice) == {"last"}
-    assert await states(hand.container, server_id) == ["succeeded", "succeeded"]
+    assert await tool_names(alice) == {"last"}
+    assert await run_states(hand.container, server_id) == ["succeeded", "succeeded"]
 
 
-async def test_a_hundred_pushes_at_a_working_service_end_with_the_last_list(
-    service: Container, carol: TestUser
-) -> None:
+async def test_after_a_hundred_pushes_the_last_list_is_indexed(service: Container, carol: TestUser) -> None:
     server_id = await carol.add_server()
     seen: list[list[str]] = []
 
     async def watch() -> None:
         while True:
-            seen.append(await states(service, server_id))
+            seen.append(await run_states(service, server_id))
             await asyncio.sleep(0.005)
 
     watcher = asyncio.create_task(watch())
@@ -76,7 +74,7 @@ async def test_a_hundred_pushes_at_a_working_service_end_with_the_last_list(
     assert all(states.count("queued") <= 1 and states.count("running") <= 1 for states in seen)
 
 
-async def test_the_oldest_run_is_claimed_first_and_a_newer_list_keeps_its_place(
+async def test_the_oldest_run_is_claimed_first_and_a_newer_list_keeps_its_position(
     hand: Hand, alice: TestUser, bob: TestUser
 ) -> None:
     first, second = await alice.add_server("first"), await bob.add_server("second")
@@ -89,7 +87,7 @@ async def test_the_oldest_run_is_claimed_first_and_a_newer_list_keeps_its_place(
     assert await hand.claim() is None
 
 
-async def test_a_queued_run_waits_for_its_servers_running_one_but_not_for_others(hand: Hand, alice: TestUser) -> None:
+async def test_a_queued_run_waits_only_for_the_running_run_of_its_server(hand: Hand, alice: TestUser) -> None:
     busy, free = await alice.add_server("busy"), await alice.add_server("free")
     await send(alice, busy, [tool("a")])
     running = await hand.take()
@@ -101,23 +99,23 @@ async def test_a_queued_run_waits_for_its_servers_running_one_but_not_for_others
     assert (await hand.take()).server_id == busy
 
 
-async def test_workers_that_claim_at_the_same_moment_get_different_runs(hand: Hand, alice: TestUser) -> None:
-    servers = [await alice.add_server(f"server-{number}") for number in range(queue.RUNS_OF_ONE_USER)]
+async def test_concurrent_workers_claim_different_runs(hand: Hand, alice: TestUser) -> None:
+    servers = [await alice.add_server(f"server-{number}") for number in range(queue.MAX_RUNNING_PER_USER)]
     for server_id in servers:
         await send(alice, server_id, [tool("a")])
     claims = await asyncio.gather(*(hand.take() for _ in servers))
     assert {claim.server_id for claim in claims} == set(servers)
 
 
-async def test_a_run_is_not_handed_on_while_its_lease_lasts(hand: Hand, alice: TestUser) -> None:
+async def test_a_leased_run_cannot_be_claimed_again(hand: Hand, alice: TestUser) -> None:
     await send(alice, await alice.add_server(), [tool("a")])
     claimed = await hand.take()
     assert await hand.claim() is None
     await reindex_server(hand.indexer, claimed)
-    assert await names(alice) == {"a"}
+    assert await tool_names(alice) == {"a"}
 
 
-async def test_an_expired_lease_hands_the_run_on_with_a_higher_token(hand: Hand, alice: TestUser) -> None:
+async def test_a_run_with_an_expired_lease_is_claimed_with_a_higher_token(hand: Hand, alice: TestUser) -> None:
     await send(alice, await alice.add_server(), [tool("a")], force=True)
     first = await hand.take()
     await hand.expire_leases()
@@ -127,7 +125,7 @@ async def test_an_expired_lease_hands_the_run_on_with_a_higher_token(hand: Hand,
     assert (first.attempts, second.attempts) == (1, 2)
 
 
-async def test_whoever_has_lost_the_lease_writes_nothing_and_the_new_owner_does(hand: Hand, alice: TestUser) -> None:
+async def test_a_worker_that_lost_its_lease_writes_nothing_and_the_new_owner_does(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [tool("a")])
     old = await hand.take()
@@ -147,13 +145,13 @@ async def test_whoever_has_lost_the_lease_writes_nothing_and_the_new_owner_does(
         await queue.release(session, old, 0)
         await queue.requeue(session, old)
     assert await hand.run_row(new.id, "state", "done", "total", "lease_until", "lease_token", "error") == before
-    assert await names(alice) == set()
+    assert await tool_names(alice) == set()
     await reindex_server(hand.indexer, new)
-    assert await names(alice) == {"a"}
-    assert await states(hand.container, server_id) == ["succeeded"]
+    assert await tool_names(alice) == {"a"}
+    assert await run_states(hand.container, server_id) == ["succeeded"]
 
 
-async def test_a_stalled_worker_that_wakes_after_its_lease_finds_the_run_done(
+async def test_a_stalled_worker_that_resumes_after_its_lease_writes_nothing(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await alice.add_server()
@@ -169,10 +167,10 @@ async def test_a_stalled_worker_that_wakes_after_its_lease_finds_the_run_done(
     fake.release()
     with pytest.raises(queue.LeaseLost):
         await stalled
-    assert await names(alice) == {"b"}
+    assert await tool_names(alice) == {"b"}
 
 
-async def test_the_owner_can_prolong_its_lease(hand: Hand, alice: TestUser) -> None:
+async def test_the_owner_can_renew_its_lease(hand: Hand, alice: TestUser) -> None:
     await send(alice, await alice.add_server(), [tool("a")])
     claimed = await hand.take()
     await hand.expire_leases()
@@ -186,7 +184,7 @@ async def test_the_owner_can_prolong_its_lease(hand: Hand, alice: TestUser) -> N
     assert await hand.run_row(claimed.id, "done", "total") == (1, 2)
 
 
-async def crashed(hand: Hand, times: int) -> str:
+async def crash(hand: Hand, times: int) -> str:
     for _ in range(times):
         claimed = await hand.take()
         await hand.expire_leases()
@@ -197,11 +195,11 @@ async def crashed(hand: Hand, times: int) -> str:
     ("crashes", "state", "cause"),
     [(queue.MAX_ATTEMPTS - 1, "succeeded", None), (queue.MAX_ATTEMPTS, "failed", "crashed")],
 )
-async def test_a_run_that_keeps_crashing_its_worker_fails_with_its_cause(
+async def test_a_run_that_crashes_its_worker_repeatedly_fails(
     hand: Hand, alice: TestUser, crashes: int, state: str, cause: str | None
 ) -> None:
     await send(alice, await alice.add_server(), [tool("a")])
-    run_id = await crashed(hand, crashes)
+    run_id = await crash(hand, crashes)
     worker = Worker(hand.indexer, WorkerConfig(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
     worker.start()
     try:
@@ -211,10 +209,10 @@ async def test_a_run_that_keeps_crashing_its_worker_fails_with_its_cause(
     assert run["state"] == state
     assert (run["error"] and run["error"]["cause"]) == cause
     assert run["finished_at"] is not None
-    assert await names(alice) == ({"a"} if state == "succeeded" else set())
+    assert await tool_names(alice) == ({"a"} if state == "succeeded" else set())
 
 
-async def test_a_worker_that_stops_cleanly_gives_its_run_back_at_once(
+async def test_a_worker_that_stops_cleanly_requeues_its_run(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await alice.add_server()
@@ -223,18 +221,18 @@ async def test_a_worker_that_stops_cleanly_gives_its_run_back_at_once(
     worker = Worker(hand.indexer, WorkerConfig(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
     worker.start()
     await asked(fake)
-    assert await states(hand.container, server_id) == ["running"]
+    assert await run_states(hand.container, server_id) == ["running"]
     await worker.stop()
-    assert await states(hand.container, server_id) == ["queued"], "nobody works on it"
+    assert await run_states(hand.container, server_id) == ["queued"], "no worker processes it"
     fake.mode = "ok"
     again = await hand.take()
     assert (again.attempts, again.lease_token) == (1, 2)
     assert again.payload is not None
     await reindex_server(hand.indexer, again)
-    assert await names(alice) == {"a"}
+    assert await tool_names(alice) == {"a"}
 
 
-async def test_a_run_given_back_beside_the_servers_next_one_is_done_before_it(hand: Hand, alice: TestUser) -> None:
+async def test_a_requeued_run_is_processed_before_the_servers_next_run(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [tool("a")])
     claimed = await hand.take()
@@ -243,29 +241,29 @@ async def test_a_run_given_back_beside_the_servers_next_one_is_done_before_it(ha
         await queue.requeue(session, claimed)
     assert (await hand.perform()).id == claimed.id
     assert (await hand.perform()).id == later["id"]
-    assert await names(alice) == {"b"}
+    assert await tool_names(alice) == {"b"}
 
 
-async def test_a_run_given_back_while_the_next_one_is_being_queued_waits_for_that(hand: Hand, alice: TestUser) -> None:
+async def test_a_requeue_waits_for_a_concurrent_enqueue(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [tool("a")])
     claimed, database = await hand.take(), hand.container.database
 
-    async def give_back() -> None:
+    async def requeue() -> None:
         async with database.transaction(alice.id) as session:
             await queue.requeue(session, claimed)
 
     async with holding(hand.container, "SELECT 1") as watcher:
         async with database.transaction(alice.id) as session:
             await queue.enqueue(session, alice.id, server_id)
-            giving_back = asyncio.create_task(give_back())
+            requeueing = asyncio.create_task(requeue())
             await waiting(watcher, 1)
-        await giving_back
-    assert sorted(await states(hand.container, server_id)) == ["queued", "running"]
+        await requeueing
+    assert sorted(await run_states(hand.container, server_id)) == ["queued", "running"]
     assert (await hand.perform()).id == claimed.id
 
 
-async def test_the_list_is_kept_word_for_word_until_the_run_has_ended(hand: Hand, alice: TestUser) -> None:
+async def test_the_pushed_list_is_stored_unchanged_until_the_run_ends(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
     body = b'{ "tools" : [ {"name": "a", "description": "Gr\\u00fc\\u00dfe"} ] }'
     accepted = await alice.http.put(
@@ -277,7 +275,7 @@ async def test_the_list_is_kept_word_for_word_until_the_run_has_ended(hand: Hand
     assert await hand.run_row(accepted.json()["id"], "state", "payload", "lease_until") == ("succeeded", None, None)
 
 
-async def test_the_list_is_dropped_from_a_run_that_failed_too(hand: Hand, alice: TestUser) -> None:
+async def test_the_pushed_list_of_a_failed_run_is_deleted(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [tool("a")])
     await hand.perform()
@@ -287,16 +285,16 @@ async def test_the_list_is_dropped_from_a_run_that_failed_too(hand: Hand, alice:
 
 
 @pytest.mark.parametrize("first", ["push", "reindex"])
-async def test_a_reindex_and_a_push_in_one_place_keep_the_list_and_the_force(
+async def test_a_merged_reindex_and_push_keep_the_list_and_the_force_flag(
     hand: Hand, alice: TestUser, first: str
 ) -> None:
     server_id = await alice.add_server()
-    deeds = [
+    requests = [
         send(alice, server_id, [tool("a")]),
         alice.http.post(f"/servers/{server_id}/reindex", params={"force": True}),
     ]
-    for deed in deeds if first == "push" else reversed(deeds):
-        await deed
+    for request in requests if first == "push" else reversed(requests):
+        await request
     claimed = await hand.take()
     assert claimed.force
     assert claimed.payload is not None
@@ -304,9 +302,7 @@ async def test_a_reindex_and_a_push_in_one_place_keep_the_list_and_the_force(
 
 
 @pytest.mark.parametrize(("forced", "state"), [(False, "failed"), (True, "succeeded")])
-async def test_an_empty_list_is_accepted_by_its_own_force_and_not_by_that_of_an_older_one(
-    hand: Hand, alice: TestUser, forced: bool, state: str
-) -> None:
+async def test_an_empty_list_needs_its_own_force_flag(hand: Hand, alice: TestUser, forced: bool, state: str) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [tool("a")])
     await hand.perform()
@@ -314,42 +310,42 @@ async def test_an_empty_list_is_accepted_by_its_own_force_and_not_by_that_of_an_
     await send(alice, server_id, [], force=forced)
     claimed = await hand.perform()
     assert await hand.run_row(claimed.id, "state") == (state,)
-    assert await names(alice) == (set() if forced else {"a"})
+    assert await tool_names(alice) == (set() if forced else {"a"})
 
 
-async def test_of_a_servers_finished_runs_the_newest_are_kept(
+async def test_only_the_newest_finished_runs_of_a_server_are_kept(
     hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "KEPT_RUNS", 3)
+    monkeypatch.setattr(queue, "MAX_FINISHED_RUNS", 3)
     busy, quiet = await alice.add_server("busy"), await alice.add_server("quiet")
     await send(alice, quiet, [tool("a")])
     await hand.perform()
-    made = []
+    run_ids = []
     for number in range(5):
         await send(alice, busy, [tool(f"v{number}")])
-        made.append((await hand.perform()).id)
+        run_ids.append((await hand.perform()).id)
     kept = (await alice.http.get(f"/servers/{busy}/runs")).json()["items"]
-    assert [run["id"] for run in kept] == made[:1:-1]
+    assert [run["id"] for run in kept] == run_ids[:1:-1]
     assert len((await alice.http.get(f"/servers/{quiet}/runs")).json()["items"]) == 1
 
 
-async def test_a_run_whose_server_was_deleted_writes_nothing(
+async def test_a_run_whose_server_is_deleted_writes_nothing(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await alice.add_server()
     await send(alice, server_id, [unheard("a")])
     fake.mode = "hang"
-    underway = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
+    running = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
     await asked(fake)
     await alice.http.delete(f"/servers/{server_id}")
     fake.release()
     with pytest.raises(queue.LeaseLost):
-        await underway
-    assert await names(alice) == set()
+        await running
+    assert await tool_names(alice) == set()
 
 
-async def test_a_deletion_that_meets_a_run_about_to_be_applied_gets_in_no_ones_way(hand: Hand, alice: TestUser) -> None:
-    """Whoever held the run while waiting for the server would be waited for by whoever deletes both."""
+async def test_a_deletion_does_not_deadlock_with_a_run_that_is_applied(hand: Hand, alice: TestUser) -> None:
+    """Both lock the server first; with the run locked first, each would wait for the other."""
     server_id = await alice.add_server()
     await send(alice, server_id, [tool("a")])
     async with holding(hand.container, "SELECT FROM mcp_servers WHERE id = %s FOR UPDATE", server_id) as blocker:
@@ -357,19 +353,17 @@ async def test_a_deletion_that_meets_a_run_about_to_be_applied_gets_in_no_ones_w
         await waiting(blocker, 1)
         applying = asyncio.create_task(hand.perform())
         await waiting(blocker, 2)
-    assert (await deleting).status_code == 204  # of two who wait for each other Postgres would break one off
+    assert (await deleting).status_code == 204  # in a deadlock Postgres would cancel one of the two
     with pytest.raises(queue.LeaseLost):
         await applying
-    assert await names(alice) == set()
+    assert await tool_names(alice) == set()
 
 
-async def test_no_more_than_some_runs_of_one_user_are_under_way_at_once(
-    hand: Hand, alice: TestUser, bob: TestUser
-) -> None:
-    for number in range(queue.RUNS_OF_ONE_USER + 1):
+async def test_the_number_of_running_runs_of_one_user_is_limited(hand: Hand, alice: TestUser, bob: TestUser) -> None:
+    for number in range(queue.MAX_RUNNING_PER_USER + 1):
         await send(alice, await alice.add_server(f"server-{number}"), [tool("a")])
     await send(bob, await bob.add_server(), [tool("b")])
-    claims = [await hand.take() for _ in range(queue.RUNS_OF_ONE_USER)]
+    claims = [await hand.take() for _ in range(queue.MAX_RUNNING_PER_USER)]
     assert {claim.user_id for claim in claims} == {alice.id}
     assert (await hand.take()).user_id == bob.id
     assert await hand.claim() is None
@@ -377,26 +371,24 @@ async def test_no_more_than_some_runs_of_one_user_are_under_way_at_once(
     assert (await hand.take()).user_id == alice.id
 
 
-async def test_who_asked_before_a_run_began_is_served_by_it_and_who_asks_later_is_not(
-    hand: Hand, alice: TestUser
-) -> None:
+async def test_a_request_reuses_a_run_that_started_after_it_and_no_earlier_one(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
 
-    async def ask(seconds_ago: float) -> str:
+    async def request(age_s: float) -> str:
         async with hand.container.database.transaction(alice.id) as session:
-            return (await queue.request_reindex(session, alice.id, server_id, "user:asker", seconds_ago)).id
+            return (await queue.request_reindex(session, alice.id, server_id, "user:asker", age_s)).id
 
-    first = await ask(0.0)
+    first = await request(0.0)
     assert (await hand.take()).id == first
-    assert await ask(10.0) == first
-    later = await ask(0.0)
+    assert await request(10.0) == first
+    later = await request(0.0)
     assert later != first
     async with hand.container.database.transaction(alice.id) as session:
         forced = await queue.enqueue(session, alice.id, server_id, force=True)
     assert forced.id == later
 
 
-async def test_a_run_of_a_pushed_list_serves_nobody_who_asks_for_the_servers_own(hand: Hand, alice: TestUser) -> None:
+async def test_a_reindex_request_does_not_reuse_the_run_of_a_pushed_list(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
     pushed = await send(alice, server_id, [tool("a")])
     await hand.take()
@@ -405,23 +397,23 @@ async def test_a_run_of_a_pushed_list_serves_nobody_who_asks_for_the_servers_own
     assert run.id != pushed["id"]
 
 
-async def test_a_lease_lasts_as_long_as_it_was_asked_for(hand: Hand, alice: TestUser) -> None:
+async def test_a_lease_has_the_requested_duration(hand: Hand, alice: TestUser) -> None:
     await send(alice, await alice.add_server(), [tool("a")])
     async with hand.container.database.system_transaction() as session:
-        claimed = await queue.claim(session, 700.0)
+        claimed = await queue.claim_run(session, 700.0)
     assert claimed is not None
-    left = "extract(epoch FROM lease_until - now())::float"
-    [seconds] = await hand.run_row(claimed.id, left)
+    remaining = "extract(epoch FROM lease_until - now())::float"
+    [seconds] = await hand.run_row(claimed.id, remaining)
     assert 600 < seconds <= 700
     await hand.expire_leases()
     async with hand.container.database.transaction(alice.id) as session:
         await queue.renew_lease(session, claimed)
-    [seconds] = await hand.run_row(claimed.id, left)
+    [seconds] = await hand.run_row(claimed.id, remaining)
     assert 600 < seconds <= 700
 
 
-async def test_a_run_that_the_database_interrupted_is_not_taken_up_again_at_once(hand: Hand, alice: TestUser) -> None:
-    """Else it would be out of attempts before the database is itself again."""
+async def test_a_run_that_the_database_interrupted_is_retried_after_a_pause(hand: Hand, alice: TestUser) -> None:
+    """Otherwise all attempts would be used up before the database has recovered."""
     await send(alice, await alice.add_server(), [tool("a")])
     claimed = await hand.take()
     async with hand.container.database.transaction(alice.id) as session:
@@ -431,12 +423,12 @@ async def test_a_run_that_the_database_interrupted_is_not_taken_up_again_at_once
     assert (await hand.take()).attempts == 2
 
 
-async def test_runs_are_listed_newest_first_page_by_page(hand: Hand, alice: TestUser) -> None:
+async def test_runs_are_listed_newest_first_in_pages(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
-    made = []
+    run_ids = []
     for number in range(3):
         await send(alice, server_id, [tool(f"v{number}")])
-        made.append((await hand.perform()).id)
+        run_ids.append((await hand.perform()).id)
     listed: list[str] = []
     cursor: str | None = None
     async with hand.container.database.transaction(alice.id) as session:
@@ -444,11 +436,11 @@ async def test_runs_are_listed_newest_first_page_by_page(hand: Hand, alice: Test
             page = await queue.list_runs(session, alice.id, server_id, PageRequest(2, cursor))
             listed += [run.id for run in page.items]
             cursor = page.next_cursor
-    assert listed == made[::-1]
+    assert listed == run_ids[::-1]
     assert cursor is None
 
 
-async def test_a_run_is_found_by_its_user_alone(hand: Hand, alice: TestUser, bob: TestUser) -> None:
+async def test_a_run_is_visible_only_to_its_user(hand: Hand, alice: TestUser, bob: TestUser) -> None:
     run: dict[str, Any] = await send(alice, await alice.add_server(), [tool("a")])
     database = hand.container.database
     async with database.transaction(alice.id) as session:
@@ -462,20 +454,20 @@ async def test_a_run_is_found_by_its_user_alone(hand: Hand, alice: TestUser, bob
             await queue.get_run_owner(session, "no-such-run")
 
 
-async def test_who_asks_for_the_servers_own_list_is_not_put_off_with_a_pushed_one(hand: Hand, alice: TestUser) -> None:
+async def test_a_merged_request_still_fetches_the_list_from_the_server(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server("both")
     database = hand.indexer.database
     async with database.transaction(alice.id) as session:
         pushed = await queue.enqueue(session, alice.id, server_id, b'{"tools": []}', asked_by="user:pusher")
     claimed = await hand.take()
-    assert (claimed.id, claimed.asks) == (pushed.id, False)
+    assert (claimed.id, claimed.fetch_from_server) == (pushed.id, False)
     async with database.transaction(alice.id) as session:
-        asked = await queue.request_reindex(session, alice.id, server_id, "user:asker", 60)
-        assert asked.id != pushed.id
+        requested = await queue.request_reindex(session, alice.id, server_id, "user:asker", 60)
+        assert requested.id != pushed.id
         joined = await queue.enqueue(session, alice.id, server_id, b'{"tools": []}', asked_by="user:pusher")
         scheduled = await queue.enqueue(session, alice.id, server_id, asked_by=queue.SCHEDULE)
-    assert {joined.id, scheduled.id} == {asked.id}
+    assert {joined.id, scheduled.id} == {requested.id}
     async with database.transaction(alice.id) as session:
         await queue.succeed(session, claimed, queue.RunSummary(), 0)
     last = await hand.take()
-    assert (last.id, last.asks, last.asked_by) == (asked.id, True, "user:pusher")
+    assert (last.id, last.fetch_from_server, last.asked_by) == (requested.id, True, "user:pusher")

@@ -1,4 +1,4 @@
-"""The loops inside the app: they take what is queued, and nothing that goes wrong in one run ends them."""
+"""The worker's loops: they process queued runs, and an error in one run does not stop them."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 
 from app.catalog.servers import get_endpoint
 from app.indexing import queue
-from app.indexing.worker import Deed, Worker, WorkerConfig
+from app.indexing.worker import Job, Worker, WorkerConfig
 from tests.support.clients import TestUser
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.worker_steps import (
@@ -26,7 +26,7 @@ from tests.support.worker_steps import (
 
 
 async def add_pending(hand: Hand, user: TestUser, fake: FakeEmbeddingServer, name: str) -> str:
-    """A server whose tool could not be embedded when it was pushed."""
+    """Add a server whose tool could not be embedded when it was pushed."""
     mode, fake.mode = fake.mode, "zeros"
     server_id = await user.add_server(name)
     await send(user, server_id, [unheard(f"tool_of_{name}")])
@@ -36,34 +36,34 @@ async def add_pending(hand: Hand, user: TestUser, fake: FakeEmbeddingServer, nam
     return server_id
 
 
-async def test_a_run_that_was_just_taken_when_the_worker_is_told_to_stop_is_for_others(
+async def test_a_run_claimed_just_before_the_worker_stops_is_put_back_into_the_queue(
     hand: Hand, alice: TestUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await send(alice, await alice.add_server(), [unheard("a")])
-    begin, stopping = Worker._begin, asyncio.Queue[asyncio.Task[None]]()
+    start_task, stopping = Worker._start_task, asyncio.Queue[asyncio.Task[None]]()
 
-    def stop_before_it_begins(worker: Worker, deed: Deed) -> None:
+    def stop_before_start(worker: Worker, job: Job) -> None:
         stopping.put_nowait(asyncio.create_task(worker.stop()))
-        begin(worker, deed)
+        start_task(worker, job)
 
-    monkeypatch.setattr(Worker, "_begin", stop_before_it_begins)
+    monkeypatch.setattr(Worker, "_start_task", stop_before_start)
     async with working(hand):
         await (await stopping.get())
     assert await hand.run_row(run["id"], "state", "attempts") == ("queued", 0)
 
 
-async def test_a_run_queued_by_another_replica_is_found_without_being_woken(hand: Hand, alice: TestUser) -> None:
+async def test_a_run_queued_by_another_replica_is_found_by_polling(hand: Hand, alice: TestUser) -> None:
     async with working(hand):
-        await asyncio.sleep(0.05)  # it has seen that nothing waits, and rests
+        await asyncio.sleep(0.05)  # the worker has found the queue empty and waits
         run = await send(alice, await alice.add_server(), [unheard("a")])
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
 
 
-async def test_a_woken_worker_begins_at_once(hand: Hand, alice: TestUser) -> None:
-    async with working(hand, idle_s=60.0) as worker:
+async def test_a_notified_worker_starts_at_once(hand: Hand, alice: TestUser) -> None:
+    async with working(hand, poll_interval_s=60.0) as worker:
         await asyncio.sleep(0.05)
         run = await send(alice, await alice.add_server(), [unheard("a")])
-        worker.wake()
+        worker.notify()
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
 
 
@@ -76,7 +76,7 @@ async def test_a_woken_worker_begins_at_once(hand: Hand, alice: TestUser) -> Non
         (b"[]", "internal_error"),
     ],
 )
-async def test_a_run_that_cannot_be_done_names_its_cause_and_the_next_one_is_done(
+async def test_an_invalid_run_fails_with_its_cause_and_the_next_run_succeeds(
     hand: Hand, alice: TestUser, payload: bytes, cause: str
 ) -> None:
     bad, good = await alice.add_server("bad"), await alice.add_server("good")
@@ -94,87 +94,83 @@ async def test_a_run_that_cannot_be_done_names_its_cause_and_the_next_one_is_don
 async def test_a_run_whose_server_is_deleted_midway_does_not_stop_the_worker(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    doomed, other = await alice.add_server("doomed"), await alice.add_server("other")
-    await send(alice, doomed, [unheard("a")])
+    deleted, other = await alice.add_server("deleted"), await alice.add_server("other")
+    await send(alice, deleted, [unheard("a")])
     run = await send(alice, other, [unheard("b")])
     fake.mode = "hang"
     async with working(hand):
         await asked(fake)
-        await alice.http.delete(f"/servers/{doomed}")
+        await alice.http.delete(f"/servers/{deleted}")
         fake.mode = "ok"
         fake.release()
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
     assert set(await alice.tools()) == {"b"}
 
 
-async def test_a_server_deleted_as_its_run_begins_is_nothing_to_complain_about(
+async def test_a_server_deleted_when_its_run_starts_causes_no_warning(
     hand: Hand, alice: TestUser, caplog: pytest.LogCaptureFixture
 ) -> None:
-    doomed = await alice.add_server("doomed")
-    run = await send(alice, doomed, [unheard("a")])
+    deleted = await alice.add_server("deleted")
+    run = await send(alice, deleted, [unheard("a")])
 
-    async def has_begun() -> bool:
+    async def has_started() -> bool:
         return await hand.run_row(run["id"], "state") == ("running",)
 
-    async def ended() -> bool:
+    async def has_ended() -> bool:
         return bool(levels_of(caplog, run["id"]))
 
     caplog.set_level("INFO", "toolscout.worker")
     lock = "LOCK TABLE mcp_servers IN ACCESS EXCLUSIVE MODE"
     async with holding(hand.container, lock) as blocker, working(hand):
-        await until(has_begun)
+        await until(has_started)
         await waiting(blocker, 1)
-        await blocker.execute("DELETE FROM mcp_servers WHERE id = %s", [doomed])
+        await blocker.execute("DELETE FROM mcp_servers WHERE id = %s", [deleted])
         await blocker.commit()
-        await until(ended)
+        await until(has_ended)
     assert levels_of(caplog, run["id"]) == ["INFO"]
 
 
-async def test_a_run_in_work_keeps_its_lease(hand: Hand, alice: TestUser, fake: FakeEmbeddingServer) -> None:
+async def test_a_running_run_keeps_its_lease(hand: Hand, alice: TestUser, fake: FakeEmbeddingServer) -> None:
     run = await send(alice, await alice.add_server(), [unheard("a")])
     fake.mode = "hang"
     async with working(hand, lease_s=0.1):
         await asked(fake)
         await hand.expire_leases()
 
-        async def leased_again() -> bool:
+        async def is_leased_again() -> bool:
             [alive] = await hand.run_row(run["id"], "lease_until > now()")
             return bool(alive)
 
-        await until(leased_again)
+        await until(is_leased_again)
         fake.release()
         assert (await finished(alice, run["id"]))["state"] == "succeeded"
 
 
-async def test_what_is_pending_is_queued_once_the_embedder_answers(
+async def test_pending_tools_are_queued_when_the_embedder_recovers(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
     worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0))
     fake.mode = "zeros"
-    assert await worker.queue_pending() == 0
+    assert await worker.enqueue_pending() == 0
     fake.mode = "ok"
-    assert await worker.queue_pending() == 1
+    assert await worker.enqueue_pending() == 1
     assert (await hand.perform()).server_id == server_id
     assert (await server_of(alice, server_id))["pending_count"] == 0
     assert all(tool["embedded"] for tool in (await alice.tools()).values())
 
 
-async def test_a_server_that_is_queued_already_is_not_queued_for_its_pending_tools(
+async def test_a_queued_server_is_not_queued_again_for_its_pending_tools(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
     await send(alice, server_id, [unheard("a")])
-    assert (
-        await Worker(
-            hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0)
-        ).queue_pending()
-        == 0
-    )
+    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0))
+    assert await worker.enqueue_pending() == 0
     assert (await hand.take()).payload is not None
 
 
-async def test_a_long_outage_leaves_no_trail_of_vain_runs(
+async def test_a_long_outage_of_the_embedder_produces_no_failing_runs(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
@@ -184,53 +180,53 @@ async def test_a_long_outage_leaves_no_trail_of_vain_runs(
         assert len((await alice.http.get(f"/servers/{server_id}/runs")).json()["items"]) == 1
 
 
-async def test_after_each_vain_try_the_next_one_waits_twice_as_long(
+async def test_the_pause_doubles_after_each_failed_attempt(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    """A tool that the embedder will never take must not be tried for ever at the same pace."""
+    """A tool that the embedder always refuses must not be retried at the same rate for ever."""
     server_id = await add_pending(hand, alice, fake, "stubborn")
     worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=60, reindex_every_s=0))
     for too_soon_s, due_s in ((50, 61), (110, 121), (230, 241)):
-        await _last_tried(hand, server_id, too_soon_s)
-        assert await worker.queue_pending() == 0
-        await _last_tried(hand, server_id, due_s)
-        assert await worker.queue_pending() == 1
+        await set_last_attempt(hand, server_id, too_soon_s)
+        assert await worker.enqueue_pending() == 0
+        await set_last_attempt(hand, server_id, due_s)
+        assert await worker.enqueue_pending() == 1
         fake.mode = "zeros"
         await hand.perform()
         fake.mode = "ok"
-    await _last_tried(hand, server_id, 3_601)
-    assert await worker.queue_pending() == 1
+    await set_last_attempt(hand, server_id, 3_601)
+    assert await worker.enqueue_pending() == 1
 
 
-async def _last_tried(hand: Hand, server_id: str, seconds_ago: int) -> None:
+async def set_last_attempt(hand: Hand, server_id: str, seconds_ago: int) -> None:
     statement = "UPDATE mcp_servers SET updated_at = now() - make_interval(secs => %(s)s) WHERE id = %(id)s"
     await rows(hand.container, statement, s=seconds_ago, id=server_id)
 
 
-async def test_a_server_deleted_at_the_wrong_moment_does_not_keep_the_others_pending(
+async def test_a_server_deleted_before_it_is_queued_does_not_block_the_others(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
-    """The list of pending servers is read, then the embedder is asked, then they are queued: time enough for that."""
-    doomed = await add_pending(hand, alice, fake, "doomed")
+    """The server is deleted after the pending servers are read and before they are queued."""
+    deleted = await add_pending(hand, alice, fake, "deleted")
     late = await add_pending(hand, alice, fake, "late")
     fake.mode, fake.requests = "hang", []
     async with working(hand, pending_retry_s=0.05):
         await asked(fake)
-        assert (await alice.http.delete(f"/servers/{doomed}")).status_code == 204
+        assert (await alice.http.delete(f"/servers/{deleted}")).status_code == 204
         fake.mode = "ok"
         fake.release()
 
-        async def followed() -> bool:
+        async def is_done() -> bool:
             return (await server_of(alice, late))["pending_count"] == 0  # type: ignore[no-any-return]
 
-        await until(followed)
+        await until(is_done)
 
 
 async def announce(hand: Hand, worker: Worker, user: TestUser, server_id: str, times: int = 1) -> None:
     async with hand.container.database.transaction(user.id) as session:
         endpoint = await get_endpoint(session, hand.container.sealer, user.id, server_id)
     for _ in range(times):
-        worker.tools_changed(endpoint)
+        worker.on_tools_changed(endpoint)
 
 
 async def runs_of(hand: Hand, server_id: str) -> list[tuple[str, str]]:
@@ -238,51 +234,51 @@ async def runs_of(hand: Hand, server_id: str) -> list[tuple[str, str]]:
     return [(asked_by, state) for asked_by, state in await rows(hand.container, statement, id=server_id)]
 
 
-async def test_announcements_soon_after_each_other_are_followed_once(hand: Hand, alice: TestUser) -> None:
+async def test_announcements_in_quick_succession_cause_one_run(hand: Hand, alice: TestUser) -> None:
     server_id, other = await alice.add_server("talkative"), await alice.add_server("quiet")
-    followed = (f"server:{server_id}", "succeeded")
-    async with working(hand, announcement_s=0.1, announcements_apart_s=0.1) as worker:
+    expected_run = (f"server:{server_id}", "succeeded")
+    async with working(hand, debounce_s=0.1, debounce_interval_s=0.1) as worker:
         for times in (1, 2):
             await announce(hand, worker, alice, server_id, times=10)
 
-            async def performed(expected: list[tuple[str, str]] = [followed] * times) -> bool:
+            async def is_done(expected: list[tuple[str, str]] = [expected_run] * times) -> bool:
                 return await runs_of(hand, server_id) == expected
 
-            await until(performed)
+            await until(is_done)
     assert await runs_of(hand, other) == []
 
 
-async def test_an_announcement_of_a_server_that_is_gone_is_followed_by_nothing(
+async def test_an_announcement_of_a_deleted_server_is_ignored(
     hand: Hand, alice: TestUser, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone, server_id = await alice.add_server("gone"), await alice.add_server("there")
-    async with working(hand, announcement_s=0.05) as worker:
+    async with working(hand, debounce_s=0.05) as worker:
         for each in (gone, server_id):
             await announce(hand, worker, alice, each)
         await alice.http.delete(f"/servers/{gone}")
 
-        async def performed() -> bool:
+        async def is_done() -> bool:
             return [state for _, state in await runs_of(hand, server_id)] == ["succeeded"]
 
-        await until(performed)
+        await until(is_done)
     assert await runs_of(hand, gone) == []
     assert [record for record in caplog.records if record.name == "toolscout.worker" and record.exc_info] == []
 
 
-async def test_a_worker_that_has_stopped_follows_no_announcement(hand: Hand, alice: TestUser) -> None:
+async def test_a_stopped_worker_ignores_announcements(hand: Hand, alice: TestUser) -> None:
     server_id = await alice.add_server()
-    async with working(hand, announcement_s=0.01) as worker:
+    async with working(hand, debounce_s=0.01) as worker:
         pass
     await announce(hand, worker, alice, server_id)
     await asyncio.sleep(0.05)
     assert await runs_of(hand, server_id) == []
 
 
-async def test_without_a_worker_runs_wait(hand: Hand, alice: TestUser) -> None:
+async def test_without_a_worker_runs_stay_queued(hand: Hand, alice: TestUser) -> None:
     run = await send(alice, await alice.add_server(), [unheard("a")])
     worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.01, reindex_every_s=0))
     worker.start()
-    worker.wake()
+    worker.notify()
     await asyncio.sleep(0.1)
     await worker.stop()
     assert await hand.run_row(run["id"], "state", "attempts") == ("queued", 0)

@@ -1,3 +1,5 @@
+"""The embedded Postgres: start, stop, locks, crashes of either process, and the accounts that it runs as."""
+
 import asyncio
 import contextlib
 import os
@@ -41,21 +43,21 @@ signal.pause()
 
 @pytest.fixture(scope="module")
 def scratch() -> Iterator[Path]:
-    # Not pytest's own folder: a second pytest session closes that one to the OS user of Postgres.
+    # Not pytest's tmp_path: a second pytest session would lock the OS user of Postgres out of it.
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def folder(scratch: Path) -> Path:
-    """An initialised data folder, shared because initdb is slow; each test leaves it stopped."""
-    closed = scratch / ("closed-" * 20)
-    closed.mkdir(mode=0o700)
-    server = EmbeddedPostgres(closed / "data")
+    """An initialised data folder, shared because initdb is slow. Every test stops the Postgres that it starts there."""
+    private = scratch / ("private-" * 20)
+    private.mkdir(mode=0o700)
+    server = EmbeddedPostgres(private / "data")
     server.start()
     query(server, "CREATE TABLE memory (word text)")
     server.stop()
-    return closed / "data"
+    return private / "data"
 
 
 @pytest.fixture
@@ -72,11 +74,11 @@ def query(server: EmbeddedPostgres, statement: str) -> Any:
         return row and row[0]
 
 
-def remember(server: EmbeddedPostgres) -> str:
+def insert_word(server: EmbeddedPostgres) -> str:
     return str(query(server, "INSERT INTO memory VALUES (gen_random_uuid()) RETURNING word"))
 
 
-def remembers(server: EmbeddedPostgres, word: str) -> bool:
+def has_word(server: EmbeddedPostgres, word: str) -> bool:
     return query(server, f"SELECT EXISTS (SELECT FROM memory WHERE word = '{word}')") is True
 
 
@@ -90,15 +92,15 @@ def has_ended(pid: int) -> bool:
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 
 @contextlib.contextmanager
-def postgres_of_another_process(
+def postgres_elsewhere(
     folder: Path, python: str = sys.executable, **popen: Any
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The process that started Postgres in the folder, and the pid of Postgres."""
+    """Start Postgres from another process; yield that process and the pid of Postgres."""
     command = [python, "-c", START, str(folder)]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True, **popen) as parent:
         assert parent.stdout is not None
@@ -109,7 +111,7 @@ def postgres_of_another_process(
 
 
 @contextlib.contextmanager
-def slow_to_end(postgres: int) -> Iterator[None]:
+def suspended(postgres: int) -> Iterator[None]:
     os.kill(postgres, signal.SIGSTOP)
     try:
         yield
@@ -119,9 +121,9 @@ def slow_to_end(postgres: int) -> Iterator[None]:
 
 
 def test_the_first_start_initialises_postgres_18_with_pgvector(scratch: Path) -> None:
-    leftover_of_a_killed_start = scratch / "first" / "postgres.new" / "PG_VERSION"
-    leftover_of_a_killed_start.parent.mkdir(parents=True)
-    leftover_of_a_killed_start.touch()
+    leftover_of_killed_start = scratch / "first" / "postgres.new" / "PG_VERSION"
+    leftover_of_killed_start.parent.mkdir(parents=True)
+    leftover_of_killed_start.touch()
     server = EmbeddedPostgres(scratch / "first")
     server.start()
     try:
@@ -135,7 +137,9 @@ def test_the_first_start_initialises_postgres_18_with_pgvector(scratch: Path) ->
         server.stop()
 
 
-def test_it_listens_only_on_a_socket_in_a_private_folder_that_goes_with_it(server: EmbeddedPostgres) -> None:
+def test_it_listens_only_on_a_socket_in_a_private_folder_that_is_removed_on_stop(
+    server: EmbeddedPostgres,
+) -> None:
     server.start()
     socket_dir = Path(query(server, "SHOW unix_socket_directories"))
 
@@ -147,15 +151,15 @@ def test_it_listens_only_on_a_socket_in_a_private_folder_that_goes_with_it(serve
 
 def test_data_survives_a_stop_and_a_start(server: EmbeddedPostgres) -> None:
     server.start()
-    assert server.running
-    word = remember(server)
+    assert server.is_service_running
+    word = insert_word(server)
     server.stop()
-    assert (server.running, server.pid) == (False, None)
+    assert (server.is_service_running, server.pid) == (False, None)
     server.start()
-    assert remembers(server, word)
+    assert has_word(server, word)
 
 
-def test_a_second_start_in_the_same_process_is_refused_and_leaves_the_first_alone(
+def test_a_second_start_in_the_same_process_is_refused_and_does_not_disturb_the_first(
     folder: Path, server: EmbeddedPostgres
 ) -> None:
     server.start()
@@ -165,11 +169,11 @@ def test_a_second_start_in_the_same_process_is_refused_and_leaves_the_first_alon
         with pytest.raises(ConfigurationError, match=rf"{folder} is in use .* \(pid {os.getpid()}\)"):
             refused.start()
     second.stop()
-    word = remember(server)
+    word = insert_word(server)
 
     server.stop()
     second.start()
-    assert remembers(second, word)
+    assert has_word(second, word)
     second.stop()
 
 
@@ -179,23 +183,26 @@ def test_a_second_start_from_another_process_is_refused(folder: Path, server: Em
     other = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
     assert other.returncode != 0
-    assert f"ConfigurationError: The folder {folder} is in use by another Toolscout (pid {os.getpid()})" in other.stderr
+    assert (
+        f"ConfigurationError: the data folder {folder} is in use by another Toolscout (pid {os.getpid()})"
+        in other.stderr
+    )
 
 
 def test_kill_9_of_the_parent_ends_postgres_and_keeps_the_data(folder: Path, server: EmbeddedPostgres) -> None:
-    with postgres_of_another_process(folder) as (parent, postgres):
-        word = remember(server)
+    with postgres_elsewhere(folder) as (parent, postgres):
+        word = insert_word(server)
         assert not has_ended(postgres)
         parent.kill()
         wait_until(lambda: has_ended(postgres))
 
     server.start()
-    assert remembers(server, word)
+    assert has_word(server, word)
 
 
 def test_a_start_waits_for_a_predecessor_that_is_still_shutting_down(folder: Path, server: EmbeddedPostgres) -> None:
-    with postgres_of_another_process(folder) as (parent, postgres), ThreadPoolExecutor(1) as pool:
-        with slow_to_end(postgres):
+    with postgres_elsewhere(folder) as (parent, postgres), ThreadPoolExecutor(1) as pool:
+        with suspended(postgres):
             parent.kill()
             parent.wait()
             start = pool.submit(server.start)
@@ -203,46 +210,46 @@ def test_a_start_waits_for_a_predecessor_that_is_still_shutting_down(folder: Pat
             assert not start.done()
         start.result()
 
-    assert server.running
+    assert server.is_service_running
 
 
-def test_a_predecessor_that_does_not_end_is_named(
+def test_a_predecessor_that_does_not_end_is_reported_with_its_pid(
     folder: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.local_postgres.postgres.PREDECESSOR_PATIENCE_S", 0.1)
-    with postgres_of_another_process(folder) as (parent, postgres), slow_to_end(postgres):
+    monkeypatch.setattr("app.local_postgres.postgres.PREDECESSOR_TIMEOUT_S", 0.1)
+    with postgres_elsewhere(folder) as (parent, postgres), suspended(postgres):
         parent.kill()
         parent.wait()
-        with pytest.raises(ConfigurationError, match=rf"pid .*{postgres}.* still runs in {folder}"):
+        with pytest.raises(ConfigurationError, match=rf"pid .*{postgres}.* still running in {folder}"):
             server.start()
 
 
-def test_a_stale_pid_file_is_not_believed_when_its_number_belongs_to_another_process(
+def test_a_stale_pid_file_is_ignored_when_its_pid_belongs_to_another_process(
     folder: Path, server: EmbeddedPostgres
 ) -> None:
     owner = (folder / "postgres").stat().st_uid
-    with subprocess.Popen(["sleep", "600"], user=owner if AS_ROOT else None) as stranger:
-        (folder / "postgres" / "postmaster.pid").write_text(f"{stranger.pid}\n{folder}/postgres\n1\n5432\n\n\n\n")
+    with subprocess.Popen(["sleep", "600"], user=owner if AS_ROOT else None) as other_process:
+        (folder / "postgres" / "postmaster.pid").write_text(f"{other_process.pid}\n{folder}/postgres\n1\n5432\n\n\n\n")
         try:
             server.start()
         finally:
-            stranger.kill()
-    assert server.running
+            other_process.kill()
+    assert server.is_service_running
 
 
-async def test_supervise_brings_postgres_back_after_kill_9_with_its_data(server: EmbeddedPostgres) -> None:
+async def test_supervise_restarts_postgres_after_kill_9_and_the_data_is_kept(server: EmbeddedPostgres) -> None:
     await asyncio.to_thread(server.start)
-    killed, word = server.pid, remember(server)
-    assert killed is not None
+    killed_pid, word = server.pid, insert_word(server)
+    assert killed_pid is not None
 
     async with supervised(server):
-        os.kill(killed, signal.SIGKILL)
-        await asyncio.to_thread(wait_until, lambda: server.pid != killed and answers(server))
+        os.kill(killed_pid, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: server.pid != killed_pid and accepts_connections(server))
 
-    assert remembers(server, word)
+    assert has_word(server, word)
 
 
-async def test_supervise_keeps_trying_while_postgres_cannot_start(
+async def test_supervise_retries_while_postgres_cannot_start(
     folder: Path, server: EmbeddedPostgres, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.local_postgres.postgres.POLL_S", 0.02)
@@ -251,8 +258,8 @@ async def test_supervise_keeps_trying_while_postgres_cannot_start(
     async with supervised(server):
         with damaged(folder):
             os.kill(server.pid, signal.SIGKILL)
-            await asyncio.to_thread(wait_until, lambda: caplog.text.count("could not be started") > 1)
-        await asyncio.to_thread(wait_until, lambda: answers(server))
+            await asyncio.to_thread(wait_until, lambda: caplog.text.count("failed to restart Postgres") > 1)
+        await asyncio.to_thread(wait_until, lambda: accepts_connections(server))
 
 
 @contextlib.asynccontextmanager
@@ -264,7 +271,7 @@ async def supervised(server: EmbeddedPostgres) -> AsyncIterator[None]:
         await supervisor
 
 
-def answers(server: EmbeddedPostgres) -> bool:
+def accepts_connections(server: EmbeddedPostgres) -> bool:
     try:
         return query(server, "SELECT true") is True
     except psycopg.OperationalError:
@@ -272,7 +279,7 @@ def answers(server: EmbeddedPostgres) -> bool:
 
 
 def test_postgres_outlives_the_worker_thread_that_started_it(server: EmbeddedPostgres) -> None:
-    # After the join the thread of the loop has ended, and so has the worker of `to_thread`.
+    # After the join, the event loop's thread and the worker thread of `to_thread` have ended.
     starter = threading.Thread(target=lambda: asyncio.run(asyncio.to_thread(server.start)))
     starter.start()
     starter.join()
@@ -280,25 +287,25 @@ def test_postgres_outlives_the_worker_thread_that_started_it(server: EmbeddedPos
     assert server.pid is not None
     with pytest.raises(psutil.TimeoutExpired):
         psutil.Process(server.pid).wait(timeout=0.5)
-    assert answers(server)
+    assert accepts_connections(server)
 
 
-def test_a_long_path_below_a_closed_folder_works_and_is_opened_no_more_than_needed(
+def test_a_long_path_below_a_private_folder_works_and_only_gains_the_execute_bit(
     folder: Path, server: EmbeddedPostgres
 ) -> None:
-    assert len(str(folder)) > 108  # more than fits in the address of a unix socket
+    assert len(str(folder)) > 108  # longer than the path of a unix socket may be
     server.start()
-    assert answers(server)
+    assert accepts_connections(server)
     assert stat.S_IMODE(folder.parent.stat().st_mode) == (0o701 if AS_ROOT else 0o700)
 
 
-def test_a_damaged_folder_is_refused_with_the_end_of_the_log(folder: Path, server: EmbeddedPostgres) -> None:
+def test_a_damaged_cluster_is_refused_with_the_end_of_the_log(folder: Path, server: EmbeddedPostgres) -> None:
     with damaged(folder):
-        for _ in range(2):  # a refused start holds no lock
-            with pytest.raises(ConfigurationError, match=r"could not be started in (.*\n)*.*pg_control"):
+        for _ in range(2):  # a failed start releases the lock
+            with pytest.raises(ConfigurationError, match=r"failed to start Postgres in (.*\n)*.*pg_control"):
                 server.start()
     server.start()
-    assert server.running
+    assert server.is_service_running
 
 
 @contextlib.contextmanager
@@ -311,7 +318,7 @@ def damaged(folder: Path) -> Iterator[None]:
         hidden.rename(control)
 
 
-def test_a_log_grown_large_is_set_aside_at_the_next_start(
+def test_a_large_log_is_rotated_at_the_next_start(
     folder: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown = (folder / "postgres.log").read_text()
@@ -320,29 +327,32 @@ def test_a_log_grown_large_is_set_aside_at_the_next_start(
     assert (folder / "postgres.log.old").read_text() == grown
 
 
-def test_a_folder_that_cannot_be_made_is_refused(scratch: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(scratch: Path) -> None:
     (scratch / "file").touch()
 
-    with pytest.raises(ConfigurationError, match=r"cannot be run in .*file/data: .*Not a directory"):
+    with pytest.raises(ConfigurationError, match=r"cannot run Postgres in .*file/data: .*Not a directory"):
         EmbeddedPostgres(scratch / "file" / "data").start()
 
 
 def test_an_ordinary_user_can_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     user = pwd.getpwnam("nobody") if AS_ROOT else pwd.getpwuid(os.geteuid())
-    become: dict[str, Any] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if AS_ROOT else {}
+    run_as: dict[str, Any] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if AS_ROOT else {}
     home = Path(tempfile.mkdtemp())  # not in the scratch folder, which belongs to root
     os.chown(home, user.pw_uid, user.pw_gid)
-    # both look for the socket there, also where the system's own folder for such things is closed to this user
+    # both processes put the socket here, since the user may have no access to the system's temporary folder
     monkeypatch.setattr(tempfile, "tempdir", str(home))
-    found_by = {
+    environment = {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "LD_LIBRARY_PATH": str(home / "lib"),
         "TMPDIR": str(home),
     }
     server = EmbeddedPostgres(home / "data")
 
-    python = python_for(become, home)
-    with postgres_of_another_process(home / "data", python, env=os.environ | found_by, **become) as (parent, postgres):
+    python = python_for(run_as, home)
+    with postgres_elsewhere(home / "data", python, env=os.environ | environment, **run_as) as (
+        parent,
+        postgres,
+    ):
         assert psutil.Process(postgres).uids().real == user.pw_uid != 0
         assert query(server, "SELECT current_database()") == "toolscout"
         socket_dir = query(server, "SHOW unix_socket_directories")
@@ -353,14 +363,14 @@ def test_an_ordinary_user_can_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(home)
 
 
-def python_for(become: dict[str, Any], home: Path) -> str:
-    """Our interpreter, or a copy of it where it lies in a folder that the ordinary user may not enter."""
+def python_for(run_as: dict[str, Any], home: Path) -> str:
+    """Return our interpreter, or a copy of it if the ordinary user has no access to its folder."""
     try:
-        subprocess.run([sys.executable, "-c", ""], check=True, cwd="/", **become)
+        subprocess.run([sys.executable, "-c", ""], check=True, cwd="/", **run_as)
     except PermissionError:
         base, stdlib = Path(sys.base_prefix), Path(sysconfig.get_path("stdlib"))
-        unneeded = shutil.ignore_patterns("site-packages", "test", "idlelib", "ensurepip", "config-*")
-        shutil.copytree(stdlib, home / stdlib.relative_to(base), ignore=unneeded, copy_function=link_or_copy)
+        ignored = shutil.ignore_patterns("site-packages", "test", "idlelib", "ensurepip", "config-*")
+        shutil.copytree(stdlib, home / stdlib.relative_to(base), ignore=ignored, copy_function=link_or_copy)
         for library in base.glob("lib/libpython*"):
             shutil.copy(library, home / "lib")
         (home / "bin").mkdir()

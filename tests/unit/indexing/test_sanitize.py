@@ -1,3 +1,5 @@
+"""Hidden characters in definitions: what is removed, what is kept, and what is reported."""
+
 import sys
 import time
 import unicodedata
@@ -13,48 +15,48 @@ from app.text.invisible import remove_hidden
 from tests.support.factories import tool
 
 ESC = "\x1b"
-KEPT_CONTROLS = set("\n\t")
-BREAKS = set("\x85\u2028\u2029")
-DRAWN_FORMATS = {
+ALLOWED_CONTROLS = set("\n\t")
+LINE_BREAKS = set("\x85\u2028\u2029")
+VISIBLE_FORMATS = {
     *map(chr, range(0x0600, 0x0606)),  # Arabic number signs
     *"\u06dd\u070f\u0890\u0891\u08e2",  # end of ayah, Syriac abbreviation, pound and piastre, disputed end of ayah
     *"\U000110bd\U000110cd",  # Kaithi number signs
     *map(chr, range(0x13430, 0x13440)),  # Egyptian joiners
 }
-# letters and marks by category, and yet nothing is drawn: the grapheme joiner, Hangul fillers, Khmer inherent vowels,
+# letters and marks by category, but invisible: the grapheme joiner, Hangul fillers, Khmer inherent vowels,
 # Mongolian and other variation selectors
-UNDRAWN_LETTERS_AND_MARKS = {
+INVISIBLE_LETTERS_AND_MARKS = {
     *"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0",
     *map(chr, range(0xFE00, 0xFE0E)),
     *map(chr, range(0xE0100, 0xE01F0)),
 }
 
 
-def every_character() -> list[str]:
+def all_characters() -> list[str]:
     return [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point < 0xE000]
 
 
-def survives(character: str) -> bool:
+def is_kept(character: str) -> bool:
     return remove_hidden(f"a{character}b") == f"a{character}b"
 
 
-def test_no_control_and_no_format_character_survives_but_those_that_are_drawn() -> None:
-    survivors = {each for each in every_character() if unicodedata.category(each) in {"Cc", "Cf"} and survives(each)}
-    # a table of characters that is older than some of ours calls them unassigned
-    assert survivors == KEPT_CONTROLS | {each for each in DRAWN_FORMATS if unicodedata.category(each) == "Cf"}
+def test_control_and_format_characters_are_removed_except_visible_ones() -> None:
+    kept = {each for each in all_characters() if unicodedata.category(each) in {"Cc", "Cf"} and is_kept(each)}
+    # an older Unicode table lists some of them as unassigned
+    assert kept == ALLOWED_CONTROLS | {each for each in VISIBLE_FORMATS if unicodedata.category(each) == "Cf"}
 
 
-def test_nothing_that_is_drawn_is_touched_in_any_script() -> None:
-    touched = {each for each in every_character() if unicodedata.category(each)[0] in "LMNPSZ" and not survives(each)}
-    assert touched == UNDRAWN_LETTERS_AND_MARKS | (BREAKS - {"\x85"})
+def test_visible_characters_of_every_script_are_kept() -> None:
+    removed = {each for each in all_characters() if unicodedata.category(each)[0] in "LMNPSZ" and not is_kept(each)}
+    assert removed == INVISIBLE_LETTERS_AND_MARKS | (LINE_BREAKS - {"\x85"})
 
 
-def test_of_the_unassigned_only_the_ones_that_are_never_drawn_are_touched() -> None:
-    unassigned = "".join(each for each in every_character() if unicodedata.category(each) == "Cn")
-    touched = {ord(each) for each in set(unassigned) - set(remove_hidden(unassigned))}
+def test_only_unassigned_characters_that_are_never_visible_are_removed() -> None:
+    unassigned = "".join(each for each in all_characters() if unicodedata.category(each) == "Cn")
+    removed = {ord(each) for each in set(unassigned) - set(remove_hidden(unassigned))}
     plane = range(0xE0000, 0xE1000)
-    assert {point for point in touched if point not in plane} == {0x2065, *range(0xFFF0, 0xFFF9)}
-    assert not any(survives(chr(point)) for point in plane)
+    assert {point for point in removed if point not in plane} == {0x2065, *range(0xFFF0, 0xFFF9)}
+    assert not any(is_kept(chr(point)) for point in plane)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,9 @@ def test_of_the_unassigned_only_the_ones_that_are_never_drawn_are_touched() -> N
     ],
     ids=ascii,
 )
-def test_what_cannot_be_seen_is_removed_and_told_once_for_each_kind(text: str, expected: str, kinds: list[str]) -> None:
+def test_invisible_characters_are_removed_and_reported_once_for_each_kind(
+    text: str, expected: str, kinds: list[str]
+) -> None:
     clean, findings = sanitize(tool("a", text))
     assert clean == tool("a", expected)
     assert findings == [Finding("hidden_characters", "description", f"{kind} were removed") for kind in kinds]
@@ -111,7 +115,7 @@ def test_what_cannot_be_seen_is_removed_and_told_once_for_each_kind(text: str, e
     ],
     ids=ascii,
 )
-def test_what_can_be_seen_is_returned_as_the_same_object(text: str) -> None:
+def test_a_visible_text_is_returned_as_the_same_object(text: str) -> None:
     definition = tool("a", text)
     clean, findings = sanitize(definition)
     assert clean is definition
@@ -119,11 +123,11 @@ def test_what_can_be_seen_is_returned_as_the_same_object(text: str) -> None:
 
 
 @pytest.mark.parametrize("line_break", ["\r\n", "\x85", "\u2028", "\u2029"], ids=ascii)
-def test_another_spelling_of_a_line_break_is_put_right_without_a_word(line_break: str) -> None:
+def test_other_line_breaks_are_normalized_without_a_finding(line_break: str) -> None:
     assert sanitize(tool("a", f"one{line_break}two")) == (tool("a", "one\ntwo"), [])
 
 
-def test_values_and_names_are_cleaned_at_every_depth() -> None:
+def test_values_and_keys_are_sanitized_at_every_depth() -> None:
     definition = {
         "name": "a",
         "inputSchema": {
@@ -152,42 +156,42 @@ def test_values_and_names_are_cleaned_at_every_depth() -> None:
     ]
 
 
-def test_what_came_in_is_left_as_it_was() -> None:
+def test_the_input_is_not_modified() -> None:
     definition = tool("a", "b\u200b")
     sanitize(definition)
     assert definition == tool("a", "b\u200b")
 
 
 @pytest.mark.parametrize("other", ["path\u200b", "pa\u202eth", "path\U000e0041"], ids=ascii)
-def test_two_names_that_look_the_same_are_refused(other: str) -> None:
-    with pytest.raises(ValueError, match="two names differ only in characters that cannot be seen"):
+def test_two_keys_that_look_the_same_are_refused(other: str) -> None:
+    with pytest.raises(ValueError, match="two keys differ only in invisible characters"):
         sanitize(tool("a", inputSchema={"properties": {"path": {}, other: {}}}))
 
 
-def test_one_of_two_such_names_alone_is_taken() -> None:
+def test_a_single_key_with_hidden_characters_is_accepted() -> None:
     clean, _ = sanitize(tool("a", inputSchema={"properties": {"path\u200b": {}, "other": {}}}))
     assert list(clean["inputSchema"]["properties"]) == ["path", "other"]
 
 
-def test_a_name_of_nothing_but_hidden_characters_becomes_empty() -> None:
+def test_a_key_of_only_hidden_characters_becomes_empty() -> None:
     clean, [finding] = sanitize({"_meta": {"\u200b": 1}})
     assert clean == {"_meta": {"": 1}}
     assert finding.where == "_meta."
 
 
-def test_only_the_first_findings_are_kept_and_all_is_cleaned() -> None:
+def test_findings_are_limited_but_everything_is_sanitized() -> None:
     clean, findings = sanitize(tool("a", inputSchema={"enum": ["x\u200b\u202e"] * 100}))
     assert len(findings) == MAX_FINDINGS
     assert clean["inputSchema"]["enum"] == ["x"] * 100
 
 
-def test_a_place_is_one_short_line() -> None:
+def test_a_path_is_formatted_in_one_short_line() -> None:
     _, [finding] = sanitize({"_meta": {"line\nbreak": {"k" * 10_000: "\u200b"}}})
     assert finding.where.startswith("_meta.line break.kkk")
     assert len(finding.where) == MAX_WHERE_CHARACTERS
 
 
-def test_the_deepest_definition_that_is_taken_is_cleaned() -> None:
+def test_the_deepest_accepted_definition_is_sanitized() -> None:
     value: Any = "\u200bbottom"
     for _ in range(MAX_DEPTH):
         value = {"a": [value]}
@@ -217,12 +221,12 @@ SNIPPETS = [
 
 
 @given(st.lists(st.sampled_from(SNIPPETS) | st.characters(exclude_categories=["Cs"])).map("".join))
-def test_cleaning_twice_finds_nothing_more(text: str) -> None:
+def test_sanitizing_twice_changes_nothing(text: str) -> None:
     once, _ = sanitize(tool("a", text))
     assert sanitize(once) == (once, [])
 
 
-HEAVY = [
+SLOW_UNITS = [
     "a",
     "\u200b",
     "a\u200b",
@@ -239,10 +243,10 @@ HEAVY = [
 ]
 
 
-@pytest.mark.parametrize("unit", HEAVY, ids=ascii)
+@pytest.mark.parametrize("unit", SLOW_UNITS, ids=ascii)
 @pytest.mark.parametrize("start", ["", f"{ESC}]", f"{ESC}["], ids=ascii)
-def test_the_largest_text_is_cleaned_in_little_time(start: str, unit: str) -> None:
+def test_the_largest_text_is_sanitized_quickly(start: str, unit: str) -> None:
     text = start + unit * (MAX_TOOL_BYTES // len(unit))
-    begin = time.thread_time()
+    started = time.thread_time()
     remove_hidden(text)
-    assert time.thread_time() - begin < 2
+    assert time.thread_time() - started < 2

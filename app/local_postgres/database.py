@@ -1,0 +1,92 @@
+"""Opens the database that the settings name: `DATABASE_URL`, or an embedded Postgres in the data folder."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
+
+from app.db.engine import driver_url
+from app.errors import ConfigurationError
+from app.local_postgres.postgres import EmbeddedPostgres
+from app.settings import Settings
+
+
+@asynccontextmanager
+async def open_database(settings: Settings) -> AsyncIterator[str]:
+    """Yield the owner's URL for the service. An embedded Postgres is started, and restarted whenever it dies."""
+    if settings.database_url is not None:
+        yield settings.database_url.get_secret_value()
+        return
+    _refuse_embedded_in_production(settings)
+    postgres = EmbeddedPostgres(settings.data_dir)
+    await asyncio.to_thread(postgres.start)
+    supervisor = asyncio.create_task(postgres.supervise())
+    try:
+        yield postgres.url
+    finally:
+        supervisor.cancel()
+        await asyncio.gather(supervisor, return_exceptions=True)
+        await asyncio.to_thread(postgres.stop)
+
+
+@asynccontextmanager
+async def connect_database(settings: Settings, *, create: bool = False) -> AsyncIterator[str]:
+    """Yield the owner's URL for a command.
+
+    Beside a running service the command uses the service's Postgres; otherwise it starts the embedded one until it is
+    done. Without `create` an empty data folder is an error: most commands have nothing to do there, and the folder is
+    probably the wrong one.
+    """
+    if await is_service_running(settings):
+        yield EmbeddedPostgres(settings.data_dir).url
+        return
+    if not (create or has_data(settings)):
+        _refuse_embedded_in_production(settings)
+        raise ConfigurationError(
+            f"no database found in {EmbeddedPostgres(settings.data_dir).data_dir}: set DATABASE_URL, run this command "
+            "where `toolscout serve` runs, or set TOOLSCOUT_DATA_DIR to its data folder; `toolscout migrate` creates a "
+            "new database here"
+        )
+    async with open_database(settings) as url:
+        yield url
+
+
+async def is_service_running(settings: Settings) -> bool:
+    """Return whether a service runs on the embedded Postgres, which stops when its service stops."""
+    return settings.uses_embedded_db and await asyncio.to_thread(
+        _accepts_connections, EmbeddedPostgres(settings.data_dir).url
+    )
+
+
+def has_data(settings: Settings) -> bool:
+    """Return False if the embedded Postgres has never been started. Any other database counts as existing."""
+    return not settings.uses_embedded_db or EmbeddedPostgres(settings.data_dir).exists
+
+
+@contextmanager
+def owner_connection(url: str, *, autocommit: bool = False) -> Iterator[Connection]:
+    """Connect as the database's owner, for what the app role may not do: create indexes, register models."""
+    engine = create_engine(driver_url(url), poolclass=NullPool, isolation_level="AUTOCOMMIT" if autocommit else None)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _accepts_connections(url: str) -> bool:
+    try:
+        with owner_connection(url):
+            return True
+    except OperationalError:
+        return False
+
+
+def _refuse_embedded_in_production(settings: Settings) -> None:
+    if settings.environment == "production":
+        raise ConfigurationError(
+            "TOOLSCOUT_ENVIRONMENT=production needs DATABASE_URL: the embedded Postgres is for development"
+        )
