@@ -13,7 +13,8 @@ from app.catalog.visibility import Scope
 from app.cli.context import ACTOR, add_user_option, open_for_user
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
 from app.errors import InvalidInput, ToolNotFound
-from app.execution.execute import ExecutionRequest, ExecutionResult, execute_with_progress
+from app.execution.execute import execute_with_progress
+from app.execution.models import ExecutionRequest, ExecutionResult
 from app.search.query import read_query
 from app.settings import Settings
 from app.text.strict_json import Json, parse_json

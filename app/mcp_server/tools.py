@@ -18,7 +18,8 @@ from app.discovery.discover import Discovery, discover
 from app.discovery.request import Wishes, resolved
 from app.discovery.selection import take_turns
 from app.errors import ArgumentsInvalid, InvalidInput, NotFound, ToolNotFound
-from app.execution.execute import ExecutionRequest, execute, execute_with_progress
+from app.execution.execute import execute, execute_with_progress
+from app.execution.models import ExecutionRequest
 from app.execution.validation import check_arguments
 from app.mcp_server import responses
 from app.search.query import Query, query_in_context

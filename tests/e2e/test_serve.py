@@ -12,8 +12,8 @@ import pytest
 from app.cli.serve import _CALLS_S, _FIRST_WORDS_S, _GRACE_S, _config, _greeting, _Server
 from app.container import Container
 from tests.conftest import TestUser, app_of, make_settings
-from tests.integration.execution.test_execute import offer
-from tests.support.calls import failed
+from tests.support.calls import connect_with_tools
+from tests.support.checks import assert_problem
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.worker_steps import until
 
@@ -71,7 +71,7 @@ async def test_whoever_waits_for_a_slow_tool_is_told_before_the_grace_ends(
 ) -> None:
     assert _FIRST_WORDS_S + _GRACE_S - _CALLS_S >= 2, "no time to write it down and to answer"
     monkeypatch.setattr("app.cli.serve._CALLS_S", 0)
-    await offer(user, mcp, "work")
+    await connect_with_tools(user, mcp, "work")
     mcp.stalled.add("work")
     body = {"tool_key": (await user.tools())["work"]["id"]}
 
@@ -85,7 +85,7 @@ async def test_whoever_waits_for_a_slow_tool_is_told_before_the_grace_ends(
         waiting = asyncio.create_task(http.post("/execute", json=body))
         await until(called)
         server.should_exit = True
-        problem = failed(await waiting, 502, "TOOL_EXECUTION_ERROR")
+        problem = assert_problem(await waiting, 502, "TOOL_EXECUTION_ERROR")
     await serving
     assert problem["outcome"] == "unknown"
 

@@ -22,7 +22,7 @@ from mcp_types import CallToolResult, ElicitResult, ImageContent
 
 from bench.service import Service, free_port, running_service
 from tests.conftest import PATIENT
-from tests.support.events import events_of
+from tests.support.events import parse_events
 from tests.support.mcp_client import MODES, Mode, client_at, text_of
 from tests.support.paths import NPM_PACKAGES
 
@@ -198,7 +198,7 @@ def test_progress_of_a_long_operation_comes_as_events(service: Service) -> None:
         [tool] = http.get("/tools", params={"name": "trigger-long-running-operation"}).json()["items"]
         body = {"tool_key": tool["id"], "arguments": {"duration": 1, "steps": 4}}
         with http.stream("POST", "/execute", json=body, headers={"Accept": "text/event-stream"}) as answer:
-            events = list(events_of(answer.iter_lines()))
+            events = list(parse_events(answer.iter_lines()))
     assert [kind for kind, _ in events] == ["progress"] * 4 + ["result"]
     assert [data["progress"] for kind, data in events if kind == "progress"] == [1, 2, 3, 4]
 

@@ -18,7 +18,7 @@ from tests.conftest import TestUser, allowing, make_database, make_settings, new
 from tests.support.checks import Json, assert_problem
 from tests.support.mcp_server import FakeMcpServer, Fault, Listener, gzip_bomb, hang, listener, oversized
 from tests.support.urls import SPELLINGS
-from tests.support.wire_server import WireServer, certificate_for, http_answer, running_wire_server
+from tests.support.wire_server import WireServer, create_certificate, http_response, running_wire_server
 
 ENOUGH_BYTES = 1_000_000
 LANES = 8
@@ -97,8 +97,10 @@ def names() -> Names:
 
 @pytest.fixture(scope="module")
 async def tls_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WireServer]:
-    certificate = certificate_for("127.0.0.1", tmp_path_factory.mktemp("certificate"))
-    async with running_wire_server(http_answer(b"{}", Content_Type="application/json"), certificate.server()) as server:
+    certificate = create_certificate("127.0.0.1", tmp_path_factory.mktemp("certificate"))
+    async with running_wire_server(
+        http_response(b"{}", Content_Type="application/json"), certificate.server_context()
+    ) as server:
         yield server
 
 

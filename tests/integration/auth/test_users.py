@@ -11,7 +11,7 @@ import pytest
 from app.auth.authentication import Authenticator
 from app.container import Container
 from tests.conftest import ADMIN_KEY, OpenService, TestUser, client_of, new_user, tool
-from tests.integration.execution.test_execute import offer
+from tests.support.calls import connect_with_tools
 from tests.support.checks import assert_problem, everything, find_and_praise, leave_a_call, pages, rows_of
 from tests.support.mcp_server import FakeMcpServer
 
@@ -205,7 +205,7 @@ async def test_a_deleted_users_servers_are_let_go(
         return {owner for owner, _ in container.mcp_pool._places} & {user.id, other_user.id}
 
     for somebody in (user, other_user):
-        await offer(somebody, mcp, "read")
+        await connect_with_tools(somebody, mcp, "read")
     assert connected() == {user.id, other_user.id}
     assert (await admin.delete(f"/users/{user.id}")).status_code == 204
     assert connected() == {other_user.id}

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.integration.client.conftest import Ask, Kind, failure, speaking
-from tests.support.wire_server import WireServer, http_answer, running_wire_server
+from tests.support.wire_server import WireServer, http_response, running_wire_server
 from toolscout_client import Conflict, ConnectionFailed, RateLimited, ToolFailed, ToolscoutError, Unavailable
 from toolscout_client.calling import to
 from toolscout_client.repeating import LONGEST_PAUSE_S, Call, Pause, Steps, answered
@@ -19,7 +19,7 @@ EXECUTED = {"result": {"content": []}, "tool_key": "k", "server_id": "s", "durat
 
 
 def told(body: Any, status: str = "200 OK", **headers: str) -> bytes:
-    return http_answer(json.dumps(body).encode(), status, Content_Type="application/json", **headers)
+    return http_response(json.dumps(body).encode(), status, Content_Type="application/json", **headers)
 
 
 def problem(status: str, code: str, **members: str) -> bytes:
@@ -30,7 +30,7 @@ def problem(status: str, code: str, **members: str) -> bytes:
 BUSY = problem("503 Service Unavailable", "unavailable", retry_after="0")
 LIMITED = problem("429 Too Many Requests", "rate_limited", retry_after="0")
 RUNNING = problem("409 Conflict", "conflict")
-NOTHING = http_answer(status="204 No Content")
+NOTHING = http_response(status="204 No Content")
 HEALTHY = told({"status": "ok", "a_field_of_the_future": {"x": 1}})
 
 
@@ -141,7 +141,7 @@ async def test_a_tool_that_failed_is_not_run_again(kind: Kind, known: str) -> No
 
 
 async def test_a_proxy_that_lost_the_service_does_not_know_the_outcome(kind: Kind) -> None:
-    proxy = http_answer(b"<html>Bad Gateway</html>", "502 Bad Gateway", Content_Type="text/html")
+    proxy = http_response(b"<html>Bad Gateway</html>", "502 Bad Gateway", Content_Type="text/html")
     outcome, server = await after(kind, lambda c: c.execute("k"), proxy, told(EXECUTED))
     assert type(outcome) is ConnectionFailed
     assert (outcome.outcome, outcome.code, outcome.status) == ("unknown", "status_502", 502)
@@ -149,7 +149,9 @@ async def test_a_proxy_that_lost_the_service_does_not_know_the_outcome(kind: Kin
 
 
 @pytest.mark.parametrize(
-    "answer", [http_answer(b"<html>Welcome</html>"), told([]), told({"state": "ok"})], ids=["html", "a list", "another"]
+    "answer",
+    [http_response(b"<html>Welcome</html>"), told([]), told({"state": "ok"})],
+    ids=["html", "a list", "another"],
 )
 async def test_an_answer_that_is_not_toolscouts_is_an_error_that_says_so(kind: Kind, answer: bytes) -> None:
     outcome, _ = await after(kind, lambda c: c.health(), answer)

@@ -17,7 +17,7 @@ from app.errors import UrlNotAllowed
 from app.mcp_client.transport import Exchange, GuardedTransport, current_exchange
 from app.mcp_client.url_guard import Guard
 from tests.support.mcp_server import listener
-from tests.support.wire_server import Certificate, certificate_for, http_answer, running_wire_server
+from tests.support.wire_server import Certificate, create_certificate, http_response, running_wire_server
 
 LIMIT = 1_000_000
 HTML = {"Content_Type": "text/html"}
@@ -99,7 +99,7 @@ def gzipped(body: bytes, wbits: int = 31) -> bytes:
 async def test_an_answer_comes_through_as_it_was_meant(encoding: str | None, packed: bytes) -> None:
     headers = {"Content_Encoding": encoding} if encoding else {}
     async with (
-        running_wire_server(http_answer(packed, X_Other="kept", **headers)) as server,
+        running_wire_server(http_response(packed, X_Other="kept", **headers)) as server,
         wire_to(f"http://127.0.0.1:{server.port}/mcp") as wire,
     ):
         response = await wire.ask()
@@ -113,7 +113,7 @@ async def test_an_answer_comes_through_as_it_was_meant(encoding: str | None, pac
 async def test_an_answer_up_to_the_limit_is_taken_and_a_byte_more_is_too_large(packed: bool) -> None:
     for size, cause in ((LIMIT, None), (LIMIT + 1, "too_large")):
         body = gzipped(b"x" * size) if packed else b"x" * size
-        answer = http_answer(body, **({"Content_Encoding": "gzip"} if packed else {}))
+        answer = http_response(body, **({"Content_Encoding": "gzip"} if packed else {}))
         async with running_wire_server(answer) as server, wire_to(f"http://127.0.0.1:{server.port}/") as wire:
             if cause is None:
                 assert len((await wire.ask()).content) == LIMIT
@@ -126,7 +126,7 @@ async def test_an_answer_up_to_the_limit_is_taken_and_a_byte_more_is_too_large(p
 async def test_a_bomb_stays_small() -> None:
     bomb = gzipped(bytes(50_000_000))
     async with (
-        running_wire_server(http_answer(bomb, Content_Encoding="gzip")) as server,
+        running_wire_server(http_response(bomb, Content_Encoding="gzip")) as server,
         wire_to(f"http://127.0.0.1:{server.port}/") as wire,
     ):
         tracemalloc.start()
@@ -142,7 +142,7 @@ async def test_a_bomb_stays_small() -> None:
 
 @pytest.mark.parametrize("rest", [b"x", gzipped(b"more"), b"x" * 3_000_000], ids=["a byte", "gzip again", "megabytes"])
 async def test_nothing_is_kept_of_what_follows_a_compressed_answer(rest: bytes) -> None:
-    answer = http_answer(gzipped(b"hello") + rest, Content_Encoding="gzip")
+    answer = http_response(gzipped(b"hello") + rest, Content_Encoding="gzip")
     async with running_wire_server(answer) as server, wire_to(f"http://127.0.0.1:{server.port}/") as wire:
         with pytest.raises(httpx2.StreamError):
             await wire.ask()
@@ -151,7 +151,7 @@ async def test_nothing_is_kept_of_what_follows_a_compressed_answer(rest: bytes) 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x-gzip", "compress", "gzip;q=1", "nonsense"])
 async def test_an_encoding_that_was_not_asked_for_is_not_read(encoding: str) -> None:
-    answer = http_answer(gzipped(b"hello"), Content_Encoding=encoding)
+    answer = http_response(gzipped(b"hello"), Content_Encoding=encoding)
     async with running_wire_server(answer) as server, wire_to(f"http://127.0.0.1:{server.port}/") as wire:
         response = await wire.ask()
     assert (response.status_code, response.content, wire.cause) == (503, b"", "encoding")
@@ -159,7 +159,7 @@ async def test_an_encoding_that_was_not_asked_for_is_not_read(encoding: str) -> 
 
 @pytest.mark.parametrize("body", [b"hello", gzipped(b"x" * 1000)[:20] + b"?" * 20], ids=["plain", "broken"])
 async def test_what_cannot_be_decompressed_says_so(body: bytes) -> None:
-    answer = http_answer(body, Content_Encoding="gzip")
+    answer = http_response(body, Content_Encoding="gzip")
     async with running_wire_server(answer) as server, wire_to(f"http://127.0.0.1:{server.port}/") as wire:
         with pytest.raises(httpx2.StreamError):
             await wire.ask()
@@ -169,7 +169,7 @@ async def test_what_cannot_be_decompressed_says_so(body: bytes) -> None:
 async def test_a_stream_of_events_may_be_longer_than_an_answer() -> None:
     body = b"data: x\n\n" * 200_000
     async with (
-        running_wire_server(http_answer(body, **EVENTS)) as server,
+        running_wire_server(http_response(body, **EVENTS)) as server,
         wire_to(f"http://127.0.0.1:{server.port}/") as wire,
     ):
         assert (await wire.ask("GET")).content == body
@@ -177,7 +177,7 @@ async def test_a_stream_of_events_may_be_longer_than_an_answer() -> None:
         with pytest.raises(httpx2.StreamError):
             await wire.ask("POST")
         assert wire.cause == "too_large"
-        server.answer = http_answer(body, **HTML)
+        server.answer = http_response(body, **HTML)
         with pytest.raises(httpx2.StreamError):
             await wire.ask("GET")
         assert wire.cause == "too_large"
@@ -196,7 +196,7 @@ async def test_others_get_their_turn_while_a_small_stream_inflates_to_a_huge_one
 
     pieces = 0
     async with (
-        running_wire_server(http_answer(packed, Content_Encoding="gzip", **EVENTS)) as server,
+        running_wire_server(http_response(packed, Content_Encoding="gzip", **EVENTS)) as server,
         wire_to(f"http://127.0.0.1:{server.port}/") as wire,
         wire.asked("GET") as response,
     ):
@@ -223,17 +223,20 @@ async def test_a_redirect_is_not_followed_wherever_it_leads(status: int, method:
         with listener() as elsewhere:
             places = [f"http://127.0.0.1:{elsewhere.port}/", f"//127.0.0.1:{elsewhere.port}/", wire.url + "/", "other"]
             for asked, place in enumerate(places, start=1):
-                server.answer = http_answer(b"", f"{status} Elsewhere", Location=place)
+                server.answer = http_response(b"", f"{status} Elsewhere", Location=place)
                 wire.client.follow_redirects = True
                 response = await wire.ask(method)
                 assert (response.status_code, response.history, wire.cause) == (503, [], "redirect")
                 assert (len(server.requests), elsewhere.connects) == (asked, 0)
-        server.answer = http_answer(b"here")
+        server.answer = http_response(b"here")
         assert (await wire.ask(method)).content == b"here"
 
 
 async def test_a_request_to_another_origin_than_the_sessions_own_is_not_sent() -> None:
-    async with running_wire_server(http_answer(b"")) as server, wire_to(f"http://127.0.0.1:{server.port}/mcp") as wire:
+    async with (
+        running_wire_server(http_response(b"")) as server,
+        wire_to(f"http://127.0.0.1:{server.port}/mcp") as wire,
+    ):
         with listener() as elsewhere:
             for url in (
                 f"http://127.0.0.1:{elsewhere.port}/mcp",
@@ -272,12 +275,12 @@ async def test_a_server_that_says_nothing_may_have_received_it_too() -> None:
 
 
 async def test_an_answer_that_breaks_off_is_no_answer() -> None:
-    answer = http_answer(b"half", Content_Length="8")
+    answer = http_response(b"half", Content_Length="8")
     async with running_wire_server(answer) as server, wire_to(f"http://127.0.0.1:{server.port}/") as wire:
         with pytest.raises(httpx2.StreamError):
             await wire.ask()
         assert wire.cause == "closed"
-        server.answer = http_answer(b"complete", Content_Length="8")
+        server.answer = http_response(b"complete", Content_Length="8")
         assert (await wire.ask()).content == b"complete"
 
 
@@ -301,7 +304,7 @@ async def test_a_refusal_is_noted_and_passed_on(
 ) -> None:
     """What is JSON may be an error in the protocol's own words: that is for the SDK to read."""
     async with (
-        running_wire_server(http_answer(b"why", f"{status} Because", **headers)) as server,
+        running_wire_server(http_response(b"why", f"{status} Because", **headers)) as server,
         wire_to(f"http://127.0.0.1:{server.port}/") as wire,
     ):
         wire.client.headers.update({"Mcp-Session-Id": "1"} if session else {})
@@ -312,7 +315,7 @@ async def test_a_refusal_is_noted_and_passed_on(
 
 async def test_a_name_is_looked_up_once_for_a_session() -> None:
     names = Names("127.0.0.1")
-    async with running_wire_server(http_answer(b"")) as server:
+    async with running_wire_server(http_response(b"")) as server:
         with listener("::1", server.port) as elsewhere:
             async with wire_to(f"http://files.test:{server.port}/", names) as wire:
                 await wire.ask()
@@ -325,7 +328,7 @@ async def test_a_name_is_looked_up_once_for_a_session() -> None:
 
 async def test_a_dead_address_of_a_name_costs_nothing_where_another_lives() -> None:
     names = Names("::1", "127.0.0.1")
-    async with running_wire_server(http_answer(b"")) as server:
+    async with running_wire_server(http_response(b"")) as server:
         async with wire_to(f"http://files.test:{server.port}/", names) as wire:
             await wire.ask()
             await wire.ask()
@@ -375,7 +378,7 @@ async def test_the_address_that_we_are_really_connected_to_is_looked_at() -> Non
 
 async def test_the_same_detour_is_none_where_the_operator_lists_the_place() -> None:
     async with (
-        running_wire_server(http_answer(b"hello")) as server,
+        running_wire_server(http_response(b"hello")) as server,
         wire_to(f"http://files.test:{server.port}/", Names("8.8.8.8")) as wire,
     ):
         wire.through(Detour())
@@ -409,13 +412,13 @@ async def test_a_server_that_hangs_up_at_once_is_no_error_of_ours() -> None:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certificate]:
     folder = tmp_path_factory.mktemp("certificates")
-    return {host: certificate_for(host, folder) for host in ("files.test", "other.test", "127.0.0.1")}
+    return {host: create_certificate(host, folder) for host in ("files.test", "other.test", "127.0.0.1")}
 
 
 @asynccontextmanager
 async def tls_wire(certificate: Certificate, host: str, *, trusted: bool) -> AsyncIterator[tuple[Wire, Any]]:
     async with (
-        running_wire_server(http_answer(b"hello"), certificate.server()) as server,
+        running_wire_server(http_response(b"hello"), certificate.server_context()) as server,
         wire_to(f"https://{host}:{server.port}/", Names("127.0.0.1")) as wire,
     ):
         if trusted:
@@ -453,7 +456,7 @@ async def test_any_other_certificate_ends_the_connection_before_anything_is_said
 
 async def test_plain_http_where_tls_was_asked_for_is_no_trusted_connection() -> None:
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(http_answer(b"hello"))
+        writer.write(http_response(b"hello"))
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)

@@ -28,7 +28,7 @@ from app.container import Container
 from app.mcp_client import connection
 from app.mcp_server.responses import ERROR_META, TRUNCATED_META
 from tests.conftest import TestUser, client_of, tool
-from tests.support.calls import executions
+from tests.support.calls import list_executions
 from tests.support.mcp_client import (
     MODES,
     OLDER_HEADERS,
@@ -237,7 +237,7 @@ async def check_given_up(container: Container, user: TestUser, mcp: FakeMcpServe
     """The server was told, it is written down, and the same connection serves the next call."""
 
     async def written() -> bool:
-        return (await executions(container, user.id))[-1:] == [("cancelled", key)]
+        return (await list_executions(container, user.id))[-1:] == [("cancelled", key)]
 
     await seen(lambda: mcp.given_up == ["stall"])
     await until(written)
@@ -333,7 +333,7 @@ async def test_only_its_own_session_can_take_a_call_back(
     await cancel(user, 7, session)
     assert '"the call was taken back"' in (await running).text
     await seen(lambda: mcp.given_up == ["stall"])
-    assert [outcome for outcome, _ in await executions(container, user.id)] == ["succeeded", "cancelled"]
+    assert [outcome for outcome, _ in await list_executions(container, user.id)] == ["succeeded", "cancelled"]
 
 
 # Questions of the server to the user
@@ -383,7 +383,7 @@ async def test_a_question_is_passed_on_between_sides_that_know_how(
     assert mcp.calls == [("delete", {"path": "/"})] * 2
     declared = [call.params["_meta"][CLIENT_CAPABILITIES_META_KEY] for call in sent_calls(mcp)]
     assert all("elicitation" in capabilities for capabilities in declared)
-    assert [outcome for outcome, _ in await executions(container, user.id)] == ["input_required", "succeeded"]
+    assert [outcome for outcome, _ in await list_executions(container, user.id)] == ["input_required", "succeeded"]
 
 
 async def test_a_server_may_want_to_be_asked_again_by_anybody(user: TestUser, address: str, mcp: FakeMcpServer) -> None:
@@ -412,7 +412,7 @@ async def test_a_question_larger_than_we_take_is_no_answer(
     assert (error_of(refused)["code"], error_of(refused)["outcome"]) == ("TOOL_EXECUTION_ERROR", "failed")
     mcp.on_call["work"] = asking_with(1_000)
     assert (await called(user.http, "tool_execute", {"toolKey": key}))["resultType"] == "input_required"
-    assert [outcome for outcome, _ in await executions(container, user.id)] == [
+    assert [outcome for outcome, _ in await list_executions(container, user.id)] == [
         "TOOL_EXECUTION_ERROR",
         "input_required",
     ]
@@ -522,7 +522,7 @@ async def test_what_may_not_be_run_is_not_found_and_reaches_no_server(
     check_failed(results[0], "TOOL_NOT_FOUND", "Call tool_discovery")
     assert (mcp.calls, legacy_mcp.calls) == ([], [])
     named = [keys["switched_off"], *[None] * (len(wrong) - 1)]
-    assert await executions(container, user.id) == [("TOOL_NOT_FOUND", target) for target in named]
+    assert await list_executions(container, user.id) == [("TOOL_NOT_FOUND", target) for target in named]
 
     await user.http.patch(f"/tools/{keys['switched_off']}", json={"enabled": True})
     for who, key in ((user, keys["switched_off"]), (user, keys["open"]), (other_user, theirs)):
@@ -579,7 +579,7 @@ async def test_a_call_of_another_shape_is_told_what_is_wrong_with_it(user: TestU
     for words, arguments in wrong.items():
         result = await called(user.http, "tool_execute", arguments)
         check_failed(result, "TOOL_VALIDATION_ERROR", words, NOTHING_RAN)
-    assert await executions(container, user.id) == []
+    assert await list_executions(container, user.id) == []
 
 
 async def test_arguments_may_be_left_out(user: TestUser, mcp: FakeMcpServer) -> None:
@@ -625,7 +625,7 @@ async def test_a_tool_that_takes_too_long_may_have_run(
     assert len(mcp.calls) == 1
     mcp.stalled = set()
     assert "isError" not in await executed(user.http, key)
-    outcomes = [outcome for outcome, _ in await executions(container, user.id)]
+    outcomes = [outcome for outcome, _ in await list_executions(container, user.id)]
     assert outcomes == ["TOOL_EXECUTION_TIMEOUT", "succeeded"]
 
 
