@@ -23,7 +23,7 @@ from app.main import create_app
 from app.mcp_client.url_guard import Resolve
 from app.settings import Settings
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
-from tests.support.mcp_server import FakeMcpServer, one_of_each
+from tests.support.mcp_server import FakeMcpServer, running_mcp_servers
 
 ADMIN_KEY = "an-admin-key-for-tests"
 PATIENT = {"TOOLSCOUT_QUERY_EMBED_BUDGET_MS": "60000", "TOOLSCOUT_CONNECT_TIMEOUT_S": "120"}
@@ -134,7 +134,7 @@ def make_settings(tmp_path: Path, **changes: Any) -> Settings:
 @pytest.fixture(scope="session")
 def mcp_servers() -> Iterator[dict[str, FakeMcpServer]]:
     """One of each kind for all tests, which take them through `mcp`, `legacy_mcp` and `sse_mcp`."""
-    with one_of_each() as servers:
+    with running_mcp_servers() as servers:
         yield servers
 
 

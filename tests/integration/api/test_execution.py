@@ -361,7 +361,7 @@ async def test_disconnecting_from_the_stream_cancels_the_call(
     assert len(any_mcp.calls) == 1
 
     async def server_is_notified() -> bool:
-        return any_mcp.given_up == ["work"]
+        return any_mcp.cancelled_calls == ["work"]
 
     await until(server_is_notified)
     any_mcp.stalled.clear()

@@ -202,7 +202,7 @@ async def test_a_deleted_users_servers_are_let_go(
     admin: httpx.AsyncClient, container: Container, user: TestUser, other_user: TestUser, mcp: FakeMcpServer
 ) -> None:
     def connected() -> set[str]:
-        return {owner for owner, _ in container.mcp_pool._places} & {user.id, other_user.id}
+        return {owner for owner, _ in container.mcp_pool._entries} & {user.id, other_user.id}
 
     for somebody in (user, other_user):
         await connect_with_tools(somebody, mcp, "read")

@@ -15,9 +15,9 @@ from app.cli import models
 from app.cli.main import main
 from tests.conftest import SECRET_KEY, tool
 from tests.integration.cli.conftest import Command
-from tests.integration.mcp_client.test_stdio_servers import BY_HAND
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.stdio_programs import MINIMAL_SERVER
 
 
 def test_a_servers_life_from_a_terminal(command: Command, mcp: FakeMcpServer) -> None:
@@ -342,7 +342,7 @@ def test_a_server_without_a_url_is_one_of_those_that_the_operator_has_listed(
     command: Command, stdio: Path, tmp_path: Path
 ) -> None:
     code = tmp_path / "server.py"
-    code.write_text(textwrap.dedent(BY_HAND).replace("BEFORE", "").replace("AFTER", ""))
+    code.write_text(textwrap.dedent(MINIMAL_SERVER).replace("BEFORE", "").replace("AFTER", ""))
     stdio.write_text(json.dumps({name: {"argv": [sys.executable, str(code)]} for name in ("time", "notes")}))
     command("key", "create", "--user", "joe")
     assert "TOOLSCOUT_STDIO_SERVERS lists (time, notes)" in command("server", "add", "tim", "--user", "joe", status=1)

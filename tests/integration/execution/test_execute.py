@@ -28,7 +28,7 @@ from tests.support.calls import (
     wait_for_calls,
 )
 from tests.support.checks import assert_problem, without_request_id
-from tests.support.mcp_server import FakeMcpServer, Fault, drop, verbatim
+from tests.support.mcp_server import FakeMcpServer, Fault, drop, raw_result
 from tests.support.worker_steps import server_of
 
 ALL_CONTENT_TYPES = {
@@ -81,7 +81,7 @@ async def test_an_integer_beyond_64_bits_is_returned_as_text_with_all_digits(
     long = 123456789012345678901234567890
     await connect_with_tools(user, legacy_mcp, "count")
     result = json.dumps({"content": [], "structuredContent": {"long": [long, -long], "short": 2**63 - 1}})
-    legacy_mcp.fault = Fault(verbatim(result.encode()), on=["tools/call"])
+    legacy_mcp.fault = Fault(raw_result(result.encode()), on=["tools/call"])
     answer = await user.http.post(
         "/execute",
         json={"tool_key": (await user.tools())["count"]["id"]},
@@ -249,9 +249,9 @@ async def test_a_call_that_the_server_answers_with_an_error_has_failed(user: Tes
 async def test_an_invalid_result_leaves_the_outcome_unknown(user: TestUser, legacy_mcp: FakeMcpServer) -> None:
     await connect_with_tools(user, legacy_mcp, "read")
     for broken in (b'{"content": 5}', b'{"content": [{"type": "text"}]}', b"[]"):
-        legacy_mcp.fault = Fault(verbatim(broken), on=["tools/call"])
+        legacy_mcp.fault = Fault(raw_result(broken), on=["tools/call"])
         assert assert_problem(await user.execute("read"), 502, "TOOL_EXECUTION_ERROR")["outcome"] == "unknown"
-    legacy_mcp.fault = Fault(verbatim(b'{"content": []}'), on=["tools/call"])
+    legacy_mcp.fault = Fault(raw_result(b'{"content": []}'), on=["tools/call"])
     assert_ok(await user.execute("read"))
     assert len(legacy_mcp.calls) == 4
 

@@ -12,7 +12,7 @@ from tests.conftest import TestUser
 from tests.support.calls import Json, assert_ok, connect_with_tools, list_executions, wait_for_calls
 from tests.support.checks import assert_problem
 from tests.support.events import parse_events
-from tests.support.mcp_client import MODES, Mode, client_at, error_of
+from tests.support.mcp_client import MODES, Mode, connect_client, get_error
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.usage import uses
 
@@ -72,10 +72,10 @@ async def test_a_streamed_call_ends_with_an_error_event(
 async def test_an_mcp_call_is_answered_as_a_failed_tool(
     user: TestUser, mcp: FakeMcpServer, work: str, shutdown: asyncio.Event, address: str, mode: Mode
 ) -> None:
-    async with client_at(f"{address}/mcp", user.key, mode) as client:
+    async with connect_client(f"{address}/mcp", user.key, mode) as client:
         result = await await_during_shutdown(client.call_tool("tool_execute", {"toolKey": work}), mcp, shutdown)
     assert result.is_error
-    assert_outcome_unknown(error_of(result))
+    assert_outcome_unknown(get_error(result))
 
 
 async def test_a_repeated_call_gets_the_same_error_and_the_tool_never_runs_again(

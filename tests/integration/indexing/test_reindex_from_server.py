@@ -21,15 +21,15 @@ from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.mcp_server import (
     FakeMcpServer,
     Fault,
-    behind,
     drop,
-    half_sse,
     hang,
     malformed_json,
+    raw_result,
     redirect,
+    respond_after,
     running_mcp_server,
     status,
-    verbatim,
+    truncated_sse,
     wrong_content_type,
 )
 from tests.support.worker_steps import (
@@ -398,10 +398,10 @@ async def test_many_who_ask_for_all_servers_cost_two_listings_each(carol: TestUs
 BROKEN: dict[str, tuple[ASGIApp, str]] = {
     "malformed": (malformed_json, "protocol"),
     "not-mcp": (wrong_content_type, "protocol"),
-    "half": (half_sse, "closed"),
+    "half": (truncated_sse, "closed"),
     "dropped": (drop, "closed"),
     "no-list": (listing_of("7"), "protocol"),
-    "no-tools": (verbatim(b"{}"), "protocol"),
+    "no-tools": (raw_result(b"{}"), "protocol"),
     "too-deep-to-read": (listing_of("[" * 5000 + "]" * 5000), "protocol"),
     "error-page": (status(500), "status_500"),
     "teapot": (status(418), "status_418"),
@@ -828,7 +828,7 @@ async def test_a_worker_that_stalled_over_a_listing_until_its_lease_passed_on_wr
     server_id = await register(alice, mcp)
     await hand.perform()
     gate = threading.Event()
-    mcp.fault = Fault(behind(gate, listing_of(json.dumps(mcp.tools))), on={"tools/list"}, times=1)
+    mcp.fault = Fault(respond_after(gate, listing_of(json.dumps(mcp.tools))), on={"tools/list"}, times=1)
     await alice.http.post(f"/servers/{server_id}/reindex")
     stalled = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
     await until(lambda: seen(listings(mcp, alice) == 2))

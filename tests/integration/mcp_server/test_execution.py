@@ -34,13 +34,13 @@ from tests.support.mcp_client import (
     OLDER_HEADERS,
     Json,
     Mode,
-    called,
-    client_at,
-    error_of,
-    headers_for,
-    message,
-    sent,
-    text_of,
+    call_meta_tool,
+    connect_client,
+    get_error,
+    get_text,
+    make_headers,
+    make_message,
+    send_message,
 )
 from tests.support.mcp_server import FakeMcpServer, Fault, Received, drop, status
 from tests.support.worker_steps import until
@@ -82,7 +82,7 @@ async def run(client: Client, key: str, arguments: Json | None = None, **options
 
 async def executed(http: httpx.AsyncClient, key: str, arguments: Json | None = None) -> Json:
     """The same with a bare message."""
-    return await called(http, "tool_execute", {"toolKey": key, "arguments": arguments or {}})
+    return await call_meta_tool(http, "tool_execute", {"toolKey": key, "arguments": arguments or {}})
 
 
 def sent_calls(mcp: FakeMcpServer) -> list[Received]:
@@ -110,7 +110,7 @@ async def test_a_result_is_passed_on_whole_from_every_kind_of_server_to_every_cl
     keys = await offer(user, any_mcp, "show", "fail")
     given = {"a": [1, {"b": "ü", "c": None}]}
     for mode in MODES:
-        async with client_at(f"{address}/mcp", user.key, mode) as client:
+        async with connect_client(f"{address}/mcp", user.key, mode) as client:
             check_whole(await run(client, keys["show"], given), is_error=False)
             check_whole(await run(client, keys["fail"], given), is_error=True)
     assert any_mcp.calls == [("show", given), ("fail", given)] * 2
@@ -138,9 +138,9 @@ async def test_structured_content_that_is_no_object_reaches_those_who_know_it(
     }
     key = (await offer(user, mcp, "show"))["show"]
     for mode in MODES:
-        async with client_at(f"{address}/mcp", user.key, mode) as client:
+        async with connect_client(f"{address}/mcp", user.key, mode) as client:
             results = [await run(client, key, {"number": number}) for number in range(len(values))]
-        assert [text_of(result) for result in results] == ["whole"] * len(values)
+        assert [get_text(result) for result in results] == ["whole"] * len(values)
         known = [value if mode == "auto" or isinstance(value, dict) else None for value in values]
         assert [result.structured_content for result in results] == known
 
@@ -170,7 +170,7 @@ async def test_a_result_beyond_the_limit_is_cut_and_says_so(
     assert "1024 bytes" in notice["text"]
     assert cut["_meta"][TRUNCATED_META] is True
     assert "structuredContent" not in cut
-    assert text_of(whole) == "x"
+    assert get_text(whole) == "x"
     assert TRUNCATED_META not in whole["_meta"]
 
 
@@ -190,7 +190,7 @@ async def test_progress_arrives_in_order_before_the_result(
     for mode in MODES:
         told.clear()
         any_mcp.stalled.add("work")  # what it says on one stream may overtake what it said on another
-        async with client_at(f"{address}/mcp", user.key, mode) as client:
+        async with connect_client(f"{address}/mcp", user.key, mode) as client:
             running = asyncio.create_task(run(client, key, progress_callback=note))
             await seen(lambda: len(told) == 3)
             any_mcp.stalled.clear()
@@ -208,8 +208,8 @@ async def test_reports_go_only_to_those_who_ask_for_them(user: TestUser, mcp: Fa
     key = (await offer(user, mcp, "work"))["work"]
     for token in ("mine", 7, None):
         meta = {} if token is None else {"progressToken": token}
-        body = message("tools/call", {"name": "tool_execute", "arguments": {"toolKey": key}, "_meta": meta})
-        headers = headers_for(body) if era == "newer" else OLDER_HEADERS
+        body = make_message("tools/call", {"name": "tool_execute", "arguments": {"toolKey": key}, "_meta": meta})
+        headers = make_headers(body) if era == "newer" else OLDER_HEADERS
         answer = await user.http.post("/mcp", json=body, headers=headers)
         if era == "newer" and token is None:
             assert answer.headers["content-type"] == "application/json"
@@ -239,13 +239,13 @@ async def check_given_up(container: Container, user: TestUser, mcp: FakeMcpServe
     async def written() -> bool:
         return (await list_executions(container, user.id))[-1:] == [("cancelled", key)]
 
-    await seen(lambda: mcp.given_up == ["stall"])
+    await seen(lambda: mcp.cancelled_calls == ["stall"])
     await until(written)
     mcp.stalled, met = set(), greetings(mcp)
     assert "isError" not in await executed(user.http, key)
     assert (len(mcp.calls), greetings(mcp)) == (2, met)
     mcp.stalled = {"stall"}
-    mcp.given_up.clear()
+    mcp.cancelled_calls.clear()
 
 
 async def test_a_caller_that_waits_no_longer_ends_the_call(
@@ -253,12 +253,12 @@ async def test_a_caller_that_waits_no_longer_ends_the_call(
 ) -> None:
     key = await stalling(user, any_mcp)
     for mode in MODES:
-        async with client_at(f"{address}/mcp", user.key, mode) as client:
+        async with connect_client(f"{address}/mcp", user.key, mode) as client:
             any_mcp.requests.clear()
             waiting = asyncio.create_task(run(client, key))
             await seen(lambda: any_mcp.calls)
             waiting.cancel()
-            await seen(lambda: any_mcp.given_up)
+            await seen(lambda: any_mcp.cancelled_calls)
             assert (await client.list_tools()).tools  # the client can go on
         await check_given_up(container, user, any_mcp, key)
 
@@ -270,7 +270,7 @@ async def test_a_client_that_leaves_takes_its_calls_along(
     key = await stalling(user, mcp)
 
     async def call_and_leave() -> None:
-        async with client_at(f"{address}/mcp", user.key, mode) as client:
+        async with connect_client(f"{address}/mcp", user.key, mode) as client:
             await run(client, key)
 
     shutdown = asyncio.create_task(call_and_leave())
@@ -286,8 +286,10 @@ async def test_a_stream_that_is_closed_ends_the_call(
 ) -> None:
     key = await stalling(user, mcp)
     mcp.progress["stall"] = 1
-    body = message("tools/call", {"name": "tool_execute", "arguments": {"toolKey": key}, "_meta": {"progressToken": 1}})
-    headers = (headers_for(body) if era == "newer" else OLDER_HEADERS) | {"Authorization": f"Bearer {user.key}"}
+    body = make_message(
+        "tools/call", {"name": "tool_execute", "arguments": {"toolKey": key}, "_meta": {"progressToken": 1}}
+    )
+    headers = (make_headers(body) if era == "newer" else OLDER_HEADERS) | {"Authorization": f"Bearer {user.key}"}
     async with (
         httpx.AsyncClient(timeout=30) as http,
         http.stream("POST", f"{address}/mcp", json=body, headers=headers) as answer,
@@ -295,7 +297,7 @@ async def test_a_stream_that_is_closed_ends_the_call(
         async for line in answer.aiter_lines():
             if "notifications/progress" in line:
                 break
-        assert mcp.given_up == []
+        assert mcp.cancelled_calls == []
     await check_given_up(container, user, mcp, key)
 
 
@@ -308,7 +310,7 @@ async def test_only_its_own_session_can_take_a_call_back(
 ) -> None:
     key = await stalling(user, mcp)
     session, other_session = [{**OLDER_HEADERS, "Mcp-Session-Id": str(uuid.uuid4())} for _ in range(2)]
-    body = message("tools/call", {"name": "tool_execute", "arguments": {"toolKey": key}}, number=7)
+    body = make_message("tools/call", {"name": "tool_execute", "arguments": {"toolKey": key}}, request_id=7)
 
     def call() -> asyncio.Task[httpx.Response]:
         return asyncio.create_task(user.http.post("/mcp", json=body, headers=session))
@@ -325,14 +327,14 @@ async def test_only_its_own_session_can_take_a_call_back(
     await cancel(user, 8, session)
     mcp.stalled = set()
     assert '"result"' in (await running).text
-    assert mcp.given_up == []
+    assert mcp.cancelled_calls == []
 
     mcp.stalled = {"stall"}
     running = call()
     await seen(lambda: len(mcp.calls) == 2)
     await cancel(user, 7, session)
     assert '"the call was taken back"' in (await running).text
-    await seen(lambda: mcp.given_up == ["stall"])
+    await seen(lambda: mcp.cancelled_calls == ["stall"])
     assert [outcome for outcome, _ in await list_executions(container, user.id)] == ["succeeded", "cancelled"]
 
 
@@ -372,10 +374,10 @@ async def test_a_question_is_passed_on_between_sides_that_know_how(
         asked.append(params.message)
         return ElicitResult(action="accept", content={"sure": True})
 
-    async with client_at(f"{address}/mcp", user.key, elicitation_callback=answer) as client:
+    async with connect_client(f"{address}/mcp", user.key, elicitation_callback=answer) as client:
         result = await run(client, key, {"path": "/"})
     assert asked == ["Delete all?"]
-    assert text_of(result) == "deleted"
+    assert get_text(result) == "deleted"
     assert result.structured_content == {
         "responses": {"sure": {"action": "accept", "content": {"sure": True}}},
         "state": "state-of-the-server",
@@ -395,8 +397,8 @@ async def test_a_server_may_want_to_be_asked_again_by_anybody(user: TestUser, ad
 
     mcp.on_call["work"] = ask
     key = (await offer(user, mcp, "work"))["work"]
-    async with client_at(f"{address}/mcp", user.key) as client:
-        assert text_of(await run(client, key)) == "half way"
+    async with connect_client(f"{address}/mcp", user.key) as client:
+        assert get_text(await run(client, key)) == "half way"
     assert len(mcp.calls) == 2
 
 
@@ -408,10 +410,10 @@ async def test_a_question_larger_than_we_take_is_no_answer(
 
     mcp.on_call["work"] = asking_with(container.executor.max_result_bytes)
     key = (await offer(user, mcp, "work"))["work"]
-    refused = await called(user.http, "tool_execute", {"toolKey": key})
-    assert (error_of(refused)["code"], error_of(refused)["outcome"]) == ("TOOL_EXECUTION_ERROR", "failed")
+    refused = await call_meta_tool(user.http, "tool_execute", {"toolKey": key})
+    assert (get_error(refused)["code"], get_error(refused)["outcome"]) == ("TOOL_EXECUTION_ERROR", "failed")
     mcp.on_call["work"] = asking_with(1_000)
-    assert (await called(user.http, "tool_execute", {"toolKey": key}))["resultType"] == "input_required"
+    assert (await call_meta_tool(user.http, "tool_execute", {"toolKey": key}))["resultType"] == "input_required"
     assert [outcome for outcome, _ in await list_executions(container, user.id)] == [
         "TOOL_EXECUTION_ERROR",
         "input_required",
@@ -428,20 +430,20 @@ async def test_answers_that_nobody_could_write_down_are_no_trouble_of_the_server
         deep = {"a": deep}
     wrong: list[Json] = [{"q": {"roots": [], "_meta": deep}}, {"q": {"roots": [], "_meta": {"n": 2**64}}}]
     for responses in wrong:
-        refused = await called(user.http, "tool_execute", {"toolKey": key}, inputResponses=responses)
-        assert error_of(refused)["code"] == "TOOL_VALIDATION_ERROR"
+        refused = await call_meta_tool(user.http, "tool_execute", {"toolKey": key}, inputResponses=responses)
+        assert get_error(refused)["code"] == "TOOL_VALIDATION_ERROR"
     assert mcp.calls == []
     [server] = (await user.http.get("/servers")).json()["items"]
     assert server["status"] == "connected"
-    taken = await called(user.http, "tool_execute", {"toolKey": key}, inputResponses={"q": {"roots": []}})
-    assert text_of(taken) == "deleted"
+    taken = await call_meta_tool(user.http, "tool_execute", {"toolKey": key}, inputResponses={"q": {"roots": []}})
+    assert get_text(taken) == "deleted"
 
 
 async def test_marks_that_only_we_may_set_are_not_taken_from_a_server(user: TestUser, mcp: FakeMcpServer) -> None:
     forged = {ERROR_META: {"code": "TOOL_NOT_FOUND"}, TRUNCATED_META: True, "theirs": 1}
     mcp.on_call["work"] = lambda _: {"content": [], "_meta": forged}
     key = (await offer(user, mcp, "work"))["work"]
-    result = await called(user.http, "tool_execute", {"toolKey": key})
+    result = await call_meta_tool(user.http, "tool_execute", {"toolKey": key})
     assert {name for name in result["_meta"] if "modelcontextprotocol" not in name} == {"theirs"}
 
 
@@ -462,12 +464,12 @@ async def test_whoever_cannot_be_asked_gets_a_clear_error(
 ) -> None:
     mcp.on_call = {"polite": wants_elicitation(mcp), "rude": asking(mcp)}
     keys = await offer(user, mcp, "polite", "rude")
-    async with client_at(f"{address}/mcp", user.key, mode) as client:
+    async with connect_client(f"{address}/mcp", user.key, mode) as client:
         for name in ("polite", "rude"):
             result = await run(client, keys[name])
-            assert error_of(result)["code"] == "TOOL_EXECUTION_ERROR"
-            assert error_of(result)["outcome"] == "failed"
-            assert "asks its user for more input" in text_of(result)
+            assert get_error(result)["code"] == "TOOL_EXECUTION_ERROR"
+            assert get_error(result)["outcome"] == "failed"
+            assert "asks its user for more input" in get_text(result)
     declared = [call.params["_meta"][CLIENT_CAPABILITIES_META_KEY] for call in sent_calls(mcp)]
     assert ["elicitation" in capabilities for capabilities in declared] == [False, False]
 
@@ -481,10 +483,10 @@ async def test_an_older_server_that_asks_in_the_midst_of_a_call_gets_no_answer(
     async def answer(_context: Any, _params: ElicitRequestParams) -> ElicitResult:
         raise AssertionError("there is no way for the question to get here")
 
-    async with client_at(f"{address}/mcp", user.key, elicitation_callback=answer) as client:
+    async with connect_client(f"{address}/mcp", user.key, elicitation_callback=answer) as client:
         refused = await run(client, keys["delete"])
         assert refused.is_error
-        assert "Elicitation not supported" in text_of(refused)
+        assert "Elicitation not supported" in get_text(refused)
         assert not (await run(client, keys["keep"])).is_error
     [greeting] = [request for request in legacy_mcp.requests if request.rpc_method == "initialize"]
     assert "elicitation" not in greeting.params["capabilities"]
@@ -495,11 +497,11 @@ async def test_an_older_server_that_asks_in_the_midst_of_a_call_gets_no_answer(
 
 def check_failed(result: Json, code: str, *words: str, **members: Any) -> Json:
     """An error for a program and, in the same words, for a model."""
-    error = error_of(result)
+    error = get_error(result)
     assert error["code"] == code
     assert error.items() >= members.items()
-    told = text_of(result)
-    assert told.startswith(f"{code}: {error['message']}")
+    told = get_text(result)
+    assert told.startswith(f"{code}: {error['make_message']}")
     for word in words:
         assert word in told
     assert "structuredContent" not in result
@@ -562,7 +564,7 @@ async def test_arguments_are_checked_before_anything_is_sent_and_every_error_is_
     error = check_failed(wrong, "TOOL_VALIDATION_ERROR", NOTHING_RAN, "input schema")
     assert [item["loc"] for item in error["errors"]] == [["arguments", name] for name in names]
     for name in names:
-        assert text_of(wrong).count(f"arguments.{name}: 'x' is not of type 'integer'") == 1
+        assert get_text(wrong).count(f"arguments.{name}: 'x' is not of type 'integer'") == 1
     check_failed(await executed(user.http, key), "TOOL_VALIDATION_ERROR", "'part_0' is a required property")
     assert mcp.calls == []
     assert "isError" not in await executed(user.http, key, {"part_0": 1})
@@ -577,14 +579,14 @@ async def test_a_call_of_another_shape_is_told_what_is_wrong_with_it(user: TestU
         "additional properties are not allowed: 'input'": {"toolKey": "x", "input": {}},
     }
     for words, arguments in wrong.items():
-        result = await called(user.http, "tool_execute", arguments)
+        result = await call_meta_tool(user.http, "tool_execute", arguments)
         check_failed(result, "TOOL_VALIDATION_ERROR", words, NOTHING_RAN)
     assert await list_executions(container, user.id) == []
 
 
 async def test_arguments_may_be_left_out(user: TestUser, mcp: FakeMcpServer) -> None:
     key = (await offer(user, mcp, "look"))["look"]
-    assert "isError" not in await called(user.http, "tool_execute", {"toolKey": key})
+    assert "isError" not in await call_meta_tool(user.http, "tool_execute", {"toolKey": key})
     assert mcp.calls == [("look", {})]
 
 
@@ -621,7 +623,7 @@ async def test_a_tool_that_takes_too_long_may_have_run(
     async with client_of(service, Authorization=f"Bearer {user.key}") as http:
         result = await executed(http, key)
     check_failed(result, "TOOL_EXECUTION_TIMEOUT", MAY_HAVE_RUN, outcome="unknown")
-    assert NOTHING_RAN not in text_of(result)
+    assert NOTHING_RAN not in get_text(result)
     assert len(mcp.calls) == 1
     mcp.stalled = set()
     assert "isError" not in await executed(user.http, key)
@@ -650,18 +652,18 @@ async def test_an_error_of_the_server_is_told_in_its_words(user: TestUser, mcp: 
     mcp.on_call["write"] = refuse
     result = await executed(user.http, keys["write"])
     check_failed(result, "TOOL_EXECUTION_ERROR", "the disk is full", outcome="failed")
-    assert MAY_HAVE_RUN not in text_of(result)
+    assert MAY_HAVE_RUN not in get_text(result)
     assert len(mcp.calls) == 1
     assert "isError" not in await executed(user.http, keys["read"])
 
 
 async def test_an_error_reads_the_same_in_either_protocol(user: TestUser, address: str) -> None:
     for mode in MODES:
-        async with client_at(f"{address}/mcp", user.key, mode) as client:
+        async with connect_client(f"{address}/mcp", user.key, mode) as client:
             result = await run(client, "nothing")
         told = {"code": "TOOL_NOT_FOUND", "message": "there is no such tool, or it may not be used"}
-        assert error_of(result) == told
-        assert "Call tool_discovery" in text_of(result)
+        assert get_error(result) == told
+        assert "Call tool_discovery" in get_text(result)
 
 
 # Which tool is meant
@@ -676,12 +678,12 @@ async def test_a_tool_with_the_name_of_ours_shadows_nothing(user: TestUser, addr
     mcp.on_call = {name: partial(saying, f"their {name}") for name in names}
     keys = await offer(user, mcp, *names)
     for mode in MODES:
-        async with client_at(f"{address}/mcp", user.key, mode) as client:
+        async with connect_client(f"{address}/mcp", user.key, mode) as client:
             offered = (await client.list_tools()).tools
             results = [await run(client, keys[name]) for name in names]
             found = await client.call_tool("tool_discovery", {"query": ["tool_execute"]})
         assert [each.name for each in offered] == ["tool_discovery", "tool_execute"]
-        assert [text_of(result) for result in results] == [f"their {name}" for name in names]
+        assert [get_text(result) for result in results] == [f"their {name}" for name in names]
         assert found.structured_content is not None
         assert keys["tool_execute"] in [hit["toolKey"] for hit in found.structured_content["results"]]
     assert mcp.calls == [(name, {}) for name in names] * 2
@@ -706,8 +708,8 @@ async def test_every_execution_is_written_down_with_the_key_that_asked(
         made = (await admin.post("/keys", json=key)).json()
         headers = {"Authorization": f"Bearer {made['key']}", "X-User-Id": user.id}
         for tool_key, outcome in ((keys["look"], "succeeded"), (keys["fail"], "tool_error"), ("x", "TOOL_NOT_FOUND")):
-            body = message("tools/call", {"name": "tool_execute", "arguments": {"toolKey": tool_key}})
-            assert (await sent(client, body, **headers)).status_code == 200
+            body = make_message("tools/call", {"name": "tool_execute", "arguments": {"toolKey": tool_key}})
+            assert (await send_message(client, body, **headers)).status_code == 200
             target = None if tool_key == "x" else tool_key
             expected.append((f"{key['kind']}:{made['id']}", target, outcome))
     written = (await user.http.get("/audit", params={"action": "tool.execute"})).json()["items"]

@@ -35,19 +35,19 @@ from tests.support.mcp_client import (
     OLDER_HEADERS,
     Json,
     Mode,
-    called,
-    client_at,
-    error_of,
-    headers_for,
-    message,
-    sent,
-    text_of,
+    call_meta_tool,
+    connect_client,
+    get_error,
+    get_text,
+    make_headers,
+    make_message,
+    send_message,
 )
 from tests.support.mcp_server import FakeMcpServer
 
 MIB = 1024 * 1024
-LISTING = message("tools/list")
-MODERN_HEADERS = headers_for(LISTING)
+LISTING = make_message("tools/list")
+MODERN_HEADERS = make_headers(LISTING)
 ERAS = {"modern": MODERN_HEADERS, "older": OLDER_HEADERS, "no version": {"Accept": OLDER_HEADERS["Accept"]}}
 INSIDES = re.compile(r"pydantic|validation error|Traceback|\.py\b|input_value|JSONRPC[A-Z]|site-packages|psycopg")
 DISCOVERY: Json = {"name": "tool_discovery", "arguments": {"query": ["read a file"]}}
@@ -92,8 +92,8 @@ async def posted(http: httpx.AsyncClient, body: bytes | Json, headers: dict[str,
 
 async def test_a_key_opens_the_door_in_either_header(client: httpx.AsyncClient, visitor: TestUser) -> None:
     for header in ({"Authorization": f"Bearer {visitor.key}"}, {"X-API-Key": visitor.key}):
-        assert lists(await sent(client, LISTING, **header))
-    both = await sent(client, LISTING, **{"Authorization": f"Bearer {visitor.key}", "X-API-Key": visitor.key})
+        assert lists(await send_message(client, LISTING, **header))
+    both = await send_message(client, LISTING, **{"Authorization": f"Bearer {visitor.key}", "X-API-Key": visitor.key})
     assert_refused(both, 400)
 
 
@@ -103,7 +103,7 @@ async def test_a_key_opens_the_door_in_either_header(client: httpx.AsyncClient, 
     ids=["none", "wrong bearer", "wrong key", "another scheme"],
 )
 async def test_whoever_has_no_key_is_told_to_bring_one(client: httpx.AsyncClient, header: dict[str, str]) -> None:
-    answer = await sent(client, LISTING, **header)
+    answer = await send_message(client, LISTING, **header)
     assert_refused(answer, 401)
     assert answer.headers["www-authenticate"] == "Bearer"
 
@@ -113,9 +113,9 @@ async def test_a_revoked_key_opens_nothing_any_more(
 ) -> None:
     made = (await admin.post("/keys", json={"kind": "user", "user_id": visitor.id})).json()
     bearer = {"Authorization": f"Bearer {made['key']}"}
-    assert lists(await sent(client, LISTING, **bearer))
+    assert lists(await send_message(client, LISTING, **bearer))
     assert (await admin.delete(f"/keys/{made['id']}")).status_code == 204
-    assert_refused(await sent(client, LISTING, **bearer), 401)
+    assert_refused(await send_message(client, LISTING, **bearer), 401)
 
 
 async def test_a_key_for_many_users_says_for_whom(
@@ -124,13 +124,13 @@ async def test_a_key_for_many_users_says_for_whom(
     service = (await admin.post("/keys", json={"kind": "service"})).json()["key"]
     for key in (service, ADMIN_KEY):
         bearer = {"Authorization": f"Bearer {key}"}
-        assert lists(await sent(client, LISTING, **bearer, **{"X-User-Id": visitor.id}))
-        assert "X-User-Id" in assert_refused(await sent(client, LISTING, **bearer), 400)
+        assert lists(await send_message(client, LISTING, **bearer, **{"X-User-Id": visitor.id}))
+        assert "X-User-Id" in assert_refused(await send_message(client, LISTING, **bearer), 400)
 
 
 async def test_a_users_key_is_for_that_user_alone(visitor: TestUser, other_user: TestUser) -> None:
-    assert lists(await sent(visitor.http, LISTING, **{"X-User-Id": visitor.id}))
-    assert_refused(await sent(visitor.http, LISTING, **{"X-User-Id": other_user.id}), 403)
+    assert lists(await send_message(visitor.http, LISTING, **{"X-User-Id": visitor.id}))
+    assert_refused(await send_message(visitor.http, LISTING, **{"X-User-Id": other_user.id}), 403)
 
 
 async def test_a_projects_key_stays_within_its_project(
@@ -144,13 +144,13 @@ async def test_a_projects_key_stays_within_its_project(
     ]
     made = await admin.post("/keys", json={"kind": "user", "user_id": user.id, "project_id": mine})
     bearer = {"Authorization": f"Bearer {made.json()['key']}"}
-    asking = message("tools/call", DISCOVERY)
+    asking = make_message("tools/call", DISCOVERY)
     for path in ("/mcp", f"/projects/{mine}/mcp"):
-        found = rpc(await sent(client, asking, path, **bearer))["result"]["structuredContent"]["results"]
+        found = rpc(await send_message(client, asking, path, **bearer))["result"]["structuredContent"]["results"]
         assert [hit["toolName"] for hit in found] == ["read_file"]
-    assert_refused(await sent(client, asking, f"/projects/{other}/mcp", **bearer), 404)
-    assert_refused(await sent(client, asking, f"/projects/{uuid.uuid4()}/mcp", **bearer), 404)
-    everything = (await called(user.http, **DISCOVERY))["structuredContent"]["results"]
+    assert_refused(await send_message(client, asking, f"/projects/{other}/mcp", **bearer), 404)
+    assert_refused(await send_message(client, asking, f"/projects/{uuid.uuid4()}/mcp", **bearer), 404)
+    everything = (await call_meta_tool(user.http, **DISCOVERY))["structuredContent"]["results"]
     assert {hit["toolName"] for hit in everything} == {"read_file", "read_file_too"}
 
 
@@ -162,11 +162,12 @@ async def test_another_users_tool_answers_as_one_that_never_was(
     theirs = (await other_user.tools())["secret"]["id"]
     for name in ("tool_execute", "get_tool_details"):
         told = [
-            await called(user.http, name, {"toolKey": key}, "/mcp/full") for key in (theirs, str(uuid.uuid4()), "x")
+            await call_meta_tool(user.http, name, {"toolKey": key}, "/mcp/full")
+            for key in (theirs, str(uuid.uuid4()), "x")
         ]
         assert told[0] == told[1] == told[2]
-        assert error_of(told[0])["code"] == "TOOL_NOT_FOUND"
-        assert "isError" not in await called(other_user.http, name, {"toolKey": theirs}, "/mcp/full")
+        assert get_error(told[0])["code"] == "TOOL_NOT_FOUND"
+        assert "isError" not in await call_meta_tool(other_user.http, name, {"toolKey": theirs}, "/mcp/full")
     assert len(mcp.calls) == 1
 
 
@@ -178,19 +179,19 @@ async def test_another_users_tool_answers_as_one_that_never_was(
 )
 async def test_a_name_that_is_not_ours_is_misdirected(visitor: TestUser, client: httpx.AsyncClient, host: str) -> None:
     for http in (visitor.http, client):
-        told = assert_refused(await sent(http, LISTING, Host=host), 421)
+        told = assert_refused(await send_message(http, LISTING, Host=host), 421)
         assert "TOOLSCOUT_SERVED_HOSTS" in told
 
 
 @pytest.mark.parametrize("host", ["localhost:8000", "LOCALHOST", "127.0.0.1:9", "[::1]:9", "toolscout", "a.localhost"])
 async def test_an_address_and_a_name_that_nobody_can_look_up_are_ours(visitor: TestUser, host: str) -> None:
-    assert lists(await sent(visitor.http, LISTING, Host=host))
+    assert lists(await send_message(visitor.http, LISTING, Host=host))
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://toolscout:81", "http://toolscout.evil"])
 async def test_a_page_of_a_strange_origin_may_not_ask(visitor: TestUser, origin: str) -> None:
-    assert "TOOLSCOUT_WEB_ORIGINS" in assert_refused(await sent(visitor.http, LISTING, Origin=origin), 403)
-    assert lists(await sent(visitor.http, LISTING, Origin="http://toolscout"))
+    assert "TOOLSCOUT_WEB_ORIGINS" in assert_refused(await send_message(visitor.http, LISTING, Origin=origin), 403)
+    assert lists(await send_message(visitor.http, LISTING, Origin="http://toolscout"))
 
 
 PREFLIGHT = {
@@ -204,7 +205,7 @@ async def test_a_named_host_and_a_named_origin_come_in(container: Container, vis
     service = replace(container, settings=container.settings.model_copy(update=named))
     async with client_of(service, Authorization=f"Bearer {visitor.key}") as http:
         page = {"Host": "tools.example.com", "Origin": "https://chat.example.com"}
-        answer = await sent(http, LISTING, **page)
+        answer = await send_message(http, LISTING, **page)
         assert lists(answer)
         assert answer.headers["access-control-allow-origin"] == "https://chat.example.com"
         assert "Mcp-Session-Id" in answer.headers["access-control-expose-headers"]
@@ -215,11 +216,11 @@ async def test_a_named_host_and_a_named_origin_come_in(container: Container, vis
         assert all(name in allowed for name in PREFLIGHT["Access-Control-Request-Headers"].split(", "))
 
         strange = {**page, "Origin": "https://evil.example"}
-        assert_refused(await sent(http, LISTING, **strange), 403)
+        assert_refused(await send_message(http, LISTING, **strange), 403)
         refused = await http.options("/mcp", headers={**strange, **PREFLIGHT})
         assert refused.status_code == 400
         assert "access-control-allow-origin" not in refused.headers
-        assert_refused(await sent(http, LISTING, Host="evil.example"), 421)
+        assert_refused(await send_message(http, LISTING, Host="evil.example"), 421)
 
 
 # What is no proper message
@@ -339,7 +340,7 @@ async def test_a_client_must_take_what_we_send_and_say_what_it_sends(visitor: Te
 
 
 def of_version(version: str) -> Json:
-    return message("tools/list", {"_meta": {PROTOCOL_VERSION_META_KEY: version}})
+    return make_message("tools/list", {"_meta": {PROTOCOL_VERSION_META_KEY: version}})
 
 
 async def test_a_version_that_is_not_spoken_is_refused_with_those_that_are(visitor: TestUser) -> None:
@@ -356,19 +357,19 @@ MISMATCHED: dict[str, tuple[Json, dict[str, str]]] = {
     "another version in the header": (LISTING, {"MCP-Protocol-Version": "2099-01-01"}),
     "another version in the message": (of_version(LATEST_HANDSHAKE_VERSION), {}),
     "another method": (LISTING, {"Mcp-Method": "ping"}),
-    "another name": (message("tools/call", DISCOVERY), {"Mcp-Name": "tool_execute"}),
-    "no name": (message("tools/call", DISCOVERY), {"Mcp-Name": ""}),
+    "another name": (make_message("tools/call", DISCOVERY), {"Mcp-Name": "tool_execute"}),
+    "no name": (make_message("tools/call", DISCOVERY), {"Mcp-Name": ""}),
 }
 
 
 @pytest.mark.parametrize("case", MISMATCHED)
 async def test_headers_that_contradict_the_message_are_refused(visitor: TestUser, case: str) -> None:
     body, headers = MISMATCHED[case]
-    answer = await sent(visitor.http, body, **headers)
+    answer = await send_message(visitor.http, body, **headers)
     assert (answer.status_code, error_code(answer)) == (400, HEADER_MISMATCH)
     assert rpc(answer)["id"] == 1
-    twin = message(body["method"], {**body["params"], "_meta": {}})
-    assert "result" in rpc(await sent(visitor.http, twin))
+    twin = make_message(body["method"], {**body["params"], "_meta": {}})
+    assert "result" in rpc(await send_message(visitor.http, twin))
 
 
 async def test_the_newer_protocol_wants_its_envelope(visitor: TestUser) -> None:
@@ -388,18 +389,18 @@ BAD_CALLS: dict[str, Json] = {
 
 @pytest.mark.parametrize("case", BAD_CALLS)
 async def test_params_of_another_shape_are_refused(visitor: TestUser, case: str) -> None:
-    body = message("tools/call", BAD_CALLS[case])
-    answer = await sent(visitor.http, body)
+    body = make_message("tools/call", BAD_CALLS[case])
+    answer = await send_message(visitor.http, body)
     assert (answer.status_code, error_code(answer)) == (400, INVALID_PARAMS)
     assert error_code(await posted(visitor.http, body, OLDER_HEADERS)) == INVALID_PARAMS
-    assert "isError" not in await called(visitor.http, **DISCOVERY)
+    assert "isError" not in await call_meta_tool(visitor.http, **DISCOVERY)
 
 
 async def test_who_calls_an_unknown_tool_is_told_which_there_are(visitor: TestUser) -> None:
-    body = message("tools/call", {"name": "list_servers", "arguments": {}})
-    told = rpc(await sent(visitor.http, body))["error"]["message"]
+    body = make_message("tools/call", {"name": "list_servers", "arguments": {}})
+    told = rpc(await send_message(visitor.http, body))["error"]["message"]
     assert "tool_discovery, tool_execute" in told
-    assert rpc(await sent(visitor.http, body, "/mcp/full"))["result"]["structuredContent"] == {"servers": []}
+    assert rpc(await send_message(visitor.http, body, "/mcp/full"))["result"]["structuredContent"] == {"servers": []}
 
 
 @pytest.mark.parametrize("deep", [200, 400])
@@ -410,11 +411,11 @@ async def test_arguments_may_be_deep_but_not_without_end(user: TestUser, mcp: Fa
     nested: list[Any] = []
     for _ in range(deep):
         nested = [nested]
-    result = await called(user.http, "tool_execute", {"toolKey": key, "arguments": {"x": nested}})
+    result = await call_meta_tool(user.http, "tool_execute", {"toolKey": key, "arguments": {"x": nested}})
     if deep == 200:
         assert ("isError" in result, len(mcp.calls)) == (False, 1)
     else:
-        assert (error_of(result)["code"], mcp.calls) == ("TOOL_VALIDATION_ERROR", [])
+        assert (get_error(result)["code"], mcp.calls) == ("TOOL_VALIDATION_ERROR", [])
 
 
 # What there is beside tools, and what there is not
@@ -422,14 +423,14 @@ async def test_arguments_may_be_deep_but_not_without_end(user: TestUser, mcp: Fa
 
 @pytest.mark.parametrize("method", ["resources/list", "prompts/list", "resources/templates/list", "no/such"])
 async def test_a_method_that_there_is_not_is_not_found(visitor: TestUser, method: str) -> None:
-    modern = await sent(visitor.http, message(method))
+    modern = await send_message(visitor.http, make_message(method))
     assert (modern.status_code, error_code(modern)) == (404, METHOD_NOT_FOUND)
-    assert error_code(await posted(visitor.http, message(method), OLDER_HEADERS)) == METHOD_NOT_FOUND
-    assert lists(await sent(visitor.http, LISTING))
+    assert error_code(await posted(visitor.http, make_message(method), OLDER_HEADERS)) == METHOD_NOT_FOUND
+    assert lists(await send_message(visitor.http, LISTING))
 
 
 async def test_older_clients_may_ask_whether_anybody_is_there(visitor: TestUser) -> None:
-    assert rpc(await posted(visitor.http, message("ping"), OLDER_HEADERS))["result"] == {}
+    assert rpc(await posted(visitor.http, make_message("ping"), OLDER_HEADERS))["result"] == {}
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -465,7 +466,7 @@ async def test_an_older_client_gets_a_session_that_nobody_need_remember(
 
 
 async def test_a_client_of_the_newer_protocol_gets_no_session(visitor: TestUser) -> None:
-    answer = await sent(visitor.http, message("server/discover"))
+    answer = await send_message(visitor.http, make_message("server/discover"))
     assert rpc(answer)["result"]["capabilities"] == {"tools": {"listChanged": False}}
     assert "mcp-session-id" not in answer.headers
 
@@ -498,11 +499,11 @@ async def without_database(container: Container, key: str, *, known: bool) -> As
 async def test_without_its_database_the_door_is_shut_for_a_while(container: Container, visitor: TestUser) -> None:
     async with without_database(container, visitor.key, known=False) as http:
         for path in ("/mcp", "/mcp/full", f"/projects/{uuid.uuid4()}/mcp"):
-            answer = await sent(http, LISTING, path)
+            answer = await send_message(http, LISTING, path)
             assert_refused(answer, 503)
             assert int(answer.headers["retry-after"]) >= 1
             assert INSIDES.search(answer.text) is None
-    assert lists(await sent(visitor.http, LISTING))
+    assert lists(await send_message(visitor.http, LISTING))
 
 
 async def test_a_call_whose_database_is_away_says_to_try_again(
@@ -520,14 +521,14 @@ async def test_a_call_whose_database_is_away_says_to_try_again(
     ]
     async with without_database(container, user.key, known=True) as http:
         for name, arguments in calls:
-            result = await called(http, name, arguments, "/mcp/full")
-            assert error_of(result)["code"] == "unavailable"
-            assert "Try again" in text_of(result)
-            assert INSIDES.search(text_of(result)) is None
+            result = await call_meta_tool(http, name, arguments, "/mcp/full")
+            assert get_error(result)["code"] == "unavailable"
+            assert "Try again" in get_text(result)
+            assert INSIDES.search(get_text(result)) is None
             assert "structuredContent" not in result
     assert mcp.calls == []
     for name, arguments in calls:
-        assert "isError" not in await called(user.http, name, arguments, "/mcp/full")
+        assert "isError" not in await call_meta_tool(user.http, name, arguments, "/mcp/full")
 
 
 async def boom(*_: object) -> Json:
@@ -538,8 +539,8 @@ async def boom(*_: object) -> Json:
 async def test_what_nobody_foresaw_is_told_without_its_cause_and_logged_once(
     visitor: TestUser, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, era: str
 ) -> None:
-    body = message("tools/call", DISCOVERY)
-    headers = headers_for(body) if era == "modern" else OLDER_HEADERS
+    body = make_message("tools/call", DISCOVERY)
+    headers = make_headers(body) if era == "modern" else OLDER_HEADERS
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
         patch.setattr("app.mcp_server.tools.discover", boom)
         answer = await posted(visitor.http, body, headers)
@@ -569,26 +570,26 @@ async def test_calls_are_counted_by_tool_and_outcome(
         return [await counted(client, name, outcome) for name, outcome in kinds]
 
     before = await counts()
-    await called(visitor.http, "search_tools", {"query": "a file"}, "/mcp/full")
-    await called(visitor.http, "search_tools", {"query": ""}, "/mcp/full")
-    await called(visitor.http, "list_tools", {"server": "none"}, "/mcp/full")
+    await call_meta_tool(visitor.http, "search_tools", {"query": "a file"}, "/mcp/full")
+    await call_meta_tool(visitor.http, "search_tools", {"query": ""}, "/mcp/full")
+    await call_meta_tool(visitor.http, "list_tools", {"server": "none"}, "/mcp/full")
     with monkeypatch.context() as patch:
         patch.setattr("app.mcp_server.tools.list_server_definitions", boom)
-        await sent(
-            visitor.http, message("tools/call", {"name": "list_tools", "arguments": {"server": "x"}}), "/mcp/full"
+        await send_message(
+            visitor.http, make_message("tools/call", {"name": "list_tools", "arguments": {"server": "x"}}), "/mcp/full"
         )
-    unknown = message("tools/call", {"name": "canary-5c1f", "arguments": {}})
-    await sent(visitor.http, unknown)
+    unknown = make_message("tools/call", {"name": "canary-5c1f", "arguments": {}})
+    await send_message(visitor.http, unknown)
     assert [now - then for now, then in zip(await counts(), before, strict=True)] == [1, 1, 0, 2]
     assert "canary-5c1f" not in (await client.get("/metrics")).text
 
 
 async def test_every_answer_says_which_request_it_belongs_to(visitor: TestUser, client: httpx.AsyncClient) -> None:
     answers = [
-        await sent(visitor.http, LISTING),
+        await send_message(visitor.http, LISTING),
         await posted(visitor.http, LISTING, OLDER_HEADERS),
         await posted(visitor.http, b"{", MODERN_HEADERS),
-        await sent(client, LISTING),
+        await send_message(client, LISTING),
     ]
     assert [answer.status_code for answer in answers] == [200, 200, 400, 401]
     assert len({answer.headers["x-request-id"] for answer in answers}) == len(answers)
@@ -597,7 +598,7 @@ async def test_every_answer_says_which_request_it_belongs_to(visitor: TestUser, 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_client_learns_why_it_was_turned_away(address: str, mode: Mode) -> None:
     async def come_in() -> None:
-        async with client_at(f"{address}/mcp", "ts_wrong", mode) as client:
+        async with connect_client(f"{address}/mcp", "ts_wrong", mode) as client:
             await client.list_tools()
 
     with pytest.raises((MCPError, ExceptionGroup)) as refused:

@@ -20,7 +20,7 @@ from app.errors import (
     Unavailable,
 )
 from app.mcp_server import responses
-from tests.support.mcp_client import Json, error_of, text_of
+from tests.support.mcp_client import Json, get_error, get_text
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -57,40 +57,40 @@ NOT_RUN: list[ToolscoutError] = [
 @pytest.mark.parametrize("error", NOT_RUN, ids=lambda error: error.code)
 def test_an_error_says_what_is_wrong_and_what_to_do(error: ToolscoutError) -> None:
     result = responses.failure(error)
-    wrong, advice = text_of(result).split("\n")
+    wrong, advice = get_text(result).split("\n")
     assert wrong == f"{error.code}: {error.message}"
     assert len(advice) > 20
-    assert error_of(result).items() >= {"code": error.code, "message": error.message, **error.members}.items()
+    assert get_error(result).items() >= {"code": error.code, "message": error.message, **error.members}.items()
 
 
 @pytest.mark.parametrize("error", [NotFound("there is no such project"), Forbidden("this key may not do that")])
 def test_an_error_that_says_it_all_is_left_alone(error: ToolscoutError) -> None:
     result = responses.failure(error)
-    assert text_of(result) == f"{error.code}: {error.message}"
-    assert error_of(result) == {"code": error.code, "message": error.message}
+    assert get_text(result) == f"{error.code}: {error.message}"
+    assert get_error(result) == {"code": error.code, "message": error.message}
 
 
 @pytest.mark.parametrize("kind", [ToolFailed, ToolTimedOut])
 def test_what_may_have_run_is_not_to_be_called_again_blindly(kind: type[ToolFailed]) -> None:
     unknown, failed = (responses.failure(kind("it broke", outcome=outcome)) for outcome in ("unknown", "failed"))
-    assert "may have run" in text_of(unknown)
-    assert error_of(unknown)["outcome"] == "unknown"
-    assert "may have run" not in text_of(failed)
-    assert error_of(failed)["outcome"] == "failed"
+    assert "may have run" in get_text(unknown)
+    assert get_error(unknown)["outcome"] == "unknown"
+    assert "may have run" not in get_text(failed)
+    assert get_error(failed)["outcome"] == "failed"
 
 
 def test_what_is_wrong_with_arguments_is_told_with_the_schema_that_they_should_fit() -> None:
-    told = text_of(responses.failure(ArgumentsInvalid("arguments: no", errors=[], schema='{"type": "object"}')))
+    told = get_text(responses.failure(ArgumentsInvalid("arguments: no", errors=[], schema='{"type": "object"}')))
     assert told.endswith('call again.\nThe input schema: {"type": "object"}')
-    assert "schema" not in text_of(responses.failure(ArgumentsInvalid("no", errors=[], schema="x" * 10_001)))
+    assert "schema" not in get_text(responses.failure(ArgumentsInvalid("no", errors=[], schema="x" * 10_001)))
 
 
 def test_every_wrong_argument_is_named_once() -> None:
     errors = [{"loc": ["arguments", "list", n], "msg": f"wrong {n}", "type": "type"} for n in range(8)]
     message = "; ".join(f"arguments.list.{n}: wrong {n}" for n in range(5))
     result = responses.failure(ArgumentsInvalid(message, errors=errors))
-    assert [text_of(result).count(f"arguments.list.{n}: wrong {n}") for n in range(8)] == [1] * 8
-    assert error_of(result)["errors"] == errors
+    assert [get_text(result).count(f"arguments.list.{n}: wrong {n}") for n in range(8)] == [1] * 8
+    assert get_error(result)["errors"] == errors
 
 
 def test_a_result_that_was_cut_says_so_to_the_model_and_to_the_program() -> None:
@@ -143,7 +143,7 @@ def test_a_tool_that_was_found_is_told_in_few_words_with_its_key_and_schema() ->
             }
         ]
     }
-    assert text_of(result).split("\n") == [
+    assert get_text(result).split("\n") == [
         "get_forecast of weather (0.50)",
         "toolKey: key-1",
         "Weather forecast for a city.",
@@ -158,7 +158,7 @@ def test_what_a_tool_does_not_have_is_left_out() -> None:
     assert result["flags"] == ["instructions"]
     [bare] = responses.render_tools([selected(description="")], None, brief=False)["structuredContent"]["results"]
     assert result.keys() - bare.keys() == {"outputSchema", "annotations", "flags"}
-    assert "\n\n" not in text_of(responses.render_tools([selected(description="")], None, brief=False))
+    assert "\n\n" not in get_text(responses.render_tools([selected(description="")], None, brief=False))
 
 
 def test_a_brief_answer_has_first_lines_and_no_schemas_but_still_warns() -> None:
@@ -167,9 +167,9 @@ def test_a_brief_answer_has_first_lines_and_no_schemas_but_still_warns() -> None
     [found] = result["structuredContent"]["results"]
     assert found.keys() == {"toolKey", "toolName", "serverName", "description", "relevance", "flags"}
     assert len(found["description"]) <= 161
-    assert "arguments" not in text_of(result)
-    assert 'ask again with detail "full"' in text_of(result)
-    assert "Beware, flagged: hidden_characters" in text_of(result)
+    assert "arguments" not in get_text(result)
+    assert 'ask again with detail "full"' in get_text(result)
+    assert "Beware, flagged: hidden_characters" in get_text(result)
 
 
 @pytest.mark.parametrize(("score", "relevance"), [(None, 0.0), (-0.1, 0.0), (0.12345, 0.123), (1.0, 1.0), (1.4, 1.0)])
@@ -192,13 +192,13 @@ def test_only_as_many_schemas_are_shown_as_there_is_room_for_and_always_the_firs
 def test_a_hint_stands_in_both_forms_and_nowhere_without_one() -> None:
     hinted = responses.render_tools([], "Ask again.", brief=False)
     assert hinted == responses.answer({"results": [], "hint": "Ask again."}, "Ask again.")
-    assert text_of(responses.render_tools([selected()], "Ask again.", brief=False)).endswith("\n\nAsk again.")
+    assert get_text(responses.render_tools([selected()], "Ask again.", brief=False)).endswith("\n\nAsk again.")
     assert "hint" not in responses.render_tools([selected()], None, brief=False)["structuredContent"]
 
 
 def test_schemas_are_the_same_in_both_forms() -> None:
     result = responses.schemas([selected(similarity=0.123456), selected(similarity=None)], "Ask again.")
-    assert orjson.loads(text_of(result)) == result["structuredContent"]
+    assert orjson.loads(get_text(result)) == result["structuredContent"]
     first, second = result["structuredContent"]["tools"]
     assert first == {
         "toolKey": "key-1",
@@ -217,7 +217,7 @@ def test_servers_are_told_one_a_line_or_that_there_are_none() -> None:
     result = responses.servers(
         [ServerSummary("weather", "Forecasts.\nMore.", "ok", 2), ServerSummary("x", None, "ok", 3)]
     )
-    assert text_of(result) == "weather (2 tools) Forecasts.\nx (3 tools)"
+    assert get_text(result) == "weather (2 tools) Forecasts.\nx (3 tools)"
     assert result["structuredContent"]["servers"][0] == {
         "name": "weather",
         "description": "Forecasts.\nMore.",
@@ -225,16 +225,16 @@ def test_servers_are_told_one_a_line_or_that_there_are_none() -> None:
         "status": "ok",
     }
     assert responses.servers([])["structuredContent"] == {"servers": []}
-    assert "no server" in text_of(responses.servers([]))
+    assert "no server" in get_text(responses.servers([]))
 
 
 def test_a_list_of_tools_says_how_to_get_the_rest() -> None:
     more, last = responses.tool_list([offer()], "get_forecast"), responses.tool_list([offer()], None)
     assert more["structuredContent"]["nextCursor"] == "get_forecast"
-    assert "call again with cursor 'get_forecast'" in text_of(more)
+    assert "call again with cursor 'get_forecast'" in get_text(more)
     assert "nextCursor" not in last["structuredContent"]
-    assert text_of(last) == "key-1 get_forecast: Weather forecast for a city."
-    assert text_of(responses.tool_list([], None)) == "there are no more"
+    assert get_text(last) == "key-1 get_forecast: Weather forecast for a city."
+    assert get_text(responses.tool_list([], None)) == "there are no more"
 
 
 def test_details_are_all_that_is_known_and_the_same_in_both_forms() -> None:
@@ -250,7 +250,7 @@ def test_details_are_all_that_is_known_and_the_same_in_both_forms() -> None:
     whole = responses.details(offer(title="Forecast", flags=("instructions",), annotations="{}", output_schema="{}"))
     assert whole["structuredContent"].keys() >= {"title", "flags", "annotations", "outputSchema"}
     for result in (bare, whole):
-        assert orjson.loads(text_of(result)) == result["structuredContent"]
+        assert orjson.loads(get_text(result)) == result["structuredContent"]
 
 
 @pytest.mark.parametrize(
