@@ -242,7 +242,7 @@ class RulesResource(Resource[TransportT]):
 
     @endpoint
     def preview(self, rules: Sequence[Rule], *, project_id: str | None = None, changed: bool = False) -> Steps[Preview]:
-        """Return what these rules would do for the user or a project. `changed`: only tools whose visibility changes."""
+        """Return what rules would do for the user or a project. `changed`: only tools whose visibility changes."""
         body, params = {"rules": rules, "project_id": project_id}, {"changed": changed}
         return self._fetch(Preview, make_request("POST /rules/preview", json=body, params=params, retry_safe=True))
 
