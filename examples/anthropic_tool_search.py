@@ -1,15 +1,15 @@
-"""Toolscout behind Anthropic's deferred tool loading: the model itself asks for tools, when it needs some.
+"""Toolscout with Anthropic's deferred tool loading: the model searches for tools when it needs some.
 
-The model begins with one tool, `find_tools`. What Toolscout finds for it joins `tools` with `defer_loading`, and the
-search is answered with references to it: the definitions enter the model's context there, the prompt before them stays
-as it was, and so does its cache. Then the model calls a found tool by its name, and Toolscout runs it.
+The model starts with one tool, `find_tools`. The tools that Toolscout finds are added to `tools` with `defer_loading`,
+and the result of the search refers to them. Their definitions enter the model's context at that point, so the prompt
+before them does not change and stays cached. Then the model calls a found tool by its name, and Toolscout runs it.
 
     make run                                         # in another terminal; prints a demo user's key on its first start
     TOOLSCOUT_KEY=ts_user_... .venv/bin/python -m examples.anthropic_tool_search "what's the weather in Oslo tomorrow?"
 
-With ANTHROPIC_API_KEY set it talks to Claude (ANTHROPIC_MODEL chooses which), else to `fake_model.py`. The demo's tools
-are invented: they are found but cannot run, and the model is told so, as it is of any call that fails. Connect a server
-of your own to see one run. TOOLSCOUT_URL is where Toolscout answers.
+With ANTHROPIC_API_KEY the example uses Claude (ANTHROPIC_MODEL names the model), without it `fake_model.py`. The demo's
+tools are invented: they are found but cannot run, and the model gets an error, as for any call that fails. Connect your
+own server to see a tool run. TOOLSCOUT_URL is the address of Toolscout.
 """
 
 import json
@@ -26,43 +26,43 @@ Json = dict[str, Any]
 
 FIND_TOOLS: Json = {
     "name": "find_tools",
-    "description": "Finds tools for a task. Call it whenever you have none that fits; then call what it found.",
+    "description": "Find tools for a task. Call it when you have no suitable tool, then call a tool that it found.",
     "input_schema": {
         "type": "object",
-        "properties": {"query": {"type": "string", "description": "the task, in a sentence"}},
+        "properties": {"query": {"type": "string", "description": "the task in one sentence"}},
         "required": ["query"],
     },
 }
 MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5")
-MOST_TURNS = 10
+MAX_TURNS = 10
 
 
 def find_tools(toolscout: httpx2.Client, query: str, tools: dict[str, Json]) -> list[Json]:
-    """The content of a `tool_result`. Whatever it refers to must be among the `tools` of all further requests."""
-    # native tools are left out: a backend has its own among `tools` from the start, and runs them itself
-    ask = {"query": query, "limit": 5, "include_core_tools": False, "format": "anthropic"}
-    found = toolscout.post("/discover", json=ask).raise_for_status().json()
-    definitions = {each["name"]: {**each, "defer_loading": True} for each in found["definitions"]}
-    tools |= definitions | {FIND_TOOLS["name"]: FIND_TOOLS}  # whose place no found tool takes
+    """Return the content of a `tool_result`. The tools that it refers to must be in `tools` of all further requests."""
+    # without core tools: a backend has its own tools in `tools` from the start, and runs them itself
+    body = {"query": query, "limit": 5, "include_core_tools": False, "format": "anthropic"}
+    found = toolscout.post("/discover", json=body).raise_for_status().json()
+    definitions = {tool["name"]: {**tool, "defer_loading": True} for tool in found["definitions"]}
+    tools |= definitions | {FIND_TOOLS["name"]: FIND_TOOLS}  # a found tool must not replace it
     names, tokens = ", ".join(definitions) or "nothing", found["tokens"]
     print(f"searched   {query!r}: {names} ({tokens['selected']} tokens instead of {tokens['all']})")
-    nothing = {"type": "text", "text": "No tool fits. Try other words, or answer without."}
-    return [{"type": "tool_reference", "tool_name": name} for name in definitions] or [nothing]
+    no_tool = {"type": "text", "text": "No tool fits. Rephrase the query, or answer without a tool."}
+    return [{"type": "tool_reference", "tool_name": name} for name in definitions] or [no_tool]
 
 
 def execute(toolscout: httpx2.Client, call: Json) -> tuple[str, bool]:
-    """What came back, and whether it is an error. Toolscout takes the model's call as it is."""
+    """Return the text of the result, and whether it is an error. Toolscout accepts the model's tool call as it is."""
     print(f"called     {call['name']} {json.dumps(call['input'])}")
-    # the call's own id, so that repeating the request would not repeat the deed
-    answer = toolscout.post("/execute", json={"tool_call": call}, headers={"Idempotency-Key": call["id"]})
-    body = answer.json()
-    if answer.is_error:
+    # with the call's id as idempotency key, repeating the request does not run the tool again
+    response = toolscout.post("/execute", json={"tool_call": call}, headers={"Idempotency-Key": call["id"]})
+    body = response.json()
+    if response.is_error:
         text, failed = f"{body['code']}: {body['detail']} {body.get('errors', '')}".strip(), True
     else:
-        # a chat backend would pass images on, too
+        # a real backend would pass on images too
         text = "\n".join(block["text"] for block in body["result"]["content"] if block["type"] == "text")
         failed = body["result"].get("isError", False)
-    print(f"came back  {text}{' (an error)' if failed else ''}")
+    print(f"result     {text}{' (an error)' if failed else ''}")
     return text, failed
 
 
@@ -77,15 +77,15 @@ def answer_call(toolscout: httpx2.Client, call: Json, tools: dict[str, Json]) ->
 def converse(model: httpx2.Client, toolscout: httpx2.Client, message: str) -> str:
     messages: list[Json] = [{"role": "user", "content": message}]
     tools = {FIND_TOOLS["name"]: FIND_TOOLS}
-    for _ in range(MOST_TURNS):
-        ask = {"model": MODEL, "max_tokens": 2048, "messages": messages, "tools": list(tools.values())}
-        reply = model.post("/messages", json=ask).raise_for_status().json()
+    for _ in range(MAX_TURNS):
+        body = {"model": MODEL, "max_tokens": 2048, "messages": messages, "tools": list(tools.values())}
+        reply = model.post("/messages", json=body).raise_for_status().json()
         calls = [block for block in reply["content"] if block["type"] == "tool_use"]
         if not calls:
             return "".join(block["text"] for block in reply["content"] if block["type"] == "text")
         results = [answer_call(toolscout, call, tools) for call in calls]
         messages += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": results}]
-    raise RuntimeError(f"no answer after {MOST_TURNS} turns")
+    raise RuntimeError(f"no answer after {MAX_TURNS} turns")
 
 
 def main(message: str) -> None:
@@ -93,7 +93,7 @@ def main(message: str) -> None:
     headers = {"x-api-key": key or "none", "anthropic-version": "2023-06-01"}
     toolscout_url = os.environ.get("TOOLSCOUT_URL", "http://127.0.0.1:8000")
     if "TOOLSCOUT_KEY" not in os.environ:
-        sys.exit("set TOOLSCOUT_KEY to a user's key: `.venv/bin/toolscout key create --user demo` makes one")
+        sys.exit("set TOOLSCOUT_KEY to a user's key: `.venv/bin/toolscout key create --user demo` creates one")
     bearer = {"Authorization": f"Bearer {os.environ['TOOLSCOUT_KEY']}"}
     with (
         nullcontext("https://api.anthropic.com/v1") if key else running_fake_model() as model_url,
@@ -108,4 +108,4 @@ if __name__ == "__main__":
     try:
         main(" ".join(sys.argv[1:]) or "what's the weather in Oslo tomorrow?")
     except httpx2.HTTPError as error:
-        sys.exit(f"{error}\nIs Toolscout at TOOLSCOUT_URL, and is TOOLSCOUT_KEY one of its keys?")
+        sys.exit(f"{error}\nCheck that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys.")

@@ -32,7 +32,7 @@ from tests.support.factories import (
     resolve_nothing,
 )
 from tests.support.local_model import share_packaged_model
-from tests.support.mcp_server import FakeMcpServer, one_of_each
+from tests.support.mcp_server import FakeMcpServer, running_mcp_servers
 
 pytest_plugins = ["pytester", "tests.support.program_markers", "tests.support.retry"]
 
@@ -108,7 +108,7 @@ def fresh_database(postgres: EmbeddedPostgres) -> str:
 @pytest.fixture(scope="session")
 def mcp_servers() -> Iterator[dict[str, FakeMcpServer]]:
     """One server of each kind for all tests, which use them through `mcp`, `legacy_mcp` and `sse_mcp`."""
-    with one_of_each() as servers:
+    with running_mcp_servers() as servers:
         yield servers
 
 

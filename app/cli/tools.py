@@ -19,7 +19,8 @@ from app.demo.seed import DEMO_USER
 from app.discovery.discover import Discovery, discover
 from app.discovery.request import DEFAULT_LIMIT, DiscoveryRequest
 from app.errors import InvalidInput, ToolNotFound
-from app.execution.execute import ExecutionRequest, ExecutionResult, execute_with_progress
+from app.execution.execute import execute_with_progress
+from app.execution.models import ExecutionRequest, ExecutionResult
 from app.search.query import parse_query
 from app.settings import Settings
 from app.text.strict_json import Json, parse_json

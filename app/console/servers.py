@@ -68,7 +68,7 @@ def _new(visit: PageContext, form: Form, listing: Listing | None = None) -> Resp
 
 
 def _stdio(visit: PageContext) -> list[str]:
-    return sorted(visit.container.mcp_pool.operators.programs)
+    return sorted(visit.container.mcp_pool.stdio_servers.programs)
 
 
 @router.post("/servers/reindex")

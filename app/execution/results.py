@@ -1,4 +1,4 @@
-"""What a tool gave back, made fit to be passed on. Pure."""
+"""Prepare a tool's result for the caller: make it serializable and cut it to the size limit. No I/O."""
 
 from contextlib import suppress
 from typing import Any
@@ -7,54 +7,54 @@ import orjson
 
 from app.text.strict_json import Json
 
-_WRITABLE_BITS = 63
-_EMPTY_TEXT = b'{"type":"text","text":""}'
-_LONGEST_ESCAPE = len(r"\u0000")
+_MAX_INTEGER_BITS = 63
+_EMPTY_TEXT_BLOCK = b'{"type":"text","text":""}'
+_MAX_ESCAPE_LENGTH = len(r"\u0000")
 
 
 def make_serializable(result: Json) -> Json:
-    """Integers may have any length in JSON, and 64 bits with our writer: longer ones become text, to the last digit."""
+    """Turn integers beyond 64 bits, which JSON allows and orjson cannot write, into strings with all their digits."""
     try:
         orjson.dumps(result)
     except TypeError:
-        return {name: _with_short_integers(value) for name, value in result.items()}
+        return {name: _stringify_long_integers(value) for name, value in result.items()}
     return result
 
 
-def _with_short_integers(value: Any) -> Any:
+def _stringify_long_integers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _with_short_integers(each) for name, each in value.items()}
+        return {name: _stringify_long_integers(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_with_short_integers(each) for each in value]
-    return str(value) if isinstance(value, int) and value.bit_length() > _WRITABLE_BITS else value
+        return [_stringify_long_integers(item) for item in value]
+    return str(value) if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS else value
 
 
 def truncate(result: Json, limit: int) -> tuple[Json, bool]:
-    """The result whole, or, where it is too large, as much of its content as fits; and whether it was cut."""
+    """Return the result, cut to as much of its content as fits into `limit` bytes, and whether it was cut."""
     if _size(result) <= limit:
         return result, False
-    kept: list[Json] = []
-    cut: Json = {"content": kept} | {name: value for name, value in result.items() if name == "isError"}
-    left = limit - _size(cut)
+    content: list[Json] = []
+    shortened: Json = {"content": content} | {name: value for name, value in result.items() if name == "isError"}
+    bytes_left = limit - _size(shortened)
     for block in result.get("content", []):
         needed = _size(block) + len(",")
-        if needed > left:
-            kept += _beginning(block, left)
+        if needed > bytes_left:
+            content += _truncate_block(block, bytes_left)
             break
-        kept.append(block)
-        left -= needed
-    return cut, True
+        content.append(block)
+        bytes_left -= needed
+    return shortened, True
 
 
-def _beginning(block: Json, room: int) -> list[Json]:
-    """Of a text as much as fits, cut between two characters; of anything else nothing."""
+def _truncate_block(block: Json, limit: int) -> list[Json]:
+    """Cut a text block between two characters. Blocks of other types are dropped."""
     if block.get("type") != "text":
         return []
-    written = orjson.dumps(block["text"])[: -len('"')]
-    end = room - len(_EMPTY_TEXT) + len('"')
-    for shorter in range(end, max(end - _LONGEST_ESCAPE, 0), -1):
-        with suppress(orjson.JSONDecodeError):  # in the midst of a character
-            return [{"type": "text", "text": orjson.loads(written[:shorter] + b'"')}]
+    encoded = orjson.dumps(block["text"])[: -len('"')]
+    end = limit - len(_EMPTY_TEXT_BLOCK) + len('"')
+    for length in range(end, max(end - _MAX_ESCAPE_LENGTH, 0), -1):
+        with suppress(orjson.JSONDecodeError):  # the cut is inside a character or an escape: try one byte less
+            return [{"type": "text", "text": orjson.loads(encoded[:length] + b'"')}]
     return []
 
 

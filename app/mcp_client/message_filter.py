@@ -1,5 +1,8 @@
-"""Lists of tools of which some are not valid MCP: the SDK would refuse the whole list, and a server lose all its tools
-for the sake of one. They are set aside before it looks, and given back behind the others, to be refused one by one."""
+"""Keep invalid tools away from the SDK, which rejects a whole tool list because of a single invalid tool.
+
+Invalid tools are moved from the list into its `_meta` before the SDK validates it, and appended again afterwards, so
+that the indexer refuses them one by one.
+"""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -10,22 +13,22 @@ from pydantic import ValidationError
 
 from app.text.strict_json import Json
 
-_SET_ASIDE = "toolscout/set-aside"
+_INVALID_TOOLS = "toolscout/invalid-tools"
 
 
-class Inbox:
-    """The SDK's way in from its transport. `version` is the protocol's that the two have agreed upon."""
+class FilteredReadStream:
+    """Wraps the stream from which the SDK reads messages. `get_version` returns the negotiated protocol version."""
 
-    def __init__(self, stream: Any, version: Callable[[], str | None]) -> None:
+    def __init__(self, stream: Any, get_version: Callable[[], str | None]) -> None:
         self._stream = stream
-        self._version = version
+        self._get_version = get_version
 
     @property
     def last_context(self) -> Any:
         return getattr(self._stream, "last_context", None)
 
     async def receive(self) -> Any:
-        return self._sifted(await self._stream.receive())
+        return self._filter(await self._stream.receive())
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -34,48 +37,50 @@ class Inbox:
         return self
 
     async def __anext__(self) -> Any:
-        return self._sifted(await self._stream.__anext__())
+        return self._filter(await self._stream.__anext__())
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
         return self
 
-    async def __aexit__(self, *ended: Any) -> Any:
-        return await self._stream.__aexit__(*ended)
+    async def __aexit__(self, *exc_info: Any) -> Any:
+        return await self._stream.__aexit__(*exc_info)
 
-    def _sifted(self, item: Any) -> Any:
-        message, version = getattr(item, "message", None), self._version()
-        if version is not None and isinstance(message, JSONRPCResponse) and _is_listing(message.result):
+    def _filter(self, item: Any) -> Any:
+        message, version = getattr(item, "message", None), self._get_version()
+        if version is not None and isinstance(message, JSONRPCResponse) and _is_tool_list(message.result):
             remove_invalid_tools(message.result, version)
         return item
 
 
-def _is_listing(result: Json) -> bool:
-    """And not what a tool has answered, which is passed on whole, whatever it is."""
+def _is_tool_list(result: Json) -> bool:
+    """The result of a tool call has `content`; it is forwarded unchanged."""
     return isinstance(result.get("tools"), list) and "content" not in result
 
 
 def remove_invalid_tools(listing: Json, version: str) -> None:
-    """In place. What is wrong elsewhere than in single tools is left for the SDK to find."""
+    """Move invalid tools into `_meta`, in place. Errors outside of single tools are left for the SDK to report."""
     meta = listing.get("_meta")
     if isinstance(meta, dict):
-        meta.pop(_SET_ASIDE, None)  # nobody else's to say
-    broken = _broken(listing, version)
-    if broken and isinstance(meta, dict | None):
+        meta.pop(_INVALID_TOOLS, None)  # only we may set it
+    invalid = _find_invalid_tools(listing, version)
+    if invalid and isinstance(meta, dict | None):
         tools = listing["tools"]
-        listing["tools"] = [tool for place, tool in enumerate(tools) if place not in broken]
-        listing["_meta"] = {**(meta or {}), _SET_ASIDE: [tools[place] for place in sorted(broken)]}
+        listing["tools"] = [tool for position, tool in enumerate(tools) if position not in invalid]
+        listing["_meta"] = {**(meta or {}), _INVALID_TOOLS: [tools[position] for position in sorted(invalid)]}
 
 
 def restore_invalid_tools(meta: Json | None) -> list[Any]:
-    return list((meta or {}).get(_SET_ASIDE, ()))
+    """Return the tools that `remove_invalid_tools` has moved."""
+    return list((meta or {}).get(_INVALID_TOOLS, ()))
 
 
-def _broken(listing: Json, version: str) -> set[int]:
+def _find_invalid_tools(listing: Json, version: str) -> set[int]:
+    """Return the positions of invalid tools, or nothing if the list has errors outside of single tools."""
     try:
         validate_server_result("tools/list", version, listing)
     except ValidationError as error:
-        places = [item["loc"][:2] for item in error.errors(include_url=False, include_context=False)]
-        found = {place[1] for place in places if place[0] == "tools" and len(place) == 2}
-        return {place for place in found if isinstance(place, int)} if len(found) == len(set(places)) else set()
+        paths = [item["loc"][:2] for item in error.errors(include_url=False, include_context=False)]
+        found = {path[1] for path in paths if path[0] == "tools" and len(path) == 2}
+        return {position for position in found if isinstance(position, int)} if len(found) == len(set(paths)) else set()
     return set()

@@ -1,8 +1,9 @@
-"""How a request to a server ended, as far as that can be known.
+"""Find out how a request to a server ended.
 
-Three endings are told apart: the server answered; nothing reached it, or it turned the request away
-(`ServerUnreachable`); nobody knows (`Interrupted`). Only the second may ever be tried again by itself. Where the SDK
-lost an answer it makes up an error, which looks like one of the server's: here they are told apart.
+There are three outcomes: the server answered; the request did not reach the server, or the server rejected it unread
+(`ServerUnreachable`); or nobody can know (`OutcomeUnknown`). Only a request of the second kind may be sent again
+automatically. When the SDK loses an answer it makes up an error that looks like one from the server; this module tells
+the two apart.
 """
 
 import asyncio
@@ -18,94 +19,92 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CONNECTION_CLOSED, INVALID_R
 from pydantic import ValidationError
 
 from app.errors import ServerUnreachable
-from app.mcp_client.message_filter import Inbox
+from app.mcp_client.message_filter import FilteredReadStream
 from app.mcp_client.transport import Exchange, current_exchange
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json
 
-_MAX_WORDS = 500
+_MAX_ERROR_TEXT = 500
 UNREADABLE = (INVALID_REQUEST, PARSE_ERROR)
-"""By these the SDK says that it made nothing of an answer."""
+"""Codes with which the SDK reports an answer that it cannot read."""
 
 _SESSION_UNKNOWN = (INVALID_REQUEST, CONNECTION_CLOSED)
-# causes that prove that nothing was run, also of a request that was sent: in doubt a status proves nothing
-_REFUSALS = frozenset(
+# Causes that prove that nothing was run even though the request was sent. Other statuses prove nothing.
+_REJECTED_UNREAD = frozenset(
     {"unauthorized", "session_gone", "redirect", "url_not_allowed"}
     | {f"status_{status}" for status in (405, 406, 413, 415, 429)}
 )
-_OF_SESSIONS = re.compile("session|initializ", re.IGNORECASE)
+_MENTIONS_SESSION = re.compile("session|initializ", re.IGNORECASE)
 
 
 class OutcomeUnknown(Exception):
-    """The request may have reached the server, and no usable answer came: because of `failure`.
+    """The request may have reached the server, and no usable answer came because of `failure`.
 
-    `words` are for the one who asked alone: they may be the server's.
+    `detail` may quote the server, so it is for the caller only and is not stored.
     """
 
-    def __init__(self, failure: ServerUnreachable, words: str | None = None) -> None:
+    def __init__(self, failure: ServerUnreachable, detail: str | None = None) -> None:
         super().__init__(failure.message)
         self.failure = failure
-        self.words = words or failure.message
+        self.detail = detail or failure.message
 
 
 def error_text(error: MCPError) -> str:
-    """The server's own: they go to whoever asked, and into logs."""
-    return remove_hidden(error.message[:_MAX_WORDS])
+    """Return the server's error message, shortened and without invisible characters: it is shown and logged."""
+    return remove_hidden(error.message[:_MAX_ERROR_TEXT])
 
 
 class Request(Exchange):
-    """The exchange of one request alone, not of what else is sent on its behalf: that it is cancelled, answers to what
-    the server asks meanwhile, attempts to take up a broken stream again."""
+    """The exchange of one request, without what else the SDK sends for it: its cancellation, answers to the server's
+    own requests, attempts to resume a broken stream."""
 
-    def __init__(self, declared: Json | None = None) -> None:
+    def __init__(self, capabilities: Json | None = None) -> None:
         super().__init__()
-        self.declared = declared
-        """What the one on whose behalf it is sent can do; the SDK says the same of everybody in a session."""
+        self.capabilities = capabilities
+        """The capabilities of the caller of this request; the SDK declares the same ones for a whole session."""
         self.handed_over = False
-        """The SDK's transport has it: whatever happens to the session, it may still be sent."""
-        self.departed = False
+        """The SDK's transport has the request: it may be sent, whatever happens to the session."""
+        self.http_started = False
 
 
 def classify_failure(request: Request, error: BaseException | None, *, modern: bool) -> BaseException:
-    """What to raise for a request that has ended without a result: with this error, or with none."""
+    """Return the exception to raise for a request without a result. `error` is what the SDK raised, if anything."""
     if request.failure is not None:
-        return _failed(request, request.failure)
+        if not request.sent or request.failure.cause in _REJECTED_UNREAD:
+            return request.failure
+        return OutcomeUnknown(request.failure)
     if isinstance(error, ValidationError):
         return error
     if isinstance(error, MCPError):
-        return _instead_of(error, request, modern) or error
-    return _session_ended(request)
+        return _classify_sdk_error(error, request, modern) or error
+    return _connection_lost(request)
 
 
-def _failed(request: Request, failure: ServerUnreachable) -> Exception:
-    if not request.sent or failure.cause in _REFUSALS:
-        return failure
-    return OutcomeUnknown(failure)
+def _connection_lost(request: Request, detail: str | None = None) -> Exception:
+    """The session ended, and the HTTP transport has not noticed a failure."""
+    lost = ServerUnreachable("closed", "the connection to the server was lost")
+    return OutcomeUnknown(lost, detail) if request.handed_over else lost
 
 
-def _session_ended(request: Request, words: str | None = None) -> Exception:
-    """Of which the wire knows nothing."""
-    broken = ServerUnreachable("closed", "the connection with the server broke")
-    return OutcomeUnknown(broken, words) if request.handed_over else broken
-
-
-def _instead_of(error: MCPError, request: Request, modern: bool) -> Exception | None:
-    """What has happened, where the error is one that the SDK made up for want of an answer. In doubt it is."""
+def _classify_sdk_error(error: MCPError, request: Request, modern: bool) -> Exception | None:
+    """Return what has happened if the SDK made the error up for lack of an answer, and None if the server sent it. In
+    doubt the SDK made it up."""
     code, status = error.code, request.status
     if status >= 500:
-        words = f"the server answered with status {status} (error {code}: {error_text(error)})"
-        return OutcomeUnknown(ServerUnreachable(f"status_{status}", f"the server answered with status {status}"), words)
-    if status == 400 and code in _SESSION_UNKNOWN and not modern and _OF_SESSIONS.search(error.message):
-        return ServerUnreachable("session_gone", "the server has forgotten the session")
+        message = f"the server answered with status {status}"
+        detail = f"{message} (error {code}: {error_text(error)})"
+        return OutcomeUnknown(ServerUnreachable(f"status_{status}", message), detail)
+    if status == 400 and code in _SESSION_UNKNOWN and not modern and _MENTIONS_SESSION.search(error.message):
+        return ServerUnreachable("session_gone", "the server no longer knows the session")
     if 0 < status < 400 and code in UNREADABLE:
         return OutcomeUnknown(ServerUnreachable("protocol", f"the server did not answer in valid MCP (error {code})"))
-    if code == CONNECTION_CLOSED:  # which some servers use for any error
-        return _session_ended(request, f"no usable answer came (error {code}: {error_text(error)})")
+    if code == CONNECTION_CLOSED:  # some servers use this code for any error
+        return _connection_lost(request, f"no usable answer came (error {code}: {error_text(error)})")
     return None
 
 
-class _Outbox:
-    """The SDK's way out to its transport, with a note of what was handed over."""
+class _TrackedWriteStream:
+    """Wraps the stream to which the SDK writes messages, and marks each request that was handed over."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -115,8 +114,8 @@ class _Outbox:
         if not isinstance(request, Request):
             await self._stream.send(item)
             return
-        if request.declared is not None:
-            _declare(item.message, request.declared)
+        if request.capabilities is not None:
+            _declare_capabilities(item.message, request.capabilities)
         before, request.handed_over = request.handed_over, True
         try:
             await self._stream.send(item)
@@ -134,7 +133,7 @@ class _Outbox:
         await self.aclose()
 
 
-def _declare(message: Any, capabilities: Json) -> None:
+def _declare_capabilities(message: Any, capabilities: Json) -> None:
     if isinstance(message, JSONRPCRequest) and message.params is not None:
         meta = message.params.get("_meta", {})
         if CLIENT_CAPABILITIES_META_KEY in meta:
@@ -143,27 +142,28 @@ def _declare(message: Any, capabilities: Json) -> None:
 
 @asynccontextmanager
 async def wrap_streams(
-    transport: AbstractAsyncContextManager[Any], version: Callable[[], str | None]
-) -> AsyncIterator[tuple[Inbox, _Outbox]]:
+    transport: AbstractAsyncContextManager[Any], get_version: Callable[[], str | None]
+) -> AsyncIterator[tuple[FilteredReadStream, _TrackedWriteStream]]:
     async with transport as (read, write):
-        yield Inbox(read, version), _Outbox(write)
+        yield FilteredReadStream(read, get_version), _TrackedWriteStream(write)
 
 
 async def on_request(_: httpx2.Request) -> None:
-    """Before each HTTP request. The first that is sent for a `Request` is it; all others are none of its business."""
+    """Event hook before each HTTP request: only the first one that is sent for a `Request` counts as its exchange."""
     request = current_exchange.get()
     if isinstance(request, Request):
-        if request.departed:
+        if request.http_started:
             current_exchange.set(None)
-        request.departed = True
+        request.http_started = True
 
 
 async def on_response(response: httpx2.Response) -> None:
+    """Event hook after each HTTP response: an error status fails the exchange."""
     exchange, status = current_exchange.get(), response.status_code
     if exchange is not None and exchange.failure is None and status >= 400:
         exchange.fail(ServerUnreachable(f"status_{status}", f"the server answered with status {status}"))
 
 
-def seen(task: asyncio.Task[Any]) -> None:
-    """Its error is known, also where nobody waits for it any more."""
+def retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Done callback: retrieve the exception of a task that may have nobody awaiting it, or asyncio logs it."""
     _ = task.cancelled() or task.exception()

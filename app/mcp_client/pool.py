@@ -1,4 +1,4 @@
-"""Connections to users' servers: made when first needed, shared, closed when idle."""
+"""A pool of connections to users' servers: opened when first needed, shared, and closed when idle."""
 
 import asyncio
 import time
@@ -15,66 +15,74 @@ from app.text.strict_json import Json
 
 T = TypeVar("T")
 
-_REAP_EVERY_S = 5.0
+_REAP_INTERVAL_S = 5.0
 
 _STALE = frozenset({"closed", "refused", "session_gone"})
-"""What a server's restart looks like from a connection that was made before."""
-_STALE_FOR_LISTINGS = _STALE | {"status_400", "status_404"}
-"""Asking for a list twice does no harm, so that less certain signs will do."""
+"""Causes of failure on an existing connection after the server has restarted."""
+_STALE_FOR_LISTING = _STALE | {"status_400", "status_404"}
+"""Listing twice does no harm, so less certain signs are enough."""
 
 
 @dataclass(eq=False)
 class _Entry:
-    """What the pool knows of one server; `opening` is shared by all who wait for it."""
+    """The connection to one server. All callers that need it share the `opening` task."""
 
     connection: Connection
     opening: asyncio.Task[None]
     users: int = 0
     idle_since: float = 0.0
 
+    def is_usable_for(self, endpoint: Endpoint) -> bool:
+        if self.connection.endpoint.config_version != endpoint.config_version:
+            return False
+        return not self.opening.done() or self.connection.is_alive
+
 
 class McpPool:
     def __init__(
-        self, guard: Guard, operators: StdioServerRegistry, limits: Limits, *, idle_s: float, max_connections: int
+        self, guard: Guard, stdio_servers: StdioServerRegistry, limits: Limits, *, idle_s: float, max_connections: int
     ) -> None:
         self.guard = guard
-        self.operators = operators
+        self.stdio_servers = stdio_servers
         self._limits = limits
         self._idle_s = idle_s
         self._max_connections = max_connections
-        self._places: dict[tuple[str, str], _Entry] = {}
+        self._entries: dict[tuple[str, str], _Entry] = {}
         self._retired: set[_Entry] = set()
-        """Out of place, but those who are using them may end what they are doing."""
+        """No longer in `_entries`, but still used by calls that may finish."""
         self._closing: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.Task[None] | None = None
-        self._stopped = False
+        self._is_closed = False
         self.on_tools_changed: OnToolsChanged = lambda _endpoint: None
 
     def start(self) -> None:
-        self._reaper = asyncio.create_task(self._reap_for_ever())
+        self._reaper = asyncio.create_task(self._run_reaper())
 
     async def aclose(self) -> None:
-        self._stopped = True
+        self._is_closed = True
         if self._reaper is not None:
             self._reaper.cancel()
             await asyncio.wait({self._reaper})
-        for place in [*self._places.values(), *self._retired]:
-            self._close(place)
-        self._places.clear()
+        for entry in [*self._entries.values(), *self._retired]:
+            self._close(entry)
+        self._entries.clear()
         if self._closing:
             await asyncio.wait(self._closing)
         self.guard.close()
 
     async def check(self, transport: Transport, name: str, url: str | None) -> None:
-        """Before a server is stored; outside of any transaction, since names are looked up."""
+        """Raise `InvalidInput` or `UrlNotAllowed` unless such a server may be registered.
+
+        Call it outside of any transaction, because it resolves host names.
+        """
         if transport == "stdio":
-            self.operators.check(name)
+            self.stdio_servers.check(name)
         if url is not None:
             await self.guard.check(url)
 
     async def list_tools(self, endpoint: Endpoint) -> list[Json]:
         return await self._with_one_reconnect(
-            endpoint, lambda connection: connection.list_tools(), stale=_STALE_FOR_LISTINGS
+            endpoint, lambda connection: connection.list_tools(), stale=_STALE_FOR_LISTING
         )
 
     async def call_tool(
@@ -86,148 +94,148 @@ class McpPool:
         on_progress: OnProgress | None = None,
         dialogue: Dialogue | None = None,
     ) -> Json:
-        """`timeout_s` is for all of it: whoever waits does not care whether for the handshake or for the tool."""
+        """Call the tool. `timeout_s` covers the handshake and the call."""
         deadline = asyncio.get_running_loop().time() + timeout_s
 
         def call(connection: Connection) -> Awaitable[Json]:
-            left_s = deadline - asyncio.get_running_loop().time()
-            return connection.call_tool(name, arguments, left_s, on_progress, dialogue)
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            return connection.call_tool(name, arguments, remaining_s, on_progress, dialogue)
 
         return await self._with_one_reconnect(endpoint, call, stale=_STALE, deadline=deadline)
 
     def forget(self, user_id: str, server_id: str) -> None:
-        """After a server was changed or deleted: what is under way may end, nothing else begins on that connection."""
-        place = self._places.get((user_id, server_id))
-        if place is not None:
-            self._retire(place)
+        """Stop using the connection of a server that was changed or deleted. Running calls may finish."""
+        entry = self._entries.get((user_id, server_id))
+        if entry is not None:
+            self._retire(entry)
 
     def forget_user(self, user_id: str) -> None:
-        for owner, server_id in list(self._places):
+        for owner, server_id in list(self._entries):
             if owner == user_id:
                 self.forget(owner, server_id)
 
     async def _with_one_reconnect(
         self,
         endpoint: Endpoint,
-        deed: Callable[[Connection], Awaitable[T]],
+        operation: Callable[[Connection], Awaitable[T]],
         *,
         stale: Collection[str],
         deadline: float | None = None,
     ) -> T:
-        """A connection from before may have died without our noticing. A new one that fails is the truth."""
-        place, is_new = await self._take(endpoint, deadline)
+        """Run the operation; reconnect once if an existing connection fails for a `stale` cause.
+
+        An existing connection may have died unnoticed. A failure of a new connection is real.
+        """
+        entry, is_new = await self._acquire(endpoint, deadline)
         try:
-            return await self._use(place, deed)
+            return await self._run(entry, operation)
         except ServerUnreachable as error:
             if is_new or error.cause not in stale:
                 raise
-        place, _ = await self._take(endpoint, deadline)
-        return await self._use(place, deed)
+        entry, _ = await self._acquire(endpoint, deadline)
+        return await self._run(entry, operation)
 
-    async def _use(self, place: _Entry, deed: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _run(self, entry: _Entry, operation: Callable[[Connection], Awaitable[T]]) -> T:
         try:
-            return await deed(place.connection)
+            return await operation(entry.connection)
         except BaseException as error:
-            # Which part of the session is still sound is not worth finding out.
-            if not _leaves_it_sound(error):
-                self._retire(place)
+            # The session may be damaged; a new connection is cheaper than finding out.
+            if not _leaves_session_intact(error):
+                self._retire(entry)
             raise
         finally:
-            self._leave(place)
+            self._release(entry)
 
-    async def _take(self, endpoint: Endpoint, deadline: float | None) -> tuple[_Entry, bool]:
-        place = self._places.get(_key(endpoint))
-        is_new = place is None or not _usable(place, endpoint)
-        if place is None or is_new:
-            if place is not None:
-                self._retire(place)
-            place = self._begin(endpoint)
-        place.users += 1
+    async def _acquire(self, endpoint: Endpoint, deadline: float | None) -> tuple[_Entry, bool]:
+        """Return an open connection, and whether it is new."""
+        entry = self._entries.get(_key(endpoint))
+        is_new = entry is None or not entry.is_usable_for(endpoint)
+        if entry is None or is_new:
+            if entry is not None:
+                self._retire(entry)
+            entry = self._open(endpoint)
+        entry.users += 1
         try:
             async with asyncio.timeout_at(deadline):
-                await asyncio.shield(place.opening)
+                await asyncio.shield(entry.opening)
         except TimeoutError as error:
-            self._leave(place)
-            raise ServerUnreachable("timeout", "the server did not shake hands in time") from error
+            self._release(entry)
+            raise ServerUnreachable("timeout", "the server did not complete the handshake in time") from error
         except BaseException:
-            self._leave(place)
+            self._release(entry)
             raise
-        return place, is_new
+        return entry, is_new
 
-    def _leave(self, place: _Entry) -> None:
-        place.users -= 1
-        place.idle_since = time.monotonic()
-        if place.users == 0 and place in self._retired:
-            self._close(place)
+    def _release(self, entry: _Entry) -> None:
+        entry.users -= 1
+        entry.idle_since = time.monotonic()
+        if entry.users == 0 and entry in self._retired:
+            self._close(entry)
 
-    def _begin(self, endpoint: Endpoint) -> _Entry:
-        if self._stopped:
-            raise ServerUnreachable("closed", "Toolscout is stopping")
-        self._make_room()
-        connection = Connection(endpoint, self.guard, self.operators, self._limits, self._tools_changed)
+    def _open(self, endpoint: Endpoint) -> _Entry:
+        if self._is_closed:
+            raise ServerUnreachable("closed", "Toolscout is shutting down")
+        self._evict_if_full()
+        connection = Connection(endpoint, self.guard, self.stdio_servers, self._limits, self._notify_tools_changed)
         opening = asyncio.create_task(connection.open())
-        place = self._places[_key(endpoint)] = _Entry(connection, opening, idle_since=time.monotonic())
-        opening.add_done_callback(lambda task: self._check_opened(place, task))
-        return place
+        entry = self._entries[_key(endpoint)] = _Entry(connection, opening, idle_since=time.monotonic())
+        opening.add_done_callback(lambda task: self._on_opened(entry, task))
+        return entry
 
-    def _check_opened(self, place: _Entry, opening: asyncio.Task[None]) -> None:
-        """Also where all who waited for it have gone."""
+    def _on_opened(self, entry: _Entry, opening: asyncio.Task[None]) -> None:
+        """Retire a connection that failed to open, even if nobody is waiting for it any more."""
         if opening.cancelled() or opening.exception() is not None:
-            self._retire(place)
+            self._retire(entry)
 
-    def _tools_changed(self, endpoint: Endpoint) -> None:
+    def _notify_tools_changed(self, endpoint: Endpoint) -> None:
         self.on_tools_changed(endpoint)
 
-    def _make_room(self) -> None:
-        if len(self._places) + len(self._retired) < self._max_connections:
+    def _evict_if_full(self) -> None:
+        if len(self._entries) + len(self._retired) < self._max_connections:
             return
-        idle = [place for place in self._places.values() if place.users == 0]
+        idle = [entry for entry in self._entries.values() if entry.users == 0]
         if not idle:
             raise Unavailable("too many servers are in use at once; try again shortly")
-        self._retire(min(idle, key=lambda place: place.idle_since))
+        self._retire(min(idle, key=lambda entry: entry.idle_since))
 
-    def _retire(self, place: _Entry) -> None:
-        key = _key(place.connection.endpoint)
-        if self._places.get(key) is not place:
+    def _retire(self, entry: _Entry) -> None:
+        """Remove the entry from the pool; close it once nobody uses it."""
+        key = _key(entry.connection.endpoint)
+        if self._entries.get(key) is not entry:
             return
-        del self._places[key]
-        if place.users:
-            self._retired.add(place)
+        del self._entries[key]
+        if entry.users:
+            self._retired.add(entry)
         else:
-            self._close(place)
+            self._close(entry)
 
-    def _close(self, place: _Entry) -> None:
-        self._retired.discard(place)
-        closing = asyncio.create_task(_closed(place))
+    def _close(self, entry: _Entry) -> None:
+        self._retired.discard(entry)
+        closing = asyncio.create_task(_close_connection(entry))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    async def _reap_for_ever(self) -> None:
+    async def _run_reaper(self) -> None:
         while True:
-            await asyncio.sleep(min(_REAP_EVERY_S, self._idle_s))
+            await asyncio.sleep(min(_REAP_INTERVAL_S, self._idle_s))
             self._reap(time.monotonic() - self._idle_s)
 
-    def _reap(self, before: float) -> None:
-        for place in list(self._places.values()):
-            if place.users == 0 and (place.idle_since < before or not _usable(place, place.connection.endpoint)):
-                self._retire(place)
+    def _reap(self, idle_before: float) -> None:
+        for entry in list(self._entries.values()):
+            is_idle = entry.idle_since < idle_before or not entry.is_usable_for(entry.connection.endpoint)
+            if entry.users == 0 and is_idle:
+                self._retire(entry)
 
 
 def _key(endpoint: Endpoint) -> tuple[str, str]:
     return endpoint.user_id, endpoint.server_id
 
 
-def _usable(place: _Entry, endpoint: Endpoint) -> bool:
-    if place.connection.endpoint.config_version != endpoint.config_version:
-        return False
-    return not place.opening.done() or place.connection.alive
-
-
-def _leaves_it_sound(error: BaseException) -> bool:
-    """The server has answered, or nobody has waited for its answer."""
+def _leaves_session_intact(error: BaseException) -> bool:
+    """The server has answered, or the caller has stopped waiting."""
     return isinstance(error, asyncio.CancelledError) or (isinstance(error, ToolFailed) and error.outcome == "failed")
 
 
-async def _closed(place: _Entry) -> None:
-    await place.connection.close()
-    await asyncio.wait({place.opening})
+async def _close_connection(entry: _Entry) -> None:
+    await entry.connection.close()
+    await asyncio.wait({entry.opening})

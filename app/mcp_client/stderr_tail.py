@@ -1,48 +1,48 @@
-"""What a program of the operator's writes beside its answers. The end of it is kept for one who wants to know why the
-program does not start; once it has, it may hold what it was sent, and nobody ever sees it."""
+"""The end of a stdio server's stderr, which explains why the program does not start.
+
+Once the program has started, its stderr may contain data that it was sent, and is never shown.
+"""
 
 import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TextIO
 
 from app.text.invisible import remove_hidden
 
-_KEPT_BYTES = 2_000
+_MAX_BYTES = 2_000
 _READ_BYTES = 65_536
 
 
-@dataclass
 class StderrTail:
-    stream: TextIO
-    """What the program gets to write to."""
-    said: bytes = b""
+    def __init__(self) -> None:
+        self._tail = b""
 
     @property
     def text(self) -> str:
-        return remove_hidden(self.said.decode(errors="replace").strip())
+        return remove_hidden(self._tail.decode(errors="replace").strip())
 
+    @contextmanager
+    def capture(self) -> Iterator[TextIO]:
+        """Yield a stream for the program to write to, and keep the end of what it writes.
 
-@contextmanager
-def capture_stderr() -> Iterator[StderrTail]:
-    """A pipe and not a file, which would grow for as long as the program runs."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    loop = asyncio.get_running_loop()
-    with os.fdopen(writing, "w") as stream:
-        words = StderrTail(stream)
+        The stream is a pipe and not a file, which would grow for as long as the program runs.
+        """
+        self._tail = b""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        loop = asyncio.get_running_loop()
+        with os.fdopen(write_end, "w") as stream:
+            loop.add_reader(read_end, self._read, read_end)
+            try:
+                yield stream
+            finally:
+                loop.remove_reader(read_end)
+                self._read(read_end)
+                os.close(read_end)
 
-        def hear() -> None:
-            with suppress(BlockingIOError):
-                while said := os.read(reading, _READ_BYTES):
-                    words.said = (words.said + said)[-_KEPT_BYTES:]
-
-        loop.add_reader(reading, hear)
-        try:
-            yield words
-        finally:
-            loop.remove_reader(reading)
-            hear()
-            os.close(reading)
+    def _read(self, read_end: int) -> None:
+        with suppress(BlockingIOError):
+            while chunk := os.read(read_end, _READ_BYTES):
+                self._tail = (self._tail + chunk)[-_MAX_BYTES:]

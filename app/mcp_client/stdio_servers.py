@@ -1,4 +1,4 @@
-"""The operator's own list of programs that speak MCP over stdio. Users choose from it; they never add to it."""
+"""The operator's list of MCP servers that run as local programs. Users choose from it and cannot add to it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ class StdioProgram(BaseModel):
 
 
 class _File(RootModel[dict[str, StdioProgram]]):
-    # an environment holds secrets, and a traceback would show them
+    # The environment variables are secrets, and a traceback would show them.
     model_config = ConfigDict(hide_input_in_errors=True)
 
 
@@ -32,32 +32,33 @@ class StdioServerRegistry:
             return cls(_File.model_validate_json(path.read_bytes()).root)
         except (OSError, ValidationError) as error:
             raise ConfigurationError(
-                f"TOOLSCOUT_STDIO_SERVERS: {path} does not hold "
-                f'{{"name": {{"argv": ["program", "argument"], "env": {{}}}}}}: {_reason(error)}'
+                f"TOOLSCOUT_STDIO_SERVERS: {path} does not contain "
+                f'{{"name": {{"argv": ["program", "argument"], "env": {{}}}}}}: {_describe_error(error)}'
             ) from error
 
     def check(self, name: str) -> None:
-        """Before a server is stored."""
+        """Raise `InvalidInput` unless a server of this name may be registered."""
         if name not in self.programs:
             raise InvalidInput(
-                "stdio servers run code: only those that the operator has listed can be chosen, by their name"
+                "stdio servers run programs: only those that the operator lists in TOOLSCOUT_STDIO_SERVERS can be "
+                "registered, by their name"
             )
 
-    def program(self, name: str) -> StdioProgram:
+    def get_program(self, name: str) -> StdioProgram:
         if name not in self.programs:
             raise ServerUnreachable(
-                "not_listed", f"the operator's file, as it was read at the start, has no stdio server named {name!r}"
+                "not_listed", f"TOOLSCOUT_STDIO_SERVERS, as read at startup, has no server named {name!r}"
             )
         return self.programs[name]
 
 
-def _reason(error: OSError | ValidationError) -> str:
+def _describe_error(error: OSError | ValidationError) -> str:
     if isinstance(error, OSError):
         return str(error.strerror)
-    # without the values: an environment holds secrets
-    return "; ".join(": ".join(filter(None, (_path(item["loc"]), item["msg"]))) for item in error.errors()[:3])
+    # Leave out the values: the environment variables are secrets.
+    return "; ".join(": ".join(filter(None, (_join(item["loc"]), item["msg"]))) for item in error.errors()[:3])
 
 
-def _path(places: Sequence[int | str]) -> str:
-    """Empty where the whole file is meant."""
-    return ".".join(map(str, places))
+def _join(path: Sequence[int | str]) -> str:
+    """Return an empty string if the error concerns the whole file."""
+    return ".".join(map(str, path))

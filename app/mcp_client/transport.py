@@ -1,8 +1,8 @@
-"""The one way out to users' servers: guarded, pinned, without redirects, with a limit on what comes back.
+"""The HTTP transport to users' servers: guarded, pinned to one address, without redirects, with a size limit.
 
-The SDK takes an HTTP client, and an exception out of one request would end the whole session, for every call that is
-under way on it. So nothing is raised here: what went wrong is noted on the `Exchange` of the call that it happened to,
-and the SDK gets an answer that it takes for a failure.
+The SDK ends the whole session, with all its running calls, when one HTTP request raises an exception. So this transport
+raises nothing: it notes the failure on the `Exchange` of the call that the request belongs to, and returns an error
+response to the SDK.
 """
 
 import asyncio
@@ -18,17 +18,19 @@ import httpx2
 from app.errors import ServerUnreachable, UrlNotAllowed
 from app.mcp_client.url_guard import Guard, Target
 
-_PIECE = 64 * 1024
-_GETS_APART_S = 1.0
-_SESSION = "mcp-session-id"
+_CHUNK_BYTES = 64 * 1024
+_MIN_GET_INTERVAL_S = 1.0
+_SESSION_HEADER = "mcp-session-id"
+_ENCODINGS = frozenset({"identity", "gzip", "deflate"})
+_ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 
 class Exchange:
-    """One request to a server and what became of it, as seen from the wire."""
+    """One request to a server and its outcome, as seen by the HTTP transport."""
 
     def __init__(self) -> None:
         self.sent = False
-        """Its first byte may have left: from here on nobody knows what the server has read."""
+        """The first byte may have left: from here on nobody knows what the server has read."""
         self.failure: ServerUnreachable | None = None
         self.failed = asyncio.Event()
         self.status = 0
@@ -38,66 +40,68 @@ class Exchange:
         self.failed.set()
 
 
-# The SDK sends each request in the context of whoever asked for it.
+# The SDK sends each request in the context of its caller.
 current_exchange: ContextVar[Exchange | None] = ContextVar("current_exchange", default=None)
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Of one session with one server: its address is looked up once and kept."""
+    """The transport of one session with one server: its host name is resolved once."""
 
     def __init__(self, guard: Guard, target: Target, max_bytes: int) -> None:
         self._guard = guard
         self._target = target
         self._max_bytes = max_bytes
-        self._pinned: str | None = None
-        self._next_get = 0.0
+        self._pinned_address: str | None = None
+        self._next_get_at = 0.0
         self._inner = httpx2.AsyncHTTPTransport(verify=guard.tls, trust_env=False)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = current_exchange.get() or Exchange()
         try:
             response = await self._send(request, exchange)
-            return await self._checked(request, response, exchange)
+            return await self._check_response(request, response, exchange)
         except (httpx2.TransportError, UrlNotAllowed, ServerUnreachable) as error:
-            exchange.fail(_explained(error))
+            exchange.fail(_translate_error(error))
             return httpx2.Response(503)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
     async def _send(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
-        if self._guard.target(str(request.url)) != self._target:
-            raise UrlNotAllowed("the server sent us to another place than its own")
-        await self._pace(request)
-        addresses = [self._pinned] if self._pinned else list(await self._guard.addresses(self._target))
+        if self._guard.parse_url(str(request.url)) != self._target:
+            raise UrlNotAllowed("the server directed a request to another host or port")
+        await self._delay_get(request)
+        addresses = [self._pinned_address] if self._pinned_address else list(await self._guard.resolve(self._target))
         while True:
             address = addresses.pop(0)
             try:
-                response = await self._inner.handle_async_request(self._to(address, request, exchange))
+                response = await self._inner.handle_async_request(self._address_request(address, request, exchange))
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 if not addresses:
                     raise
             else:
-                self._pinned = address
+                self._pinned_address = address
                 return response
 
-    async def _pace(self, request: httpx2.Request) -> None:
-        """The SDK opens a stream of events anew as often, and as soon, as the server wishes."""
+    async def _delay_get(self, request: httpx2.Request) -> None:
+        """Limit the rate of GETs: the SDK reopens an event stream as often as the server ends it."""
         if request.method == "GET":
             now = time.monotonic()
-            turn = max(now, self._next_get)
-            self._next_get = turn + _GETS_APART_S
-            await asyncio.sleep(turn - now)
+            send_at = max(now, self._next_get_at)
+            self._next_get_at = send_at + _MIN_GET_INTERVAL_S
+            await asyncio.sleep(send_at - now)
 
-    def _to(self, address: str, request: httpx2.Request, exchange: Exchange) -> httpx2.Request:
-        async def watch(event: str, info: dict[str, Any]) -> None:
+    def _address_request(self, address: str, request: httpx2.Request, exchange: Exchange) -> httpx2.Request:
+        """Return the request with the address in place of the host name."""
+
+        async def trace(event: str, info: dict[str, Any]) -> None:
             if event == "connection.connect_tcp.complete":
                 await self._check_peer(info["return_value"])
             elif event.endswith("send_request_headers.started"):
                 exchange.sent = True
 
-        # the certificate and the Host header are still those of the name
-        extensions = {**request.extensions, "sni_hostname": self._target.host, "trace": watch}
+        # The certificate and the Host header are still those of the host name.
+        extensions = {**request.extensions, "sni_hostname": self._target.host, "trace": trace}
         return httpx2.Request(
             request.method,
             request.url.copy_with(host=address),
@@ -107,98 +111,99 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         )
 
     async def _check_peer(self, stream: Any) -> None:
-        """Whatever was asked for: this is the address that we are really connected to."""
+        """Check the address that we are actually connected to, whatever address was requested."""
         peer = stream.get_extra_info("server_addr")
         try:
             if peer is None:
-                raise httpx2.ConnectError("the server hung up at once")
+                raise httpx2.ConnectError("the server closed the connection immediately")
             self._guard.check_address(self._target, str(peer[0]))
         except (httpx2.ConnectError, UrlNotAllowed):
             await stream.aclose()
             raise
 
-    async def _checked(self, request: httpx2.Request, response: httpx2.Response, exchange: Exchange) -> httpx2.Response:
+    async def _check_response(
+        self, request: httpx2.Request, response: httpx2.Response, exchange: Exchange
+    ) -> httpx2.Response:
         exchange.status = response.status_code
         headers = response.headers
         encoding = headers.get("content-encoding", "identity").lower()
         if response.has_redirect_location or encoding not in _ENCODINGS:
             await response.aclose()
-            raise _unusable(response)
-        if (refusal := _refusal(request, response)) is not None:
-            exchange.fail(refusal)
-        # a stream of events may go on for hours; its single events are bounded by the SDK
-        endless = request.method == "GET" and headers.get("content-type", "").startswith("text/event-stream")
-        stream = _Bounded(response.stream, None if endless else self._max_bytes, encoding != "identity", exchange)
-        kept = [(name, value) for name, value in headers.multi_items() if name not in _OF_THE_WIRE]
-        return httpx2.Response(response.status_code, headers=kept, stream=stream, extensions=response.extensions)
+            raise _describe_unusable(response)
+        if (failure := _find_error_status(request, response)) is not None:
+            exchange.fail(failure)
+        # An event stream may last for hours; the SDK limits the size of its single events.
+        is_event_stream = request.method == "GET" and headers.get("content-type", "").startswith("text/event-stream")
+        limit = None if is_event_stream else self._max_bytes
+        stream = _LimitedStream(response.stream, limit, encoding != "identity", exchange)
+        remaining = [(name, value) for name, value in headers.multi_items() if name not in _ENCODING_HEADERS]
+        return httpx2.Response(response.status_code, headers=remaining, stream=stream, extensions=response.extensions)
 
 
-_ENCODINGS = frozenset({"identity", "gzip", "deflate"})
-_OF_THE_WIRE = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+class _LimitedStream(httpx2.AsyncByteStream):
+    """The response body, decompressed in small chunks and counted afterwards, so that a zip bomb does no harm."""
 
-
-class _Bounded(httpx2.AsyncByteStream):
-    """The body, inflated a piece at a time and counted after that: a small bomb stays small."""
-
-    def __init__(self, stream: Any, limit: int | None, inflate: bool, exchange: Exchange) -> None:
+    def __init__(self, stream: Any, limit: int | None, compressed: bool, exchange: Exchange) -> None:
         self._stream = stream
-        self._left = limit
-        self._inflater = zlib.decompressobj(wbits=47) if inflate else None
+        self._bytes_left = limit
+        self._decompressor = zlib.decompressobj(wbits=47) if compressed else None
         self._exchange = exchange
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._stream:
-                for piece in self._inflated(chunk):
-                    self._count(piece)
-                    yield piece
-                    # one chunk may hold a thousand pieces: others want their turn in between
+            async for data in self._stream:
+                for chunk in self._decompress(data):
+                    self._count(chunk)
+                    yield chunk
+                    # Compressed data may expand to a thousand chunks: let other tasks run in between.
                     await asyncio.sleep(0)
         except (httpx2.TransportError, zlib.error, ServerUnreachable) as error:
-            failure = _explained(error)
+            failure = _translate_error(error)
             self._exchange.fail(failure)
             raise httpx2.StreamError(failure.message) from error
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    def _inflated(self, chunk: bytes) -> Iterator[bytes]:
-        if self._inflater is None:
-            yield chunk
+    def _decompress(self, data: bytes) -> Iterator[bytes]:
+        if self._decompressor is None:
+            yield data
             return
-        while chunk:
-            yield self._inflater.decompress(chunk, _PIECE)
-            chunk = self._inflater.unconsumed_tail
-            if self._inflater.unused_data:  # zlib would keep all that follows the end, uncounted
-                raise ServerUnreachable("encoding", "the server's answer goes on after its compressed part")
+        while data:
+            yield self._decompressor.decompress(data, _CHUNK_BYTES)
+            data = self._decompressor.unconsumed_tail
+            if self._decompressor.unused_data:  # zlib would collect all further data, uncounted
+                raise ServerUnreachable("encoding", "the server's answer has data after its compressed part")
 
-    def _count(self, piece: bytes) -> None:
-        if self._left is not None:
-            self._left -= len(piece)
-            if self._left < 0:
-                raise ServerUnreachable("too_large", "the server's answer is larger than we take")
+    def _count(self, chunk: bytes) -> None:
+        if self._bytes_left is not None:
+            self._bytes_left -= len(chunk)
+            if self._bytes_left < 0:
+                raise ServerUnreachable("too_large", "the server's answer is too large")
 
 
-def _unusable(response: httpx2.Response) -> ServerUnreachable:
+def _describe_unusable(response: httpx2.Response) -> ServerUnreachable:
     if response.has_redirect_location:
-        return ServerUnreachable("redirect", "the server redirects, which is not followed: register where it leads to")
-    return ServerUnreachable("encoding", "the server's answer is encoded in a way that was not asked for")
+        message = "the server redirects, and redirects are not followed: register the URL that it redirects to"
+        return ServerUnreachable("redirect", message)
+    return ServerUnreachable("encoding", "the server's answer has a content encoding that was not requested")
 
 
-def _refusal(request: httpx2.Request, response: httpx2.Response) -> ServerUnreachable | None:
-    """Noted, while the SDK gets the answer itself: what an older server says to a newer question is such a refusal."""
+def _find_error_status(request: httpx2.Request, response: httpx2.Response) -> ServerUnreachable | None:
+    """Return the failure for an error status. It is only noted, and the SDK still gets the response: an older server
+    answers the newer handshake with such a status."""
     status = response.status_code
     if status in (401, 403):
-        return ServerUnreachable("unauthorized", f"the server refuses our credentials (status {status})")
-    if status == 404 and _SESSION in request.headers:
-        return ServerUnreachable("session_gone", "the server has forgotten the session")
-    # JSON may be an error in the protocol's own words, which the SDK reads
+        return ServerUnreachable("unauthorized", f"the server rejected the credentials (status {status})")
+    if status == 404 and _SESSION_HEADER in request.headers:
+        return ServerUnreachable("session_gone", "the server no longer knows the session")
+    # JSON may be a JSON-RPC error, which the SDK reads.
     if status >= 400 and not response.headers.get("content-type", "").lower().startswith("application/json"):
         return ServerUnreachable(f"status_{status}", f"the server answered with status {status}")
     return None
 
 
-def _explained(error: Exception) -> ServerUnreachable:
+def _translate_error(error: Exception) -> ServerUnreachable:
     match error:
         case ServerUnreachable():
             return error
@@ -208,15 +213,15 @@ def _explained(error: Exception) -> ServerUnreachable:
             return ServerUnreachable("timeout", "the server did not answer in time")
         case zlib.error():
             return ServerUnreachable("encoding", "the server's answer cannot be decompressed")
-        case httpx2.ConnectError() if _is_tls(error):
-            return ServerUnreachable("tls", "no trusted TLS connection can be made with the server")
+        case httpx2.ConnectError() if _is_tls_error(error):
+            return ServerUnreachable("tls", "no trusted TLS connection to the server can be made")
         case httpx2.ConnectError():
-            return ServerUnreachable("refused", "no connection can be made with the server")
+            return ServerUnreachable("refused", "no connection to the server can be made")
         case _:
-            return ServerUnreachable("closed", "the connection with the server broke")
+            return ServerUnreachable("closed", "the connection to the server was lost")
 
 
-def _is_tls(error: BaseException | None) -> bool:
+def _is_tls_error(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, ssl.SSLError):
             return True

@@ -1,7 +1,7 @@
-"""Where we may connect on behalf of users: public addresses over https, and the operator's own list. Nowhere else.
+"""Decide which URLs of users' servers may be connected to: public addresses over https, and the operator's allow list.
 
-A URL is taken only in one plain spelling, so that no two readers of it can see two hosts. A name is resolved once, each
-of its addresses is looked at, and the connection is made to such an address, never to the name again.
+Only one plain form of a URL is accepted, so that two parsers cannot see two different hosts. A host name is resolved
+once, each of its addresses is checked, and the connection is made to one of these addresses and never to the name.
 """
 
 import asyncio
@@ -22,23 +22,23 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?(?:[/?][!$-\[\]-~]*)?",
-    re.IGNORECASE | re.ASCII,  # or the Kelvin sign would pass for a k, and a long s for an s
+    re.IGNORECASE | re.ASCII,  # without ASCII the Kelvin sign would match k, and the long s would match s
 )
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
-_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_LOOKUPS_AT_ONCE = 8
-_LOOKUP_S = 5.0
+_MAX_LOOKUPS = 8
+_LOOKUP_TIMEOUT_S = 5.0
 
 
-def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+def _parse_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
     return tuple(ipaddress.ip_network(network) for network in text.split())
 
 
-# `is_global` alone is no filter: depending on Python's version it lets through multicast, relays into IPv4 and the
-# metadata services that some clouds keep at public addresses.
-_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
-_CLOSED = _networks(
+# `is_global` alone is not enough: depending on the Python version it accepts multicast addresses, relays into IPv4 and
+# the public addresses at which some clouds run their metadata services.
+_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
+_BLOCKED_NETWORKS = _parse_networks(
     """
     0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24
     192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4
@@ -50,121 +50,125 @@ _CLOSED = _networks(
 
 @dataclass(frozen=True)
 class Target:
-    """What a URL leads to, as far as connecting goes."""
+    """The scheme, host and port of a URL."""
 
     scheme: str
     host: str
     port: int
     listed: bool
-    """The operator named exactly this host and port: any address, and plain http, will do."""
+    """The operator allows exactly this host and port: any address and plain http are accepted."""
 
     @property
-    def is_literal(self) -> bool:
-        return _literal(self.host) is not None
+    def is_ip_address(self) -> bool:
+        return _parse_ip(self.host) is not None
 
 
 class Guard:
+    """`allowed` lists `host:port` entries that may be connected to although they are not public."""
+
     def __init__(self, allowed: Iterable[str], resolve: Resolve | None = None) -> None:
         self._allowed = frozenset(entry.lower() for entry in allowed)
-        # Threads of its own: look-ups that hang must not hold up whatever else works in threads.
-        self._lookups = ThreadPoolExecutor(_LOOKUPS_AT_ONCE, thread_name_prefix="resolve")
-        self._resolve = resolve or self._system_resolve
-        # Reading the certificates takes tens of milliseconds: once is enough.
+        # Its own threads: DNS lookups that hang must not block other work in threads.
+        self._lookup_threads = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="resolve")
+        self._look_up = resolve or self._resolve_with_system
+        # Loading the certificates takes tens of milliseconds, so it is done once.
         self.tls: ssl.SSLContext = httpx2.create_ssl_context(trust_env=False)
 
-    def target(self, url: str) -> Target:
-        """What the spelling alone tells. Raises `UrlNotAllowed`."""
+    def parse_url(self, url: str) -> Target:
+        """Check the URL without resolving its host. Raise `UrlNotAllowed`."""
         match = _URL.fullmatch(url)
         if match is None:
             raise UrlNotAllowed(
-                "write the URL plainly: https://host:port/path, in ASCII, with neither credentials nor a fragment"
+                "write the URL as https://host:port/path, in ASCII, without credentials and without a fragment"
             )
-        scheme, host = match["scheme"].lower(), _plain_host(match["host"].lower())
+        scheme, host = match["scheme"].lower(), _normalize_host(match["host"].lower())
         port = int(match["port"] or _DEFAULT_PORTS[scheme])
         if not 0 < port < 65_536:
-            raise UrlNotAllowed("the URL's port does not exist")
-        target = Target(scheme, host, port, listed=host_and_port(host, port) in self._allowed)
+            raise UrlNotAllowed("the URL's port must be between 1 and 65535")
+        target = Target(scheme, host, port, listed=join_host_port(host, port) in self._allowed)
         if not target.listed:
-            _check_stranger(target)
+            _check_unlisted(target)
         return target
 
-    async def addresses(self, target: Target) -> Sequence[str]:
-        """Where the target is, resolved now. Raises `UrlNotAllowed` where any of it is not public."""
-        if target.is_literal:
+    async def resolve(self, target: Target) -> Sequence[str]:
+        """Return the target's addresses. Raise `UrlNotAllowed` if one of them is not public."""
+        if target.is_ip_address:
             return [target.host]
         try:
-            async with asyncio.timeout(_LOOKUP_S):
-                found = await self._resolve(target.host, target.port)
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
+                addresses = await self._look_up(target.host, target.port)
         except (OSError, TimeoutError, UnicodeError) as error:
-            raise ServerUnreachable("dns", f"the name {target.host} cannot be resolved") from error
-        if not found:
-            raise ServerUnreachable("dns", f"the name {target.host} has no address")
-        for address in found:
+            raise ServerUnreachable("dns", f"the host name {target.host} cannot be resolved") from error
+        if not addresses:
+            raise ServerUnreachable("dns", f"the host name {target.host} has no address")
+        for address in addresses:
             self.check_address(target, address)
-        return found
+        return addresses
 
     def check_address(self, target: Target, address: str) -> None:
         if not target.listed and not is_public(address):
-            raise UrlNotAllowed(f"{target.host} leads to an address that is not public")
+            raise UrlNotAllowed(f"{target.host} resolves to an address that is not public")
 
     async def check(self, url: str) -> None:
-        """Before a URL is stored. A name that nobody knows yet is no offence: it is looked up again to connect."""
-        target = self.target(url)
+        """Check a URL before it is stored. A host that cannot be resolved yet passes: connecting resolves it again."""
+        target = self.parse_url(url)
         with suppress(ServerUnreachable):
-            await self.addresses(target)
+            await self.resolve(target)
 
-    async def _system_resolve(self, host: str, port: int) -> Sequence[str]:
-        look_up = asyncio.get_running_loop().run_in_executor
-        found = await look_up(self._lookups, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    async def _resolve_with_system(self, host: str, port: int) -> Sequence[str]:
+        run_in_executor = asyncio.get_running_loop().run_in_executor
+        found = await run_in_executor(
+            self._lookup_threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
         return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
     def close(self) -> None:
-        self._lookups.shutdown(wait=False, cancel_futures=True)
+        self._lookup_threads.shutdown(wait=False, cancel_futures=True)
 
 
-def host_and_port(host: str, port: int) -> str:
+def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_public(address: str) -> bool:
-    ip = _literal(address)
+    ip = _parse_ip(address)
     if ip is None or not ip.is_global or ip.is_multicast or ip.is_reserved:
         return False
-    return not any(ip in network for network in _CLOSED) and (ip.version == 4 or ip in _PUBLIC_6)
+    return not any(ip in network for network in _BLOCKED_NETWORKS) and (ip.version == 4 or ip in _PUBLIC_IPV6)
 
 
-def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
 
 
-def _plain_host(written: str) -> str:
-    """Without brackets. Raises `UrlNotAllowed` where two readers could take it for two things."""
-    host = written.strip("[]")
-    ip, labels = _literal(host), host.split(".")
-    bracketed = host != written
+def _normalize_host(text: str) -> str:
+    """Remove the brackets of an IPv6 address. Raise `UrlNotAllowed` for a form that parsers read differently."""
+    host = text.strip("[]")
+    ip, labels = _parse_ip(host), host.split(".")
+    bracketed = host != text
     if ip is not None and bracketed == (ip.version == 6):
         return host
-    # What ends in a number is an IPv4 address to most readers, whether octal, hexadecimal, short or in one piece.
-    if bracketed or _NUMBER.fullmatch(labels[-1]):
+    # Most parsers read a host that ends in a number as an IPv4 address: octal, hexadecimal, shortened or as one number.
+    if bracketed or _NUMERIC_LABEL.fullmatch(labels[-1]):
         raise UrlNotAllowed("write an IP address in its usual form")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise UrlNotAllowed("that is not the name of a host")
+        raise UrlNotAllowed("the URL's host name is not valid")
     return host
 
 
-def _check_stranger(target: Target) -> None:
+def _check_unlisted(target: Target) -> None:
     if target.scheme != "https":
-        raise UrlNotAllowed(f"only https:// is allowed{_unless_listed(target)}")
-    if target.is_literal:
+        raise UrlNotAllowed(f"only https:// is allowed{_allow_list_hint(target)}")
+    if target.is_ip_address:
         if not is_public(target.host):
-            raise UrlNotAllowed(f"{target.host} is not a public address{_unless_listed(target)}")
+            raise UrlNotAllowed(f"{target.host} is not a public address{_allow_list_hint(target)}")
     elif "." not in target.host or target.host.endswith(".localhost"):
-        raise UrlNotAllowed(f"{target.host} is not a public name{_unless_listed(target)}")
+        raise UrlNotAllowed(f"{target.host} is not a public host name{_allow_list_hint(target)}")
 
 
-def _unless_listed(target: Target) -> str:
-    place = host_and_port(target.host, target.port)
-    return f" (unless the operator lists exactly {place} in TOOLSCOUT_OUTBOUND_ALLOW)"
+def _allow_list_hint(target: Target) -> str:
+    entry = join_host_port(target.host, target.port)
+    return f" (unless the operator lists exactly {entry} in TOOLSCOUT_OUTBOUND_ALLOW)"

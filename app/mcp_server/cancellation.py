@@ -1,4 +1,4 @@
-"""Calls under way, each in a task of its own that can be ended by name."""
+"""Running calls, each in a task of its own that can be cancelled by the id of the call."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,41 +6,44 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-Name = tuple[str, str, str, str | int | None]
-"""Whose key it was, for which user, the session that the call came in, and the client's number for it."""
+CallId = tuple[str, str, str, str | int | None]
+"""The actor (the API key), the user, the session of the call, and the client's request id."""
 
 
-class EndedByName(Exception):
-    """Somebody has taken the call back."""
+class CallCancelled(Exception):
+    """The client has cancelled the call."""
 
 
 class RunningCalls:
-    """The SDK runs on anyio, which cancels a task again and again until it gives in: what a call does to end well would
-    be broken off. Here it is told once, and may end at its own pace."""
+    """The SDK runs on anyio, which cancels a task again and again until it ends and so interrupts its cleanup. A task
+    here is cancelled once and can finish its cleanup."""
 
     def __init__(self) -> None:
-        self._tasks: dict[Name, asyncio.Task[Any]] = {}
+        self._tasks: dict[CallId, asyncio.Task[Any]] = {}
 
-    async def run(self, name: Name, call: Coroutine[Any, Any, T]) -> T:
-        """Whoever waits no longer ends the call. Raises `EndedByName` where somebody else did."""
+    async def run(self, call_id: CallId, call: Coroutine[Any, Any, T]) -> T:
+        """Run the call and return its result. Cancelling this function cancels the call.
+
+        Raise `CallCancelled` if `cancel` was called.
+        """
         task = asyncio.create_task(call)
-        self._tasks[name] = task
-        task.add_done_callback(lambda done: self._forget(name, done))
+        self._tasks[call_id] = task
+        task.add_done_callback(lambda done: self._remove(call_id, done))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
             if task.cancelled() and waiting is not None and not waiting.cancelling():
-                raise EndedByName from None
+                raise CallCancelled from None
             task.cancel()
             raise
 
-    def cancel(self, name: Name) -> None:
-        """In this process: whoever else may have it is not told."""
-        if name in self._tasks:
-            self._tasks[name].cancel()
+    def cancel(self, call_id: CallId) -> None:
+        """Cancel the call if it runs in this process. Other replicas are not notified."""
+        if call_id in self._tasks:
+            self._tasks[call_id].cancel()
 
-    def _forget(self, name: Name, task: asyncio.Task[Any]) -> None:
-        if self._tasks.get(name) is task:
-            del self._tasks[name]
-        _ = task.cancelled() or task.exception()  # seen, though nobody may wait any more
+    def _remove(self, call_id: CallId, task: asyncio.Task[Any]) -> None:
+        if self._tasks.get(call_id) is task:
+            del self._tasks[call_id]
+        _ = task.cancelled() or task.exception()  # retrieved, because nobody may be waiting any more

@@ -1,4 +1,4 @@
-"""The SDK's server in front of the meta-tools. It keeps nothing between requests: any replica can answer any."""
+"""The SDK's MCP server with the meta-tools. It is stateless: any replica can answer any request."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from app.catalog.projects import get_project
 from app.container import Container
 from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server import responses
-from app.mcp_server.cancellation import EndedByName, Name, RunningCalls
+from app.mcp_server.cancellation import CallCancelled, CallId, RunningCalls
 from app.mcp_server.tools import MetaTool, ToolCall
 from app.mcp_types import Dialogue
 from app.observability.logging import request_id
@@ -31,29 +31,29 @@ from app.text.strict_json import Json
 
 logger = logging.getLogger("toolscout.mcp")
 
-REQUEST_CONTEXT = "toolscout.visit"
+REQUEST_CONTEXT = "toolscout.mcp_request_context"
 _INSTRUCTIONS = "Find a tool with tool_discovery, then run it with tool_execute."
-_LIST_KEPT_MS = 3_600_000
-_ANSWERABLE = frozenset({"elicitation", "sampling", "roots"})
+_LIST_TTL_MS = 3_600_000
+_DIALOGUE_CAPABILITIES = frozenset({"elicitation", "sampling", "roots"})
 
 Context = ServerRequestContext[Any, Any]
 
 
 @dataclass(frozen=True)
 class McpRequestContext:
-    """An HTTP request that was let in: put into its scope, where what handles its message finds it."""
+    """What the handler of a message needs of its authenticated HTTP request. It is passed on in the ASGI scope."""
 
     container: Container
     caller: Caller
     session: str
-    running: RunningCalls
+    running_calls: RunningCalls
 
-    def name(self, number: str | int | None) -> Name:
-        return self.caller.actor, self.caller.acting_for().id, self.session, number
+    def call_id(self, rpc_id: str | int | None) -> CallId:
+        return self.caller.actor, self.caller.acting_for().id, self.session, rpc_id
 
 
 class MetaServer:
-    """A fixed set of meta-tools, for everybody the same bytes."""
+    """A server with a fixed set of meta-tools, whose list is the same bytes for everybody."""
 
     def __init__(self, tools: Sequence[MetaTool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -62,100 +62,103 @@ class MetaServer:
             "toolscout",
             version=__version__,
             instructions=_INSTRUCTIONS,
-            cache_hints={"tools/list": CacheHint(_LIST_KEPT_MS, "public")},
-            get_tool_input_schema=self._input_schema,
+            cache_hints={"tools/list": CacheHint(_LIST_TTL_MS, "public")},
+            get_tool_input_schema=self._get_input_schema,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
         )
-        self._server.middleware[:] = [_noting_refusals]
+        self._server.middleware[:] = [_log_rejected_results]
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A manager for each request: what one starts ends with it."""
+        """Answer one HTTP request. It has a session manager of its own, so that whatever it starts ends with it."""
         manager = StreamableHTTPSessionManager(self._server, stateless=True)
         async with manager.run():
             await manager.handle_request(scope, receive, send)
 
-    def _input_schema(self, name: str) -> Json | None:
+    def _get_input_schema(self, name: str) -> Json | None:
         return self._tools[name].definition["inputSchema"] if name in self._tools else None
 
     async def _list_tools(self, _context: Context, _params: Any) -> types.ListToolsResult:
         return self._listing
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
-        assert context.request is not None  # noqa: S101 the only way in is HTTP
-        visit: McpRequestContext = context.request.scope[REQUEST_CONTEXT]
+        assert context.request is not None  # noqa: S101 requests come only over HTTP
+        request: McpRequestContext = context.request.scope[REQUEST_CONTEXT]
+        call_id = request.call_id(context.request_id)
         try:
-            return await visit.running.run(visit.name(context.request_id), self._answered(context, params, visit))
-        except EndedByName as error:
-            raise MCPError(REQUEST_CANCELLED, "the call was taken back") from error
+            return await request.running_calls.run(call_id, self._run_tool(context, params, request))
+        except CallCancelled as error:
+            raise MCPError(REQUEST_CANCELLED, "the call was cancelled") from error
 
-    async def _answered(self, context: Context, params: types.CallToolRequestParams, visit: McpRequestContext) -> Json:
+    async def _run_tool(
+        self, context: Context, params: types.CallToolRequestParams, request: McpRequestContext
+    ) -> Json:
         tool, outcome = self._tools.get(params.name), "failed"
         if tool is None:
             raise MCPError(
-                types.INVALID_PARAMS, f"there is no tool {params.name!r}: there are {', '.join(self._tools)}"
+                types.INVALID_PARAMS, f"unknown tool {params.name!r}; the tools are {', '.join(self._tools)}"
             )
         try:
-            result = await tool.answer(await _asked(context, params, visit))
+            result = await tool.run(await _make_tool_call(context, params, request))
             outcome = "succeeded"
         except ToolscoutError as error:
-            result = responses.failure(error)
+            result = responses.render_error(error)
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
-        except Exception as error:  # the door's boundary: whatever it is, the caller gets no trace of it
+        except Exception as error:  # boundary of the interface: the caller gets no internals
             logger.exception("unexpected error")
-            told = f"an unexpected error; the log has it under {request_id.get()}"
-            raise MCPError(types.INTERNAL_ERROR, told) from error
+            message = f"unexpected error; it is in the log with request id {request_id.get()}"
+            raise MCPError(types.INTERNAL_ERROR, message) from error
         finally:
-            visit.container.metrics.mcp_calls.labels(tool.name, outcome).inc()
-        return {
-            "resultType": "complete",
-            **(result if _is_modern(context) else responses.fit_for_older_clients(result)),
-        }
+            request.container.metrics.mcp_calls.labels(tool.name, outcome).inc()
+        if not _is_modern(context):
+            result = responses.adapt_to_older_clients(result)
+        return {"resultType": "complete", **result}
 
 
-async def _noting_refusals(ctx: Context, call_next: CallNext) -> HandlerResult:
-    """Of an answer that the SDK itself takes for wrong nobody else would know: it may quote what it logs, so that its
-    own logs are switched off."""
+async def _log_rejected_results(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """Log a result of ours that the SDK rejects. The SDK's own logs are off, because they may quote messages."""
     try:
         return await call_next(ctx)
     except MCPError as error:
         if error.code == types.INTERNAL_ERROR and error.__cause__ is None:
-            logger.error("the SDK refused an answer of ours", extra={"method": ctx.method})
+            logger.error("the SDK rejected a result", extra={"method": ctx.method})
         raise
 
 
-async def _asked(context: Context, params: types.CallToolRequestParams, visit: McpRequestContext) -> ToolCall:
+async def _make_tool_call(
+    context: Context, params: types.CallToolRequestParams, request: McpRequestContext
+) -> ToolCall:
     meta: Json = (context.params or {}).get("_meta") or {}
     return ToolCall(
-        container=visit.container,
-        caller=visit.caller,
-        project_id=await _project(visit, meta.get("projectId")),
+        container=request.container,
+        caller=request.caller,
+        project_id=await _resolve_project(request, meta.get("projectId")),
         arguments=params.arguments or {},
-        tell=partial(_tell, context) if "progressToken" in meta else None,
-        dialogue=_dialogue(context) if _is_modern(context) else None,
+        on_progress=partial(_report_progress, context) if "progressToken" in meta else None,
+        dialogue=_make_dialogue(context) if _is_modern(context) else None,
     )
 
 
-async def _project(visit: McpRequestContext, named: Any) -> str | None:
-    """What `_meta.projectId` names narrows: it never leads out of the project that one is in."""
-    if named is None:
-        return visit.caller.within(None)
-    if not isinstance(named, str):
+async def _resolve_project(request: McpRequestContext, requested: Any) -> str | None:
+    """`_meta.projectId` narrows the scope of a call; it cannot leave the project of the URL or the key."""
+    if requested is None:
+        return request.caller.within(None)
+    if not isinstance(requested, str):
         raise InvalidInput("_meta.projectId must be a string")
-    project_id = visit.caller.within(named)
-    user = visit.caller.acting_for()
-    async with visit.container.database.transaction(user.id) as session:
-        return (await get_project(session, user.id, project_id or named)).id
+    project_id = request.caller.within(requested)
+    user = request.caller.acting_for()
+    async with request.container.database.transaction(user.id) as session:
+        return (await get_project(session, user.id, project_id or requested)).id
 
 
-def _dialogue(context: Context) -> Dialogue:
+def _make_dialogue(context: Context) -> Dialogue:
     declared = context.session.client_capabilities
     capabilities = {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
     params = context.params or {}
     return Dialogue(
-        capabilities={name: value for name, value in capabilities.items() if name in _ANSWERABLE},
+        capabilities={name: value for name, value in capabilities.items() if name in _DIALOGUE_CAPABILITIES},
         responses=params.get("inputResponses"),
         state=params.get("requestState"),
     )
@@ -165,5 +168,5 @@ def _is_modern(context: Context) -> bool:
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
-async def _tell(context: Context, report: Json) -> None:
+async def _report_progress(context: Context, report: Json) -> None:
     await context.session.report_progress(**report)

@@ -1,5 +1,8 @@
-"""The few fixed tools that open all others. What stands here is what a model reads: every word is paid for by every
-conversation, and the same bytes for everybody let a provider's prompt cache hold."""
+"""The meta-tools: a few fixed tools that find and run all others.
+
+Models read the names, descriptions and schemas below. Every conversation pays for each of their words, and a list
+that is the same for everybody stays in the provider's prompt cache.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,26 +21,27 @@ from app.discovery.discover import Discovery, discover, discover_each
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import interleave_selections
 from app.errors import ArgumentsInvalid, InvalidInput, NotFound, ToolNotFound
-from app.execution.execute import ExecutionRequest, execute, execute_with_progress
+from app.execution.execute import execute, execute_with_progress
+from app.execution.models import ExecutionRequest
 from app.execution.validation import check_arguments
 from app.mcp_server import responses
 from app.mcp_types import Dialogue
 from app.search.query import Query, parse_query_with_context
 from app.text.strict_json import Json, parse_json
 
-_PAGE = 100
+_PAGE_SIZE = 100
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a meta-tool, and what is known of whoever makes it."""
+    """A call of a meta-tool and its caller."""
 
     container: Container
     caller: Caller
     project_id: str | None
     arguments: Json
-    tell: Callable[[Json], Awaitable[None]] | None = None
-    """Takes reports of progress, where the client wants them."""
+    on_progress: Callable[[Json], Awaitable[None]] | None = None
+    """Receives progress reports; None if the client did not ask for them."""
     dialogue: Dialogue | None = None
 
     @property
@@ -50,154 +54,157 @@ class MetaTool:
     name: str
     permission: Permission
     definition: Json
-    deed: Callable[[ToolCall], Awaitable[Json]]
+    handler: Callable[[ToolCall], Awaitable[Json]]
 
-    async def answer(self, asked: ToolCall) -> Json:
-        asked.caller.demand(self.permission)
-        arguments = self._understood(asked.arguments)
-        # in a thread, since a megabyte of them takes a while
+    async def run(self, call: ToolCall) -> Json:
+        call.caller.demand(self.permission)
+        arguments = self._coerce_arguments(call.arguments)
+        # In a thread, because checking a megabyte of arguments takes long.
         await asyncio.to_thread(check_arguments, self.input_schema, arguments)
-        return await self.deed(replace(asked, arguments=arguments))
+        return await self.handler(replace(call, arguments=arguments))
 
-    def _understood(self, arguments: Json) -> Json:
-        """Models often send one text where a list of texts is meant, or an object as its JSON."""
-        kinds = {name: shape.get("type") for name, shape in self.definition["inputSchema"]["properties"].items()}
-        return {name: _as_meant(value, kinds.get(name)) for name, value in arguments.items()}
+    def _coerce_arguments(self, arguments: Json) -> Json:
+        """Models often send a string instead of a list of strings, or an object as JSON text."""
+        types = {name: schema.get("type") for name, schema in self.definition["inputSchema"]["properties"].items()}
+        return {name: _coerce(value, types.get(name)) for name, value in arguments.items()}
 
     @cached_property
     def input_schema(self) -> str:
-        """Stricter than the list says, where each word costs: an argument that nobody knows is an error."""
+        """The schema that arguments are checked against. Unlike the listed one, which is kept short, it rejects unknown
+        arguments."""
         return orjson.dumps(self.definition["inputSchema"] | {"additionalProperties": False}).decode()
 
 
-def _as_meant(value: Any, kind: str | None) -> Any:
-    if isinstance(value, str) and kind == "array":
+def _coerce(value: Any, expected_type: str | None) -> Any:
+    if isinstance(value, str) and expected_type == "array":
         return [value]
-    if isinstance(value, str) and kind == "object":
+    if isinstance(value, str) and expected_type == "object":
         with suppress(InvalidInput):
             return parse_json(value.encode())
     return value
 
 
-async def _discover(asked: ToolCall) -> Json:
-    """Core tools are left out: the application has them anyway, and runs them itself."""
-    discoverer, given = asked.container.discoverer, asked.arguments
-    queries = [_searched(query, given.get("context", ""), place) for place, query in enumerate(given["query"])]
-    limit = _whole(given.get("maxResults"))
-    request = DiscoveryRequest(queries[0], asked.project_id, limit=limit, include_core_tools=False)
-    discoveries = await discover_each(discoverer, asked.caller, request, queries)
+async def _discover(call: ToolCall) -> Json:
+    """Leave out core tools: the application already has them and runs them itself."""
+    discoverer, arguments = call.container.discoverer, call.arguments
+    queries = [
+        _parse_query(query, arguments.get("context", ""), position) for position, query in enumerate(arguments["query"])
+    ]
+    limit = _to_integer(arguments.get("maxResults"))
+    request = DiscoveryRequest(queries[0], call.project_id, limit=limit, include_core_tools=False)
+    discoveries = await discover_each(discoverer, call.caller, request, queries)
     found = interleave_selections([discovery.tools for discovery in discoveries], discoveries[0].options.limit)
-    hint = _hint(discoveries, given["query"])
-    return responses.render_tools(found, hint, brief=given.get("detail") == "brief")
+    hint = _make_hint(discoveries, arguments["query"])
+    return responses.render_tools(found, hint, brief=arguments.get("detail") == "brief")
 
 
-def _searched(query: str, context: str, place: int) -> Query:
+def _parse_query(query: str, context: str, position: int) -> Query:
     if not query.strip():
-        wrong = {"loc": ["arguments", "query", place], "msg": "say what is to be done", "type": "minLength"}
-        raise ArgumentsInvalid(f"arguments.query.{place}: say what is to be done", errors=[wrong])
+        error = {"loc": ["arguments", "query", position], "msg": "describe the task", "type": "minLength"}
+        raise ArgumentsInvalid(f"arguments.query.{position}: describe the task", errors=[error])
     return parse_query_with_context(query, context)
 
 
-def _whole(number: float | None) -> int | None:
-    """To JSON 8.0 is an integer too."""
+def _to_integer(number: float | None) -> int | None:
+    """In JSON, 8.0 is an integer too."""
     return None if number is None else int(number)
 
 
-def _hint(discoveries: Sequence[Discovery], queries: Sequence[str]) -> str | None:
-    """What to try next, where there is something to try."""
+def _make_hint(discoveries: Sequence[Discovery], queries: Sequence[str]) -> str | None:
+    """Tell the model what to try next, or None if the results need no hint."""
     first = discoveries[0]
     if first.strategy is None:
-        return "This project does not search: its tools are named by whoever set it up."
+        return "Search is switched off for this project: ask its administrator which tools to use."
     if all(discovery.searched == 0 for discovery in discoveries):
-        return "There are no tools to search: none is connected yet, or none may be used here."
-    impaired = _impairment(discoveries)
+        return "There are no tools to search: none is connected, or you may not use any of them here."
+    degraded = _describe_degradation(discoveries)
     empty = [query for query, discovery in zip(queries, discoveries, strict=True) if not discovery.tools]
     if len(empty) < len(queries):
-        nothing = f"Nothing was found for {', '.join(map(repr, empty))}." if empty else None
-        return " ".join(each for each in (nothing, impaired) if each is not None) or None
-    none = (
-        f"None of {first.searched} tools fits. Ask again in other words, an action and what it is done to in each "
-        "query, or go on without a tool."
+        not_found = f"Nothing was found for {', '.join(map(repr, empty))}." if empty else None
+        return " ".join(part for part in (not_found, degraded) if part is not None) or None
+    no_match = (
+        f"None of {first.searched} tools fits. Ask again in other words, with one action and its object in each query, "
+        "or go on without a tool."
     )
-    return none if impaired is None else f"{none} {impaired}"
+    return no_match if degraded is None else f"{no_match} {degraded}"
 
 
-def _impairment(discoveries: Sequence[Discovery]) -> str | None:
+def _describe_degradation(discoveries: Sequence[Discovery]) -> str | None:
     reasons = [discovery.degraded_reason for discovery in discoveries if discovery.degraded_reason]
     if not reasons:
         return None
     if reasons[0] == "disabled":
-        return "Search is switched off for this user: these are simply the first of all tools."
-    return f"The search is impaired ({reasons[0]}): the best tool may be missing."
+        return "Search is switched off for this user: these tools are not ranked by the query."
+    return f"Search is degraded ({reasons[0]}): the best tool may be missing."
 
 
-async def _execute(asked: ToolCall) -> Json:
-    container, given = asked.container, asked.arguments
-    call = ExecutionRequest(
-        scope=asked.scope,
-        actor=asked.caller.actor,
-        arguments=given.get("arguments", {}),
-        tool_key=given["toolKey"],
-        dialogue=asked.dialogue,
+async def _execute(call: ToolCall) -> Json:
+    executor, arguments = call.container.executor, call.arguments
+    request = ExecutionRequest(
+        scope=call.scope,
+        actor=call.caller.actor,
+        arguments=arguments.get("arguments", {}),
+        tool_key=arguments["toolKey"],
+        dialogue=call.dialogue,
     )
-    if asked.tell is None:
-        executed = await execute(container.executor, call)
+    if call.on_progress is None:
+        executed = await execute(executor, request)
     else:
-        executed = await execute_with_progress(container.executor, call, asked.tell)
+        executed = await execute_with_progress(executor, request, call.on_progress)
     if executed.truncated:
-        return responses.truncate_result(executed.result, container.executor.max_result_bytes)
+        return responses.mark_truncated(executed.result, executor.max_result_bytes)
     return responses.forward_result(executed.result)
 
 
-async def _list_servers(asked: ToolCall) -> Json:
-    async with asked.container.database.transaction(asked.scope.user_id) as session:
-        return responses.servers(await list_server_summaries(session, asked.scope))
+async def _list_servers(call: ToolCall) -> Json:
+    async with call.container.database.transaction(call.scope.user_id) as session:
+        return responses.render_servers(await list_server_summaries(session, call.scope))
 
 
-async def _list_tools(asked: ToolCall) -> Json:
-    server, after = asked.arguments["server"], asked.arguments.get("cursor", "")
-    async with asked.container.database.transaction(asked.scope.user_id) as session:
-        offers = await list_server_definitions(session, asked.scope, server, after, _PAGE + 1)
-    if not offers and not after:
-        raise NotFound(f"no server named {server!r} offers a tool that you may use: call list_servers")
-    page = offers[:_PAGE]
-    return responses.tool_list(page, page[-1].name if len(offers) > _PAGE else None)
+async def _list_tools(call: ToolCall) -> Json:
+    server, after = call.arguments["server"], call.arguments.get("cursor", "")
+    async with call.container.database.transaction(call.scope.user_id) as session:
+        definitions = await list_server_definitions(session, call.scope, server, after, _PAGE_SIZE + 1)
+    if not definitions and not after:
+        raise NotFound(f"no server named {server!r} has a tool that you may use: call list_servers")
+    page = definitions[:_PAGE_SIZE]
+    return responses.render_tool_list(page, page[-1].name if len(definitions) > _PAGE_SIZE else None)
 
 
-async def _get_tool_details(asked: ToolCall) -> Json:
-    tool_key = asked.arguments["toolKey"]
-    async with asked.container.database.transaction(asked.scope.user_id) as session:
-        offers = await read_definitions(session, asked.scope, [tool_key], core=False)
-    if tool_key not in offers.tools:
-        raise ToolNotFound("there is no such tool, or it may not be used")
-    return responses.details(offers.tools[tool_key])
+async def _get_tool_details(call: ToolCall) -> Json:
+    tool_key = call.arguments["toolKey"]
+    async with call.container.database.transaction(call.scope.user_id) as session:
+        definitions = await read_definitions(session, call.scope, [tool_key], core=False)
+    if tool_key not in definitions.tools:
+        raise ToolNotFound("this tool does not exist, or you may not use it")
+    return responses.render_details(definitions.tools[tool_key])
 
 
-async def _search_tools(asked: ToolCall) -> Json:
-    discoverer, given = asked.container.discoverer, asked.arguments
+async def _search_tools(call: ToolCall) -> Json:
+    discoverer, arguments = call.container.discoverer, call.arguments
     request = DiscoveryRequest(
-        _searched(given["query"], "", 0),
-        asked.project_id,
+        _parse_query(arguments["query"], "", 0),
+        call.project_id,
         strategy="semantic",
-        limit=_whole(given.get("top_k")),
+        limit=_to_integer(arguments.get("top_k")),
         include_core_tools=False,
     )
-    discovery = await discover(discoverer, asked.caller, request)
-    return responses.schemas(discovery.tools, _hint([discovery], [given["query"]]))
+    discovery = await discover(discoverer, call.caller, request)
+    return responses.render_schemas(discovery.tools, _make_hint([discovery], [arguments["query"]]))
 
 
-def _text(description: str | None = None) -> Json:
+def _string_schema(description: str | None = None) -> Json:
     return {"type": "string"} if description is None else {"type": "string", "description": description}
 
 
-def _object(properties: Json, *required: str) -> Json:
+def _object_schema(properties: Json, *required: str) -> Json:
     return {"type": "object", "properties": properties} | ({"required": list(required)} if required else {})
 
 
-def _meta_tool(
+def _make_tool(
     name: str,
     permission: Permission,
-    deed: Callable[[ToolCall], Awaitable[Json]],
+    handler: Callable[[ToolCall], Awaitable[Json]],
     description: str,
     input_schema: Json,
     output_schema: Json | None = None,
@@ -208,11 +215,11 @@ def _meta_tool(
         definition["outputSchema"] = output_schema
     if annotations:
         definition["annotations"] = annotations
-    return MetaTool(name, permission, definition, deed)
+    return MetaTool(name, permission, definition, handler)
 
 
-_COUNT = {"type": "integer", "minimum": 1, "maximum": 50}
-_FOUND = {
+_COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 50}
+_DISCOVERY_OUTPUT_SCHEMA = {
     "type": "object",
     "properties": {
         "results": {
@@ -232,41 +239,41 @@ _FOUND = {
     "required": ["results"],
 }
 
-TWO_TOOLS: Sequence[MetaTool] = (
-    _meta_tool(
+BASIC_TOOLS: Sequence[MetaTool] = (
+    _make_tool(
         "tool_discovery",
         Permission.DISCOVER,
         _discover,
-        "Find tools: hundreds stand behind this. Call it first when your other tools cannot do a task. "
+        "Find tools: hundreds are connected. Call it first when your other tools cannot do a task. "
         "Returns the best matches, each with its toolKey and input schema; run one with tool_execute. "
         "If none fits, ask in other words.",
-        _object(
+        _object_schema(
             {
                 "query": {
                     "type": "array",
-                    # before the items: a list so long that checking each takes too long is still too long
+                    # Before `items`, so that a list that is too long is rejected before its items use up the budget.
                     "minItems": 1,
                     "maxItems": 10,
-                    "items": _text(),
+                    "items": _string_schema(),
                     "description": "a phrase for each thing to do: create a calendar event",
                 },
-                "context": _text("what it is about"),
-                "maxResults": _COUNT,
+                "context": _string_schema("what it is about"),
+                "maxResults": _COUNT_SCHEMA,
                 "detail": {"enum": ["full", "brief"], "description": "brief: no schemas"},
             },
             "query",
         ),
-        _FOUND,
+        _DISCOVERY_OUTPUT_SCHEMA,
         readOnlyHint=True,
     ),
-    _meta_tool(
+    _make_tool(
         "tool_execute",
         Permission.EXECUTE,
         _execute,
         "Run a tool by the toolKey that tool_discovery gave. Returns its result; an error says what to correct.",
-        _object(
+        _object_schema(
             {
-                "toolKey": _text(),
+                "toolKey": _string_schema(),
                 "arguments": {"type": "object", "description": "as its input schema says"},
             },
             "toolKey",
@@ -275,37 +282,37 @@ TWO_TOOLS: Sequence[MetaTool] = (
 )
 
 ALL_TOOLS: Sequence[MetaTool] = (
-    *TWO_TOOLS,
-    _meta_tool(
+    *BASIC_TOOLS,
+    _make_tool(
         "list_servers",
         Permission.READ_TOOLS,
         _list_servers,
         "List the servers behind the tools.",
-        _object({}),
+        _object_schema({}),
         readOnlyHint=True,
     ),
-    _meta_tool(
+    _make_tool(
         "list_tools",
         Permission.READ_TOOLS,
         _list_tools,
         "List, in brief, all tools of a server that list_servers named.",
-        _object({"server": _text(), "cursor": _text()}, "server"),
+        _object_schema({"server": _string_schema(), "cursor": _string_schema()}, "server"),
         readOnlyHint=True,
     ),
-    _meta_tool(
+    _make_tool(
         "get_tool_details",
         Permission.READ_TOOLS,
         _get_tool_details,
         "Get a tool's full definition, to read before tool_execute.",
-        _object({"toolKey": _text()}, "toolKey"),
+        _object_schema({"toolKey": _string_schema()}, "toolKey"),
         readOnlyHint=True,
     ),
-    _meta_tool(
+    _make_tool(
         "search_tools",
         Permission.DISCOVER,
         _search_tools,
         "Get the schemas of the tools most similar to one query.",
-        _object({"query": _text(), "top_k": _COUNT}, "query"),
+        _object_schema({"query": _string_schema(), "top_k": _COUNT_SCHEMA}, "query"),
         readOnlyHint=True,
     ),
 )

@@ -20,7 +20,7 @@ from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, running_service
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.support.factories import SECRET_KEY, SLOW_MACHINE_ENV, outbound_allow, tool
-from tests.support.mcp_server import FakeMcpServer, Fault, behind, running_mcp_server
+from tests.support.mcp_server import FakeMcpServer, Fault, respond_after, running_mcp_server
 from tests.support.worker_steps import listing_of
 
 pytestmark = pytest.mark.no_retry
@@ -223,7 +223,7 @@ def test_a_process_that_was_stopped_beyond_its_lease_writes_nothing_when_it_goes
         reindexed(alice, server_id)
         # what it is about to index again has been embedded before: between the list and the writing lies nothing else
         outdated, gate = listing_of(json.dumps(generation(1))), threading.Event()
-        mcp.fault, asked = Fault(behind(gate, outdated), on={"tools/list"}, times=1), mcp.listings
+        mcp.fault, asked = Fault(respond_after(gate, outdated), on={"tools/list"}, times=1), mcp.listings
         alice.post(f"/servers/{server_id}/reindex")
         until(lambda: mcp.listings > asked)
         first.process.send_signal(signal.SIGSTOP)

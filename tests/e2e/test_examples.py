@@ -1,4 +1,4 @@
-"""The examples do what they say: with the fake model, the real application behind a socket, and a real MCP server."""
+"""Tests of the examples with the fake model, the real application on a socket, and a real MCP server."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -23,14 +23,14 @@ TOOLS = [
     tool("send_mail", "Sends a mail to somebody."),
 ]
 
-both = pytest.mark.parametrize(
+with_both_examples = pytest.mark.parametrize(
     "example", [anthropic_tool_search.main, openai_tool_search.main], ids=["anthropic", "openai"]
 )
 
 
 @pytest.fixture
-def surroundings(address: str, user: TestUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the terminal of a newcomer, who has no key of a model's vendor."""
+def environment(address: str, user: TestUser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment variables of a user without a key of a model provider."""
     monkeypatch.setenv("TOOLSCOUT_URL", address)
     monkeypatch.setenv("TOOLSCOUT_KEY", user.key)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
@@ -43,15 +43,15 @@ def fake_model() -> Iterator[str]:
         yield address
 
 
-async def steps(example: Example, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What it printed, by the word that each line begins with."""
+async def run_example(example: Example, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Return the printed lines by their label."""
     await asyncio.to_thread(example, MESSAGE)  # the application answers in this thread
     return {line[:11].strip(): line[11:] for line in capsys.readouterr().out.splitlines()}
 
 
-@both
-@pytest.mark.usefixtures("surroundings")
-async def test_the_model_finds_a_tool_and_calls_it_and_answers_with_what_came_back(
+@with_both_examples
+@pytest.mark.usefixtures("environment")
+async def test_the_model_finds_a_tool_calls_it_and_answers_with_the_result(
     example: Example, user: TestUser, mcp: FakeMcpServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mcp.tools = TOOLS
@@ -59,48 +59,48 @@ async def test_the_model_finds_a_tool_and_calls_it_and_answers_with_what_came_ba
         "content": [{"type": "text", "text": f"{arguments['place']}: snow"}]
     }
     await user.connect(mcp, "weather")
-    printed = await steps(example, capsys)
+    printed = await run_example(example, capsys)
     tokens = (await user.discover(MESSAGE, include_core_tools=False))["tokens"]
-    assert list(printed) == ["user", "searched", "called", "came back", "model"]
+    assert list(printed) == ["user", "searched", "called", "result", "model"]
     assert printed["searched"].startswith(f'"{MESSAGE}": get_forecast')
     assert printed["searched"].endswith(f"({tokens['selected']} tokens instead of {tokens['all']})")
     assert printed["called"] == 'get_forecast {"place": "Oslo"}'
-    assert printed["came back"] == "Oslo: snow"
+    assert printed["result"] == "Oslo: snow"
     assert printed["model"] == "The tool says: Oslo: snow"
     assert mcp.calls == [("get_forecast", {"place": "Oslo"})]
 
 
-@both
-@pytest.mark.usefixtures("surroundings")
-async def test_a_tool_that_cannot_run_is_an_error_that_the_model_is_told(
+@with_both_examples
+@pytest.mark.usefixtures("environment")
+async def test_the_model_gets_the_error_of_a_tool_that_cannot_run(
     example: Example, user: TestUser, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await user.add_tools(*TOOLS)  # pushed, as the demo's are
-    printed = await steps(example, capsys)
-    assert printed["came back"].startswith("SERVER_CONNECTION_ERROR: ")
-    assert printed["came back"].endswith(" (an error)")
+    await user.add_tools(*TOOLS)  # a push server, as in the demo
+    printed = await run_example(example, capsys)
+    assert printed["result"].startswith("SERVER_CONNECTION_ERROR: ")
+    assert printed["result"].endswith(" (an error)")
     assert "SERVER_CONNECTION_ERROR" in printed["model"]
 
 
-@both
-@pytest.mark.usefixtures("surroundings")
-async def test_a_search_that_finds_nothing_ends_without_a_call(
+@with_both_examples
+@pytest.mark.usefixtures("environment")
+async def test_a_search_without_results_ends_without_a_call(
     example: Example, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = await steps(example, capsys)
+    printed = await run_example(example, capsys)
     assert list(printed) == ["user", "searched", "model"]
     assert printed["searched"] == f'"{MESSAGE}": nothing (0 tokens instead of 0)'
     assert printed["model"] == "I have no tool for that."
 
 
-async def chat(capsys: pytest.CaptureFixture[str], *said: str) -> list[tuple[str, str]]:
-    """What the chat backend printed, line by line."""
-    await asyncio.to_thread(chat_backend.main, *said)
+async def chat(capsys: pytest.CaptureFixture[str], *user_messages: str) -> list[tuple[str, str]]:
+    """Return the label and the text of each printed line."""
+    await asyncio.to_thread(chat_backend.main, *user_messages)
     return [(line[:11].strip(), line[11:]) for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.usefixtures("surroundings")
-async def test_a_chat_finds_tools_for_each_message_and_keeps_those_it_had(
+@pytest.mark.usefixtures("environment")
+async def test_a_chat_finds_tools_for_each_message_and_keeps_earlier_ones(
     user: TestUser, mcp: FakeMcpServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mcp.tools = TOOLS
@@ -109,47 +109,49 @@ async def test_a_chat_finds_tools_for_each_message_and_keeps_those_it_had(
     }
     mcp.on_call["send_mail"] = lambda _: {"content": [{"type": "text", "text": "no such address"}], "isError": True}
     await user.connect(mcp, "weather")
-    asked, found, called, came_back, answered, *rest = await chat(capsys, MESSAGE, "send a mail about it")
-    anew = await user.discover("send a mail about it")
-    assert asked == ("user", MESSAGE)
-    assert found[1].startswith("get_forecast")
-    assert called == ("called", 'get_forecast {"place": "Oslo"}')
-    assert came_back == ("came back", "Oslo: snow")
-    assert answered == ("model", "The tool says: Oslo: snow")
-    assert rest[1][1].startswith("get_forecast, send_mail (")  # the first stays first
-    assert anew["tools"][0]["alias"] == "send_mail"  # which it would not by itself
-    assert rest[3] == ("came back", "no such address (an error)")
+    user_line, found_line, call_line, result_line, model_line, *rest = await chat(
+        capsys, MESSAGE, "send a mail about it"
+    )
+    without_keep = await user.discover("send a mail about it")
+    assert user_line == ("user", MESSAGE)
+    assert found_line[1].startswith("get_forecast")
+    assert call_line == ("called", 'get_forecast {"place": "Oslo"}')
+    assert result_line == ("result", "Oslo: snow")
+    assert model_line == ("model", "The tool says: Oslo: snow")
+    assert rest[1][1].startswith("get_forecast, send_mail (")  # the tool of the first message stays first
+    assert without_keep["tools"][0]["alias"] == "send_mail"  # without `keep` it would not
+    assert rest[3] == ("result", "no such address (an error)")
     assert rest[4] == ("model", "The tool says: The tool failed: no such address")
     assert mcp.calls == [("get_forecast", {"place": "Oslo"}), ("send_mail", {})]
 
 
-@pytest.mark.usefixtures("surroundings")
-async def test_a_chat_that_has_gathered_too_many_tools_begins_anew(
+@pytest.mark.usefixtures("environment")
+async def test_a_chat_with_too_many_tools_starts_over(
     user: TestUser, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await user.add_tools(*TOOLS)
-    said = (MESSAGE, "send a mail to somebody")
+    user_messages = (MESSAGE, "send a mail to somebody")
 
-    async def last_found() -> str:
-        return [text for word, text in await chat(capsys, *said) if word == "found"][-1]
+    async def find_last_tools() -> str:
+        return [text for label, text in await chat(capsys, *user_messages) if label == "found"][-1]
 
-    assert (await last_found()).startswith("get_forecast, send_mail (")
-    monkeypatch.setattr(chat_backend, "MOST_TOOLS", 1)
-    assert (await last_found()).startswith("send_mail")
+    assert (await find_last_tools()).startswith("get_forecast, send_mail (")
+    monkeypatch.setattr(chat_backend, "MAX_TOOLS", 1)
+    assert (await find_last_tools()).startswith("send_mail")
 
 
-@pytest.mark.usefixtures("surroundings")
-async def test_a_chat_tells_the_model_that_a_tool_cannot_run(
+@pytest.mark.usefixtures("environment")
+async def test_the_model_of_a_chat_gets_the_error_of_a_tool_that_cannot_run(
     user: TestUser, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await user.add_tools(*TOOLS)
     printed = dict(await chat(capsys, MESSAGE))
-    assert printed["came back"].startswith("SERVER_CONNECTION_ERROR: ")
+    assert printed["result"].startswith("SERVER_CONNECTION_ERROR: ")
     assert "SERVER_CONNECTION_ERROR" in printed["model"]
 
 
-@pytest.mark.usefixtures("surroundings")
-async def test_a_chat_that_needs_no_tool_goes_without(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("environment")
+async def test_a_chat_without_tools_answers_without_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     printed = await chat(capsys, MESSAGE)
     assert printed == [("user", MESSAGE), ("found", "nothing (0 tokens)"), ("model", "I have no tool for that.")]
 
@@ -157,15 +159,15 @@ async def test_a_chat_that_needs_no_tool_goes_without(capsys: pytest.CaptureFixt
 FIND_TOOLS = anthropic_tool_search.FIND_TOOLS
 FORECAST = {"name": "get_forecast", "description": "", "input_schema": PLACE, "defer_loading": True}
 SEARCH = {"type": "tool_use", "id": "toolu_1", "name": "find_tools", "input": {"query": MESSAGE}}
-FOUND = {
+SEARCH_RESULT = {
     "type": "tool_result",
     "tool_use_id": "toolu_1",
     "content": [{"type": "tool_reference", "tool_name": "get_forecast"}],
 }
 
 
-def messages(tools: list[Json], *results: Json) -> Json:
-    """A request after the model has searched."""
+def make_messages_request(tools: list[Json], *results: Json) -> Json:
+    """Return a request after the model has searched."""
     turns = [
         {"role": "user", "content": MESSAGE},
         {"role": "assistant", "content": [SEARCH]},
@@ -174,26 +176,35 @@ def messages(tools: list[Json], *results: Json) -> Json:
     return {"model": "fake", "max_tokens": 100, "tools": tools, "messages": turns}
 
 
-def test_a_search_that_is_answered_rightly_leads_to_a_call(fake_model: str) -> None:
-    answer = httpx.post(f"{fake_model}/messages", json=messages([FIND_TOOLS, FORECAST], FOUND))
+def test_a_valid_search_result_leads_to_a_call(fake_model: str) -> None:
+    answer = httpx.post(f"{fake_model}/messages", json=make_messages_request([FIND_TOOLS, FORECAST], SEARCH_RESULT))
     assert answer.status_code == 200
     assert answer.json()["content"][0]["name"] == "get_forecast"
 
 
 @pytest.mark.parametrize(
-    ("request_body", "why"),
+    ("request_body", "reason"),
     [
-        (messages([FIND_TOOLS], FOUND), "Tool reference 'get_forecast' not found in available tools"),
-        (messages([{**FIND_TOOLS, "defer_loading": True}, FORECAST], FOUND), "All tools cannot be deferred"),
-        (messages([FIND_TOOLS, FORECAST, FORECAST], FOUND), "Tool names must be unique"),
-        (messages([FIND_TOOLS, FORECAST], {**FOUND, "tool_use_id": "toolu_2"}), "unexpected `tool_use_id`"),
-        (messages([FIND_TOOLS, FORECAST]), "without `tool_result` blocks"),
+        (
+            make_messages_request([FIND_TOOLS], SEARCH_RESULT),
+            "Tool reference 'get_forecast' not found in available tools",
+        ),
+        (
+            make_messages_request([{**FIND_TOOLS, "defer_loading": True}, FORECAST], SEARCH_RESULT),
+            "All tools cannot be deferred",
+        ),
+        (make_messages_request([FIND_TOOLS, FORECAST, FORECAST], SEARCH_RESULT), "Tool names must be unique"),
+        (
+            make_messages_request([FIND_TOOLS, FORECAST], {**SEARCH_RESULT, "tool_use_id": "toolu_2"}),
+            "unexpected `tool_use_id`",
+        ),
+        (make_messages_request([FIND_TOOLS, FORECAST]), "without `tool_result` blocks"),
     ],
 )
-def test_the_fake_refuses_messages_that_the_real_api_refuses(fake_model: str, request_body: Json, why: str) -> None:
+def test_the_fake_rejects_messages_that_the_real_api_rejects(fake_model: str, request_body: Json, reason: str) -> None:
     answer = httpx.post(f"{fake_model}/messages", json=request_body)
     assert answer.status_code == 400
-    assert why in answer.json()["error"]["message"]
+    assert reason in answer.json()["error"]["message"]
 
 
 SEARCH_CALL = {"type": "tool_search_call", "call_id": "call_1", "execution": "client", "arguments": {"query": MESSAGE}}
@@ -202,62 +213,64 @@ SEARCH_OUTPUT = {"type": "tool_search_output", "call_id": "call_1", "execution":
 FUNCTION_CALL = {"type": "function_call", "call_id": "call_2", "name": "get_forecast", "arguments": "{}"}
 
 
-def responses(*items: Json) -> Json:
+def make_responses_request(*items: Json) -> Json:
     user_message = {"role": "user", "content": MESSAGE}
     return {"model": "fake", "tools": [openai_tool_search.TOOL_SEARCH], "input": [user_message, *items]}
 
 
-def test_a_search_output_loads_the_function_that_is_called(fake_model: str) -> None:
-    answer = httpx.post(f"{fake_model}/responses", json=responses(SEARCH_CALL, SEARCH_OUTPUT))
+def test_the_function_of_a_search_output_is_called(fake_model: str) -> None:
+    answer = httpx.post(f"{fake_model}/responses", json=make_responses_request(SEARCH_CALL, SEARCH_OUTPUT))
     assert answer.status_code == 200
     assert answer.json()["output"][0]["name"] == "get_forecast"
 
 
 @pytest.mark.parametrize(
-    ("request_body", "why"),
+    ("request_body", "reason"),
     [
-        (responses(SEARCH_OUTPUT), "No tool call found"),
-        (responses(SEARCH_CALL, {**SEARCH_OUTPUT, "type": "function_call_output"}), "No tool call found"),
-        (responses(SEARCH_CALL), "No tool output found"),
-        (responses(SEARCH_CALL, SEARCH_OUTPUT, FUNCTION_CALL), "No tool output found"),
+        (make_responses_request(SEARCH_OUTPUT), "No tool call found"),
+        (make_responses_request(SEARCH_CALL, {**SEARCH_OUTPUT, "type": "function_call_output"}), "No tool call found"),
+        (make_responses_request(SEARCH_CALL), "No tool output found"),
+        (make_responses_request(SEARCH_CALL, SEARCH_OUTPUT, FUNCTION_CALL), "No tool output found"),
     ],
 )
-def test_the_fake_refuses_responses_that_the_real_api_refuses(fake_model: str, request_body: Json, why: str) -> None:
+def test_the_fake_rejects_responses_that_the_real_api_rejects(fake_model: str, request_body: Json, reason: str) -> None:
     answer = httpx.post(f"{fake_model}/responses", json=request_body)
     assert answer.status_code == 400
-    assert why in answer.json()["error"]["message"]
+    assert reason in answer.json()["error"]["message"]
 
 
-ASKED = {"role": "user", "content": MESSAGE}
+USER_MESSAGE = {"role": "user", "content": MESSAGE}
 FUNCTION = {"type": "function", "function": {"name": "get_forecast", "parameters": PLACE}}
-CALLING = {
+TOOL_CALL_MESSAGE = {
     "role": "assistant",
     "content": None,
     "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "get_forecast", "arguments": "{}"}}],
 }
-RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "snow"}
+TOOL_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "snow"}
 
 
-def completions(*turns: Json, tools: list[Json] | None = None) -> Json:
+def make_chat_request(*turns: Json, tools: list[Json] | None = None) -> Json:
     return {"model": "fake", "messages": list(turns), "tools": [FUNCTION] if tools is None else tools}
 
 
-def test_a_result_that_follows_its_call_is_told(fake_model: str) -> None:
-    answer = httpx.post(f"{fake_model}/chat/completions", json=completions(ASKED, CALLING, RESULT))
+def test_the_model_answers_with_the_result_of_its_call(fake_model: str) -> None:
+    answer = httpx.post(
+        f"{fake_model}/chat/completions", json=make_chat_request(USER_MESSAGE, TOOL_CALL_MESSAGE, TOOL_RESULT)
+    )
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"] == "The tool says: snow"
 
 
 @pytest.mark.parametrize(
-    ("request_body", "why"),
+    ("request_body", "reason"),
     [
-        (completions(ASKED, tools=[]), "[] is too short"),
-        (completions(ASKED, RESULT), "must be a response to"),
-        (completions(ASKED, CALLING), "did not have response messages: call_1"),
-        (completions(ASKED, CALLING, ASKED), "did not have response messages: call_1"),
+        (make_chat_request(USER_MESSAGE, tools=[]), "[] is too short"),
+        (make_chat_request(USER_MESSAGE, TOOL_RESULT), "must be a response to"),
+        (make_chat_request(USER_MESSAGE, TOOL_CALL_MESSAGE), "did not have response messages: call_1"),
+        (make_chat_request(USER_MESSAGE, TOOL_CALL_MESSAGE, USER_MESSAGE), "did not have response messages: call_1"),
     ],
 )
-def test_the_fake_refuses_chats_that_the_real_api_refuses(fake_model: str, request_body: Json, why: str) -> None:
+def test_the_fake_rejects_chats_that_the_real_api_rejects(fake_model: str, request_body: Json, reason: str) -> None:
     answer = httpx.post(f"{fake_model}/chat/completions", json=request_body)
     assert answer.status_code == 400
-    assert why in answer.json()["error"]["message"]
+    assert reason in answer.json()["error"]["message"]

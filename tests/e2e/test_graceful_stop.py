@@ -5,15 +5,12 @@ import signal
 from pathlib import Path
 
 import httpx
-import pytest
 
 from bench.service import running_service
 from tests.support.factories import outbound_allow, tool
-from tests.support.mcp_client import client_at, text_of
+from tests.support.mcp_client import connect_client, get_text
 from tests.support.mcp_server import running_mcp_server
 from tests.support.worker_steps import until
-
-pytestmark = pytest.mark.no_retry
 
 STALLED = {"content": [{"type": "text", "text": "done after all"}]}
 
@@ -34,8 +31,8 @@ async def test_calls_under_way_are_answered_when_the_service_is_told_to_stop(tmp
             await http.post(f"/servers/{server_id}/reindex", params={"wait": True})
             [found] = (await http.get("/tools")).json()["items"]
             async with (
-                client_at(f"{service.url}/mcp", key) as newer,
-                client_at(f"{service.url}/mcp", key, "legacy") as older,
+                connect_client(f"{service.url}/mcp", key) as newer,
+                connect_client(f"{service.url}/mcp", key, "legacy") as older,
             ):
                 arguments = {"toolKey": found["id"]}
                 for each in (newer, older):
@@ -59,7 +56,7 @@ async def test_calls_under_way_are_answered_when_the_service_is_told_to_stop(tmp
                 async with httpx.AsyncClient(base_url=service.url, headers={"Connection": "close"}) as newcomer:
                     await until(nobody_else_is_let_in)
                 mcp_pool.stalled = set()
-                assert [text_of(each) for each in await asyncio.gather(*calls)] == ["done after all"] * 2
+                assert [get_text(each) for each in await asyncio.gather(*calls)] == ["done after all"] * 2
                 assert (await over_rest).json()["result"]["content"] == STALLED["content"]
         assert await asyncio.to_thread(service.process.wait, 60) == 0
         log = (tmp_path / "service.log").read_text()

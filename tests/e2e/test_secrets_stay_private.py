@@ -15,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, running_service
 from tests.support.factories import outbound_allow, tool
-from tests.support.mcp_server import FakeMcpServer, Fault, malformed_json, running_mcp_server, verbatim
+from tests.support.mcp_server import FakeMcpServer, Fault, malformed_json, raw_result, running_mcp_server
 
 USER = "keeper"
 Json = dict[str, Any]
@@ -87,10 +87,14 @@ def keep_a_log(http: httpx.Client) -> None:
 def spoil(server: FakeMcpServer, http: httpx.Client, key: str) -> None:
     """Answers that nobody can read tend to be logged by whoever cannot read them."""
     broken = b'{"content": "' + RESULT.encode() + b'"}'
-    for answer in (malformed_json, verbatim(broken), verbatim(b'{"resultType": "complete", "content": [{"type": 7}]}')):
+    for answer in (
+        malformed_json,
+        raw_result(broken),
+        raw_result(b'{"resultType": "complete", "content": [{"type": 7}]}'),
+    ):
         server.fault = Fault(answer, on=["tools/call"])
         assert run(http, key).status_code in (502, 504)
-    server.fault = Fault(verbatim(b'{"tools": [{"name": "' + RESULT.encode() + b'"}]}'), on=["tools/list"])
+    server.fault = Fault(raw_result(b'{"tools": [{"name": "' + RESULT.encode() + b'"}]}'), on=["tools/list"])
     [server_id] = [item["id"] for item in http.get("/servers").json()["items"] if item["name"] == "trusted"]
     assert http.post(f"/servers/{server_id}/reindex", params={"wait": True}).json()["state"] == "failed"
     server.fault = None

@@ -13,7 +13,7 @@ import pytest
 from app.cli.serve import _FIRST_REQUEST_S, _GRACE_S, _TOOL_CALLS_S, NewKeys, _make_config, _make_greeting, _Server
 from app.container import Container
 from bench.service import running_service
-from tests.support.calls import failed
+from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, get_app
 from tests.support.factories import make_settings, tool
 from tests.support.mcp_server import FakeMcpServer
@@ -88,7 +88,7 @@ async def test_the_caller_of_a_slow_tool_is_answered_before_the_grace_period_end
         waiting = asyncio.create_task(http.post("/execute", json=body))
         await until(is_called)
         server.should_exit = True
-        problem = failed(await waiting, 502, "TOOL_EXECUTION_ERROR")
+        problem = assert_problem(await waiting, 502, "TOOL_EXECUTION_ERROR")
     await serving
     assert problem["outcome"] == "unknown"
 

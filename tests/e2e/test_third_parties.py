@@ -21,12 +21,10 @@ from mcp import Client
 from mcp_types import CallToolResult, ElicitResult, ImageContent
 
 from bench.service import Service, free_port, running_service
-from tests.support.events import events_of
+from tests.support.events import parse_events
 from tests.support.factories import SLOW_MACHINE_ENV
-from tests.support.mcp_client import MODES, Mode, client_at, text_of
+from tests.support.mcp_client import MODES, Mode, connect_client, get_text
 from tests.support.paths import NPM_PACKAGES
-
-pytestmark = pytest.mark.needs_npm
 
 USER = "traveller"
 FROM_NPM = NPM_PACKAGES / "@modelcontextprotocol"
@@ -200,7 +198,7 @@ def test_progress_of_a_long_operation_comes_as_events(service: Service) -> None:
         [tool] = http.get("/tools", params={"name": "trigger-long-running-operation"}).json()["items"]
         body = {"tool_key": tool["id"], "arguments": {"duration": 1, "steps": 4}}
         with http.stream("POST", "/execute", json=body, headers={"Accept": "text/event-stream"}) as answer:
-            events = list(events_of(answer.iter_lines()))
+            events = list(parse_events(answer.iter_lines()))
     assert [kind for kind, _ in events] == ["progress"] * 4 + ["result"]
     assert [data["progress"] for kind, data in events if kind == "progress"] == [1, 2, 3, 4]
 
@@ -252,7 +250,7 @@ async def test_a_client_finds_a_long_operation_and_sees_its_progress(service: Se
     async def report(progress: float, total: float | None, message: str | None) -> None:
         reports.append((progress, total))
 
-    async with client_at(f"{service.url}/mcp", key, mode) as client:
+    async with connect_client(f"{service.url}/mcp", key, mode) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["tool_discovery", "tool_execute"]
         call = {
             "toolKey": await found_over_mcp(client, "a long running operation", "trigger-long-running-operation"),
@@ -260,14 +258,14 @@ async def test_a_client_finds_a_long_operation_and_sees_its_progress(service: Se
         }
         result = await client.call_tool("tool_execute", call, progress_callback=report)
         assert reports == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert "operation completed" in text_of(result)
+    assert "operation completed" in get_text(result)
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_what_a_tool_answers_reaches_a_client_whole(service: Service, key: str, mode: Mode) -> None:
-    async with client_at(f"{service.url}/mcp", key, mode) as client:
+    async with connect_client(f"{service.url}/mcp", key, mode) as client:
         echoed = await run_over_mcp(client, "echo back the input", "echo", {"message": "Good morning, Ada"})
-        assert text_of(echoed) == "Echo: Good morning, Ada"
+        assert get_text(echoed) == "Echo: Good morning, Ada"
         [picture] = [
             block
             for block in (await run_over_mcp(client, "get a tiny image", "get-tiny-image", {})).content
@@ -280,7 +278,7 @@ async def test_what_a_tool_answers_reaches_a_client_whole(service: Service, key:
         assert weather.structured_content.keys() == {"temperature", "conditions", "humidity"}
         failed = await run_over_mcp(client, "compress a file", "gzip-file-as-resource", {"data": "ftp://here/file"})
         assert failed.is_error
-        assert "Unsupported URL protocol" in text_of(failed)
+        assert "Unsupported URL protocol" in get_text(failed)
 
 
 async def test_tools_that_only_those_get_who_can_be_asked_back_are_not_offered(
@@ -288,9 +286,9 @@ async def test_tools_that_only_those_get_who_can_be_asked_back_are_not_offered(
 ) -> None:
     """The server speaks the older protocol, whose questions to the user do not pass through us."""
     asking = {"trigger-elicitation-request", "trigger-url-elicitation"}
-    async with client_at(f"http://{everything}/mcp", "none", elicitation_callback=decline) as client:
+    async with connect_client(f"http://{everything}/mcp", "none", elicitation_callback=decline) as client:
         assert asking <= {tool.name for tool in (await client.list_tools()).tools}
-    async with client_at(f"{service.url}/mcp/full", key, elicitation_callback=decline) as client:
+    async with connect_client(f"{service.url}/mcp/full", key, elicitation_callback=decline) as client:
         listed = await client.call_tool("list_tools", {"server": "everything"})
     assert listed.structured_content is not None
     names = {tool["name"] for tool in listed.structured_content["tools"]}

@@ -47,7 +47,8 @@ from app.db.pagination import PageRequest
 from app.embeddings.base import Vectors, check_vectors
 from app.embeddings.models import LoadedModel
 from app.errors import NotFound, ServerUnreachable, ToolNotFound
-from app.execution.execute import ExecutionRequest, execute
+from app.execution.execute import execute
+from app.execution.models import ExecutionRequest
 from app.indexing import queue
 from app.indexing.plan import tool_id
 from app.indexing.reindex import Indexer, reindex_server

@@ -1,11 +1,12 @@
-"""Reads server-sent events, for tests that listen to our own."""
+"""A parser of server-sent events."""
 
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 
-def events_of(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the event's name and its JSON data."""
     kind = "message"
     for line in lines:
         name, _, value = line.partition(": ")

@@ -1,4 +1,4 @@
-"""Speaking to the MCP door: with the real client in either protocol, and with bare messages."""
+"""Clients for the MCP endpoint: the SDK's client in both protocols, and bare JSON-RPC messages."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -18,15 +18,15 @@ Json = dict[str, Any]
 Mode = Literal["auto", "legacy"]
 
 MODES: list[Mode] = ["auto", "legacy"]
-"""The newest protocol, and the older handshake."""
-# plain http needs none, and to load those of the system takes longer than most tests
+"""The newest protocol and the older handshake."""
+# plain http needs no certificates, and loading those of the system takes longer than most tests
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 ACCEPT = "application/json, text/event-stream"
 
 
 @asynccontextmanager
-async def client_at(url: str, key: str, mode: Mode = "auto", **options: Any) -> AsyncIterator[Client]:
-    """`url` is the whole address, such as `{address}/mcp`."""
+async def connect_client(url: str, key: str, mode: Mode = "auto", **options: Any) -> AsyncIterator[Client]:
+    """Connect to the whole address, such as `{address}/mcp`."""
     headers = {"Authorization": f"Bearer {key}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=30, verify=_NO_CERTIFICATES) as http,
@@ -35,15 +35,15 @@ async def client_at(url: str, key: str, mode: Mode = "auto", **options: Any) -> 
         yield client
 
 
-def message(method: str, params: Json | None = None, *, number: int | str = 1) -> Json:
-    """As a client of the newest protocol sends it."""
+def make_message(method: str, params: Json | None = None, *, request_id: int | str = 1) -> Json:
+    """Return a JSON-RPC request as a client of the newest protocol sends it."""
     meta = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
     given = params or {}
-    sent = {**given, "_meta": {**meta, **given.get("_meta", {})}}
-    return {"jsonrpc": "2.0", "id": number, "method": method, "params": sent}
+    complete = {**given, "_meta": {**meta, **given.get("_meta", {})}}
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": complete}
 
 
-def headers_for(body: Json) -> dict[str, str]:
+def make_headers(body: Json) -> dict[str, str]:
     headers = {"Accept": ACCEPT, "MCP-Protocol-Version": LATEST_MODERN_VERSION, "Mcp-Method": body["method"]}
     name = body["params"].get("name")
     return headers if name is None else headers | {"Mcp-Name": name}
@@ -52,20 +52,22 @@ def headers_for(body: Json) -> dict[str, str]:
 OLDER_HEADERS = {"Accept": ACCEPT, "MCP-Protocol-Version": LATEST_HANDSHAKE_VERSION}
 
 
-async def sent(http: httpx.AsyncClient, body: Json, path: str = "/mcp", **headers: str) -> httpx.Response:
-    return await http.post(path, json=body, headers=headers_for(body) | headers)
+async def send_message(http: httpx.AsyncClient, body: Json, path: str = "/mcp", **headers: str) -> httpx.Response:
+    return await http.post(path, json=body, headers=make_headers(body) | headers)
 
 
-async def called(http: httpx.AsyncClient, name: str, arguments: Json, path: str = "/mcp", **params: Any) -> Json:
-    """The result of a meta-tool, through a bare message."""
-    body = message("tools/call", {"name": name, "arguments": arguments, **params})
-    answer = await sent(http, body, path)
+async def call_meta_tool(
+    http: httpx.AsyncClient, name: str, arguments: Json, path: str = "/mcp", **params: Any
+) -> Json:
+    """Call a meta-tool with a bare message and return its result."""
+    body = make_message("tools/call", {"name": name, "arguments": arguments, **params})
+    answer = await send_message(http, body, path)
     assert answer.status_code == 200, answer.text
     result: Json = answer.json()["result"]
     return result
 
 
-def text_of(result: CallToolResult | Json) -> str:
+def get_text(result: CallToolResult | Json) -> str:
     if isinstance(result, CallToolResult):
         [block] = result.content
         assert isinstance(block, TextContent)
@@ -75,9 +77,9 @@ def text_of(result: CallToolResult | Json) -> str:
     return text
 
 
-def error_of(result: CallToolResult | Json) -> Json:
-    """What a program learns of a result that is an error of ours."""
-    told = result.model_dump(by_alias=True) if isinstance(result, CallToolResult) else result
-    assert told["isError"] is True, told
-    error: Json = told["_meta"][ERROR_META]
+def get_error(result: CallToolResult | Json) -> Json:
+    """Return the machine-readable part of an error result."""
+    fields = result.model_dump(by_alias=True) if isinstance(result, CallToolResult) else result
+    assert fields["isError"] is True, fields
+    error: Json = fields["_meta"][ERROR_META]
     return error

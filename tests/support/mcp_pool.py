@@ -1,4 +1,4 @@
-"""The pool of connections by itself, with no database behind it, allowed to reach the fakes and nothing else."""
+"""A connection pool without a database, which may connect to the given fake servers only."""
 
 import asyncio
 import time
@@ -18,23 +18,23 @@ from tests.support.mcp_server import FakeMcpServer
 
 
 @asynccontextmanager
-async def reaching(
+async def running_pool(
     *ports: int | FakeMcpServer,
-    operators: StdioServerRegistry | None = None,
+    stdio_servers: StdioServerRegistry | None = None,
     idle_s: float = 60,
     max_connections: int = 100,
     **limits: Any,
 ) -> AsyncIterator[McpPool]:
-    """Closed at the end, with no task left behind; others that live on this loop come and go."""
-    loop, begun = asyncio.get_running_loop(), set[asyncio.Task[Any]]()
-    factory, token = loop.get_task_factory(), _begun.set(begun)
-    loop.set_task_factory(_noting)
+    """Close the pool at the end and check that it leaves no task behind. Other tasks of the event loop are ignored."""
+    loop, started_tasks = asyncio.get_running_loop(), set[asyncio.Task[Any]]()
+    factory, token = loop.get_task_factory(), _started_tasks.set(started_tasks)
+    loop.set_task_factory(_create_tracked_task)
     allowed = [f"127.0.0.1:{port if isinstance(port, int) else port.port}" for port in ports]
-    bounds = Limits(**{"connect_s": 60, "list_s": 60, "max_bytes": 1_000_000, "max_tools": 1_000, **limits})
+    pool_limits = Limits(**{"connect_s": 60, "list_s": 60, "max_bytes": 1_000_000, "max_tools": 1_000, **limits})
     mcp_pool = McpPool(
         _guard(tuple(allowed)),
-        operators or StdioServerRegistry({}),
-        bounds,
+        stdio_servers or StdioServerRegistry({}),
+        pool_limits,
         idle_s=idle_s,
         max_connections=max_connections,
     )
@@ -44,31 +44,31 @@ async def reaching(
     finally:
         await mcp_pool.aclose()
         loop.set_task_factory(factory)
-        _begun.reset(token)
-    if left := {task for task in begun if not task.done()}:
-        _, staying = await asyncio.wait(left, timeout=60)
-        assert not staying, staying
+        _started_tasks.reset(token)
+    if unfinished := {task for task in started_tasks if not task.done()}:
+        _, remaining = await asyncio.wait(unfinished, timeout=60)
+        assert not remaining, remaining
 
 
-_begun: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("_begun", default=None)
+_started_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("_started_tasks", default=None)
 
 
-def _noting(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """What is begun on behalf of a test, however far from it, is begun in a copy of its context."""
+def _create_tracked_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    """Track the tasks that a test starts, directly or indirectly: they run in a copy of its context."""
     task = asyncio.Task(coroutine, loop=loop, **options)
-    if (begun := _begun.get()) is not None:
-        begun.add(task)
+    if (started_tasks := _started_tasks.get()) is not None:
+        started_tasks.add(task)
     return task
 
 
 @cache
 def _guard(allowed: Sequence[str]) -> Guard:
-    """Made once, for it reads all certificates. Closing it ends its look-ups, of which addresses need none."""
+    """Cached, because it loads all certificates. A closed guard cannot resolve names, but tests use addresses only."""
     return Guard(allowed, resolve_nothing)
 
 
-def endpoint(server: FakeMcpServer | str, **changes: Any) -> Endpoint:
-    """Of a fake, or of a server that the operator has listed under that name."""
+def make_endpoint(server: FakeMcpServer | str, **changes: Any) -> Endpoint:
+    """Return the endpoint of a fake server, or of the stdio server of this name."""
     fields: dict[str, Any] = {"user_id": "someone", "server_id": "a-server", "server_name": "files"}
     fields |= {"config_version": 1, "transport": "stdio", "url": None}
     if isinstance(server, str):
@@ -78,16 +78,16 @@ def endpoint(server: FakeMcpServer | str, **changes: Any) -> Endpoint:
     return Endpoint(**{**fields, **changes})
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def wait_until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another thread or process
+        while not condition():  # noqa: ASYNC110 the condition changes in another thread or process
             await asyncio.sleep(0.005)
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """On a quiet machine; one that is busy with other things is given ten times as long."""
+    """Check that the block takes less than ten times this long; the factor allows for a busy machine."""
     started = time.monotonic()
     yield
-    took = time.monotonic() - started
-    assert took < 10 * seconds, f"it took {took:.2f} s"
+    elapsed = time.monotonic() - started
+    assert elapsed < 10 * seconds, f"it took {elapsed:.2f} s"

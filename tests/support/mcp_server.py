@@ -1,6 +1,6 @@
-"""An MCP server on loopback that can be told to misbehave, and a bare listener that shows who connected.
+"""A fake MCP server on loopback that can be made to misbehave, and a listener that counts connections.
 
-The SDK's own server gives the normal answers; a thin layer before it keeps the log and lets a fault answer instead.
+The SDK's server gives the normal answers; a thin layer in front of it logs requests and lets a fault answer instead.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 Transport = Literal["streamable_http", "sse"]
 Era = Literal["modern", "legacy"]
 
-THREAD_NAME = "fake-mcp-server"  # tells its log records from ours
+THREAD_NAME = "fake-mcp-server"  # distinguishes its log records from ours
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,17 @@ class Received:
 
 @dataclass
 class Fault:
-    """An application that answers in the server's place, as any Starlette response can.
+    """An ASGI application, such as a Starlette response, that answers in place of the server.
 
-    It strikes `on` these JSON-RPC methods (or "GET", "DELETE"; default: all), `times` times (default: always).
+    It applies to the JSON-RPC methods (or "GET", "DELETE") in `on`, by default to all, and `times` times, by default
+    always.
     """
 
     answer: ASGIApp
     on: Collection[str] = ()
     times: int | None = None
 
-    def strikes(self, request: Received) -> bool:
+    def applies_to(self, request: Received) -> bool:
         if self.times == 0 or (self.on and (request.rpc_method or request.method) not in self.on):
             return False
         if self.times is not None:
@@ -85,8 +86,8 @@ def redirect(url: str) -> ASGIApp:
     return RedirectResponse(url, status_code=307)
 
 
-def behind(gate: threading.Event, answer: ASGIApp) -> ASGIApp:
-    """The answer, once the gate is open."""
+def respond_after(gate: threading.Event, answer: ASGIApp) -> ASGIApp:
+    """Send the answer once the gate is open."""
 
     async def wait(scope: Scope, receive: Receive, send: Send) -> None:
         while not gate.is_set():  # noqa: ASYNC110 opened by another thread
@@ -101,36 +102,36 @@ wrong_content_type = Response("<html></html>", media_type="text/html")
 
 
 async def hang(scope: Scope, receive: Receive, send: Send) -> None:
-    """Until the client has had enough."""
+    """Answer nothing until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def drop(scope: Scope, receive: Receive, send: Send) -> None:
     scope["cut"]()
-    await hang(scope, receive, send)  # uvicorn must have noticed, or it would answer 500 for us
+    await hang(scope, receive, send)  # uvicorn must notice the disconnect, or it would answer 500
 
 
-async def half_sse(scope: Scope, receive: Receive, send: Send) -> None:
-    async def half() -> AsyncIterator[bytes]:
+async def truncated_sse(scope: Scope, receive: Receive, send: Send) -> None:
+    async def first_half() -> AsyncIterator[bytes]:
         yield b'event: message\r\ndata: {"jsonrpc": "2.0", "id": '
         scope["cut"]()
 
-    await StreamingResponse(half(), media_type="text/event-stream")(scope, receive, send)
+    await StreamingResponse(first_half(), media_type="text/event-stream")(scope, receive, send)
 
 
-def verbatim(result: bytes) -> ASGIApp:
-    """What the SDK could not be made to write: far too deep, the same key twice, NaN."""
+def raw_result(result: bytes) -> ASGIApp:
+    """Send a result that the SDK cannot be made to write: nested too deeply, with duplicate keys, with NaN."""
     return _stream(lambda: [result])
 
 
 def oversized(megabytes: int) -> ASGIApp:
-    """A correct answer to `tools/list` and to `tools/call`, but for its size."""
+    """An answer to `tools/list` and `tools/call` that is correct except for its size."""
     return _stream(lambda: _huge_result(megabytes))
 
 
 def gzip_bomb(megabytes: int = 200) -> ASGIApp:
-    """The same, a thousandth of it on the wire."""
+    """The same answer, compressed to a thousandth of its size."""
     return _stream(lambda: _huge_result(megabytes), gzipped=True)
 
 
@@ -143,11 +144,11 @@ def _huge_result(megabytes: int) -> Iterator[bytes]:
 
 def _stream(result: Callable[[], Iterable[bytes]], gzipped: bool = False) -> ASGIApp:
     async def body(request: Received) -> AsyncIterator[bytes]:
-        packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16, strategy=zlib.Z_RLE)
+        compressor = zlib.compressobj(wbits=zlib.MAX_WBITS | 16, strategy=zlib.Z_RLE)
         head = f'{{"jsonrpc": "2.0", "id": {json.dumps(request.rpc.get("id"))}, "result": '
         for chunk in chain([head.encode()], result(), [b"}"]):
-            yield packer.compress(chunk) if gzipped else chunk
-        yield packer.flush() if gzipped else b""
+            yield compressor.compress(chunk) if gzipped else chunk
+        yield compressor.flush() if gzipped else b""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"Content-Encoding": "gzip"} if gzipped else {}
@@ -159,7 +160,7 @@ def _stream(result: Callable[[], Iterable[bytes]], gzipped: bool = False) -> ASG
 
 @dataclass
 class FakeMcpServer:
-    """All of it may be changed at any time."""
+    """A fake server. Tests may change its attributes at any time."""
 
     transport: Transport
     era: Era
@@ -171,16 +172,16 @@ class FakeMcpServer:
     fail_page: int | None = None
     on_call: dict[str, Callable[[Json], Json]] = field(default_factory=dict)  # may raise MCPError
     progress: dict[str, int] = field(default_factory=dict)
-    questions: dict[str, str] = field(default_factory=dict)  # for the caller's user, as the older protocol asks them
+    questions: dict[str, str] = field(default_factory=dict)  # to the caller's user, in the form of the older protocol
     delays: dict[str, float] = field(default_factory=dict)
-    stalled: set[str] = field(default_factory=set)  # tools, or "tools/list": answered when they are taken out of here
+    stalled: set[str] = field(default_factory=set)  # tools, or "tools/list", that answer once they are removed here
 
     latency_s: float = 0.0
     fault: Fault | None = None
 
     requests: list[Received] = field(default_factory=list)
-    given_up: list[str] = field(default_factory=list)  # tools whose callers did not wait for their end
-    streams: int = 0  # open now, and able to carry an announcement
+    cancelled_calls: list[str] = field(default_factory=list)  # tools whose callers cancelled the call
+    streams: int = 0  # open streams that can carry a notification
 
     @property
     def url(self) -> str:
@@ -188,35 +189,35 @@ class FakeMcpServer:
 
     @property
     def calls(self) -> list[tuple[str, Json]]:
-        """As received: also those that a fault answered."""
+        """The received calls, including those that a fault answered."""
         calls = [request.params for request in self.requests if request.rpc_method == "tools/call"]
         return [(call["name"], call.get("arguments") or {}) for call in calls]
 
     @property
     def listings(self) -> int:
-        """First pages only."""
-        listed = [request.params for request in self.requests if request.rpc_method == "tools/list"]
-        return sum(params.get("cursor") is None for params in listed)
+        """The number of `tools/list` requests for the first page."""
+        params_list = [request.params for request in self.requests if request.rpc_method == "tools/list"]
+        return sum(params.get("cursor") is None for params in params_list)
 
     def start(self) -> None:
-        """On the port it had before, if any; it knows no session from before."""
-        self._running = _Running(self)
-        self.port = self._running.port
+        """Start on the same port as before, if any, without the earlier sessions."""
+        self._server_thread = _ServerThread(self)
+        self.port = self._server_thread.port
 
     def stop(self) -> None:
-        """Cuts all connections; the next ones are refused."""
-        self._running.stop()
+        """Cut all connections and refuse new ones."""
+        self._server_thread.stop()
 
     def cut_connections(self) -> None:
-        """In the midst of whatever they carry; the next ones are welcome."""
-        self._running.loop.call_soon_threadsafe(self._running.cut)
+        """Cut all connections; new ones are accepted."""
+        self._server_thread.loop.call_soon_threadsafe(self._server_thread.cut)
 
     def announce_change(self) -> None:
-        """To those who listen now: nothing is kept for later streams."""
-        asyncio.run_coroutine_threadsafe(self._running.mcp.announce_change(), self._running.loop).result(60)
+        """Notify the streams that are open now."""
+        asyncio.run_coroutine_threadsafe(self._server_thread.mcp.announce_change(), self._server_thread.loop).result(60)
 
-    def page(self, cursor: str | None) -> Json:
-        """A cursor is the number of its page."""
+    def make_page(self, cursor: str | None) -> Json:
+        """Return a page of tools; the cursor is the page number."""
         number = int(cursor or 1)
         if number == self.fail_page:
             raise MCPError(INTERNAL_ERROR, f"page {number} cannot be read")
@@ -229,19 +230,19 @@ class FakeMcpServer:
         more = {"nextCursor": str(number + 1)} if number * size < len(self.tools) else {}
         return {"tools": self.tools[(number - 1) * size : number * size], **more}
 
-    def result(self, name: str, arguments: Json) -> Json:
+    def make_result(self, name: str, arguments: Json) -> Json:
         if name in self.on_call:
             return self.on_call[name](arguments)
-        if self.tool(name) is None:
+        if self.find_tool(name) is None:
             raise MCPError(INVALID_PARAMS, f"Unknown tool: {name}")
         return {"content": [{"type": "text", "text": json.dumps(arguments)}]}
 
-    def tool(self, name: str) -> Json | None:
+    def find_tool(self, name: str) -> Json | None:
         return next((tool for tool in self.tools if tool.get("name") == name), None)
 
 
 class _Mcp(Server[Any]):
-    """The SDK's server, with the fake's tools."""
+    """The SDK's server with the tools of the fake."""
 
     def __init__(self, fake: FakeMcpServer) -> None:
         self.fake = fake
@@ -251,34 +252,34 @@ class _Mcp(Server[Any]):
         super().__init__(
             "fake",
             on_subscriptions_listen=ListenHandler(self.bus),
-            # Without it the SDK walks our `tools/list`, lying cursors and all, before each call.
-            get_tool_input_schema=lambda name: (fake.tool(name) or {}).get("inputSchema"),
+            # Without it the SDK follows all pages of `tools/list`, even with wrong cursors, before each call.
+            get_tool_input_schema=lambda name: (fake.find_tool(name) or {}).get("inputSchema"),
         )
-        for prefix in ("", "unsieved/"):
+        for prefix in ("", "unfiltered/"):
             self.add_request_handler(f"{prefix}tools/list", PaginatedRequestParams, self.list_tools)
             self.add_request_handler(f"{prefix}tools/call", CallToolRequestParams, self.call_tool)
-        self.middleware.append(self.past_the_sieve)
+        self.middleware.append(self.bypass_validation)
 
-    async def past_the_sieve(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-        """The SDK drops fields it does not know and refuses malformed tools, but only in methods it knows."""
+    async def bypass_validation(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        """Rename the methods: in those it knows, the SDK drops unknown fields and rejects malformed tools."""
         if ctx.method == "initialize":
             self.sessions.append(ctx.session)
         if ctx.method in ("tools/list", "tools/call"):
-            ctx = replace(ctx, method=f"unsieved/{ctx.method}")
+            ctx = replace(ctx, method=f"unfiltered/{ctx.method}")
         return await call_next(ctx)
 
     def create_initialization_options(
         self, notification_options: NotificationOptions | None = None, *more: Any, **options: Any
     ) -> InitializationOptions:
-        """The session manager leaves out that we announce changes."""
-        announcing = notification_options or NotificationOptions(tools_changed=True)
-        return super().create_initialization_options(announcing, *more, **options)
+        """Declare that changes of the tool list are announced, which the session manager leaves out."""
+        options_with_changes = notification_options or NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(options_with_changes, *more, **options)
 
     async def list_tools(self, ctx: ServerRequestContext[Any], params: PaginatedRequestParams) -> Json:
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         caching = {"ttlMs": 0, "cacheScope": "private"} if modern else {}
-        await self.take_time("tools/list")
-        return {**self.fake.page(params.cursor), **caching}
+        await self.wait_as_configured("tools/list")
+        return {**self.fake.make_page(params.cursor), **caching}
 
     async def call_tool(self, ctx: ServerRequestContext[Any], params: CallToolRequestParams) -> Json:
         steps = self.fake.progress.get(params.name, 0)
@@ -287,29 +288,29 @@ class _Mcp(Server[Any]):
         if params.name in self.fake.questions:
             try:
                 await ctx.session.elicit_form(self.fake.questions[params.name], {"type": "object", "properties": {}})
-            except MCPError as error:  # servers that are made with the SDK's decorators do the same
+            except MCPError as error:  # as servers do that use the SDK's decorators
                 return {"content": [{"type": "text", "text": error.message}], "isError": True}
         try:
-            await self.take_time(params.name)
+            await self.wait_as_configured(params.name)
         except asyncio.CancelledError:
-            self.fake.given_up.append(params.name)
+            self.fake.cancelled_calls.append(params.name)
             raise
-        return self.fake.result(params.name, params.arguments or {})
+        return self.fake.make_result(params.name, params.arguments or {})
 
-    async def take_time(self, name: str) -> None:
-        with suppress(TimeoutError):  # a handshake session that ends with a call in hand takes the SDK a second
+    async def wait_as_configured(self, name: str) -> None:
+        with suppress(TimeoutError):  # the SDK needs a second to end a session with a running call
             await asyncio.wait_for(self.stopping.wait(), self.fake.delays.get(name, 0))
-        while name in self.fake.stalled and not self.stopping.is_set():  # noqa: ASYNC110 told by another thread
+        while name in self.fake.stalled and not self.stopping.is_set():  # noqa: ASYNC110 changed by another thread
             await asyncio.sleep(0.005)
 
     async def announce_change(self) -> None:
         await self.bus.publish(ToolsListChanged())
-        for session in self.sessions:  # those that have ended drop it
+        for session in self.sessions:  # ended sessions ignore it
             await session.send_tool_list_changed()
 
 
-class _Running:
-    """uvicorn in a thread of its own, so that it works beside any loop and with none."""
+class _ServerThread:
+    """uvicorn in its own thread, so that it works with any event loop and without one."""
 
     def __init__(self, fake: FakeMcpServer) -> None:
         self.fake = fake
@@ -326,7 +327,7 @@ class _Running:
                 timeout_graceful_shutdown=1,
             )
         )
-        # by its protocol's number, or asyncio leaves Nagle on, and most answers take 40 ms more
+        # with the protocol number, or asyncio leaves Nagle's algorithm on and most answers take 40 ms longer
         self.listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self.listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listening.bind(("127.0.0.1", fake.port or free_port()))
@@ -344,11 +345,11 @@ class _Running:
 
     def stop(self) -> None:
         if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(self.accept_no_more)
+            self.loop.call_soon_threadsafe(self.stop_accepting)
             self.thread.join()
 
-    def accept_no_more(self) -> None:
-        """A moment before the rest: asyncio loses a connection that it accepted just before its server closes."""
+    def stop_accepting(self) -> None:
+        """Stop accepting a moment earlier: asyncio loses a connection that was accepted just before the close."""
         self.loop.remove_reader(self.listening)
         self.loop.call_later(0.01, self.end)
 
@@ -369,19 +370,19 @@ class _Running:
         request = await _read(scope, receive)
         self.fake.requests.append(request)
         fault = self.fake.fault
-        answer = fault.answer if fault and fault.strikes(request) else self.pass_on
+        answer = fault.answer if fault and fault.applies_to(request) else self.forward
         scope = {**scope, "received": request, "cut": lambda: self.cut(scope["client"])}
         try:
             await asyncio.wait_for(hang(scope, receive, send), self.fake.latency_s)
-        except TimeoutError:  # still there, and waiting for us
+        except TimeoutError:  # the client is still connected
             await answer(scope, receive, send)
 
-    async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         request: Received = scope["received"]
         streaming = request.method == "GET" or request.rpc_method == "subscriptions/listen"
         unread, opened = [request.body], 0
 
-        async def receive_again() -> Message:
+        async def receive_body_again() -> Message:
             return {"type": "http.request", "body": unread.pop()} if unread else await receive()
 
         async def send_and_count(message: Message) -> None:
@@ -392,19 +393,19 @@ class _Running:
                 self.fake.streams += 1
 
         try:
-            await self.app(scope, receive_again, send_and_count)
+            await self.app(scope, receive_body_again, send_and_count)
         finally:
             self.fake.streams -= opened
 
 
 def _streamable_http_app(mcp: _Mcp) -> ASGIApp:
-    """For any `Host`: a client that pins the address it resolved sends the name it was given."""
+    """Accept any `Host`: a client that pins the resolved address sends the original host name."""
     app = mcp.streamable_http_app(transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False))
-    # By these the SDK knows the modern era; without them it asks for a session, as old servers do.
-    hidden = [(b"mcp-protocol-version", version.encode()) for version in MODERN_PROTOCOL_VERSIONS]
+    # By these headers the SDK recognizes the modern protocol; without them it requires a session, as old servers do.
+    hidden_headers = [(b"mcp-protocol-version", version.encode()) for version in MODERN_PROTOCOL_VERSIONS]
 
     async def legacy_app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [header for header in scope.get("headers", ()) if tuple(header) not in hidden]
+        headers = [header for header in scope.get("headers", ()) if tuple(header) not in hidden_headers]
         await app({**scope, "headers": headers}, receive, send)
 
     return legacy_app if mcp.fake.era == "legacy" else app
@@ -448,7 +449,7 @@ def running_mcp_server(transport: Transport = "streamable_http", era: Era = "mod
 
 
 @contextmanager
-def one_of_each() -> Iterator[dict[str, FakeMcpServer]]:
+def running_mcp_servers() -> Iterator[dict[str, FakeMcpServer]]:
     with (
         running_mcp_server("streamable_http", "modern") as modern,
         running_mcp_server("streamable_http", "legacy") as legacy,
@@ -458,7 +459,7 @@ def one_of_each() -> Iterator[dict[str, FakeMcpServer]]:
 
 
 class Listener:
-    """Accepts when it is asked and never answers: until then the kernel keeps the connections that were made."""
+    """Never answers. Connections wait in the kernel until `connects` accepts and counts them."""
 
     def __init__(self, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -474,8 +475,8 @@ class Listener:
         return len(self._sockets) - 1
 
     def close(self) -> None:
-        for each in self._sockets:
-            each.close()
+        for open_socket in self._sockets:
+            open_socket.close()
 
 
 def listener(host: str = "127.0.0.1", port: int = 0) -> closing[Listener]:

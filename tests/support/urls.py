@@ -1,4 +1,4 @@
-"""Ways to write a URL that leads, for one reader or another, into our own network. `{port}` is a listener's.
+"""URLs that some parser reads as an address in our own network. `{port}` stands for the port of a listener.
 
 None of them may ever be connected to.
 """
@@ -58,7 +58,7 @@ LOOPBACK = [
     "http://localhost:{port}",
 ]
 
-INSIDE = [
+PRIVATE_ADDRESSES = [
     "https://10.0.0.1:{port}",
     "https://172.16.0.1:{port}",
     "https://172.31.255.255:{port}",
@@ -118,7 +118,7 @@ UNICODE = [
     "https://example.com:４４３/",
 ]
 
-TRICKS = [
+MALFORMED = [
     "https://%31%32%37.0.0.1:{port}",
     "https://127%2e0%2e0%2e1:{port}",
     "https://127.0.0.1%2f:{port}",
@@ -198,4 +198,4 @@ PORTS = [
     "https://example.com:0x1bb",
 ]
 
-SPELLINGS = LOOPBACK + INSIDE + UNICODE + TRICKS + OTHER_SCHEMES + PORTS
+FORBIDDEN_URLS = LOOPBACK + PRIVATE_ADDRESSES + UNICODE + MALFORMED + OTHER_SCHEMES + PORTS

@@ -1,4 +1,4 @@
-"""A server below HTTP: it says what it is told to, byte for byte, to whoever connects, in the clear or over TLS."""
+"""A raw TCP or TLS server that answers every connection with given bytes."""
 
 import asyncio
 import ipaddress
@@ -21,20 +21,20 @@ class WireServer:
     port: int
     answer: bytes
     script: list[bytes] = field(default_factory=list)
-    """What the next connections are told, one after the other, before all others are told `answer`."""
+    """Answers for the next connections, in order; all later connections get `answer`."""
     connects: int = 0
     requests: list[bytes] = field(default_factory=list)
-    """Their heads."""
+    """The request lines and headers."""
     bodies: list[bytes] = field(default_factory=list)
     names: list[str | None] = field(default_factory=list)
-    """What the clients called the server while they shook hands."""
+    """The server names (SNI) that the clients sent in the TLS handshake."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connects += 1
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             self.requests.append(await reader.readuntil(b"\r\n\r\n"))
-            # what is left unread when a connection is closed takes the answer with it
-            self.bodies.append(await reader.readexactly(_length(self.requests[-1])))
+            # closing a connection with unread data would reset it and discard the answer
+            self.bodies.append(await reader.readexactly(_content_length(self.requests[-1])))
             writer.write(self.script.pop(0) if self.script else self.answer)
             await writer.drain()
         writer.close()
@@ -44,7 +44,7 @@ class WireServer:
 
 @asynccontextmanager
 async def running_wire_server(answer: bytes = b"", tls: ssl.SSLContext | None = None) -> AsyncIterator[WireServer]:
-    """In the test's own loop."""
+    """Run the server in the test's event loop."""
     server = WireServer(0, answer)
     if tls is not None:
         tls.sni_callback = lambda _socket, name, _context: server.names.append(name)
@@ -57,35 +57,35 @@ async def running_wire_server(answer: bytes = b"", tls: ssl.SSLContext | None = 
         await listening.wait_closed()
 
 
-def _length(head: bytes) -> int:
-    announced = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
-    return int(announced[1]) if announced else 0
+def _content_length(head: bytes) -> int:
+    header = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
+    return int(header[1]) if header else 0
 
 
-def http_answer(body: bytes = b"", status: str = "200 OK", **headers: str) -> bytes:
-    """Without a length: it ends with the connection."""
+def http_response(body: bytes = b"", status: str = "200 OK", **headers: str) -> bytes:
+    """Return an HTTP response without a length; it ends with the connection."""
     lines = [f"HTTP/1.1 {status}", "Connection: close", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Signed by itself, so that whoever trusts it trusts it alone."""
+    """A self-signed certificate: trusting it means trusting this server only."""
 
     pem: str
     path: Path
 
-    def server(self) -> ssl.SSLContext:
+    def server_context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(self.path)
         return context
 
 
-def certificate_for(host: str, folder: Path) -> Certificate:
+def create_certificate(host: str, folder: Path) -> Certificate:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server of a test")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test server")])
     today = datetime.now(UTC)
-    signed = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -96,7 +96,7 @@ def certificate_for(host: str, folder: Path) -> Certificate:
         .add_extension(x509.SubjectAlternativeName([_alternative_name(host)]), critical=False)
         .sign(key, hashes.SHA256())
     )
-    pem = signed.public_bytes(serialization.Encoding.PEM)
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
     encoding, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     path = folder / f"{host.replace(':', '-')}.pem"
     path.write_bytes(pem + key.private_bytes(encoding, private, serialization.NoEncryption()))

@@ -18,7 +18,7 @@ from app.indexing.worker import Worker, WorkerConfig
 from tests.support.clients import TestUser
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import tool
-from tests.support.mcp_server import verbatim
+from tests.support.mcp_server import raw_result
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ def levels_of(log: pytest.LogCaptureFixture, run_id: str) -> list[str]:
 
 def listing_of(tools: str) -> ASGIApp:
     """Answers `tools/list` with these, written in JSON, whatever the server offers by then."""
-    return verbatim(f'{{"tools": {tools}, "ttlMs": 0, "cacheScope": "private", "resultType": "complete"}}'.encode())
+    return raw_result(f'{{"tools": {tools}, "ttlMs": 0, "cacheScope": "private", "resultType": "complete"}}'.encode())
 
 
 def unheard(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Toolscout's Python client: finds, for each chat message, the few tools that matter, and runs what the model calls."""
+"""The Python client of Toolscout: find the few tools that a chat message needs, and run those that the model calls."""
 
 from toolscout_client.client import AsyncToolscout, Toolscout
 from toolscout_client.errors import (
@@ -15,8 +15,9 @@ from toolscout_client.errors import (
     Unauthenticated,
     Unavailable,
 )
-from toolscout_client.shapes import (
+from toolscout_client.models import (
     CoreTools,
+    DiscoveredTool,
     Discovery,
     Execution,
     Found,
@@ -39,6 +40,7 @@ __all__ = [
     "Conflict",
     "ConnectionFailed",
     "CoreTools",
+    "DiscoveredTool",
     "Discovery",
     "Execution",
     "Forbidden",

@@ -1,4 +1,4 @@
-"""The two clients: `Toolscout` blocks, `AsyncToolscout` is awaited. What they offer is in `rooms.py`, for both."""
+"""The two clients: `Toolscout` blocks, `AsyncToolscout` is for asyncio. Both have the endpoints of `resources.py`."""
 
 from copy import copy
 from dataclasses import replace
@@ -7,63 +7,66 @@ from typing import Any, Self
 
 import httpx
 
-from toolscout_client.calling import Awaiting, Blocking, W
-from toolscout_client.rooms import Conversation, Keys, Projects, RuleBook, Runs, Servers, Tools, Users
+from toolscout_client.resources import ChatResource, Keys, Projects, RulesResource, Runs, Servers, Tools, Users
+from toolscout_client.transport import AsyncTransport, SyncTransport, TransportT
 
 TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 RETRIES = 3
-_KEPT_ALIVE_S = 3.0
-"""Less than servers do, so that nothing is sent into a connection that is being closed at the other end."""
+_KEEPALIVE_S = 3.0
+"""Shorter than servers keep connections, so that no request is sent on a connection that the server is closing."""
 
 
-class _Client(Conversation[W]):
+class _Client(ChatResource[TransportT]):
     def for_user(self, user_id: str) -> Self:
-        """The same client, acting for this user, with a service or an admin key. Connections are shared: whoever
-        closes one closes all."""
-        other = copy(self)
-        other._way = replace(self._way, user_id=user_id)
-        return other
+        """Return a client that acts for this user, with a service or an admin key.
+
+        Both clients share their connections: closing one closes the other.
+        """
+        client = copy(self)
+        client._transport = replace(self._transport, user_id=user_id)
+        return client
 
     @property
-    def servers(self) -> Servers[W]:
-        return Servers(self._way)
+    def servers(self) -> Servers[TransportT]:
+        return Servers(self._transport)
 
     @property
-    def runs(self) -> Runs[W]:
-        return Runs(self._way)
+    def runs(self) -> Runs[TransportT]:
+        return Runs(self._transport)
 
     @property
-    def tools(self) -> Tools[W]:
-        return Tools(self._way)
+    def tools(self) -> Tools[TransportT]:
+        return Tools(self._transport)
 
     @property
-    def rules(self) -> RuleBook[W]:
-        return RuleBook(self._way)
+    def rules(self) -> RulesResource[TransportT]:
+        return RulesResource(self._transport)
 
     @property
-    def projects(self) -> Projects[W]:
-        return Projects(self._way)
+    def projects(self) -> Projects[TransportT]:
+        return Projects(self._transport)
 
     @property
-    def users(self) -> Users[W]:
-        return Users(self._way)
+    def users(self) -> Users[TransportT]:
+        return Users(self._transport)
 
     @property
-    def keys(self) -> Keys[W]:
-        return Keys(self._way)
+    def keys(self) -> Keys[TransportT]:
+        return Keys(self._transport)
 
 
-class Toolscout(_Client[Blocking]):
-    """`Toolscout("http://127.0.0.1:8000", key)`, and what `httpx.Client` takes besides: `verify`, `proxy`, …"""
+class Toolscout(_Client[SyncTransport]):
+    """The blocking client: `Toolscout("http://127.0.0.1:8000", key)`. `httpx_options` are passed to `httpx.Client`:
+    `verify`, `proxy` and others."""
 
     def __init__(
         self, url: str, key: str, *, timeout: float = TIMEOUT_S, retries: int = RETRIES, **httpx_options: Any
     ) -> None:
-        super().__init__(Blocking(httpx.Client(**_options(url, key, timeout), **httpx_options), retries))
+        super().__init__(SyncTransport(httpx.Client(**_httpx_options(url, key, timeout), **httpx_options), retries))
 
     def close(self) -> None:
-        self._way.http.close()
+        self._transport.http.close()
 
     def __enter__(self) -> Self:
         return self
@@ -72,16 +75,18 @@ class Toolscout(_Client[Blocking]):
         self.close()
 
 
-class AsyncToolscout(_Client[Awaiting]):
-    """The same, for asyncio."""
+class AsyncToolscout(_Client[AsyncTransport]):
+    """The client for asyncio."""
 
     def __init__(
         self, url: str, key: str, *, timeout: float = TIMEOUT_S, retries: int = RETRIES, **httpx_options: Any
     ) -> None:
-        super().__init__(Awaiting(httpx.AsyncClient(**_options(url, key, timeout), **httpx_options), retries))
+        super().__init__(
+            AsyncTransport(httpx.AsyncClient(**_httpx_options(url, key, timeout), **httpx_options), retries)
+        )
 
     async def close(self) -> None:
-        await self._way.http.aclose()
+        await self._transport.http.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,17 +95,17 @@ class AsyncToolscout(_Client[Awaiting]):
         await self.close()
 
 
-def _options(url: str, key: str, timeout: float) -> dict[str, Any]:
+def _httpx_options(url: str, key: str, timeout: float) -> dict[str, Any]:
     return {
         "base_url": url,
         "headers": {"Authorization": f"Bearer {key}", "User-Agent": f"toolscout-client/{_version()}"},
         "timeout": httpx.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT_S)),
-        "limits": httpx.Limits(keepalive_expiry=_KEPT_ALIVE_S),
+        "limits": httpx.Limits(keepalive_expiry=_KEEPALIVE_S),
     }
 
 
 def _version() -> str:
     try:
         return version("toolscout-client")
-    except PackageNotFoundError:  # used from its folder
+    except PackageNotFoundError:  # used without being installed
         return "0"

@@ -1,17 +1,17 @@
-"""Everything that can go wrong, by what a caller does about it.
+"""The errors that the client raises, by what a caller does about them.
 
-ToolscoutError              whatever else is wrong
-├── ConnectionFailed        no answer of Toolscout; `outcome` says whether the request may have been carried out
-├── InvalidInput            400, 413, 415, 422: the request must change; `errors` lists what is wrong
-│   └── ArgumentsInvalid    the model's arguments do not fit the tool: tell the model
-├── Unauthenticated         401: there is no such key
-├── Forbidden               403: this key may not do that
-├── NotFound                404: also what belongs to somebody else; of a tool: tell the model
-├── Conflict                409: it is there already, or has changed meanwhile
-├── TryLater                with `retry_after`, in seconds
+ToolscoutError              any other error
+├── ConnectionFailed        no answer from Toolscout; `outcome` says whether the request may have been processed
+├── InvalidInput            400, 413, 415, 422: the request is invalid; `errors` lists the reasons
+│   └── ArgumentsInvalid    the arguments do not match the tool's input schema: tell the model
+├── Unauthenticated         401: the key is missing or not valid
+├── Forbidden               403: the key lacks the permission
+├── NotFound                404: it does not exist, or belongs to another user; for a tool: tell the model
+├── Conflict                409: it already exists, or has changed since
+├── TryLater                try again after `retry_after` seconds
 │   ├── RateLimited         429
 │   └── Unavailable         503
-└── ToolFailed              502, 504: a tool could not be run; `outcome` is `unknown` where it may have run all the same
+└── ToolFailed              502, 504: the tool failed; `outcome` is `unknown` if it may have run
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class ToolscoutError(Exception):
-    """`code` is stable, to program against; `message` is a sentence. As a string it is fit for a log or for a model."""
+    """`code` is stable, `message` is for people. `str(error)` contains both and can be logged or shown to a model."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ToolscoutError(Exception):
 
 
 class ConnectionFailed(ToolscoutError):
-    """`outcome`: `failed`, nothing was done; `unknown`, it may have been."""
+    """`outcome` is `failed` if the request was not processed, `unknown` if it may have been."""
 
 
 class InvalidInput(ToolscoutError):
@@ -93,7 +93,7 @@ class Unavailable(TryLater):
 
 
 class ToolFailed(ToolscoutError):
-    """`cause` is one stable word where the tool's server could not be reached, and then nothing ran."""
+    """`cause` is set, to a stable word, if the tool's server could not be reached; then nothing was run."""
 
 
 _BY_CODE: dict[str, type[ToolscoutError]] = {
@@ -112,48 +112,48 @@ _BY_STATUS: dict[int, type[ToolscoutError]] = {
     415: InvalidInput,
     422: InvalidInput,
     429: RateLimited,
-    # not in Toolscout's own words: a proxy before it, which cannot know either
+    # without a problem body: from a proxy in front of Toolscout, which cannot know the outcome
     502: ConnectionFailed,
     503: Unavailable,
     504: ConnectionFailed,
 }
 
 
-def error_of(response: httpx.Response) -> ToolscoutError:
-    told = _problem(response)
-    code = told.get("code", f"status_{response.status_code}")
-    kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ToolscoutError)
-    return kind(
-        told.get("detail") or f"answered with {response.status_code} {response.reason_phrase}".strip(),
+def error_from_response(response: httpx.Response) -> ToolscoutError:
+    problem = _parse_problem(response)
+    code = problem.get("code", f"status_{response.status_code}")
+    error_type = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ToolscoutError)
+    return error_type(
+        problem.get("detail") or f"answered with {response.status_code} {response.reason_phrase}".strip(),
         code=code,
         status=response.status_code,
-        request_id=told.get("request_id") or response.headers.get("X-Request-Id"),
-        errors=told.get("errors"),
-        outcome=told.get("outcome") or _outcome(kind),
-        cause=told.get("cause"),
-        retry_after=_seconds(response.headers.get("Retry-After")),
+        request_id=problem.get("request_id") or response.headers.get("X-Request-Id"),
+        errors=problem.get("errors"),
+        outcome=problem.get("outcome") or _default_outcome(error_type),
+        cause=problem.get("cause"),
+        retry_after=_parse_retry_after(response.headers.get("Retry-After")),
     )
 
 
-def unreadable(response: httpx.Response) -> ToolscoutError:
-    """Something else answers at this address, or a Toolscout that this client does not understand."""
-    message = f"{response.request.url} gave an answer that is not Toolscout's"
+def unreadable_response(response: httpx.Response) -> ToolscoutError:
+    """The address belongs to another service, or to an incompatible version of Toolscout."""
+    message = f"{response.request.url} returned a response that is not Toolscout's"
     return ToolscoutError(message, code="unreadable_answer", status=response.status_code)
 
 
-def _problem(response: httpx.Response) -> Json:
-    """Empty where the error is not Toolscout's own."""
+def _parse_problem(response: httpx.Response) -> Json:
+    """Return an empty dict if the error does not come from Toolscout."""
     with suppress(ValueError):
-        told = response.json()
-        if isinstance(told, dict) and "code" in told:
-            return told
+        problem = response.json()
+        if isinstance(problem, dict) and "code" in problem:
+            return problem
     return {}
 
 
-def _outcome(kind: type[ToolscoutError]) -> str | None:
-    return {ToolFailed: "failed", ConnectionFailed: "unknown"}.get(kind)
+def _default_outcome(error_type: type[ToolscoutError]) -> str | None:
+    return {ToolFailed: "failed", ConnectionFailed: "unknown"}.get(error_type)
 
 
-def _seconds(text: str | None) -> float | None:
-    """A date instead of seconds is for caches: nobody waits for it here."""
+def _parse_retry_after(text: str | None) -> float | None:
+    """Return the seconds; a date is ignored."""
     return float(text) if text is not None and text.isdecimal() else None

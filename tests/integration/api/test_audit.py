@@ -15,8 +15,14 @@ from app.container import Container
 from app.db.pagination import PageRequest
 from app.db.tables import audit_events
 from app.errors import QueryFailed
-from tests.integration.execution.test_execute import audit_closed, offer, refuse, stopped
-from tests.support.calls import executions, failed, succeeded
+from tests.support.calls import (
+    assert_ok,
+    audit_insert_revoked,
+    connect_with_tools,
+    list_executions,
+    raise_disk_full,
+    stopped_server,
+)
 from tests.support.checks import MCP_PATHS, QUESTIONS, Json, assert_problem, door_routes, everything, pages
 from tests.support.clients import TestUser, get_app, open_client
 from tests.support.factories import ADMIN_KEY, tool
@@ -52,7 +58,7 @@ class World:
 
 @pytest.fixture
 async def world(user: TestUser, admin: httpx.AsyncClient, mcp: FakeMcpServer) -> World:
-    server_id = await offer(user, mcp, "read")
+    server_id = await connect_with_tools(user, mcp, "read")
     stranger_id = f"stranger-{uuid.uuid4().hex[:8]}"
     await admin.post("/users", json={"id": stranger_id})
     key = await admin.post("/keys", json={"kind": "user", "user_id": stranger_id})
@@ -159,7 +165,7 @@ async def test_a_change_that_is_refused_leaves_no_row(world: World) -> None:
 async def test_there_is_never_a_change_without_its_row(world: World, container: Container) -> None:
     path = f"/tools/{world.tool_id}"
     before = (await world.user.http.get(path)).json()
-    with audit_closed(container):
+    with audit_insert_revoked(container):
         answer = await world.user.http.patch(path, json={"pinned": True})
     assert answer.status_code == 500
     assert (await world.user.http.get(path)).json() == before
@@ -185,14 +191,14 @@ async def test_every_execution_leaves_one_row_whatever_its_outcome(
         await user.http.patch(f"/tools/{key}", json={"enabled": enabled})
         await run("succeeded" if enabled else "TOOL_NOT_FOUND")
     await run("TOOL_VALIDATION_ERROR", arguments={"n": "x"})
-    mcp.on_call["run"] = refuse
+    mcp.on_call["run"] = raise_disk_full
     await run("TOOL_EXECUTION_ERROR")
     mcp.on_call, mcp.delays["run"] = {}, 30.0
     await run("TOOL_EXECUTION_TIMEOUT", timeout_ms=100)
     mcp.delays, mcp.fault = {}, Fault(drop, on=["tools/call"])
     await run("TOOL_EXECUTION_ERROR")
     mcp.fault = None
-    with stopped(mcp):
+    with stopped_server(mcp):
         await run("SERVER_CONNECTION_ERROR")
     found = await rows(user.http, action="tool.execute")
     assert [(row["outcome"], row["target"], row["request_id"]) for row in reversed(found)] == expected
@@ -202,7 +208,7 @@ async def test_every_execution_leaves_one_row_whatever_its_outcome(
 
 
 async def test_an_index_run_that_fails_is_told_with_its_cause(user: TestUser, mcp: FakeMcpServer) -> None:
-    server_id = await offer(user, mcp, "read")
+    server_id = await connect_with_tools(user, mcp, "read")
     mcp.fault = Fault(status(403))
     assert (await user.reindex(server_id))["state"] == "failed"
     failed_run, good_run = (await rows(user.http, action="server.reindex"))[:2]
@@ -227,7 +233,7 @@ async def test_nothing_of_what_was_said_is_in_the_audit(
     assert CANARY in answer.text
     assert CANARY in (await user.execute(f"{CANARY} tool", {"n": CANARY})).text
     assert any(CANARY in request.headers.get("x-secret", "") for request in mcp.requests)
-    mcp.on_call[f"{CANARY} tool"] = refuse
+    mcp.on_call[f"{CANARY} tool"] = raise_disk_full
     await user.execute(f"{CANARY} tool", {"said": CANARY})
     call = {"type": "tool_use", "name": CANARY, "input": {"said": CANARY}}
     await user.http.post("/execute", json={"tool_call": call}, headers={"Idempotency-Key": CANARY})
@@ -240,9 +246,9 @@ async def test_nothing_of_what_was_said_is_in_the_audit(
 
 
 async def test_rows_are_found_by_what_they_say(user: TestUser, admin: httpx.AsyncClient, mcp: FakeMcpServer) -> None:
-    server_id = await offer(user, mcp, "read")
-    succeeded(await user.execute("read"))
-    failed(await user.http.post("/execute", json={"tool_key": "nothing"}), 404, "TOOL_NOT_FOUND")
+    server_id = await connect_with_tools(user, mcp, "read")
+    assert_ok(await user.execute("read"))
+    assert_problem(await user.http.post("/execute", json={"tool_key": "nothing"}), 404, "TOOL_NOT_FOUND")
     everything_of_mine = await rows(user.http)
 
     async def check(expected: Callable[[Json], bool], **query: str) -> None:
@@ -457,11 +463,11 @@ async def test_nobody_writes_into_anothers_audit(user: TestUser, other_user: Tes
 async def test_a_call_through_a_service_is_the_services_deed_for_its_user(
     user: TestUser, container: Container, admin: httpx.AsyncClient, mcp: FakeMcpServer
 ) -> None:
-    await offer(user, mcp, "read")
+    await connect_with_tools(user, mcp, "read")
     made = (await admin.post("/keys", json={"kind": "service"})).json()
     key = (await user.tools())["read"]["id"]
     async with open_client(container, **{"X-API-Key": made["key"], "X-User-Id": user.id}) as http:
-        succeeded(await http.post("/execute", json={"tool_key": key}))
-    assert await executions(container, user.id) == [("succeeded", key)]
+        assert_ok(await http.post("/execute", json={"tool_key": key}))
+    assert await list_executions(container, user.id) == [("succeeded", key)]
     [row] = await rows(user.http, action="tool.execute")
     assert row["actor"] == f"service:{made['id']}"

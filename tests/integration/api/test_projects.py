@@ -14,7 +14,7 @@ from app.catalog.projects import MAX_PROJECTS
 from app.container import Container
 from tests.integration.auth.test_keys import ENDS_WITHIN_S, seconds_until_refused
 from tests.integration.discovery.test_fallback import broken_search
-from tests.support.calls import failed, succeeded
+from tests.support.calls import assert_ok
 from tests.support.checks import MCP_PATHS, Json, assert_problem, door_routes, everything, pages, without_request_id
 from tests.support.clients import TestUser, get_app, new_user, open_client
 from tests.support.factories import tool
@@ -430,7 +430,7 @@ async def test_a_bound_key_sees_and_runs_what_its_project_shows_and_nothing_else
         }
         tags = (await bound.http.get("/tags")).json()["items"]
         assert tags == [{"tag": "paper", "count": 2}, {"tag": "safe", "count": 2}]
-        succeeded(await bound.execute("read_page"))
+        assert_ok(await bound.execute("read_page"))
         assert (await bound.http.get(f"/tools/{ids['read_page']}")).json()["name"] == "read_page"
         why = await bound.http.post("/discover/why", json={"query": ASKED, "tool": "read_page"})
         assert [each["tool_key"] for each in why.json()["items"]] == [ids["read_page"]]
@@ -452,11 +452,11 @@ async def test_a_bound_key_sees_and_runs_what_its_project_shows_and_nothing_else
         ran = list(mcp.calls)
         assert await answers(ids["send_mail"], "send_mail") == await answers(str(uuid.uuid4()), "no_such_tool")
         assert mcp.calls == ran
-        succeeded(await user.execute("send_mail"))
+        assert_ok(await user.execute("send_mail"))
 
         # what narrows the project narrows the key at once
         await change(user, project_id, rules=[rule("read_mail", enabled=True)])
-        failed(await bound.http.post("/execute", json={"tool_key": ids["read_page"]}), 404, "TOOL_NOT_FOUND")
+        assert_problem(await bound.http.post("/execute", json={"tool_key": ids["read_page"]}), 404, "TOOL_NOT_FOUND")
         assert set(await bound.tools()) == {"read_mail"}
         await user.http.patch(f"/servers/{server_id}", json={"enabled": False})
         assert await bound.tools() == {}
@@ -466,10 +466,10 @@ async def test_a_project_named_in_a_call_confines_it_too(user: TestUser, mcp: Fa
     mcp.tools = MAIL
     await user.connect(mcp)
     project_id = await make(user, read_only=True)
-    failed(await user.execute("send_mail", project_id=project_id), 404, "TOOL_NOT_FOUND")
-    succeeded(await user.execute("read_mail", project_id=project_id))
-    succeeded(await user.execute("send_mail"))
-    failed(await user.execute("send_mail", project_id=str(uuid.uuid4())), 404, "TOOL_NOT_FOUND")
+    assert_problem(await user.execute("send_mail", project_id=project_id), 404, "TOOL_NOT_FOUND")
+    assert_ok(await user.execute("read_mail", project_id=project_id))
+    assert_ok(await user.execute("send_mail"))
+    assert_problem(await user.execute("send_mail", project_id=str(uuid.uuid4())), 404, "TOOL_NOT_FOUND")
 
 
 async def test_a_bound_key_may_do_nothing_but_use_its_project(

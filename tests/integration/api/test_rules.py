@@ -10,7 +10,7 @@ import pytest
 
 from app.container import Container
 from tests.integration.discovery.test_fallback import broken_search
-from tests.support.calls import failed, succeeded
+from tests.support.calls import assert_ok
 from tests.support.checks import Json, assert_problem
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.factories import ADMIN_KEY, tool
@@ -232,16 +232,16 @@ async def test_what_a_rule_hides_is_neither_run_nor_offered_by_any_rung_of_the_l
         return [{each["tool"]["name"] for each in answer["tools"]} for answer in answers]
 
     assert all("github_delete_repo" in names for names in await offered())
-    succeeded(await user.execute("github_delete_repo"))
+    assert_ok(await user.execute("github_delete_repo"))
     ran = list(mcp.calls)
 
     await put(user, *KEEPS_DELETE_OFF)
     for names in await offered():
         assert names <= GITHUB - {"github_delete_repo"}
         assert names
-    failed(await user.execute("github_delete_repo"), 404, "TOOL_NOT_FOUND")
+    assert_problem(await user.execute("github_delete_repo"), 404, "TOOL_NOT_FOUND")
     assert mcp.calls == ran
-    succeeded(await user.execute("github_create_repo"))
+    assert_ok(await user.execute("github_create_repo"))
 
 
 async def test_what_comes_later_is_judged_by_the_rules_that_are_there(user: TestUser) -> None:

@@ -14,7 +14,7 @@ import httpx
 from tests.support.checks import assert_problem, finished_run
 from tests.support.clients import TestUser
 from tests.support.factories import tool
-from tests.support.mcp_server import FakeMcpServer, Fault, behind, status
+from tests.support.mcp_server import FakeMcpServer, Fault, respond_after, status
 
 Json = dict[str, Any]
 
@@ -93,7 +93,7 @@ async def test_a_finished_run_is_sent_once(address: str, user: TestUser) -> None
 async def test_a_failed_run_is_sent_with_its_cause(address: str, user: TestUser, mcp: FakeMcpServer) -> None:
     server_id = await user.connect(mcp)
     gate = threading.Event()
-    mcp.fault = Fault(behind(gate, status(401)))
+    mcp.fault = Fault(respond_after(gate, status(401)))
     async with asyncio.timeout(60), watch(address, user, await request_reindex(user, server_id)) as events:
         assert (await anext(events))[0] == "progress"
         gate.set()

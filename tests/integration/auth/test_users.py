@@ -10,7 +10,7 @@ import pytest
 
 from app.auth.authentication import Authenticator
 from app.container import Container
-from tests.integration.execution.test_execute import offer
+from tests.support.calls import connect_with_tools
 from tests.support.checks import assert_problem, everything, find_and_praise, leave_a_call, pages, rows_of
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.factories import ADMIN_KEY, OpenService, tool
@@ -203,10 +203,10 @@ async def test_a_deleted_users_servers_are_let_go(
     admin: httpx.AsyncClient, container: Container, user: TestUser, other_user: TestUser, mcp: FakeMcpServer
 ) -> None:
     def connected() -> set[str]:
-        return {owner for owner, _ in container.mcp_pool._places} & {user.id, other_user.id}
+        return {owner for owner, _ in container.mcp_pool._entries} & {user.id, other_user.id}
 
     for somebody in (user, other_user):
-        await offer(somebody, mcp, "read")
+        await connect_with_tools(somebody, mcp, "read")
     assert connected() == {user.id, other_user.id}
     assert (await admin.delete(f"/users/{user.id}")).status_code == 204
     assert connected() == {other_user.id}

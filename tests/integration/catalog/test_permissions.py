@@ -15,7 +15,7 @@ from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import make_database, make_settings, outbound_allow, tool
-from tests.support.mcp_server import FakeMcpServer, Fault, behind, malformed_json, status
+from tests.support.mcp_server import FakeMcpServer, Fault, malformed_json, respond_after, status
 
 Json = dict[str, Any]
 
@@ -165,7 +165,7 @@ async def test_a_server_of_another_address_is_not_known_to_answer(
 ) -> None:
     assert await statuses(user) == {"connected"}
     gate = threading.Event()
-    mcp.fault = Fault(behind(gate, status(401)))
+    mcp.fault = Fault(respond_after(gate, status(401)))
     await change_server(user, notes, url=f"{mcp.url}/")
     assert await statuses(user) == {"disconnected"}
     gate.set()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tool_names import is_alias_of, make_aliases, parse_digest
-from tests.support.calls import failed, succeeded, text
+from tests.support.calls import assert_ok, result_text
+from tests.support.checks import assert_problem
 from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
@@ -94,7 +95,7 @@ def test_a_name_is_kept_only_where_all_of_it_is_valid(name: str) -> None:
 async def called(user: TestUser, alias: str) -> tuple[str, str]:
     """The tool and the server that a model reaches by this name."""
     body = {"tool_call": {"type": "tool_use", "id": "t", "name": alias, "input": {}}}
-    answer = succeeded(await user.http.post("/execute", json=body))
+    answer = assert_ok(await user.http.post("/execute", json=body))
     return answer["tool_key"], answer["server_id"]
 
 
@@ -117,7 +118,7 @@ async def test_odd_and_shared_names_lead_back_over_the_wire(
 
 async def refusal(user: TestUser, alias: str) -> str:
     body = {"tool_call": {"type": "tool_use", "id": "t", "name": alias, "input": {}}}
-    detail: str = failed(await user.http.post("/execute", json=body), 404, "TOOL_NOT_FOUND")["detail"]
+    detail: str = assert_problem(await user.http.post("/execute", json=body), 404, "TOOL_NOT_FOUND")["detail"]
     return detail
 
 
@@ -134,7 +135,7 @@ async def test_names_that_do_not_say_which_tool_are_refused_with_the_reason(
     assert "core tool" in await refusal(user, "native")
     assert "several servers" in await refusal(user, "search")
     nobody = await refusal(user, "nothing")
-    assert "no tool of this name" in nobody
+    assert "no tool has this name" in nobody
     unknown = ["", "read_file", "read_file_abcdef", "abcdef", made["read file"].upper(), "%", "x" * 256, "_"]
     assert {await refusal(user, alias) for alias in unknown} == {nobody}
     assert await refusal(other_user, made["read file"]) == nobody
@@ -177,7 +178,7 @@ async def test_arguments_reach_the_tool_that_the_name_means(user: TestUser, mcp:
     [alias] = [hit["alias"] for hit in (await user.discover("odd one"))["tools"]]
     function = {"name": alias, "arguments": '{"a": "ü"}'}
     body = {"tool_call": {"type": "function", "id": "c", "function": function}}
-    assert text(await user.http.post("/execute", json=body)) == r'{"a": "\u00fc"}'
+    assert result_text(await user.http.post("/execute", json=body)) == r'{"a": "\u00fc"}'
 
 
 async def test_a_tool_that_is_named_like_a_core_tool_is_reached_whether_that_is_shown_or_not(

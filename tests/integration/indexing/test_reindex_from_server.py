@@ -22,15 +22,15 @@ from tests.support.factories import OpenService, outbound_allow, tool
 from tests.support.mcp_server import (
     FakeMcpServer,
     Fault,
-    behind,
     drop,
-    half_sse,
     hang,
     malformed_json,
+    raw_result,
     redirect,
+    respond_after,
     running_mcp_server,
     status,
-    verbatim,
+    truncated_sse,
     wrong_content_type,
 )
 from tests.support.worker_steps import (
@@ -405,10 +405,10 @@ async def test_simultaneous_reindex_all_requests_cause_at_most_two_listings_per_
 BROKEN_ANSWERS: dict[str, tuple[ASGIApp, str]] = {
     "malformed": (malformed_json, "protocol"),
     "not-mcp": (wrong_content_type, "protocol"),
-    "half": (half_sse, "closed"),
+    "half": (truncated_sse, "closed"),
     "dropped": (drop, "closed"),
     "no-list": (listing_of("7"), "protocol"),
-    "no-tools": (verbatim(b"{}"), "protocol"),
+    "no-tools": (raw_result(b"{}"), "protocol"),
     "too-deep-to-read": (listing_of("[" * 5000 + "]" * 5000), "protocol"),
     "error-page": (status(500), "status_500"),
     "teapot": (status(418), "status_418"),
@@ -835,7 +835,7 @@ async def test_a_worker_that_stalled_during_a_listing_and_lost_its_lease_writes_
     server_id = await register(alice, mcp)
     await hand.perform()
     gate = threading.Event()
-    mcp.fault = Fault(behind(gate, listing_of(json.dumps(mcp.tools))), on={"tools/list"}, times=1)
+    mcp.fault = Fault(respond_after(gate, listing_of(json.dumps(mcp.tools))), on={"tools/list"}, times=1)
     await alice.http.post(f"/servers/{server_id}/reindex")
     stalled = asyncio.create_task(reindex_server(hand.indexer, await hand.take()))
     await until(lambda: value(count_listings(mcp, alice) == 2))

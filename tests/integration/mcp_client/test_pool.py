@@ -1,6 +1,7 @@
-"""Who gets which connection, when it is made, and when it goes."""
+"""Tests of the connection pool: which calls share a connection, when it is opened, and when it is closed."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,40 +11,41 @@ from typing import Any
 import pytest
 import uvloop
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from app.errors import ServerUnreachable, ToolFailed, Unavailable
 from app.mcp_client import connection
 from app.mcp_client.pool import McpPool
 from tests.support.factories import tool
-from tests.support.mcp_pool import endpoint, reaching, until, within
-from tests.support.mcp_server import FakeMcpServer, Fault, drop, hang, listener, running_mcp_server, status
+from tests.support.mcp_pool import make_endpoint, running_pool, wait_until, within
+from tests.support.mcp_server import (
+    FakeMcpServer,
+    Fault,
+    drop,
+    hang,
+    listener,
+    respond_after,
+    running_mcp_server,
+    status,
+)
 
-pytestmark = pytest.mark.usefixtures("nothing_forgotten")
+pytestmark = pytest.mark.usefixtures("no_event_loop_errors")
 
 
-def sessions(server: FakeMcpServer) -> int:
-    """Begun so far; only the older protocol has such a thing."""
+def count_sessions(server: FakeMcpServer) -> int:
+    """Return the number of sessions opened so far; only the older protocol has sessions."""
     return [request.rpc_method for request in server.requests].count("initialize")
 
 
-def farewells(server: FakeMcpServer) -> int:
+def count_closed_sessions(server: FakeMcpServer) -> int:
     return [request.method for request in server.requests].count("DELETE")
 
 
 @pytest.fixture
 def server(legacy_mcp: FakeMcpServer) -> FakeMcpServer:
-    """Its sessions can be counted, from the first word to the farewell."""
+    """A server whose opened and closed sessions can be counted."""
     legacy_mcp.tools = [tool("echo")]
     return legacy_mcp
-
-
-def behind(gate: asyncio.Event, answer: ASGIApp) -> ASGIApp:
-    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
-        await until(gate.is_set)
-        await answer(scope, receive, send)
-
-    return wait
 
 
 async def done(scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,12 +54,14 @@ async def done(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def calling(mcp_pool: McpPool, server: FakeMcpServer, **where: Any) -> AsyncIterator[asyncio.Task[Any]]:
-    """A call is under way inside, and ends after."""
-    gate = asyncio.Event()
-    server.fault = Fault(behind(gate, done), on={"tools/call"})
-    task = asyncio.create_task(mcp_pool.call_tool(endpoint(server, **where), "echo", {}, 60))
-    await until(lambda: server.calls)
+async def running_call(
+    mcp_pool: McpPool, server: FakeMcpServer, **endpoint_fields: Any
+) -> AsyncIterator[asyncio.Task[Any]]:
+    """A call runs during the block and ends after it."""
+    gate = threading.Event()
+    server.fault = Fault(respond_after(gate, done), on={"tools/call"})
+    task = asyncio.create_task(mcp_pool.call_tool(make_endpoint(server, **endpoint_fields), "echo", {}, 60))
+    await wait_until(lambda: server.calls)
     server.fault = None
     try:
         yield task
@@ -65,205 +69,205 @@ async def calling(mcp_pool: McpPool, server: FakeMcpServer, **where: Any) -> Asy
         gate.set()
 
 
-# The first thing that a server is asked; whoever does not know the question is asked the older one.
-FIRST_WORD = {"server/discover"}
-OLDER = status(405)
+# The first request of a session. A server that rejects it gets the older handshake.
+FIRST_METHOD = {"server/discover"}
+REJECT = status(405)
 
 
-async def test_nothing_is_connected_before_it_is_needed(server: FakeMcpServer) -> None:
-    async with reaching(server) as mcp_pool:
+async def test_no_connection_is_opened_before_it_is_needed(server: FakeMcpServer) -> None:
+    async with running_pool(server) as mcp_pool:
         await asyncio.sleep(0.05)
         assert server.requests == []
-        await mcp_pool.list_tools(endpoint(server))
-        assert sessions(server) == 1
+        await mcp_pool.list_tools(make_endpoint(server))
+        assert count_sessions(server) == 1
 
 
-async def test_a_server_has_one_session_for_all_that_is_asked_of_it(server: FakeMcpServer) -> None:
-    async with reaching(server) as mcp_pool:
+async def test_all_requests_to_a_server_share_one_session(server: FakeMcpServer) -> None:
+    async with running_pool(server) as mcp_pool:
         for _ in range(3):
-            await mcp_pool.list_tools(endpoint(server))
-            await mcp_pool.call_tool(endpoint(server), "echo", {}, 60)
-        assert (sessions(server), farewells(server)) == (1, 0)
-    assert (sessions(server), farewells(server)) == (1, 1)
+            await mcp_pool.list_tools(make_endpoint(server))
+            await mcp_pool.call_tool(make_endpoint(server), "echo", {}, 60)
+        assert (count_sessions(server), count_closed_sessions(server)) == (1, 0)
+    assert (count_sessions(server), count_closed_sessions(server)) == (1, 1)
 
 
-async def test_those_who_come_first_together_connect_once(server: FakeMcpServer) -> None:
-    async with reaching(server) as mcp_pool:
-        listed = await asyncio.gather(*[mcp_pool.list_tools(endpoint(server)) for _ in range(20)])
+async def test_concurrent_first_requests_connect_once(server: FakeMcpServer) -> None:
+    async with running_pool(server) as mcp_pool:
+        listed = await asyncio.gather(*[mcp_pool.list_tools(make_endpoint(server)) for _ in range(20)])
     assert listed == [server.tools] * 20
-    assert sessions(server) == 1
+    assert count_sessions(server) == 1
 
 
-async def test_nobody_shares_a_session_with_another_user_or_server(server: FakeMcpServer) -> None:
-    async with reaching(server) as mcp_pool:
-        for where in ({}, {"user_id": "other"}, {"server_id": "another"}, {}):
-            await mcp_pool.list_tools(endpoint(server, **where))
-    assert sessions(server) == 3
+async def test_sessions_are_not_shared_between_users_or_servers(server: FakeMcpServer) -> None:
+    async with running_pool(server) as mcp_pool:
+        for endpoint_fields in ({}, {"user_id": "other"}, {"server_id": "another"}, {}):
+            await mcp_pool.list_tools(make_endpoint(server, **endpoint_fields))
+    assert count_sessions(server) == 3
 
 
-async def test_a_changed_server_is_connected_anew_and_its_old_session_ends(server: FakeMcpServer) -> None:
-    async with reaching(server) as mcp_pool:
-        await mcp_pool.list_tools(endpoint(server, config_version=1))
-        await mcp_pool.list_tools(endpoint(server, config_version=2, headers={"X-Key": "new"}))
-        await until(lambda: farewells(server) == 1)
-        await mcp_pool.list_tools(endpoint(server, config_version=2))
-    assert sessions(server) == 2
+async def test_a_changed_server_gets_a_new_session_and_its_old_one_is_closed(server: FakeMcpServer) -> None:
+    async with running_pool(server) as mcp_pool:
+        await mcp_pool.list_tools(make_endpoint(server, config_version=1))
+        await mcp_pool.list_tools(make_endpoint(server, config_version=2, headers={"X-Key": "new"}))
+        await wait_until(lambda: count_closed_sessions(server) == 1)
+        await mcp_pool.list_tools(make_endpoint(server, config_version=2))
+    assert count_sessions(server) == 2
     assert server.requests[-2].headers["x-key"] == "new"
 
 
-@pytest.mark.parametrize("change", ["forgotten", "changed"])
-async def test_what_is_under_way_with_a_server_that_changes_may_end(server: FakeMcpServer, change: str) -> None:
-    """Its outcome would else be unknown, for no reason at all."""
-    async with reaching(server) as mcp_pool:
-        async with calling(mcp_pool, server) as call:
-            if change == "forgotten":
+@pytest.mark.parametrize("change", ["forget", "new_config_version"])
+async def test_running_calls_finish_when_their_server_changes(server: FakeMcpServer, change: str) -> None:
+    """Cutting them off would make their outcome unknown for no reason."""
+    async with running_pool(server) as mcp_pool:
+        async with running_call(mcp_pool, server) as call:
+            if change == "forget":
                 mcp_pool.forget("someone", "a-server")
-            await mcp_pool.list_tools(endpoint(server, config_version=2))
-            assert farewells(server) == 0
+            await mcp_pool.list_tools(make_endpoint(server, config_version=2))
+            assert count_closed_sessions(server) == 0
         assert (await call)["content"]
-        await until(lambda: farewells(server) == 1)
-        assert sessions(server) == 2
+        await wait_until(lambda: count_closed_sessions(server) == 1)
+        assert count_sessions(server) == 2
 
 
-async def test_a_server_that_is_forgotten_while_it_is_connected_still_answers_those_who_wait(
+async def test_forgetting_a_server_during_the_handshake_does_not_fail_waiting_requests(
     server: FakeMcpServer,
 ) -> None:
-    """They must not be taken for cancelled."""
-    gate = asyncio.Event()
-    server.fault = Fault(behind(gate, OLDER), on=FIRST_WORD)
-    async with reaching(server) as mcp_pool:
-        listing = asyncio.create_task(mcp_pool.list_tools(endpoint(server)))
-        await until(lambda: server.requests)
+    """They must not look cancelled."""
+    gate = threading.Event()
+    server.fault = Fault(respond_after(gate, REJECT), on=FIRST_METHOD)
+    async with running_pool(server) as mcp_pool:
+        listing = asyncio.create_task(mcp_pool.list_tools(make_endpoint(server)))
+        await wait_until(lambda: server.requests)
         mcp_pool.forget("someone", "a-server")
         gate.set()
         assert await listing == server.tools
-        await until(lambda: farewells(server) == 1)
+        await wait_until(lambda: count_closed_sessions(server) == 1)
 
 
 async def test_forgetting_a_server_that_is_not_connected_does_nothing(server: FakeMcpServer) -> None:
-    async with reaching(server) as mcp_pool:
+    async with running_pool(server) as mcp_pool:
         mcp_pool.forget("someone", "a-server")
         mcp_pool.forget("someone", "a-server")
-        assert await mcp_pool.list_tools(endpoint(server))
+        assert await mcp_pool.list_tools(make_endpoint(server))
 
 
-async def test_a_user_who_is_forgotten_leaves_no_connection_and_others_keep_theirs(server: FakeMcpServer) -> None:
-    async with reaching(server) as mcp_pool:
+async def test_forgetting_a_user_closes_the_connections_of_that_user_only(server: FakeMcpServer) -> None:
+    async with running_pool(server) as mcp_pool:
         for user_id, server_id in (("someone", "a"), ("someone", "b"), ("another", "a")):
-            await mcp_pool.list_tools(endpoint(server, user_id=user_id, server_id=server_id))
+            await mcp_pool.list_tools(make_endpoint(server, user_id=user_id, server_id=server_id))
         mcp_pool.forget_user("someone")
-        await until(lambda: farewells(server) == 2)
-        await mcp_pool.list_tools(endpoint(server, user_id="another", server_id="a"))
-        assert sessions(server) == 3
+        await wait_until(lambda: count_closed_sessions(server) == 2)
+        await mcp_pool.list_tools(make_endpoint(server, user_id="another", server_id="a"))
+        assert count_sessions(server) == 3
 
 
-async def test_idle_connections_are_closed_and_used_ones_are_not(server: FakeMcpServer) -> None:
-    async with reaching(server, idle_s=0.15) as mcp_pool:
-        async with calling(mcp_pool, server) as call:
-            await mcp_pool.list_tools(endpoint(server, server_id="another"))
-            await until(lambda: farewells(server) == 1)
-            await mcp_pool.list_tools(endpoint(server))
+async def test_idle_connections_are_closed_and_busy_ones_are_not(server: FakeMcpServer) -> None:
+    async with running_pool(server, idle_s=0.15) as mcp_pool:
+        async with running_call(mcp_pool, server) as call:
+            await mcp_pool.list_tools(make_endpoint(server, server_id="another"))
+            await wait_until(lambda: count_closed_sessions(server) == 1)
+            await mcp_pool.list_tools(make_endpoint(server))
             assert not call.done()
-            assert sessions(server) == 2
+            assert count_sessions(server) == 2
         await call
-        await until(lambda: farewells(server) == 2)
-        assert await mcp_pool.list_tools(endpoint(server))
-        assert sessions(server) == 3
+        await wait_until(lambda: count_closed_sessions(server) == 2)
+        assert await mcp_pool.list_tools(make_endpoint(server))
+        assert count_sessions(server) == 3
 
 
-async def test_the_longest_idle_connection_makes_room_for_another(server: FakeMcpServer) -> None:
-    async with reaching(server, max_connections=2) as mcp_pool:
+async def test_the_longest_idle_connection_is_evicted(server: FakeMcpServer) -> None:
+    async with running_pool(server, max_connections=2) as mcp_pool:
         for server_id in ("a", "b", "a", "c"):
-            await mcp_pool.list_tools(endpoint(server, server_id=server_id))
-        await until(lambda: farewells(server) == 1)
-        await mcp_pool.list_tools(endpoint(server, server_id="a"))
-        assert sessions(server) == 3
-        await mcp_pool.list_tools(endpoint(server, server_id="b"))
-        assert sessions(server) == 4
+            await mcp_pool.list_tools(make_endpoint(server, server_id=server_id))
+        await wait_until(lambda: count_closed_sessions(server) == 1)
+        await mcp_pool.list_tools(make_endpoint(server, server_id="a"))
+        assert count_sessions(server) == 3
+        await mcp_pool.list_tools(make_endpoint(server, server_id="b"))
+        assert count_sessions(server) == 4
 
 
-async def test_when_all_connections_are_in_use_another_is_told_to_come_again(server: FakeMcpServer) -> None:
-    async with reaching(server, max_connections=1) as mcp_pool:
-        async with calling(mcp_pool, server) as call:
+async def test_a_full_pool_without_idle_connections_is_unavailable(server: FakeMcpServer) -> None:
+    async with running_pool(server, max_connections=1) as mcp_pool:
+        async with running_call(mcp_pool, server) as call:
             for retired in (False, True):
                 if retired:
                     mcp_pool.forget("someone", "a-server")
                 with pytest.raises(Unavailable):
-                    await mcp_pool.list_tools(endpoint(server, server_id="another"))
+                    await mcp_pool.list_tools(make_endpoint(server, server_id="another"))
         await call
-        assert await mcp_pool.list_tools(endpoint(server, server_id="another"))
+        assert await mcp_pool.list_tools(make_endpoint(server, server_id="another"))
 
 
-async def test_where_connecting_fails_all_who_wait_are_told_why(server: FakeMcpServer) -> None:
-    gate = asyncio.Event()
-    server.fault = Fault(behind(gate, drop))
-    async with reaching(server) as mcp_pool:
-        listings = [asyncio.create_task(mcp_pool.list_tools(endpoint(server))) for _ in range(5)]
-        await until(lambda: server.requests)
+async def test_a_failed_handshake_fails_all_waiting_requests_with_its_cause(server: FakeMcpServer) -> None:
+    gate = threading.Event()
+    server.fault = Fault(respond_after(gate, drop))
+    async with running_pool(server) as mcp_pool:
+        listings = [asyncio.create_task(mcp_pool.list_tools(make_endpoint(server))) for _ in range(5)]
+        await wait_until(lambda: server.requests)
         gate.set()
         failures = await asyncio.gather(*listings, return_exceptions=True)
         assert [getattr(failure, "cause", failure) for failure in failures] == ["closed"] * 5
         assert [request.rpc_method for request in server.requests] == ["server/discover", "initialize"]
         server.fault = None
-        assert await mcp_pool.list_tools(endpoint(server)) == server.tools
+        assert await mcp_pool.list_tools(make_endpoint(server)) == server.tools
 
 
-async def test_one_who_goes_while_connecting_leaves_the_others_and_the_connection_alone(server: FakeMcpServer) -> None:
-    gate = asyncio.Event()
-    server.fault = Fault(behind(gate, OLDER), on=FIRST_WORD)
-    async with reaching(server) as mcp_pool:
-        first, second = [asyncio.create_task(mcp_pool.list_tools(endpoint(server))) for _ in range(2)]
-        await until(lambda: server.requests)
+async def test_a_request_cancelled_during_the_handshake_does_not_affect_the_others(server: FakeMcpServer) -> None:
+    gate = threading.Event()
+    server.fault = Fault(respond_after(gate, REJECT), on=FIRST_METHOD)
+    async with running_pool(server) as mcp_pool:
+        first, second = [asyncio.create_task(mcp_pool.list_tools(make_endpoint(server))) for _ in range(2)]
+        await wait_until(lambda: server.requests)
         first.cancel()
         await asyncio.wait({first})
         assert first.cancelled()
         gate.set()
         assert await second == server.tools
-        assert sessions(server) == 1
+        assert count_sessions(server) == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_when_all_go_while_connecting_nothing_is_left_over(server: FakeMcpServer, fails: bool) -> None:
-    gate = asyncio.Event()
-    server.fault = Fault(behind(gate, drop)) if fails else Fault(behind(gate, OLDER), on=FIRST_WORD)
-    async with reaching(server) as mcp_pool:
-        listing = asyncio.create_task(mcp_pool.list_tools(endpoint(server)))
-        await until(lambda: server.requests)
-        [place] = mcp_pool._places.values()
+async def test_a_connection_whose_requests_were_all_cancelled_is_cleaned_up(server: FakeMcpServer, fails: bool) -> None:
+    gate = threading.Event()
+    server.fault = Fault(respond_after(gate, drop)) if fails else Fault(respond_after(gate, REJECT), on=FIRST_METHOD)
+    async with running_pool(server) as mcp_pool:
+        listing = asyncio.create_task(mcp_pool.list_tools(make_endpoint(server)))
+        await wait_until(lambda: server.requests)
+        [entry] = mcp_pool._entries.values()
         listing.cancel()
         await asyncio.wait({listing})
         gate.set()
-        await until(place.opening.done)
+        await wait_until(entry.opening.done)
         if not fails:
             mcp_pool._reap(time.monotonic())
-            await until(lambda: farewells(server) == 1)
-        await until(lambda: not mcp_pool._places)
+            await wait_until(lambda: count_closed_sessions(server) == 1)
+        await wait_until(lambda: not mcp_pool._entries)
         server.fault = None
-        assert await mcp_pool.list_tools(endpoint(server)) == server.tools
+        assert await mcp_pool.list_tools(make_endpoint(server)) == server.tools
 
 
-async def test_a_connection_that_failed_someone_gets_no_new_users(server: FakeMcpServer) -> None:
-    """Those who are on it end what they began; whatever is broken of it breaks nothing else."""
-    async with reaching(server) as mcp_pool:
-        async with calling(mcp_pool, server) as call:
+async def test_a_connection_on_which_a_call_failed_gets_no_new_calls(server: FakeMcpServer) -> None:
+    """Its running calls finish."""
+    async with running_pool(server) as mcp_pool:
+        async with running_call(mcp_pool, server) as call:
             server.fault = Fault(drop, on={"tools/call"})
             with pytest.raises(ToolFailed):
-                await mcp_pool.call_tool(endpoint(server), "echo", {}, 60)
+                await mcp_pool.call_tool(make_endpoint(server), "echo", {}, 60)
             server.fault = None
-            await mcp_pool.list_tools(endpoint(server))
-            assert sessions(server) == 2
-            assert farewells(server) == 0
+            await mcp_pool.list_tools(make_endpoint(server))
+            assert count_sessions(server) == 2
+            assert count_closed_sessions(server) == 0
         assert (await call)["content"]
-        await until(lambda: farewells(server) == 1)
+        await wait_until(lambda: count_closed_sessions(server) == 1)
 
 
-async def test_closing_ends_what_is_under_way_and_begins_nothing_new(server: FakeMcpServer) -> None:
-    async with reaching(server) as mcp_pool:
-        await mcp_pool.list_tools(endpoint(server))
+async def test_closing_ends_running_calls_and_rejects_new_ones(server: FakeMcpServer) -> None:
+    async with running_pool(server) as mcp_pool:
+        await mcp_pool.list_tools(make_endpoint(server))
         server.fault = Fault(hang, on={"tools/list", "tools/call"})
-        listing = asyncio.create_task(mcp_pool.list_tools(endpoint(server)))
-        call = asyncio.create_task(mcp_pool.call_tool(endpoint(server), "echo", {}, 60))
-        await until(lambda: server.listings == 2 and server.calls)
+        listing = asyncio.create_task(mcp_pool.list_tools(make_endpoint(server)))
+        call = asyncio.create_task(mcp_pool.call_tool(make_endpoint(server), "echo", {}, 60))
+        await wait_until(lambda: server.listings == 2 and server.calls)
         with within(2):
             await mcp_pool.aclose()
         with pytest.raises(ServerUnreachable) as failure:
@@ -272,48 +276,50 @@ async def test_closing_ends_what_is_under_way_and_begins_nothing_new(server: Fak
         with pytest.raises(ToolFailed) as unknown:
             await call
         assert unknown.value.outcome == "unknown"
-        with pytest.raises(ServerUnreachable, match="stopping"):
-            await mcp_pool.list_tools(endpoint(server))
-    assert sessions(server) == 1
+        with pytest.raises(ServerUnreachable, match="shutting down"):
+            await mcp_pool.list_tools(make_endpoint(server))
+    assert count_sessions(server) == 1
 
 
-async def test_closing_while_connecting_tells_those_who_wait(server: FakeMcpServer) -> None:
+async def test_closing_during_the_handshake_fails_waiting_requests(server: FakeMcpServer) -> None:
     server.fault = Fault(hang)
-    async with reaching(server) as mcp_pool:
-        listing = asyncio.create_task(mcp_pool.list_tools(endpoint(server)))
-        await until(lambda: server.requests)
-        just_begun = asyncio.create_task(mcp_pool.list_tools(endpoint(server, server_id="another")))
+    async with running_pool(server) as mcp_pool:
+        listing = asyncio.create_task(mcp_pool.list_tools(make_endpoint(server)))
+        await wait_until(lambda: server.requests)
+        just_started = asyncio.create_task(mcp_pool.list_tools(make_endpoint(server, server_id="another")))
         await asyncio.sleep(0)
         with within(1):
             await mcp_pool.aclose()
-        for task in (listing, just_begun):
+        for task in (listing, just_started):
             with pytest.raises(ServerUnreachable) as failure:
                 await task
             assert failure.value.cause == "closed"
 
 
-async def test_closing_does_not_wait_for_servers_that_do_not_say_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_CLOSING_S", 1.0)
+async def test_closing_does_not_wait_for_servers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_CLOSE_TIMEOUT_S", 1.0)
     async with AsyncExitStack() as stack:
         servers = [stack.enter_context(running_mcp_server(era="legacy")) for _ in range(3)]
-        async with reaching(*servers) as mcp_pool:
-            await asyncio.gather(*[mcp_pool.list_tools(endpoint(each, server_id=str(each.port))) for each in servers])
-            for each in servers:
-                each.fault = Fault(hang)
+        async with running_pool(*servers) as mcp_pool:
+            await asyncio.gather(
+                *[mcp_pool.list_tools(make_endpoint(server, server_id=str(server.port))) for server in servers]
+            )
+            for server in servers:
+                server.fault = Fault(hang)
             with within(1.5):
                 await mcp_pool.aclose()
-            assert all(each.requests[-1].method == "DELETE" for each in servers)
+            assert all(server.requests[-1].method == "DELETE" for server in servers)
 
 
-async def test_fifty_servers_that_hang_do_not_hold_up_one_that_does_not(server: FakeMcpServer) -> None:
+async def test_fifty_hanging_servers_do_not_delay_another_server(server: FakeMcpServer) -> None:
     with listener() as silent:
-        async with reaching(server, silent.port, connect_s=60) as mcp_pool:
+        async with running_pool(server, silent.port, connect_s=60) as mcp_pool:
             url = f"http://127.0.0.1:{silent.port}/mcp"
-            hanging = [endpoint(server, url=url, server_id=f"hanging-{n}") for n in range(50)]
-            waiting = [asyncio.create_task(mcp_pool.list_tools(each)) for each in hanging]
-            await until(lambda: silent.connects == 50)
+            hanging = [make_endpoint(server, url=url, server_id=f"hanging-{n}") for n in range(50)]
+            waiting = [asyncio.create_task(mcp_pool.list_tools(endpoint)) for endpoint in hanging]
+            await wait_until(lambda: silent.connects == 50)
             with within(1):
-                assert await mcp_pool.list_tools(endpoint(server)) == server.tools
+                assert await mcp_pool.list_tools(make_endpoint(server)) == server.tools
             assert not any(task.done() for task in waiting)
             for task in waiting:
                 task.cancel()
@@ -321,26 +327,26 @@ async def test_fifty_servers_that_hang_do_not_hold_up_one_that_does_not(server: 
                 await asyncio.wait(waiting)
 
 
-def test_it_all_works_on_the_event_loop_that_the_service_runs_on(server: FakeMcpServer, mcp: FakeMcpServer) -> None:
-    async def ask() -> None:
-        async with reaching(server, mcp) as mcp_pool:
-            assert await mcp_pool.list_tools(endpoint(server)) == server.tools
-            assert await mcp_pool.call_tool(endpoint(server), "echo", {}, 60)
-            assert await mcp_pool.list_tools(endpoint(mcp, server_id="another")) == []
+def test_the_pool_works_on_uvloop(server: FakeMcpServer, mcp: FakeMcpServer) -> None:
+    async def use_pool() -> None:
+        async with running_pool(server, mcp) as mcp_pool:
+            assert await mcp_pool.list_tools(make_endpoint(server)) == server.tools
+            assert await mcp_pool.call_tool(make_endpoint(server), "echo", {}, 60)
+            assert await mcp_pool.list_tools(make_endpoint(mcp, server_id="another")) == []
 
-    with ThreadPoolExecutor(1) as elsewhere:  # here, there is a loop already
-        elsewhere.submit(uvloop.run, ask()).result(60)
-    assert (sessions(server), farewells(server)) == (1, 1)
+    with ThreadPoolExecutor(1) as thread:  # this thread already has an event loop
+        thread.submit(uvloop.run, use_pool()).result(60)
+    assert (count_sessions(server), count_closed_sessions(server)) == (1, 1)
 
 
-async def test_the_time_for_a_call_includes_the_handshake(server: FakeMcpServer) -> None:
+async def test_the_timeout_of_a_call_includes_the_handshake(server: FakeMcpServer) -> None:
     server.fault = Fault(hang)
-    async with reaching(server) as mcp_pool:
-        with within(2), pytest.raises(ServerUnreachable) as failed:
-            await mcp_pool.call_tool(endpoint(server), "echo", {}, 0.2)
-        assert failed.value.cause == "timeout"
+    async with running_pool(server) as mcp_pool:
+        with within(2), pytest.raises(ServerUnreachable) as failure:
+            await mcp_pool.call_tool(make_endpoint(server), "echo", {}, 0.2)
+        assert failure.value.cause == "timeout"
     assert server.calls == []
     server.fault = None
-    async with reaching(server) as mcp_pool:
-        await mcp_pool.call_tool(endpoint(server), "echo", {}, 60)
+    async with running_pool(server) as mcp_pool:
+        await mcp_pool.call_tool(make_endpoint(server), "echo", {}, 60)
     assert len(server.calls) == 1

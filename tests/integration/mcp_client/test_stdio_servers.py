@@ -1,4 +1,4 @@
-"""Programs that the operator has listed, run and spoken to over stdio; and the file that lists them."""
+"""Tests of stdio servers: the programs that the operator lists, and the file that lists them."""
 
 import asyncio
 import json
@@ -17,77 +17,30 @@ from mcp.client import stdio
 from app.errors import ConfigurationError, InvalidInput, ServerUnreachable, ToolFailed, ToolTimedOut
 from app.mcp_client import connection
 from app.mcp_client.stdio_servers import StdioProgram, StdioServerRegistry
-from tests.support.mcp_pool import endpoint, reaching, until, within
+from tests.support.mcp_pool import make_endpoint, running_pool, wait_until, within
+from tests.support.stdio_programs import MINIMAL_SERVER, SDK_SERVER
 
-pytestmark = pytest.mark.usefixtures("nothing_forgotten")
+pytestmark = pytest.mark.usefixtures("no_event_loop_errors")
 
 CANARY = "canary-77aa"
 
-# By which the SDK ends a program that stays, and how long it gives each.
-_WAITED_FOR = ("_WRITER_FLUSH_TIMEOUT", "_KILL_REAP_TIMEOUT")
-_WAITED_OUT = ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT")
-STEPS = {name: getattr(stdio, name) for name in (*_WAITED_FOR, *_WAITED_OUT)}
+# The timeouts of the steps in which the SDK stops a program.
+_CLEANUP_TIMEOUTS = ("_WRITER_FLUSH_TIMEOUT", "_KILL_REAP_TIMEOUT")
+_GRACE_TIMEOUTS = ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT")
+SDK_TIMEOUTS = {name: getattr(stdio, name) for name in (*_CLEANUP_TIMEOUTS, *_GRACE_TIMEOUTS)}
 
 
 @pytest.fixture(autouse=True)
-def _hastily(monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in _WAITED_OUT:
-        monkeypatch.setattr(stdio, step, STEPS[step] / 10)
+def _short_sdk_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in _GRACE_TIMEOUTS:
+        monkeypatch.setattr(stdio, step, SDK_TIMEOUTS[step] / 10)
 
 
-WITH_THE_SDK = """
-    import os
-    from mcp.server.mcpserver import MCPServer
-
-    server = MCPServer("tiny")
-
-    @server.tool()
-    def add(a: int, b: int) -> int:
-        "Adds."
-        return a + b
-
-    server.run("stdio")
-"""
-
-# Starts in a twentieth of the time, and can be made to misbehave.
-BY_HAND = """
-    import json, os, signal, sys, time
-
-    def say(message):
-        print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
-
-    def answer(method, params):
-        if method == "initialize":
-            server = {"name": "by-hand", "version": "1"}
-            return {"protocolVersion": "2025-11-25", "serverInfo": server, "capabilities": {"tools": {}}}
-        if method == "tools/list":
-            return {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}
-        if params["name"] == "exit":
-            os._exit(1)
-        if params["name"] == "sleep":
-            time.sleep(30)
-        seen = {"environ": dict(os.environ), "argv": sys.argv[1:], "pid": os.getpid()}
-        return {"content": [], "structuredContent": seen}
-
-    METHODS = {"initialize", "tools/list", "tools/call"}
-    BEFORE
-    for line in sys.stdin:
-        message = json.loads(line)
-        if message.get("method") == "tools/call":
-            with open(sys.argv[1], "a") as log:
-                log.write(message["params"]["name"] + " ")
-        if message.get("method") in METHODS:
-            say({"id": message["id"], "result": answer(message["method"], message.get("params"))})
-        elif "id" in message:
-            say({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
-    AFTER
-"""
-
-Listed = Callable[..., StdioServerRegistry]
+WriteRegistry = Callable[..., StdioServerRegistry]
 
 
-class Log:
-    """Of the calls that have arrived at the program."""
+class CallLog:
+    """The calls that have reached the program."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,15 +51,15 @@ class Log:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
-    return Log(tmp_path / "log")
+def log(tmp_path: Path) -> CallLog:
+    return CallLog(tmp_path / "log")
 
 
 @pytest.fixture
-def listed(tmp_path: Path, log: Log) -> Listed:
-    """The operator's file with one program in it."""
+def write_registry(tmp_path: Path, log: CallLog) -> WriteRegistry:
+    """Writes the operator's file with one program and reads it."""
 
-    def write(script: str = BY_HAND, before: str = "", after: str = "", **program: Any) -> StdioServerRegistry:
+    def write(script: str = MINIMAL_SERVER, before: str = "", after: str = "", **program: Any) -> StdioServerRegistry:
         code = tmp_path / "server.py"
         code.write_text(textwrap.dedent(script).replace("BEFORE", before).replace("AFTER", after))
         argv = [sys.executable, str(code), str(log.path), *program.pop("arguments", [])]
@@ -117,11 +70,11 @@ def listed(tmp_path: Path, log: Log) -> Listed:
     return write
 
 
-TINY = endpoint("tiny")
+TINY = make_endpoint("tiny")
 
 
-async def test_a_server_made_with_the_sdk_is_listed_and_called(listed: Listed) -> None:
-    async with reaching(operators=listed(WITH_THE_SDK)) as mcp_pool:
+async def test_a_server_made_with_the_sdk_is_listed_and_called(write_registry: WriteRegistry) -> None:
+    async with running_pool(stdio_servers=write_registry(SDK_SERVER)) as mcp_pool:
         [found] = await mcp_pool.list_tools(TINY)
         assert (found["name"], found["description"]) == ("add", "Adds.")
         result = await mcp_pool.call_tool(TINY, "add", {"a": 2, "b": 3}, 60)
@@ -130,24 +83,26 @@ async def test_a_server_made_with_the_sdk_is_listed_and_called(listed: Listed) -
         assert result["isError"]
 
 
-async def test_a_program_gets_what_the_operator_gives_it_and_none_of_our_secrets(
-    listed: Listed, monkeypatch: pytest.MonkeyPatch
+async def test_a_program_gets_the_operators_environment_and_none_of_our_secrets(
+    write_registry: WriteRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OPENAI_API_KEY", "DATABASE_URL", "TOOLSCOUT_SECRET_KEY", "TOOLSCOUT_ADMIN_API_KEY"):
         monkeypatch.setenv(name, CANARY)
-    given = {"TOKEN": "a b $HOME `id` ü", "EMPTY": "", "USER": "tiny"}
+    env = {"TOKEN": "a b $HOME `id` ü", "EMPTY": "", "USER": "tiny"}
     arguments = ["$HOME", "`id`", "; exit", "*", "", "ü"]
-    async with reaching(operators=listed(env=given, arguments=arguments)) as mcp_pool:
-        seen = (await mcp_pool.call_tool(TINY, "look", {}, 60))["structuredContent"]
-    assert seen["argv"][1:] == arguments
-    assert CANARY not in json.dumps(seen)
-    usual = {name: os.environ[name] for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM") if name in os.environ}
-    by_python = {"LC_CTYPE": seen["environ"].get("LC_CTYPE", "")} if "LC_CTYPE" in seen["environ"] else {}
-    assert seen["environ"] == {**usual, **by_python, **given}
+    async with running_pool(stdio_servers=write_registry(env=env, arguments=arguments)) as mcp_pool:
+        environment = (await mcp_pool.call_tool(TINY, "look", {}, 60))["structuredContent"]
+    assert environment["argv"][1:] == arguments
+    assert CANARY not in json.dumps(environment)
+    inherited = {name: os.environ[name] for name in ("HOME", "LOGNAME", "PATH", "SHELL", "TERM") if name in os.environ}
+    set_by_python = (
+        {"LC_CTYPE": environment["environ"].get("LC_CTYPE", "")} if "LC_CTYPE" in environment["environ"] else {}
+    )
+    assert environment["environ"] == {**inherited, **set_by_python, **env}
 
 
-async def test_a_program_runs_once_for_all_and_is_gone_after(listed: Listed) -> None:
-    async with reaching(operators=listed()) as mcp_pool:
+async def test_a_program_is_shared_and_stopped_with_the_pool(write_registry: WriteRegistry) -> None:
+    async with running_pool(stdio_servers=write_registry()) as mcp_pool:
         results = await asyncio.gather(*[mcp_pool.call_tool(TINY, "look", {}, 60) for _ in range(5)])
         pids = {result["structuredContent"]["pid"] for result in results}
         assert len(pids) == 1
@@ -155,12 +110,12 @@ async def test_a_program_runs_once_for_all_and_is_gone_after(listed: Listed) -> 
     assert not psutil.pid_exists(*pids)
 
 
-async def test_what_a_program_says_beside_the_protocol_is_ignored(
-    listed: Listed, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+async def test_output_that_is_not_mcp_is_ignored(
+    write_registry: WriteRegistry, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
     banner = f'print("{CANARY}"); print("{{}}"); print("[1, "); print("{CANARY}", file=sys.stderr, flush=True)'
-    async with reaching(operators=listed(before=banner)) as mcp_pool:
+    async with running_pool(stdio_servers=write_registry(before=banner)) as mcp_pool:
         assert await mcp_pool.list_tools(TINY)
     assert CANARY not in "".join(capfd.readouterr())
     assert CANARY not in caplog.text
@@ -175,71 +130,75 @@ async def test_what_a_program_says_beside_the_protocol_is_ignored(
         ("time.sleep(30)", "timeout"),
     ],
 )
-async def test_a_program_that_does_not_speak_mcp_is_left(listed: Listed, before: str, cause: str) -> None:
-    # to start a program and see it end takes its time on a busy machine
+async def test_a_program_that_does_not_speak_mcp_is_stopped(
+    write_registry: WriteRegistry, before: str, cause: str
+) -> None:
+    # starting a program and noticing its exit takes time on a busy machine
     connect_s = 0.5 if cause == "timeout" else 60.0
-    async with reaching(operators=listed(before=before), connect_s=connect_s) as mcp_pool:
+    async with running_pool(stdio_servers=write_registry(before=before), connect_s=connect_s) as mcp_pool:
         with within(6), pytest.raises(ServerUnreachable) as failure:
             await mcp_pool.list_tools(TINY)
         assert (failure.value.cause, CANARY in failure.value.message) == (cause, False)
     assert running_programs() == []
 
 
-async def test_the_operator_is_told_what_a_program_said_that_does_not_start(
-    listed: Listed, caplog: pytest.LogCaptureFixture
+async def test_the_stderr_of_a_program_that_fails_to_start_is_logged(
+    write_registry: WriteRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = "print('noise\\x1b[31m ' * 50_000, file=sys.stderr); no_such_name"
-    async with reaching(operators=listed(before=before), connect_s=60.0) as mcp_pool:
+    async with running_pool(stdio_servers=write_registry(before=before), connect_s=60.0) as mcp_pool:
         with pytest.raises(ServerUnreachable) as failure:
             await mcp_pool.list_tools(TINY)
-    [told] = [record for record in caplog.records if "does not start" in record.message]
-    said = str(vars(told)["said"])
-    assert "NameError: name 'no_such_name' is not defined" in said
-    assert "\x1b" not in said
-    assert len(said) <= 2_000
+    [logged] = [record for record in caplog.records if "failed to start" in record.message]
+    stderr = str(vars(logged)["stderr"])
+    assert "NameError: name 'no_such_name' is not defined" in stderr
+    assert "\x1b" not in stderr
+    assert len(stderr) <= 2_000
     assert "no_such_name" not in failure.value.message
-    assert vars(told)["server"] == TINY.server_name
+    assert vars(logged)["server"] == TINY.server_name
 
 
 def running_programs() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if _runs_a_server(child)]
+    return [child for child in psutil.Process().children() if _is_test_server(child)]
 
 
-def _runs_a_server(process: psutil.Process) -> bool:
+def _is_test_server(process: psutil.Process) -> bool:
     try:
         return "server.py" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # it has just ended
+    except psutil.NoSuchProcess:  # it has just exited
         return False
 
 
 @pytest.mark.parametrize("argv", [["/nowhere/to/be/found", CANARY], ["/"], [""]])
-async def test_a_program_that_cannot_be_started_says_so(argv: list[str]) -> None:
-    async with reaching(operators=StdioServerRegistry({"tiny": StdioProgram(argv=argv)})) as mcp_pool:
+async def test_a_program_that_cannot_be_started_is_refused(argv: list[str]) -> None:
+    async with running_pool(stdio_servers=StdioServerRegistry({"tiny": StdioProgram(argv=argv)})) as mcp_pool:
         with pytest.raises(ServerUnreachable) as failure:
             await mcp_pool.list_tools(TINY)
     assert failure.value.cause == "refused"
     assert not any(word and word in failure.value.message for word in [*argv[:1], CANARY])
 
 
-async def test_a_program_that_ends_when_asked_for_the_newer_protocol_is_greeted_in_the_older(listed: Listed) -> None:
-    bears_nothing_else = 'assert "initialize" in (first := sys.stdin.readline())'
-    answer_it = "say({'id': json.loads(first)['id'], 'result': answer('initialize', {})})"
-    async with reaching(operators=listed(before=f"{bears_nothing_else}; {answer_it}")) as mcp_pool:
+async def test_a_program_that_exits_on_the_newer_handshake_gets_the_older_one(write_registry: WriteRegistry) -> None:
+    require_initialize = 'assert "initialize" in (first := sys.stdin.readline())'
+    answer_initialize = "send({'id': json.loads(first)['id'], 'result': answer('initialize', {})})"
+    async with running_pool(
+        stdio_servers=write_registry(before=f"{require_initialize}; {answer_initialize}")
+    ) as mcp_pool:
         assert await mcp_pool.list_tools(TINY)
 
 
-async def test_a_program_that_is_listed_no_more_cannot_be_reached(listed: Listed) -> None:
-    async with reaching(operators=listed()) as mcp_pool:
+async def test_a_program_that_is_no_longer_listed_is_unreachable(write_registry: WriteRegistry) -> None:
+    async with running_pool(stdio_servers=write_registry()) as mcp_pool:
         with pytest.raises(ServerUnreachable, match="'other'") as failure:
-            await mcp_pool.list_tools(endpoint("other"))
+            await mcp_pool.list_tools(make_endpoint("other"))
         assert failure.value.cause == "not_listed"
         assert await mcp_pool.list_tools(TINY)
 
 
-async def test_a_call_that_ends_its_program_is_not_repeated_and_the_next_starts_it_again(
-    listed: Listed, log: Log
+async def test_a_call_that_crashes_its_program_is_not_repeated_and_the_next_call_restarts_it(
+    write_registry: WriteRegistry, log: CallLog
 ) -> None:
-    async with reaching(operators=listed()) as mcp_pool:
+    async with running_pool(stdio_servers=write_registry()) as mcp_pool:
         await mcp_pool.list_tools(TINY)
         with within(3), pytest.raises(ToolFailed) as failure:
             await mcp_pool.call_tool(TINY, "exit", {}, 60)
@@ -249,19 +208,19 @@ async def test_a_call_that_ends_its_program_is_not_repeated_and_the_next_starts_
     assert log.calls == ["exit", "look"]
 
 
-async def test_a_program_that_died_between_two_calls_is_started_again(listed: Listed, log: Log) -> None:
-    async with reaching(operators=listed()) as mcp_pool:
+async def test_a_program_that_died_between_two_calls_is_restarted(write_registry: WriteRegistry, log: CallLog) -> None:
+    async with running_pool(stdio_servers=write_registry()) as mcp_pool:
         first = (await mcp_pool.call_tool(TINY, "look", {}, 60))["structuredContent"]["pid"]
         psutil.Process(first).kill()
-        await until(lambda: not psutil.pid_exists(first))
-        for _ in range(10):  # until its end of the pipe was read, nobody knows that it is dead
+        await wait_until(lambda: not psutil.pid_exists(first))
+        for _ in range(10):  # its death is noticed when the end of the pipe is read
             await asyncio.sleep(0.005)
         assert (await mcp_pool.call_tool(TINY, "look", {}, 60))["structuredContent"]["pid"] != first
     assert log.calls == ["look", "look"]
 
 
-async def test_a_call_of_a_program_has_its_deadline(listed: Listed) -> None:
-    async with reaching(operators=listed()) as mcp_pool:
+async def test_a_call_of_a_program_times_out(write_registry: WriteRegistry) -> None:
+    async with running_pool(stdio_servers=write_registry()) as mcp_pool:
         await mcp_pool.list_tools(TINY)
         with within(1.5), pytest.raises(ToolTimedOut) as failure:
             await mcp_pool.call_tool(TINY, "sleep", {}, 0.2)
@@ -270,51 +229,51 @@ async def test_a_call_of_a_program_has_its_deadline(listed: Listed) -> None:
             assert await mcp_pool.call_tool(TINY, "look", {}, 60)
 
 
-@pytest.mark.parametrize("opened", [True, False])
-async def test_a_program_that_does_not_want_to_go_is_made_to(
-    listed: Listed, monkeypatch: pytest.MonkeyPatch, opened: bool
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_program_that_ignores_sigterm_is_killed(
+    write_registry: WriteRegistry, monkeypatch: pytest.MonkeyPatch, connected: bool
 ) -> None:
-    """By steps of the SDK's, which are not broken off."""
-    assert sum(STEPS.values()) < connection._STOPPING_S
-    monkeypatch.setattr(connection, "_CLOSING_S", 0.1)
-    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    if not opened:
-        stubborn += "; time.sleep(30)"
-    async with reaching(operators=listed(before=stubborn, after="time.sleep(30)")) as mcp_pool:
-        asking = asyncio.create_task(mcp_pool.list_tools(TINY))
-        await (asking if opened else until(running_programs))
+    """The SDK stops it in steps, which are not cut short."""
+    assert sum(SDK_TIMEOUTS.values()) < connection._STDIO_CLOSE_TIMEOUT_S
+    monkeypatch.setattr(connection, "_CLOSE_TIMEOUT_S", 0.1)
+    ignore_sigterm = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    if not connected:
+        ignore_sigterm += "; time.sleep(30)"
+    async with running_pool(stdio_servers=write_registry(before=ignore_sigterm, after="time.sleep(30)")) as mcp_pool:
+        listing = asyncio.create_task(mcp_pool.list_tools(TINY))
+        await (listing if connected else wait_until(running_programs))
         assert len(running_programs()) == 1
         with within(3):
             await mcp_pool.aclose()
         assert running_programs() == []
-        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.gather(listing, return_exceptions=True)
 
 
-async def test_only_a_listed_program_can_be_chosen(listed: Listed) -> None:
-    operators = listed()
-    operators.check("tiny")
-    for stranger in ("", "Tiny", "server.py", "../tiny"):
+async def test_only_a_listed_program_can_be_registered(write_registry: WriteRegistry) -> None:
+    registry = write_registry()
+    registry.check("tiny")
+    for unlisted in ("", "Tiny", "server.py", "../tiny"):
         with pytest.raises(InvalidInput):
-            operators.check(stranger)
+            registry.check(unlisted)
     with pytest.raises(InvalidInput):
         StdioServerRegistry.read(None).check("tiny")
 
 
-BAD_FILES = {
+INVALID_FILES = {
     "not_json": f'{{"tiny": {{"argv": ["{CANARY}"]',
     "not_text": b"\xff\xfe" + CANARY.encode(),
     "a_list": f'["{CANARY}"]',
     "no_argv": f'{{"tiny": {{"env": {{"TOKEN": "{CANARY}"}}}}}}',
     "empty_argv": '{"tiny": {"argv": []}}',
     "argv_of_numbers": f'{{"tiny": {{"argv": [7, "{CANARY}"]}}}}',
-    "a_command_line": f'{{"tiny": {{"argv": "run --key {CANARY}"}}}}',
-    "a_number_for_a_secret": f'{{"tiny": {{"argv": ["run"], "env": {{"TOKEN": ["{CANARY}"]}}}}}}',
+    "argv_as_text": f'{{"tiny": {{"argv": "run --key {CANARY}"}}}}',
+    "list_as_secret": f'{{"tiny": {{"argv": ["run"], "env": {{"TOKEN": ["{CANARY}"]}}}}}}',
     "unknown_field": f'{{"tiny": {{"argv": ["run"], "environment": {{"TOKEN": "{CANARY}"}}}}}}',
 }
 
 
-@pytest.mark.parametrize("content", BAD_FILES.values(), ids=BAD_FILES.keys())
-def test_a_bad_file_is_refused_without_telling_what_is_in_it(tmp_path: Path, content: str | bytes) -> None:
+@pytest.mark.parametrize("content", INVALID_FILES.values(), ids=INVALID_FILES.keys())
+def test_an_invalid_file_is_rejected_without_quoting_its_content(tmp_path: Path, content: str | bytes) -> None:
     file = tmp_path / "stdio.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigurationError, match="TOOLSCOUT_STDIO_SERVERS") as failure:
@@ -322,7 +281,7 @@ def test_a_bad_file_is_refused_without_telling_what_is_in_it(tmp_path: Path, con
     assert CANARY not in "".join(traceback.format_exception(failure.value))
 
 
-def test_a_bad_file_is_refused_with_the_place_of_its_error(tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected_with_the_path_of_the_error(tmp_path: Path) -> None:
     file = tmp_path / "stdio.json"
     file.write_text('{"tiny": {"argv": ["run"], "env": {"TOKEN": 7}}}')
     with pytest.raises(ConfigurationError, match=r"tiny\.env\.TOKEN"):

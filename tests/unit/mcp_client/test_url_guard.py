@@ -1,4 +1,4 @@
-"""Which URLs and addresses the guard lets through, by what is written and by what a name leads to."""
+"""Tests of the URL guard: which URLs and which addresses it allows."""
 
 import asyncio
 import ipaddress
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.errors import ServerUnreachable, UrlNotAllowed
 from app.mcp_client import url_guard as guard_module
 from app.mcp_client.url_guard import Guard, Resolve, Target, is_public
-from tests.support.urls import SPELLINGS
+from tests.support.urls import FORBIDDEN_URLS
 
 PUBLIC = """
     1.1.1.1 8.8.8.8 93.184.216.34 9.255.255.255 11.0.0.0 100.63.255.255 100.128.0.0 126.255.255.255 128.0.0.1
@@ -34,7 +34,7 @@ NOT_PUBLIC = """
     2002:808:808:: 3fff::1 5f00::1 fc00::1 fd00:ec2::254 fe80::1 fe80::1%eth0 fec0::1 ff02::1 ff0e::1 4000::1 e000::1
 """.split()
 
-NOT_EVEN_ADDRESSES = [
+NOT_ADDRESSES = [
     "",
     "localhost",
     "8.8.8",
@@ -46,7 +46,7 @@ NOT_EVEN_ADDRESSES = [
     "８.8.8.8",
 ]
 
-GOOD_URLS = [
+ALLOWED_URLS = [
     ("https://example.com", "example.com", 443),
     ("https://example.com/mcp?team=1&x=@127.0.0.1", "example.com", 443),
     ("https://example.com?x=https://127.0.0.1", "example.com", 443),
@@ -61,11 +61,11 @@ GOOD_URLS = [
 ]
 
 
-async def nobody(host: str, _port: int) -> Sequence[str]:
+async def fail_to_resolve(host: str, _port: int) -> Sequence[str]:
     raise OSError(f"{host} is not known here")
 
 
-def answering(*addresses: str) -> Resolve:
+def resolve_to(*addresses: str) -> Resolve:
     async def resolve(_host: str, _port: int) -> Sequence[str]:
         return addresses
 
@@ -74,34 +74,34 @@ def answering(*addresses: str) -> Resolve:
 
 @pytest.fixture(scope="module")
 def guard() -> Iterator[Guard]:
-    made = Guard([], nobody)
-    yield made
-    made.close()
+    created = Guard([], fail_to_resolve)
+    yield created
+    created.close()
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_an_address_of_the_internet_is_public(address: str) -> None:
+def test_a_public_address_is_recognized(address: str) -> None:
     assert is_public(address)
 
 
-@pytest.mark.parametrize("address", NOT_PUBLIC + NOT_EVEN_ADDRESSES)
-def test_an_address_of_some_network_of_ours_is_not_public(address: str) -> None:
+@pytest.mark.parametrize("address", NOT_PUBLIC + NOT_ADDRESSES)
+def test_a_private_or_reserved_address_is_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize(("url", "host", "port"), GOOD_URLS)
-def test_a_plain_public_url_is_taken(guard: Guard, url: str, host: str, port: int) -> None:
-    assert guard.target(url) == Target("https", host, port, listed=False)
+@pytest.mark.parametrize(("url", "host", "port"), ALLOWED_URLS)
+def test_a_plain_public_url_is_allowed(guard: Guard, url: str, host: str, port: int) -> None:
+    assert guard.parse_url(url) == Target("https", host, port, listed=False)
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_url_that_leads_inside_or_reads_in_two_ways_is_refused(guard: Guard, spelling: str) -> None:
+@pytest.mark.parametrize("url", FORBIDDEN_URLS)
+def test_a_private_or_ambiguous_url_is_rejected(guard: Guard, url: str) -> None:
     with pytest.raises(UrlNotAllowed):
-        guard.target(spelling.replace("{port}", "8080"))
+        guard.parse_url(url.replace("{port}", "8080"))
 
 
-def test_there_are_enough_spellings() -> None:
-    assert len(set(SPELLINGS)) == len(SPELLINGS) >= 150
+def test_there_are_at_least_150_distinct_forbidden_urls() -> None:
+    assert len(set(FORBIDDEN_URLS)) == len(FORBIDDEN_URLS) >= 150
 
 
 LISTED = ["127.0.0.1:8080", "Files.Internal:9000", "[::1]:8080", "localhost:3001"]
@@ -118,9 +118,9 @@ LISTED = ["127.0.0.1:8080", "Files.Internal:9000", "[::1]:8080", "localhost:3001
         "http://localhost:3001",
     ],
 )
-def test_the_operators_own_host_and_port_is_taken_also_over_plain_http(url: str) -> None:
-    guard = Guard(LISTED, nobody)
-    assert guard.target(url).listed
+def test_a_listed_host_and_port_is_allowed_over_plain_http(url: str) -> None:
+    guard = Guard(LISTED, fail_to_resolve)
+    assert guard.parse_url(url).listed
     guard.close()
 
 
@@ -142,10 +142,10 @@ def test_the_operators_own_host_and_port_is_taken_also_over_plain_http(url: str)
         "ftp://localhost:3001",
     ],
 )
-def test_nothing_near_the_operators_host_and_port_is_taken(url: str) -> None:
-    guard = Guard(LISTED, nobody)
+def test_urls_similar_to_a_listed_host_and_port_are_rejected(url: str) -> None:
+    guard = Guard(LISTED, fail_to_resolve)
     with pytest.raises(UrlNotAllowed):
-        guard.target(url)
+        guard.parse_url(url)
     guard.close()
 
 
@@ -154,52 +154,54 @@ def test_nothing_near_the_operators_host_and_port_is_taken(url: str) -> None:
     [["127.0.0.1"], ["8.8.8.8", "127.0.0.1"], ["10.0.0.1", "8.8.8.8"], ["2606:4700::1111", "::1"], ["nonsense"]],
     ids=str,
 )
-async def test_a_name_is_refused_for_any_address_that_is_not_public(addresses: list[str]) -> None:
-    guard = Guard(["inside.example:443"], answering(*addresses))
+async def test_a_host_is_rejected_if_any_of_its_addresses_is_not_public(addresses: list[str]) -> None:
+    guard = Guard(["inside.example:443"], resolve_to(*addresses))
     with pytest.raises(UrlNotAllowed, match="not public"):
-        await guard.addresses(guard.target("https://example.com"))
+        await guard.resolve(guard.parse_url("https://example.com"))
     with pytest.raises(UrlNotAllowed, match="not public"):
         await guard.check("https://example.com")
-    assert await guard.addresses(guard.target("https://inside.example")) == tuple(addresses)
+    assert await guard.resolve(guard.parse_url("https://inside.example")) == tuple(addresses)
     guard.close()
 
 
-async def test_a_name_with_public_addresses_is_taken_with_all_of_them() -> None:
-    guard = Guard([], answering("8.8.8.8", "2606:4700::1111"))
-    assert await guard.addresses(guard.target("https://example.com")) == ("8.8.8.8", "2606:4700::1111")
+async def test_all_public_addresses_of_a_host_are_returned() -> None:
+    guard = Guard([], resolve_to("8.8.8.8", "2606:4700::1111"))
+    assert await guard.resolve(guard.parse_url("https://example.com")) == ("8.8.8.8", "2606:4700::1111")
     guard.close()
 
 
-async def test_an_address_is_never_looked_up(guard: Guard) -> None:
-    assert await guard.addresses(guard.target("https://8.8.8.8")) == ["8.8.8.8"]
-    assert await guard.addresses(guard.target("https://[2606:4700::1111]")) == ["2606:4700::1111"]
+async def test_an_ip_address_is_never_resolved(guard: Guard) -> None:
+    assert await guard.resolve(guard.parse_url("https://8.8.8.8")) == ["8.8.8.8"]
+    assert await guard.resolve(guard.parse_url("https://[2606:4700::1111]")) == ["2606:4700::1111"]
 
 
-async def hanging(_host: str, _port: int) -> Sequence[str]:
+async def hang(_host: str, _port: int) -> Sequence[str]:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-async def unspeakable(host: str, _port: int) -> Sequence[str]:
+async def raise_unicode_error(host: str, _port: int) -> Sequence[str]:
     return [host.encode("ascii").decode("utf-16")]
 
 
-@pytest.mark.parametrize("resolve", [nobody, hanging, answering(), unspeakable], ids=lambda found: found.__name__)
-async def test_a_name_that_leads_nowhere_may_be_stored_but_not_connected_to(
+@pytest.mark.parametrize(
+    "resolve", [fail_to_resolve, hang, resolve_to(), raise_unicode_error], ids=lambda resolver: resolver.__name__
+)
+async def test_a_host_that_cannot_be_resolved_may_be_registered_but_not_connected_to(
     monkeypatch: pytest.MonkeyPatch, resolve: Resolve
 ) -> None:
-    monkeypatch.setattr(guard_module, "_LOOKUP_S", 0.05)
+    monkeypatch.setattr(guard_module, "_LOOKUP_TIMEOUT_S", 0.05)
     guard = Guard([], resolve)
     await guard.check("https://example.com")
-    with pytest.raises(ServerUnreachable) as refusal:
-        await guard.addresses(guard.target("https://example.com"))
-    assert refusal.value.cause == "dns"
+    with pytest.raises(ServerUnreachable) as failure:
+        await guard.resolve(guard.parse_url("https://example.com"))
+    assert failure.value.cause == "dns"
     guard.close()
 
 
-async def test_the_systems_own_resolver_is_asked_unless_a_test_has_another() -> None:
+async def test_the_system_resolver_is_the_default() -> None:
     guard = Guard(["localhost:80"])
-    found = await guard.addresses(guard.target("http://localhost"))
+    found = await guard.resolve(guard.parse_url("http://localhost"))
     assert "127.0.0.1" in found
     assert len(set(found)) == len(found)
     guard.close()
@@ -217,7 +219,7 @@ PLAIN_URLS = st.builds(
     st.sampled_from(["", ":443", ":08080", ":65535"]),
     st.sampled_from(["", "/", "/mcp?x=1", "?x", "/%2f@127.0.0.1:1/..//"]),
 )
-ODDITIES = [
+ODD_PARTS = [
     *string.printable,
     *["user@", "user:password@", "//", "\\\\", "%31", "%2f", "%00", ":0", "0x", "\r\n", "localhost", "127.0.0.1"],
     *"\u212aſｅ１。．①ß\u200b\u00ad／＠：",
@@ -227,17 +229,17 @@ ODDITIES = [
 @st.composite
 def odd_urls(draw: st.DrawFn) -> str:
     url: str = draw(PLAIN_URLS)
-    place = draw(st.integers(0, len(url)))
-    return f"{url[:place]}{draw(st.sampled_from(ODDITIES))}{url[place:]}"
+    position = draw(st.integers(0, len(url)))
+    return f"{url[:position]}{draw(st.sampled_from(ODD_PARTS))}{url[position:]}"
 
 
 @settings(max_examples=500)
 @given(url=PLAIN_URLS | odd_urls())
 @example("https://example.com/")
 @example("https://8.8.8.8/")
-def test_all_readers_see_one_host_in_a_url_that_is_taken(guard: Guard, url: str) -> None:
+def test_all_parsers_see_the_same_host_in_an_allowed_url(guard: Guard, url: str) -> None:
     try:
-        target = guard.target(url)
+        target = guard.parse_url(url)
     except UrlNotAllowed:
         return
     read, split = httpx2.URL(url), urlsplit(url)
@@ -246,14 +248,14 @@ def test_all_readers_see_one_host_in_a_url_that_is_taken(guard: Guard, url: str)
     assert target.scheme == read.scheme == split.scheme == "https"
     assert not read.userinfo
     assert split.username is None
-    assert guard.target(str(read)) == target, "it is read again, from the request"
-    if target.is_literal:
+    assert guard.parse_url(str(read)) == target, "the transport parses the request's URL again"
+    if target.is_ip_address:
         assert is_public(target.host)
     else:
-        assert not is_a_number_to_the_system(target.host)
+        assert not system_reads_ip_address(target.host)
 
 
-def is_a_number_to_the_system(host: str) -> bool:
+def system_reads_ip_address(host: str) -> bool:
     try:
         socket.inet_aton(host)
     except OSError:

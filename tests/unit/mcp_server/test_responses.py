@@ -1,4 +1,4 @@
-"""The words and the structures of the meta-tools, from what was found to what a model reads."""
+"""Tests of the results of the meta-tools: structured content and text."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ from app.errors import (
     Unavailable,
 )
 from app.mcp_server import responses
-from tests.support.mcp_client import Json, error_of, text_of
+from tests.support.mcp_client import Json, get_error, get_text
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
-def offer(**changes: Any) -> ToolDefinitionView:
+def make_definition(**changes: Any) -> ToolDefinitionView:
     fields = {
         "tool_id": "key-1",
         "server_id": "server-1",
@@ -42,68 +42,68 @@ def offer(**changes: Any) -> ToolDefinitionView:
     return ToolDefinitionView(**fields | changes)
 
 
-def selected(score: float | None = 0.5, similarity: float | None = 0.4, **changes: Any) -> SelectedTool:
-    return SelectedTool(offer(**changes), "semantic", similarity, score)
+def select_tool(score: float | None = 0.5, similarity: float | None = 0.4, **changes: Any) -> SelectedTool:
+    return SelectedTool(make_definition(**changes), "semantic", similarity, score)
 
 
-NOT_RUN: list[ToolscoutError] = [
-    ToolNotFound("there is no such tool"),
+ERRORS_WITH_ADVICE: list[ToolscoutError] = [
+    ToolNotFound("this tool does not exist"),
     ArgumentsInvalid("arguments: 'city' is a required property", errors=[]),
     ServerUnreachable("refused", "its server does not answer"),
     Unavailable("the database does not answer"),
 ]
 
 
-@pytest.mark.parametrize("error", NOT_RUN, ids=lambda error: error.code)
+@pytest.mark.parametrize("error", ERRORS_WITH_ADVICE, ids=lambda error: error.code)
 def test_an_error_says_what_is_wrong_and_what_to_do(error: ToolscoutError) -> None:
-    result = responses.failure(error)
-    wrong, advice = text_of(result).split("\n")
-    assert wrong == f"{error.code}: {error.message}"
+    result = responses.render_error(error)
+    problem, advice = get_text(result).split("\n")
+    assert problem == f"{error.code}: {error.message}"
     assert len(advice) > 20
-    assert error_of(result).items() >= {"code": error.code, "message": error.message, **error.members}.items()
+    assert get_error(result).items() >= {"code": error.code, "message": error.message, **error.members}.items()
 
 
-@pytest.mark.parametrize("error", [NotFound("there is no such project"), Forbidden("this key may not do that")])
-def test_an_error_that_says_it_all_is_left_alone(error: ToolscoutError) -> None:
-    result = responses.failure(error)
-    assert text_of(result) == f"{error.code}: {error.message}"
-    assert error_of(result) == {"code": error.code, "message": error.message}
+@pytest.mark.parametrize("error", [NotFound("this project does not exist"), Forbidden("this key may not do that")])
+def test_an_error_without_advice_has_only_its_message(error: ToolscoutError) -> None:
+    result = responses.render_error(error)
+    assert get_text(result) == f"{error.code}: {error.message}"
+    assert get_error(result) == {"code": error.code, "message": error.message}
 
 
 @pytest.mark.parametrize("kind", [ToolFailed, ToolTimedOut])
-def test_what_may_have_run_is_not_to_be_called_again_blindly(kind: type[ToolFailed]) -> None:
-    unknown, failed = (responses.failure(kind("it broke", outcome=outcome)) for outcome in ("unknown", "failed"))
-    assert "may have run" in text_of(unknown)
-    assert error_of(unknown)["outcome"] == "unknown"
-    assert "may have run" not in text_of(failed)
-    assert error_of(failed)["outcome"] == "failed"
+def test_the_advice_for_an_unknown_outcome_warns_that_the_tool_may_have_run(kind: type[ToolFailed]) -> None:
+    unknown, failed = (responses.render_error(kind("it broke", outcome=outcome)) for outcome in ("unknown", "failed"))
+    assert "may have run" in get_text(unknown)
+    assert get_error(unknown)["outcome"] == "unknown"
+    assert "may have run" not in get_text(failed)
+    assert get_error(failed)["outcome"] == "failed"
 
 
-def test_what_is_wrong_with_arguments_is_told_with_the_schema_that_they_should_fit() -> None:
-    told = text_of(responses.failure(ArgumentsInvalid("arguments: no", errors=[], schema='{"type": "object"}')))
-    assert told.endswith('call again.\nThe input schema: {"type": "object"}')
-    assert "schema" not in text_of(responses.failure(ArgumentsInvalid("no", errors=[], schema="x" * 10_001)))
+def test_an_argument_error_contains_the_input_schema_unless_it_is_long() -> None:
+    text = get_text(responses.render_error(ArgumentsInvalid("arguments: no", errors=[], schema='{"type": "object"}')))
+    assert text.endswith('call again.\nThe input schema: {"type": "object"}')
+    assert "schema" not in get_text(responses.render_error(ArgumentsInvalid("no", errors=[], schema="x" * 10_001)))
 
 
-def test_every_wrong_argument_is_named_once() -> None:
+def test_every_invalid_argument_is_named_once() -> None:
     errors = [{"loc": ["arguments", "list", n], "msg": f"wrong {n}", "type": "type"} for n in range(8)]
     message = "; ".join(f"arguments.list.{n}: wrong {n}" for n in range(5))
-    result = responses.failure(ArgumentsInvalid(message, errors=errors))
-    assert [text_of(result).count(f"arguments.list.{n}: wrong {n}") for n in range(8)] == [1] * 8
-    assert error_of(result)["errors"] == errors
+    result = responses.render_error(ArgumentsInvalid(message, errors=errors))
+    assert [get_text(result).count(f"arguments.list.{n}: wrong {n}") for n in range(8)] == [1] * 8
+    assert get_error(result)["errors"] == errors
 
 
-def test_a_result_that_was_cut_says_so_to_the_model_and_to_the_program() -> None:
+def test_a_truncated_result_is_marked_for_models_and_for_programs() -> None:
     whole: Json = {"content": [{"type": "text", "text": "a"}], "isError": True}
-    result = responses.truncate_result(whole, 1_000)
+    result = responses.mark_truncated(whole, 1_000)
     assert result["content"][0] == whole["content"][0]
     assert "1000 bytes" in result["content"][1]["text"]
     assert (result["isError"], result["_meta"]) == (True, {responses.TRUNCATED_META: True})
-    assert whole == {"content": [{"type": "text", "text": "a"}], "isError": True}, "what was kept elsewhere stays whole"
+    assert whole == {"content": [{"type": "text", "text": "a"}], "isError": True}, "the original is not changed"
 
 
 @pytest.mark.parametrize(
-    ("given", "passed"),
+    ("result", "forwarded"),
     [
         ({"content": [], "isError": True}, {"content": [], "isError": True}),
         ({"content": [], "_meta": {}}, {"content": []}),
@@ -113,24 +113,24 @@ def test_a_result_that_was_cut_says_so_to_the_model_and_to_the_program() -> None
             {"content": [], "_meta": {"a/b": 1}},
         ),
     ],
-    ids=["no meta", "empty meta", "the name of the server", "more beside it"],
+    ids=["no meta", "empty meta", "server info", "server info and more"],
 )
-def test_a_result_is_passed_on_whole_but_in_our_name(given: Json, passed: Json) -> None:
-    assert responses.forward_result(given) == passed
+def test_a_result_is_forwarded_without_the_reserved_meta_keys(result: Json, forwarded: Json) -> None:
+    assert responses.forward_result(result) == forwarded
 
 
 @pytest.mark.parametrize("structured", [[1], "text", 1, None, True], ids=str)
-def test_only_objects_are_structured_content_to_an_older_client(structured: Any) -> None:
+def test_older_clients_get_only_objects_as_structured_content(structured: Any) -> None:
     content = [{"type": "text", "text": "1"}]
-    assert responses.fit_for_older_clients({"content": content, "structuredContent": structured}) == {
+    assert responses.adapt_to_older_clients({"content": content, "structuredContent": structured}) == {
         "content": content
     }
-    for fitting in ({"content": content}, {"content": content, "structuredContent": {"a": [1]}}):
-        assert responses.fit_for_older_clients(fitting) == fitting
+    for unchanged in ({"content": content}, {"content": content, "structuredContent": {"a": [1]}}):
+        assert responses.adapt_to_older_clients(unchanged) == unchanged
 
 
-def test_a_tool_that_was_found_is_told_in_few_words_with_its_key_and_schema() -> None:
-    result = responses.render_tools([selected()], None, brief=False)
+def test_a_found_tool_is_rendered_with_its_key_and_schema() -> None:
+    result = responses.render_tools([select_tool()], None, brief=False)
     assert result["structuredContent"] == {
         "results": [
             {
@@ -143,7 +143,7 @@ def test_a_tool_that_was_found_is_told_in_few_words_with_its_key_and_schema() ->
             }
         ]
     }
-    assert text_of(result).split("\n") == [
+    assert get_text(result).split("\n") == [
         "get_forecast of weather (0.50)",
         "toolKey: key-1",
         "Weather forecast for a city.",
@@ -151,54 +151,54 @@ def test_a_tool_that_was_found_is_told_in_few_words_with_its_key_and_schema() ->
     ]
 
 
-def test_what_a_tool_does_not_have_is_left_out() -> None:
-    full = selected(output_schema='{"type":"object"}', annotations='{"readOnlyHint":true}', flags=("instructions",))
+def test_missing_fields_of_a_tool_are_left_out() -> None:
+    full = select_tool(output_schema='{"type":"object"}', annotations='{"readOnlyHint":true}', flags=("instructions",))
     [result] = responses.render_tools([full], None, brief=False)["structuredContent"]["results"]
     assert (result["outputSchema"], result["annotations"]) == ({"type": "object"}, {"readOnlyHint": True})
     assert result["flags"] == ["instructions"]
-    [bare] = responses.render_tools([selected(description="")], None, brief=False)["structuredContent"]["results"]
+    [bare] = responses.render_tools([select_tool(description="")], None, brief=False)["structuredContent"]["results"]
     assert result.keys() - bare.keys() == {"outputSchema", "annotations", "flags"}
-    assert "\n\n" not in text_of(responses.render_tools([selected(description="")], None, brief=False))
+    assert "\n\n" not in get_text(responses.render_tools([select_tool(description="")], None, brief=False))
 
 
-def test_a_brief_answer_has_first_lines_and_no_schemas_but_still_warns() -> None:
-    long = selected(description=f"Forecast. {'word ' * 100}\nSecond line.", flags=("hidden_characters",))
+def test_a_brief_result_has_first_lines_and_flags_but_no_schemas() -> None:
+    long = select_tool(description=f"Forecast. {'word ' * 100}\nSecond line.", flags=("hidden_characters",))
     result = responses.render_tools([long], None, brief=True)
     [found] = result["structuredContent"]["results"]
     assert found.keys() == {"toolKey", "toolName", "serverName", "description", "relevance", "flags"}
     assert len(found["description"]) <= 161
-    assert "arguments" not in text_of(result)
-    assert 'ask again with detail "full"' in text_of(result)
-    assert "Beware, flagged: hidden_characters" in text_of(result)
+    assert "arguments" not in get_text(result)
+    assert 'ask again with detail "full"' in get_text(result)
+    assert "Beware, flagged: hidden_characters" in get_text(result)
 
 
 @pytest.mark.parametrize(("score", "relevance"), [(None, 0.0), (-0.1, 0.0), (0.12345, 0.123), (1.0, 1.0), (1.4, 1.0)])
-def test_relevance_lies_between_none_and_all(score: float | None, relevance: float) -> None:
-    [result] = responses.render_tools([selected(score)], None, brief=True)["structuredContent"]["results"]
+def test_relevance_is_clamped_to_0_and_1(score: float | None, relevance: float) -> None:
+    [result] = responses.render_tools([select_tool(score)], None, brief=True)["structuredContent"]["results"]
     assert result["relevance"] == relevance
 
 
-def test_only_as_many_schemas_are_shown_as_there_is_room_for_and_always_the_first() -> None:
-    small, large = selected(), selected(output_schema=orjson.dumps({"title": "x" * 200_000}).decode())
-    shown = responses.render_tools([large, small], None, brief=False)
-    assert ["inputSchema" in result for result in shown["structuredContent"]["results"]] == [True, False]
-    assert "ask for less at once" in shown["structuredContent"]["hint"]
-    assert len(responses.schemas([large, small], None)["structuredContent"]["tools"]) == 1
+def test_schemas_are_included_up_to_the_size_limit_and_always_the_first() -> None:
+    small, large = select_tool(), select_tool(output_schema=orjson.dumps({"title": "x" * 200_000}).decode())
+    rendered = responses.render_tools([large, small], None, brief=False)
+    assert ["inputSchema" in result for result in rendered["structuredContent"]["results"]] == [True, False]
+    assert "ask for fewer tools" in rendered["structuredContent"]["hint"]
+    assert len(responses.render_schemas([large, small], None)["structuredContent"]["tools"]) == 1
     whole = responses.render_tools([small] * 50, None, brief=False)["structuredContent"]
     assert all("inputSchema" in result for result in whole["results"])
     assert "hint" not in whole
 
 
-def test_a_hint_stands_in_both_forms_and_nowhere_without_one() -> None:
+def test_a_hint_is_in_the_text_and_in_the_structured_content() -> None:
     hinted = responses.render_tools([], "Ask again.", brief=False)
-    assert hinted == responses.answer({"results": [], "hint": "Ask again."}, "Ask again.")
-    assert text_of(responses.render_tools([selected()], "Ask again.", brief=False)).endswith("\n\nAsk again.")
-    assert "hint" not in responses.render_tools([selected()], None, brief=False)["structuredContent"]
+    assert hinted == responses.make_result({"results": [], "hint": "Ask again."}, "Ask again.")
+    assert get_text(responses.render_tools([select_tool()], "Ask again.", brief=False)).endswith("\n\nAsk again.")
+    assert "hint" not in responses.render_tools([select_tool()], None, brief=False)["structuredContent"]
 
 
-def test_schemas_are_the_same_in_both_forms() -> None:
-    result = responses.schemas([selected(similarity=0.123456), selected(similarity=None)], "Ask again.")
-    assert orjson.loads(text_of(result)) == result["structuredContent"]
+def test_the_text_of_schemas_is_the_structured_content() -> None:
+    result = responses.render_schemas([select_tool(similarity=0.123456), select_tool(similarity=None)], "Ask again.")
+    assert orjson.loads(get_text(result)) == result["structuredContent"]
     first, second = result["structuredContent"]["tools"]
     assert first == {
         "toolKey": "key-1",
@@ -210,35 +210,38 @@ def test_schemas_are_the_same_in_both_forms() -> None:
     }
     assert second["similarity"] is None
     assert result["structuredContent"]["hint"] == "Ask again."
-    assert responses.schemas([], None)["structuredContent"] == {"tools": []}
+    assert responses.render_schemas([], None)["structuredContent"] == {"tools": []}
 
 
-def test_servers_are_told_one_a_line_or_that_there_are_none() -> None:
-    result = responses.servers(
+def test_servers_are_rendered_one_per_line() -> None:
+    result = responses.render_servers(
         [ServerSummary("weather", "Forecasts.\nMore.", "ok", 2), ServerSummary("x", None, "ok", 3)]
     )
-    assert text_of(result) == "weather (2 tools) Forecasts.\nx (3 tools)"
+    assert get_text(result) == "weather (2 tools) Forecasts.\nx (3 tools)"
     assert result["structuredContent"]["servers"][0] == {
         "name": "weather",
         "description": "Forecasts.\nMore.",
         "tools": 2,
         "status": "ok",
     }
-    assert responses.servers([])["structuredContent"] == {"servers": []}
-    assert "no server" in text_of(responses.servers([]))
+    assert responses.render_servers([])["structuredContent"] == {"servers": []}
+    assert "no server" in get_text(responses.render_servers([]))
 
 
-def test_a_list_of_tools_says_how_to_get_the_rest() -> None:
-    more, last = responses.tool_list([offer()], "get_forecast"), responses.tool_list([offer()], None)
+def test_a_tool_list_says_how_to_get_the_next_page() -> None:
+    more, last = (
+        responses.render_tool_list([make_definition()], "get_forecast"),
+        responses.render_tool_list([make_definition()], None),
+    )
     assert more["structuredContent"]["nextCursor"] == "get_forecast"
-    assert "call again with cursor 'get_forecast'" in text_of(more)
+    assert "call again with cursor 'get_forecast'" in get_text(more)
     assert "nextCursor" not in last["structuredContent"]
-    assert text_of(last) == "key-1 get_forecast: Weather forecast for a city."
-    assert text_of(responses.tool_list([], None)) == "there are no more"
+    assert get_text(last) == "key-1 get_forecast: Weather forecast for a city."
+    assert get_text(responses.render_tool_list([], None)) == "there are no more tools"
 
 
-def test_details_are_all_that_is_known_and_the_same_in_both_forms() -> None:
-    bare = responses.details(offer(server_status="ok", input_schema="{}"))
+def test_details_contain_all_known_fields_as_text_and_structured_content() -> None:
+    bare = responses.render_details(make_definition(server_status="ok", input_schema="{}"))
     assert bare["structuredContent"] == {
         "toolKey": "key-1",
         "name": "get_forecast",
@@ -247,10 +250,12 @@ def test_details_are_all_that_is_known_and_the_same_in_both_forms() -> None:
         "description": "Weather forecast for a city.",
         "inputSchema": {},
     }
-    whole = responses.details(offer(title="Forecast", flags=("instructions",), annotations="{}", output_schema="{}"))
+    whole = responses.render_details(
+        make_definition(title="Forecast", flags=("instructions",), annotations="{}", output_schema="{}")
+    )
     assert whole["structuredContent"].keys() >= {"title", "flags", "annotations", "outputSchema"}
     for result in (bare, whole):
-        assert orjson.loads(text_of(result)) == result["structuredContent"]
+        assert orjson.loads(get_text(result)) == result["structuredContent"]
 
 
 @pytest.mark.parametrize(
@@ -265,5 +270,5 @@ def test_details_are_all_that_is_known_and_the_same_in_both_forms() -> None:
     ],
     ids=["empty", "blank", "first line", "just fits", "too long", "cut at a space"],
 )
-def test_a_description_is_shortened_to_what_one_reads_when_skimming(description: str, short: str) -> None:
+def test_a_description_is_shortened_to_its_first_line(description: str, short: str) -> None:
     assert responses.shorten_description(description) == short

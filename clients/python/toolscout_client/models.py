@@ -1,4 +1,4 @@
-"""What Toolscout answers with, and what it takes. Fields that a newer Toolscout adds are passed over."""
+"""The request and response models. Fields that a newer Toolscout adds are ignored."""
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
@@ -18,30 +18,30 @@ Transport = Literal["streamable_http", "sse", "stdio", "push"]
 KeyKind = Literal["user", "service", "admin"]
 
 
-def read(shape: type[T], told: Json) -> T:
-    value: T = _value(shape, told)
+def parse(model: type[T], data: Json) -> T:
+    value: T = _convert(model, data)
     return value
 
 
 @cache
-def _hints(shape: Any) -> dict[str, Any]:
-    hints = get_type_hints(shape)
-    return {each.name: hints[each.name] for each in fields(shape)}
+def _field_types(model: Any) -> dict[str, Any]:
+    hints = get_type_hints(model)
+    return {model_field.name: hints[model_field.name] for model_field in fields(model)}
 
 
-def _value(hint: Any, told: Any) -> Any:
-    if told is None:
+def _convert(hint: Any, data: Any) -> Any:
+    if data is None:
         return None
     if is_dataclass(hint):
-        known: Any = hint
-        return known(**{name: _value(each, told[name]) for name, each in _hints(known).items() if name in told})
+        model: Any = hint
+        return model(**{name: _convert(kind, data[name]) for name, kind in _field_types(model).items() if name in data})
     if hint is datetime:
-        return datetime.fromisoformat(told)
+        return datetime.fromisoformat(data)
     if get_origin(hint) is list:
-        return [_value(get_args(hint)[0], each) for each in told]
+        return [_convert(get_args(hint)[0], item) for item in data]
     if get_origin(hint) is UnionType:
-        return _value(next(each for each in get_args(hint) if each is not NoneType), told)
-    return told
+        return _convert(next(part for part in get_args(hint) if part is not NoneType), data)
+    return data
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Page(Generic[T]):
     next_cursor: str | None
 
 
-class Wishes(TypedDict, total=False):
-    """How to search; None is the same as not saying it."""
+class DiscoveryOptions(TypedDict, total=False):
+    """Options of `discover` and `why`. None is the same as leaving the option out."""
 
     messages: list[Any] | None
-    """Recent turns, OpenAI or Anthropic shaped, instead of a query."""
+    """Recent messages, in OpenAI's or Anthropic's format, instead of a query."""
     limit: int | None
     similarity_threshold: float | None
     include_core_tools: bool
@@ -64,13 +64,13 @@ class Wishes(TypedDict, total=False):
     strategy: Strategy | None
     max_tokens: int | None
     keep: list[str] | None
-    """The tool keys that the model was given before: they come first, in order."""
+    """Keys of tools that the model was given earlier: they come first, in this order."""
     format: Format
     explain: bool
 
 
 @dataclass(frozen=True)
-class Found:
+class DiscoveredTool:
     tool: Json
     tool_key: str
     alias: str
@@ -87,6 +87,10 @@ class Found:
     explanation: Json | None = None
 
 
+Found = DiscoveredTool
+"""The former name of `DiscoveredTool`, which the next release removes."""
+
+
 @dataclass(frozen=True)
 class Tokens:
     selected: int
@@ -97,9 +101,9 @@ class Tokens:
 @dataclass(frozen=True)
 class Discovery:
     discovery_id: str
-    tools: list[Found]
+    tools: list[DiscoveredTool]
     definitions: list[Json]
-    """Ready for the model, in the `format` that was asked for."""
+    """The definitions for the model, in the requested `format`."""
     total_searched: int
     search_duration_ms: float
     embedding_generated: bool
@@ -112,20 +116,20 @@ class Discovery:
 
     @property
     def tool_keys(self) -> list[str]:
-        """What to `keep` when the conversation goes on."""
-        return [found.tool_key for found in self.tools]
+        """The keys to pass as `keep` in the next discovery of the conversation."""
+        return [tool.tool_key for tool in self.tools]
 
     def key_of(self, alias: str) -> str:
-        """Which tool the model means by this name; `NotFound` where it made the name up."""
-        for found in self.tools:
-            if found.alias == alias:
-                return found.tool_key
-        raise NotFound(f"there is no tool {alias!r} among those that were found", code="TOOL_NOT_FOUND")
+        """Return the key of the tool that the model calls by this name. Raise `NotFound` if the model made it up."""
+        for tool in self.tools:
+            if tool.alias == alias:
+                return tool.tool_key
+        raise NotFound(f"the discovery has no tool named {alias!r}", code="TOOL_NOT_FOUND")
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a tool is, or is not, in an answer."""
+    """Why a discovery does, or does not, return a tool."""
 
     tool_key: str | None
     name: str | None
@@ -148,12 +152,12 @@ class Execution:
 
     @property
     def is_error(self) -> bool:
-        """The tool ran, and says itself that it failed: for the model to read."""
+        """The tool ran and reported a failure, which the model can read."""
         return self.result.get("isError") is True
 
     @property
     def text(self) -> str:
-        """Of all text blocks; `result` has images and structured content, too."""
+        """The text of all text blocks. Images and structured content are in `result`."""
         blocks = self.result.get("content", [])
         return "\n".join(block["text"] for block in blocks if block.get("type") == "text")
 
@@ -226,12 +230,12 @@ class ToolFilter(TypedDict, total=False):
     flag: str | None
     project_id: str | None
     limit: int
-    """Of a page; all pages are read."""
+    """The page size; all pages are read."""
 
 
 class ToolChanges(TypedDict, total=False):
     enabled: bool | None
-    """Stands above the rules; None: they decide again."""
+    """Overrides the rules; None removes the override."""
     tags: list[str]
     pinned: bool
 
@@ -239,7 +243,7 @@ class ToolChanges(TypedDict, total=False):
 @dataclass(frozen=True)
 class Tool:
     id: str
-    """The `tool_key` everywhere."""
+    """The `tool_key` of other calls."""
     server_id: str
     server_name: str
     name: str
@@ -281,7 +285,7 @@ class Tag:
 
 
 class Rule(TypedDict, total=False):
-    """As it goes in and as it comes out."""
+    """A tool rule, in requests and in responses."""
 
     pattern: list[str]
     server: str | None
@@ -389,7 +393,7 @@ class Key:
     revoked_at: datetime | None
     created_at: datetime
     key: str | None = field(default=None, repr=False)
-    """Only where it was made just now: it is shown once."""
+    """Set only in the response of `keys.create`."""
 
 
 @dataclass(frozen=True)

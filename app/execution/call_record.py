@@ -1,0 +1,215 @@
+"""The record of one call: its idempotency key, its audit event, its usage count and the status of its server.
+
+    new ──► claimed ──► started ──► done
+     └────► replayed
+
+new       nothing has been sent; no idempotency key is held
+replayed  an earlier call with the same idempotency key has answered: nothing is sent or recorded again
+claimed   this call holds its idempotency key, if it has one, and may be sent
+started   the request may have reached the server; it is never sent again
+done      the server has answered
+
+A call that fails stays in the state that it has reached, and that state decides what is recorded.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from app.audit.record import SUCCEEDED, record_event
+from app.catalog import servers
+from app.catalog.tools import tool_exists
+from app.crypto import Sealer
+from app.db.engine import Database, Session
+from app.errors import (
+    DatabaseDown,
+    QueryFailed,
+    ServerUnreachable,
+    ToolFailed,
+    ToolscoutError,
+    ToolTimedOut,
+    Unavailable,
+)
+from app.execution import idempotency
+from app.execution.models import ExecutionRequest, ExecutionResult, TargetTool
+from app.mcp_client.connection import INPUT_REQUIRED
+from app.text.strict_json import Json, canonical_json
+from app.usage.counters import UsageCounters
+
+logger = logging.getLogger("toolscout.execution")
+
+TOOL_ERROR = "tool_error"
+CANCELLED = "cancelled"
+_INTERRUPTED = "the first caller disconnected, or the service stopped, before the tool answered; it may have run"
+
+
+class CallState(Enum):
+    NEW = "new"
+    REPLAYED = "replayed"
+    CLAIMED = "claimed"
+    STARTED = "started"
+    DONE = "done"
+
+
+_NEXT_STATES = {
+    CallState.NEW: {CallState.REPLAYED, CallState.CLAIMED},
+    CallState.REPLAYED: set(),
+    CallState.CLAIMED: {CallState.STARTED},
+    CallState.STARTED: {CallState.DONE},
+    CallState.DONE: set(),
+}
+
+
+class CallRecord:
+    def __init__(
+        self, database: Database, sealer: Sealer, usage_counters: UsageCounters, request: ExecutionRequest
+    ) -> None:
+        self._database = database
+        self._sealer = sealer
+        self._usage_counters = usage_counters
+        self._request = request
+        self._created_at = time.perf_counter()
+        self._state = CallState.NEW
+        self._tool: TargetTool | None = None
+        self._result: ExecutionResult | None = None
+
+    @asynccontextmanager
+    async def audited(self) -> AsyncIterator[None]:
+        """Record the outcome when the block ends, even if the caller has disconnected and cancelled the call."""
+        outcome, failure = ToolscoutError.code, None
+        try:
+            yield
+            outcome = _result_outcome(self._result)
+        except ToolscoutError as error:
+            outcome, failure = error.code, error
+            raise
+        except asyncio.CancelledError:
+            outcome = CANCELLED
+            raise
+        finally:
+            if self._state is not CallState.REPLAYED:
+                await asyncio.shield(self._record(outcome, failure))
+
+    async def replay(self) -> ExecutionResult | None:
+        """Return the result of an earlier call with the same idempotency key, or raise its error; None if there is
+        no such call."""
+        return await self._replay_from(idempotency.get_stored_response)
+
+    def set_tool(self, tool: TargetTool) -> None:
+        self._tool = tool
+
+    async def claim(self, timeout_s: float) -> ExecutionResult | None:
+        """Claim the idempotency key and return None; or replay an earlier call, as `replay` does."""
+        earlier = await self._replay_from(partial(idempotency.claim_key, timeout_s=timeout_s))
+        if earlier is None:
+            self._enter(CallState.CLAIMED)
+        return earlier
+
+    def start(self) -> None:
+        self._enter(CallState.STARTED)
+
+    def finish(self, result: ExecutionResult) -> None:
+        self._enter(CallState.DONE)
+        self._result = result
+
+    def _enter(self, state: CallState) -> None:
+        assert state in _NEXT_STATES[self._state], f"{self._state} -> {state}"  # noqa: S101
+        self._state = state
+
+    async def _replay_from(self, look_up: Callable[..., Awaitable[Json | None]]) -> ExecutionResult | None:
+        request, key = self._request, self._request.idempotency_key
+        if key is None:
+            return None
+        fields = [request.tool_key, request.alias, request.arguments, request.timeout_s, request.scope.project_id]
+        async with self._database.transaction(request.scope.user_id) as session:
+            stored = await look_up(session, self._sealer, request.scope.user_id, key, canonical_json(fields))
+        if stored is None:
+            return None
+        self._enter(CallState.REPLAYED)
+        return _load_outcome(stored)
+
+    async def _record(self, outcome: str, failure: ToolscoutError | None) -> None:
+        """Log a database failure instead of raising it: the caller still gets the result of a tool that has run."""
+        self._count_usage(outcome, failure)
+        try:
+            async with self._database.transaction(self._request.scope.user_id) as session:
+                await self._update_server_status(session, failure)
+                await self._store_outcome(session, failure)
+                await self._audit(session, outcome)
+        except (DatabaseDown, QueryFailed):
+            logger.exception("failed to record a tool call", extra={"outcome": outcome})
+
+    def _count_usage(self, outcome: str, failure: ToolscoutError | None) -> None:
+        """Count a call that may have run. One that asks the user for input is counted once it has its answer."""
+        if self._state not in (CallState.STARTED, CallState.DONE):
+            return
+        if isinstance(failure, ServerUnreachable) or outcome == INPUT_REQUIRED:
+            return
+        assert self._tool is not None  # noqa: S101 a call starts only after its tool was found
+        succeeded = None if outcome == CANCELLED else outcome == SUCCEEDED
+        self._usage_counters.record_call(
+            self._request.scope.user_id, self._tool.definition.tool_id, succeeded=succeeded
+        )
+
+    async def _update_server_status(self, session: Session, failure: ToolscoutError | None) -> None:
+        if self._tool is None:
+            return
+        endpoint = self._tool.endpoint
+        server = session, endpoint.user_id, endpoint.server_id
+        if self._state is CallState.DONE:
+            await servers.record_contact(*server, endpoint.config_version)
+        elif isinstance(failure, ServerUnreachable) and failure.cause != "push":
+            await servers.record_failure(*server, failure.cause, failure.message, endpoint.config_version)
+
+    async def _store_outcome(self, session: Session, failure: ToolscoutError | None) -> None:
+        """Store the outcome under the idempotency key, for repeated calls; release the key if nothing was run."""
+        user_id, key = self._request.scope.user_id, self._request.idempotency_key
+        if key is None or self._state is CallState.NEW:
+            return
+        if isinstance(failure, ServerUnreachable | Unavailable):
+            await idempotency.release_key(session, user_id, key)
+        else:
+            outcome = _dump_outcome(self._result, failure)
+            await idempotency.store_response(session, self._sealer, user_id, key, outcome)
+
+    async def _audit(self, session: Session, outcome: str) -> None:
+        duration_ms = (time.perf_counter() - self._created_at) * 1000
+        user_id, actor, target = self._request.scope.user_id, self._request.actor, await self._audit_target(session)
+        await record_event(session, user_id, actor, "tool.execute", target, outcome=outcome, duration_ms=duration_ms)
+
+    async def _audit_target(self, session: Session) -> str | None:
+        """Also name a tool that exists but is not visible: attempts to run a held tool belong in the audit log."""
+        if self._tool is not None:
+            return self._tool.definition.tool_id
+        tool_key, user_id = self._request.tool_key, self._request.scope.user_id
+        return tool_key if tool_key is not None and await tool_exists(session, user_id, tool_key) else None
+
+
+def _result_outcome(executed: ExecutionResult | None) -> str:
+    result = {} if executed is None else executed.result
+    if result.get("resultType") == INPUT_REQUIRED:
+        return INPUT_REQUIRED
+    return TOOL_ERROR if result.get("isError") is True else SUCCEEDED
+
+
+def _dump_outcome(result: ExecutionResult | None, failure: ToolscoutError | None) -> Json:
+    if result is not None:
+        return {"executed": asdict(result)}
+    if not isinstance(failure, ToolFailed):
+        failure = ToolFailed(_INTERRUPTED, outcome="unknown")
+    failed = {"timed_out": isinstance(failure, ToolTimedOut), "message": failure.message, "outcome": failure.outcome}
+    return {"failed": failed}
+
+
+def _load_outcome(stored: dict[str, Any]) -> ExecutionResult:
+    if "executed" in stored:
+        return ExecutionResult(**stored["executed"])
+    failed = stored["failed"]
+    error_type = ToolTimedOut if failed["timed_out"] else ToolFailed
+    raise error_type(failed["message"], outcome=failed["outcome"])

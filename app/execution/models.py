@@ -1,0 +1,38 @@
+"""The types of an execution: the request, the tool that it names, and the result."""
+
+from dataclasses import dataclass, field
+
+from app.catalog.definitions import ToolDefinitionView
+from app.catalog.visibility import Scope
+from app.mcp_types import Dialogue, Endpoint
+from app.text.strict_json import Json
+
+
+@dataclass(frozen=True)
+class ExecutionRequest:
+    """Name the tool by `tool_key`, or by `alias`: the name that the model was given for it."""
+
+    scope: Scope
+    actor: str
+    arguments: Json = field(repr=False)
+    tool_key: str | None = None
+    alias: str | None = None
+    timeout_s: float | None = None
+    idempotency_key: str | None = None
+    dialogue: Dialogue | None = None
+    """Set if the caller can answer questions of the tool."""
+
+
+@dataclass(frozen=True)
+class TargetTool:
+    definition: ToolDefinitionView
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True)
+class ExecutionResult:
+    result: Json = field(repr=False)
+    tool_key: str
+    server_id: str
+    duration_ms: float
+    truncated: bool

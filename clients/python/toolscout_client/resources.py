@@ -1,0 +1,313 @@
+"""The endpoints of Toolscout, written once for both clients."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+import httpx
+
+from toolscout_client.models import (
+    CoreTools,
+    Discovery,
+    DiscoveryOptions,
+    Execution,
+    Health,
+    Json,
+    Key,
+    KeyFields,
+    KeyKind,
+    Outcome,
+    Preview,
+    Project,
+    ProjectChanges,
+    ProjectFields,
+    Reason,
+    Rule,
+    Rules,
+    Run,
+    Server,
+    ServerChanges,
+    ServerFields,
+    Tag,
+    Tool,
+    ToolChange,
+    ToolChanges,
+    ToolFilter,
+    Transport,
+    User,
+    UserChanges,
+)
+from toolscout_client.retries import Request, Sleep, Steps
+from toolscout_client.transport import FetchPage, Resource, TransportT, endpoint, make_request, paginated
+
+TOOL_TIMEOUT_S = 60.0
+"""How long a tool may run by default, as in Toolscout's settings."""
+_EXTRA_TIMEOUT_S = 30.0
+RUN_TIMEOUT_S = 300.0
+_FIRST_POLL_S = 0.05
+_MAX_POLL_S = 1.0
+
+
+class ChatResource(Resource[TransportT]):
+    """What a chat backend calls for each message, and checks of the service."""
+
+    @endpoint
+    def discover(self, query: str | None = None, **options: Unpack[DiscoveryOptions]) -> Steps[Discovery]:
+        """Return the few tools that a message, or recent `messages`, need, with definitions for the model."""
+        return self._fetch(Discovery, make_request("POST /discover", json={"query": query, **options}, retry_safe=True))
+
+    @endpoint
+    def why(self, tool: str, query: str | None = None, **options: Unpack[DiscoveryOptions]) -> Steps[list[Reason]]:
+        """Explain why a discovery does, or does not, return a tool: its key, its name or `SERVER.TOOL`. There is one
+        `Reason` for each tool of that name."""
+        body = {"tool": tool, "query": query, **options}
+        return self._fetch_list(Reason, make_request("POST /discover/why", json=body, retry_safe=True))
+
+    @endpoint
+    def execute(
+        self,
+        tool_key: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        tool_call: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        project_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Steps[Execution]:
+        """Run a tool once: by its key, or by the model's tool call in OpenAI's or Anthropic's format.
+
+        A request whose answer was lost is sent again with the same idempotency key, and Toolscout returns the outcome
+        of the first one.
+        """
+        body = {"tool_key": tool_key, "arguments": arguments, "tool_call": tool_call, "project_id": project_id}
+        request = make_request(
+            "POST /execute",
+            json=body if timeout is None else body | {"timeout_ms": round(timeout * 1000)},
+            headers={"Idempotency-Key": idempotency_key or uuid.uuid4().hex},
+            timeout=(timeout or TOOL_TIMEOUT_S) + _EXTRA_TIMEOUT_S,
+            retry_safe=True,
+        )
+        return self._fetch(Execution, request)
+
+    @endpoint
+    def feedback(self, discovery_id: str, tool_key: str, outcome: Outcome) -> Steps[None]:
+        """Report what became of a discovered tool."""
+        body = {"discovery_id": discovery_id, "tool_key": tool_key, "outcome": outcome}
+        return self._send_without_result(make_request("POST /feedback", json=body))
+
+    @endpoint
+    def health(self) -> Steps[Health]:
+        """Check that the process answers."""
+        return self._fetch(Health, make_request("GET /healthz"))
+
+    @endpoint
+    def ready(self) -> Steps[Health]:
+        """Check that the database answers too. Raise `Unavailable` otherwise."""
+        return self._fetch(Health, make_request("GET /readyz"))
+
+    @endpoint
+    def request(
+        self, method: str, path: str, *, json: Any = None, params: Mapping[str, Any] | None = None
+    ) -> Steps[httpx.Response]:
+        """Call any other endpoint, with the same errors and retries."""
+        return self._send(Request(method, path, json, params or {}, retry_safe=method == "GET"))
+
+
+class _RunResource(Resource[TransportT]):
+    def _get_run(self, run_id: str) -> Steps[Run]:
+        return self._fetch(Run, make_request("GET /runs/{}", run_id))
+
+    def _wait_until_ended(self, run: Run, timeout: float) -> Steps[Run]:
+        """Poll, because a proxy could cut off a single long request."""
+        pause_s, deadline = _FIRST_POLL_S, time.monotonic() + timeout
+        while not run.ended and time.monotonic() < deadline:
+            yield Sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _MAX_POLL_S)
+            run = yield from self._get_run(run.id)
+        return run
+
+
+class Runs(_RunResource[TransportT]):
+    @endpoint
+    def get(self, run_id: str) -> Steps[Run]:
+        return self._get_run(run_id)
+
+    @endpoint
+    def wait(self, run_id: str, timeout: float = RUN_TIMEOUT_S) -> Steps[Run]:
+        """Wait until the run has ended, and check its `state`. After `timeout` seconds it is returned as it is."""
+        run = yield from self._get_run(run_id)
+        return (yield from self._wait_until_ended(run, timeout))
+
+
+class Servers(_RunResource[TransportT]):
+    @endpoint
+    def create(self, name: str, transport: Transport, **fields: Unpack[ServerFields]) -> Steps[Server]:
+        """Register a server. A server with a URL is indexed at once; a `push` server gets its tools by `push_tools`."""
+        return self._fetch(Server, make_request("POST /servers", json={"name": name, "transport": transport, **fields}))
+
+    @paginated
+    def list(self) -> FetchPage[Server]:
+        return self._fetch_pages(Server, make_request("GET /servers"))
+
+    @endpoint
+    def get(self, server_id: str) -> Steps[Server]:
+        return self._fetch(Server, make_request("GET /servers/{}", server_id))
+
+    @endpoint
+    def update(self, server_id: str, **changes: Unpack[ServerChanges]) -> Steps[Server]:
+        return self._fetch(Server, make_request("PATCH /servers/{}", server_id, json=changes))
+
+    @endpoint
+    def delete(self, server_id: str) -> Steps[None]:
+        return self._send_without_result(make_request("DELETE /servers/{}", server_id))
+
+    @endpoint
+    def push_tools(
+        self, server_id: str, tools: Sequence[Json], *, wait: bool = False, force: bool = False
+    ) -> Steps[Run]:
+        """Replace the server's tools by these MCP tools. With `wait` the returned run has ended: check its `state`."""
+        request = make_request("PUT /servers/{}/tools", server_id, json={"tools": tools}, params={"force": force})
+        return self._start_run(request, wait=wait)
+
+    @endpoint
+    def reindex(self, server_id: str, *, wait: bool = False, force: bool = False) -> Steps[Run]:
+        """List the server's tools again. With `wait` the returned run has ended: check its `state`."""
+        return self._start_run(make_request("POST /servers/{}/reindex", server_id, params={"force": force}), wait=wait)
+
+    @endpoint
+    def reindex_all(self, *, force: bool = False) -> Steps[Sequence[Run]]:
+        return self._fetch_list(Run, make_request("POST /reindex", params={"force": force}))
+
+    @paginated
+    def runs(self, server_id: str) -> FetchPage[Run]:
+        """Iterate over the runs, newest first."""
+        return self._fetch_pages(Run, make_request("GET /servers/{}/runs", server_id))
+
+    def _start_run(self, request: Request, *, wait: bool) -> Steps[Run]:
+        run = yield from self._fetch(Run, request)
+        return (yield from self._wait_until_ended(run, RUN_TIMEOUT_S)) if wait else run
+
+
+class Tools(Resource[TransportT]):
+    @paginated
+    def list(self, **filters: Unpack[ToolFilter]) -> FetchPage[Tool]:
+        """Iterate over matching tools, by server and name. Pages are fetched when they are needed."""
+        return self._fetch_pages(Tool, make_request("GET /tools", params=filters))
+
+    @endpoint
+    def get(self, tool_id: str) -> Steps[Tool]:
+        return self._fetch(Tool, make_request("GET /tools/{}", tool_id))
+
+    @endpoint
+    def update(self, tool_id: str, **changes: Unpack[ToolChanges]) -> Steps[Tool]:
+        return self._fetch(Tool, make_request("PATCH /tools/{}", tool_id, json=changes))
+
+    @endpoint
+    def approve(self, tool_id: str, definition_hash: str | None = None) -> Steps[Tool]:
+        """Approve a changed definition. Raise `Conflict` if a hash is given and the definition has another one."""
+        return self._fetch(
+            Tool, make_request("POST /tools/{}/approve", tool_id, params={"definition_hash": definition_hash})
+        )
+
+    @paginated
+    def history(self, tool_id: str) -> FetchPage[ToolChange]:
+        """Iterate over the changes of the definition, newest first."""
+        return self._fetch_pages(ToolChange, make_request("GET /tools/{}/history", tool_id))
+
+    @endpoint
+    def tags(self, project_id: str | None = None) -> Steps[Sequence[Tag]]:
+        return self._fetch_list(Tag, make_request("GET /tags", params={"project_id": project_id}))
+
+    @endpoint
+    def core(self) -> Steps[CoreTools]:
+        """Return the core tools, which every discovery includes."""
+        return self._fetch(CoreTools, make_request("GET /core-tools"))
+
+    @endpoint
+    def replace_core(self, tools: Sequence[Json]) -> Steps[CoreTools]:
+        """Replace the core tools by these MCP tools. With an admin key and no user, they apply to all users."""
+        return self._fetch(CoreTools, make_request("PUT /core-tools", json={"tools": tools}))
+
+
+class RulesResource(Resource[TransportT]):
+    @endpoint
+    def get(self) -> Steps[Rules]:
+        return self._fetch(Rules, make_request("GET /rules"))
+
+    @endpoint
+    def put(self, rules: Sequence[Rule]) -> Steps[Rules]:
+        """Replace all rules by these, in this order."""
+        return self._fetch(Rules, make_request("PUT /rules", json={"rules": rules}))
+
+    @endpoint
+    def preview(self, rules: Sequence[Rule], *, project_id: str | None = None, changed: bool = False) -> Steps[Preview]:
+        """Return what rules would do for the user or a project. `changed`: only tools whose visibility changes."""
+        body, params = {"rules": rules, "project_id": project_id}, {"changed": changed}
+        return self._fetch(Preview, make_request("POST /rules/preview", json=body, params=params, retry_safe=True))
+
+
+class Projects(Resource[TransportT]):
+    @endpoint
+    def create(self, name: str, **fields: Unpack[ProjectFields]) -> Steps[Project]:
+        return self._fetch(Project, make_request("POST /projects", json={"name": name, **fields}))
+
+    @paginated
+    def list(self) -> FetchPage[Project]:
+        return self._fetch_pages(Project, make_request("GET /projects"))
+
+    @endpoint
+    def get(self, project_id: str) -> Steps[Project]:
+        return self._fetch(Project, make_request("GET /projects/{}", project_id))
+
+    @endpoint
+    def update(self, project_id: str, **changes: Unpack[ProjectChanges]) -> Steps[Project]:
+        return self._fetch(Project, make_request("PATCH /projects/{}", project_id, json=changes))
+
+    @endpoint
+    def delete(self, project_id: str) -> Steps[None]:
+        """Delete the project and its keys."""
+        return self._send_without_result(make_request("DELETE /projects/{}", project_id))
+
+
+class Users(Resource[TransportT]):
+    """For administrators."""
+
+    @endpoint
+    def create(self, user_id: str, name: str | None = None) -> Steps[User]:
+        return self._fetch(User, make_request("POST /users", json={"id": user_id, "name": name}))
+
+    @paginated
+    def list(self) -> FetchPage[User]:
+        return self._fetch_pages(User, make_request("GET /users"))
+
+    @endpoint
+    def get(self, user_id: str) -> Steps[User]:
+        return self._fetch(User, make_request("GET /users/{}", user_id))
+
+    @endpoint
+    def update(self, user_id: str, **changes: Unpack[UserChanges]) -> Steps[User]:
+        return self._fetch(User, make_request("PATCH /users/{}", user_id, json=changes))
+
+    @endpoint
+    def delete(self, user_id: str) -> Steps[None]:
+        return self._send_without_result(make_request("DELETE /users/{}", user_id))
+
+
+class Keys(Resource[TransportT]):
+    """For administrators."""
+
+    @endpoint
+    def create(self, kind: KeyKind, **fields: Unpack[KeyFields]) -> Steps[Key]:
+        """Create a key. Only this response contains the `key` itself."""
+        expiry = fields.get("expires_at")
+        body = {"kind": kind, **fields, "expires_at": expiry and expiry.isoformat()}
+        return self._fetch(Key, make_request("POST /keys", json=body))
+
+    @paginated
+    def list(self) -> FetchPage[Key]:
+        return self._fetch_pages(Key, make_request("GET /keys"))
+
+    @endpoint
+    def revoke(self, key_id: str) -> Steps[None]:
+        return self._send_without_result(make_request("DELETE /keys/{}", key_id))
