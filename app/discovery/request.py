@@ -31,7 +31,7 @@ class DiscoveryRequest:
     """The keys of tools that the model was given earlier in the conversation."""
     explain: bool = False
     dry_run: bool = False
-    """Do not count, log or learn from the discovery."""
+    """Do not count the discovery as a user's, do not log it and do not learn from it."""
 
 
 async def resolve_options(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> SearchOptions:

@@ -227,6 +227,21 @@ async def test_a_tool_that_a_project_excludes(asker: TestUser, weather: str) -> 
     assert await get_code(asker) == "included"
 
 
+async def test_an_explanation_is_not_counted_as_a_discovery(service: Container, asker: TestUser, weather: str) -> None:
+    def count_discoveries() -> list[bytes]:
+        lines = service.metrics.render().splitlines()
+        return [line for line in lines if line.startswith(b"toolscout_discoveries_total")]
+
+    projects = [await add_project(asker, optimization=optimization) for optimization in (None, "hybrid")]
+    before = count_discoveries()
+    for project_id in projects:
+        await get_reasons(asker, project_id=project_id)
+    assert count_discoveries() == before
+    for project_id in projects:
+        await asker.discover(RAIN, project_id=project_id)
+    assert len([line for line in count_discoveries() if line not in before]) == 2
+
+
 async def test_a_project_that_does_not_search(asker: TestUser, weather: str) -> None:
     assert await get_code(asker, project_id=await add_project(asker, optimization=None)) == "discovery_off"
     assert await get_code(asker, project_id=await add_project(asker, optimization="bm25")) == "included"

@@ -1,12 +1,12 @@
-"""Interleaving of several rankings in one answer."""
+"""Selection of the tools of an answer, and interleaving of several rankings."""
 
 import pytest
 
 from app.catalog.definitions import ToolDefinitionView
-from app.discovery.selection import SelectedTool, interleave_selections
+from app.discovery.selection import SelectedTool, interleave_selections, select_tools
 
 
-def make_tool(name: str, score: float | None = None) -> SelectedTool:
+def make_tool(name: str, score: float | None = None, tokens: int = 1) -> SelectedTool:
     definition = ToolDefinitionView(
         tool_id=name,
         server_id="s",
@@ -17,7 +17,7 @@ def make_tool(name: str, score: float | None = None) -> SelectedTool:
         input_schema="{}",
         output_schema=None,
         annotations=None,
-        tokens=1,
+        tokens=tokens,
         shares_its_name=False,
     )
     return SelectedTool(definition, "semantic" if score is not None else "fallback", score, score)
@@ -75,3 +75,21 @@ def test_rankings_of_different_length_are_used_completely() -> None:
 
 def test_tools_without_a_score_come_last_in_their_original_order() -> None:
     assert names(interleave_selections([[make_tool("p"), make_tool("q")], make_ranking(a=0.1)], 3)) == ["a", "p", "q"]
+
+
+def test_kept_tools_come_first_then_core_tools_then_found_tools_each_once() -> None:
+    kept, core, found = [make_tool("k")], [make_tool("c"), make_tool("k")], [make_tool("f", 0.9), make_tool("c", 0.8)]
+    assert names(select_tools(kept, core, found, max_tools=10, max_tokens=None)) == ["k", "c", "f"]
+
+
+def test_max_tools_never_drops_kept_tools_and_leaves_room_for_five_new_ones() -> None:
+    kept = [make_tool(f"k{n}") for n in range(4)]
+    found = [make_tool(f"f{n}", 0.9) for n in range(9)]
+    assert names(select_tools(kept, [], found, max_tools=2, max_tokens=None)) == names([*kept, *found[:5]])
+    assert names(select_tools([], [], found, max_tools=7, max_tokens=None)) == names(found[:7])
+
+
+def test_a_tool_beyond_max_tokens_is_skipped_and_a_smaller_one_after_it_fits() -> None:
+    tools = [make_tool("a", tokens=5), make_tool("large", tokens=9), make_tool("b", tokens=3)]
+    assert names(select_tools([], [], tools, max_tools=10, max_tokens=8)) == ["a", "b"]
+    assert names(select_tools([], [], tools, max_tools=10, max_tokens=17)) == ["a", "large", "b"]
