@@ -1,4 +1,4 @@
-"""An MCP server with a tool that does nothing, so that what is measured is the way to it."""
+"""An MCP server whose tool does nothing, so that a benchmark measures only the overhead of a call."""
 
 import sys
 
@@ -10,7 +10,7 @@ server = MCPServer("echo")
 
 @server.tool()
 def echo(text: str) -> str:
-    """Gives back the text."""
+    """Return the text."""
     return text
 
 

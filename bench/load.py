@@ -1,7 +1,7 @@
-"""How fast are `/discover` and `/execute`, beside doing without them in the same run? `make bench-load`.
+"""Measure the latency and throughput of `/discover` and `/execute`, compared to baselines of the same run.
 
-One user with 500 tools among 200 users with 500 tools each. The clients are plain sockets in a process of their own, so
-that they take as little as possible from the two cores that everything shares. Read the ratios, not the figures.
+`make bench-load`. One user with 500 tools among 200 users with 500 tools each. The clients are plain sockets in a
+separate process, so that they take as little CPU time as possible. Compare the ratios, not the absolute numbers.
 """
 
 import argparse
@@ -31,15 +31,19 @@ VERBS = ["create", "list", "get", "update", "delete", "search", "export", "archi
 THINGS = ["invoice", "ticket", "branch", "calendar event", "contact"]
 PRODUCTS = ["acorn", "birch", "cedar", "dahlia", "elder", "fern", "gorse", "hazel", "iris", "juniper"]
 MESSAGE = "please search the tickets about the broken login in cedar that came in last week"
-TWO_WISHES = "please search the tickets about the broken login in cedar and share the newest one"
+TWO_SUBQUERIES = "please search the tickets about the broken login in cedar and share the newest one"
 
 COPY_USER = "INSERT INTO users (id, tool_count) SELECT 'user-' || n, 500 FROM generate_series(1, %(last)s) n"
 COPY_ROWS = """
 INSERT INTO {table} SELECT (jsonb_populate_record(original, jsonb_build_object('user_id', 'user-' || n, {ids}))).*
 FROM {table} original, generate_series(1, %(last)s) n WHERE user_id = 'user-0'
 """
-COPIED = {"mcp_servers": ["id"], "mcp_tools": ["id", "server_id"], "mcp_tool_embeddings": ["tool_id", "server_id"]}
-"""The tables of a user that a search reads, with the ids that are another for each user."""
+COPIED_TABLES = {
+    "mcp_servers": ["id"],
+    "mcp_tools": ["id", "server_id"],
+    "mcp_tool_embeddings": ["tool_id", "server_id"],
+}
+"""The tables of a user that a search reads, with the columns that differ for each user."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,8 @@ def product_tools(product: str) -> list[dict[str, object]]:
     ]
 
 
-def fill(service: Service, users: int) -> None:
-    """One user through the product's own door; the others are copies, or this would take half an hour."""
+def create_users(service: Service, users: int) -> None:
+    """Create one user through the API and copy the others in SQL, as this would take half an hour otherwise."""
     with service.admin(USER) as client:
         for product in PRODUCTS:
             server = client.post("/servers", json={"name": product, "transport": "push"}).raise_for_status().json()
@@ -86,7 +90,7 @@ def fill(service: Service, users: int) -> None:
     url = EmbeddedPostgres(service.folder / "data").url
     with psycopg.connect(url, cursor_factory=psycopg.ClientCursor) as connection:
         connection.execute(COPY_USER, {"last": users - 1})
-        for table, names in COPIED.items():
+        for table, names in COPIED_TABLES.items():
             ids = ", ".join(f"'{name}', md5(original.{name} || n)" for name in names)
             connection.execute(COPY_ROWS.format(table=table, ids=ids).encode(), {"last": users - 1})
     with psycopg.connect(url, autocommit=True) as connection:
@@ -94,12 +98,12 @@ def fill(service: Service, users: int) -> None:
 
 
 def post(path: str, body: Json, user: str = USER, **headers: str) -> bytes:
-    written = orjson.dumps(body)
+    content = orjson.dumps(body)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_KEY}\r\nX-User-Id: {user}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(written)}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
     )
-    return "".join([head, *(f"{name}: {value}\r\n" for name, value in headers.items()), "\r\n"]).encode() + written
+    return "".join([head, *(f"{name}: {value}\r\n" for name, value in headers.items()), "\r\n"]).encode() + content
 
 
 def discover_request(query: str, user: str = USER) -> bytes:
@@ -125,8 +129,8 @@ def cached_requests() -> Iterator[bytes]:
     return itertools.repeat(discover_request(MESSAGE))
 
 
-def two_wishes_requests() -> Iterator[bytes]:
-    return itertools.repeat(discover_request(TWO_WISHES))
+def two_subqueries_requests() -> Iterator[bytes]:
+    return itertools.repeat(discover_request(TWO_SUBQUERIES))
 
 
 def uncached_requests() -> Iterator[bytes]:
@@ -134,7 +138,7 @@ def uncached_requests() -> Iterator[bytes]:
     return (discover_request(f"{MESSAGE} number {start + n}") for n in itertools.count())
 
 
-def neighbours_requests() -> Iterator[bytes]:
+def neighbour_requests() -> Iterator[bytes]:
     return itertools.repeat(discover_request(MESSAGE, NEIGHBOUR))
 
 
@@ -149,13 +153,13 @@ def older_mcp_requests() -> Iterator[bytes]:
     return itertools.repeat(mcp_request(LATEST_HANDSHAKE_VERSION, {}))
 
 
-CACHED = "discover, question cached"
-NEW = "discover, question new"
+CACHED = "discover, query cached"
+NEW = "discover, new query"
 OVER_MCP = "the same, by tool_discovery"
 OVER_OLDER_MCP = "the same, older protocol"
-OF_A_NEIGHBOUR = "discover, a neighbour's"
-HANGING = 50
-CROWD = 100
+NEIGHBOUR_REQUESTS = "discover, another user"
+UNRESPONSIVE_SERVERS = 50
+NEIGHBOUR_CONNECTIONS = 100
 CALLS = 300
 
 KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
@@ -163,15 +167,15 @@ KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
     CACHED: cached_requests,
     OVER_MCP: mcp_requests,
     OVER_OLDER_MCP: older_mcp_requests,
-    "discover, two wishes, cached": two_wishes_requests,
+    "discover, two subqueries, cached": two_subqueries_requests,
     NEW: uncached_requests,
 }
-_ALL_KINDS = KINDS | {OF_A_NEIGHBOUR: neighbours_requests}
+_ALL_KINDS = KINDS | {NEIGHBOUR_REQUESTS: neighbour_requests}
 
 
-async def _client(port: int, requests: Iterator[bytes], until: float, latencies_ms: list[float]) -> None:
+async def _run_client(port: int, requests: Iterator[bytes], deadline: float, latencies_ms: list[float]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    while time.perf_counter() < until:
+    while time.perf_counter() < deadline:
         started = time.perf_counter()
         writer.write(next(requests))
         head = await reader.readuntil(b"\r\n\r\n")
@@ -187,31 +191,33 @@ async def _read_body(reader: asyncio.StreamReader, head: bytes) -> bytes:
     return await reader.readuntil(b"\r\n0\r\n\r\n")
 
 
-async def _clients(port: int, kind: str, clients: int, seconds: float) -> list[float]:
+async def _run_clients(port: int, kind: str, clients: int, seconds: float) -> list[float]:
     latencies_ms: list[float] = []
     requests = _ALL_KINDS[kind]()
-    until = time.perf_counter() + seconds
-    await asyncio.gather(*(_client(port, requests, until, latencies_ms) for _ in range(clients)))
+    deadline = time.perf_counter() + seconds
+    await asyncio.gather(*(_run_client(port, requests, deadline, latencies_ms) for _ in range(clients)))
     return latencies_ms
 
 
-def _measure(port: int, kind: str, clients: int, seconds: float) -> list[float]:
-    return asyncio.run(_clients(port, kind, clients, seconds))
+def _run_in_process(port: int, kind: str, clients: int, seconds: float) -> list[float]:
+    return asyncio.run(_run_clients(port, kind, clients, seconds))
 
 
 def measure(service: Service, kind: str, clients: int, seconds: float) -> Result:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        pool.apply(_measure, (service.port, kind, clients, 0.5))
-        latencies_ms = pool.apply(_measure, (service.port, kind, clients, seconds))
+        pool.apply(_run_in_process, (service.port, kind, clients, 0.5))
+        latencies_ms = pool.apply(_run_in_process, (service.port, kind, clients, seconds))
     return Result(kind, clients, seconds, latencies_ms)
 
 
-def measure_beside_a_crowd(service: Service, kind: str, seconds: float) -> Result:
-    """While another user asks over many connections, each as fast as it is answered."""
+def measure_with_neighbour(service: Service, kind: str, seconds: float) -> Result:
+    """Measure while another user sends requests over many connections without pause."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        crowd = pool.apply_async(_measure, (service.port, OF_A_NEIGHBOUR, CROWD, seconds + 4))
+        neighbour = pool.apply_async(
+            _run_in_process, (service.port, NEIGHBOUR_REQUESTS, NEIGHBOUR_CONNECTIONS, seconds + 4)
+        )
         result = measure(service, kind, 1, seconds)
-        crowd.get()
+        neighbour.get()
     return result
 
 
@@ -228,8 +234,8 @@ def print_table(results: list[Result]) -> None:
         print(f"{result.label:30}{result.clients:8}{result.rate:9.0f}{share:10.2f}{quantiles}")
 
 
-def print_doors(results: list[Result]) -> None:
-    """What the MCP door costs beside the REST one, which does the same."""
+def print_mcp_share(results: list[Result]) -> None:
+    """Print the throughput of the MCP endpoint as a share of that of the REST API, which does the same."""
     rates = {(result.label, result.clients): result.rate for result in results}
     for label in (OVER_MCP, OVER_OLDER_MCP):
         shares = [f"{rates[label, clients] / rates[CACHED, clients]:.2f} at {clients}" for clients in (1, 16)]
@@ -245,33 +251,35 @@ def print_execution(direct: list[float], through: list[float]) -> None:
     print(f"added: {added:.1f} ms, {statistics.median(through) / statistics.median(direct):.1f} times a direct call")
 
 
-def print_beside(trouble: str, quiet: Result, beside: Result) -> None:
+def print_impact(condition: str, quiet: Result, loaded: Result) -> None:
     print(f"\n{quiet.label:44}{'p50 ms':>9}{'p95 ms':>9}")
-    for label, result in (("all quiet", quiet), (trouble, beside)):
+    for label, result in (("without other load", quiet), (condition, loaded)):
         print(f"{label:44}{result.quantile(0.5):9.2f}{result.quantile(0.95):9.2f}")
-    print(f"p95: {beside.quantile(0.95) / quiet.quantile(0.95):.2f} times the quiet value")
+    print(f"p95: {loaded.quantile(0.95) / quiet.quantile(0.95):.2f} times the value without other load")
 
 
 def measure_upstream(service: Service, echo_port: int, silent: int, seconds: float) -> None:
-    tool_key = upstream.echo_tool(service, echo_port)
-    print_execution(*upstream.direct_and_through(service, echo_port, tool_key, CALLS))
+    tool_key = upstream.register_echo_tool(service, echo_port)
+    print_execution(*upstream.measure_calls(service, echo_port, tool_key, CALLS))
     quiet = measure(service, CACHED, 1, seconds)
-    upstream.add_hanging_servers(service, silent, HANGING)
-    print_beside(f"while {HANGING} servers hang", quiet, measure(service, CACHED, 1, seconds))
+    upstream.add_hanging_servers(service, silent, UNRESPONSIVE_SERVERS)
+    print_impact(f"with {UNRESPONSIVE_SERVERS} unresponsive servers", quiet, measure(service, CACHED, 1, seconds))
 
 
 def measure_neighbours(service: Service, seconds: float) -> None:
     for kind in (CACHED, NEW):
         quiet = measure(service, kind, 1, seconds)
-        print_beside(
-            f"while another asks over {CROWD} connections", quiet, measure_beside_a_crowd(service, kind, seconds)
+        print_impact(
+            f"with another user on {NEIGHBOUR_CONNECTIONS} connections",
+            quiet,
+            measure_with_neighbour(service, kind, seconds),
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--users", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each line of the table")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -279,11 +287,11 @@ def main() -> None:
         upstream.silent_port() as silent,
         running_service(Path(folder), allowing(echo_port, silent)) as service,
     ):
-        print(f"filling: {options.users} users with 500 tools each …", flush=True)
-        fill(service, options.users)
+        print(f"creating {options.users} users with 500 tools each …", flush=True)
+        create_users(service, options.users)
         results = [measure(service, kind, clients, options.seconds) for clients in (1, 16) for kind in KINDS]
         print_table(results)
-        print_doors(results)
+        print_mcp_share(results)
         measure_neighbours(service, options.seconds)
         measure_upstream(service, echo_port, silent, options.seconds)
         memory = psutil.Process(service.process.pid).memory_info().rss / 2**20

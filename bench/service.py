@@ -1,4 +1,4 @@
-"""Runs the real service, as an operator would, in a folder of its own, for a benchmark or a test."""
+"""Run the real service, as an operator would, in its own folder, for a benchmark or a test."""
 
 import os
 import secrets
@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 
 ADMIN_KEY = "bench-admin-key-0123456789"
-_PATIENCE_S = 300.0
-"""Longer than it takes anywhere: a service that ends by itself is not waited for."""
+_START_TIMEOUT_S = 300.0
+"""Generous, for slow machines; a service that exits is noticed at once."""
 _PORTS = range(10_000, 32_000)
-"""Below those that the system gives away to whoever asks for any."""
+"""Below the ephemeral ports, which the system assigns by itself."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def running_service(
         )
     service = Service(f"http://127.0.0.1:{port}", port, process, folder)
     try:
-        _await_ready(service)
+        _wait_until_ready(service)
         yield service
     finally:
         process.terminate()
@@ -59,7 +59,7 @@ def running_service(
 
 
 def free_port() -> int:
-    """One that nobody takes by chance before it is used. Tests of two processes share their seed, hence `secrets`."""
+    """Return a port that is unlikely to be taken before it is used. `secrets`, as test processes share their seed."""
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe, suppress(OSError):
@@ -67,8 +67,8 @@ def free_port() -> int:
             return port
 
 
-def _await_ready(service: Service) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+def _wait_until_ready(service: Service) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
     with httpx.Client() as client:
         while time.monotonic() < deadline and service.process.poll() is None:
             with suppress(httpx.TransportError):

@@ -1,7 +1,7 @@
-"""What does feedback change? Half of a set's messages are asked and answered with success, the other half measured.
+"""Simulate feedback: half of a set's messages report success, and the other half is measured.
 
-Successes go the way of `POST /feedback`, and are learnt from as the service does it; then the same messages are asked
-again, so that whatever differs is the prior's doing.
+Successes are recorded as `POST /feedback` does, and the priors are updated as the service does. The same messages are
+measured before and after, so that every difference comes from the priors.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from app.evaluation.labelled import LabelledMessage
 from app.evaluation.run import DEFAULT_LIMIT, make_request
 from app.evaluation.scores import Interval, Measures, mean_measures, paired_interval, score_ranking
 from app.usage.priors import MAX_PRIOR, update_priors
-from bench.relevance.index import Indexed, indexed
+from bench.relevance.index import IndexedSet, index_set
 from bench.relevance.sets import BenchSet
 
-_A_HAIR = 1e-6
-"""Rows hold priors in single precision."""
+_TOLERANCE = 1e-6
+"""Priors are stored in single precision."""
 
 
 @dataclass(frozen=True)
@@ -30,34 +30,34 @@ class Simulation:
     without: Measures
     with_priors: Measures
     interval: Interval
-    """Of nDCG@10, of what the priors add."""
+    """The difference of nDCG@10 that the priors make."""
     moved: int
-    """Messages whose answer has another order."""
+    """The number of messages whose answer changed its order."""
     largest_change: float
-    """Of a tool's score, up or down."""
+    """The largest change of a tool's score, up or down."""
 
     @property
     def within_bounds(self) -> bool:
-        return self.largest_change <= MAX_PRIOR + _A_HAIR
+        return self.largest_change <= MAX_PRIOR + _TOLERANCE
 
 
 @dataclass(frozen=True)
-class _Ranked:
+class _Answer:
     keys: Sequence[str]
     scores: dict[str, float]
     measures: Measures
 
 
-async def simulated(container: Container, bench: BenchSet) -> Simulation:
-    index = await indexed(container, bench)
-    needing = [asked for asked in bench.item if asked.tools]
-    lived, measured = needing[::2], needing[1::2]
-    before = [await _ranked(container, index, asked) for asked in measured]
-    successes = sum([await _succeed(container, index, asked) for asked in lived])
+async def simulate(container: Container, bench: BenchSet) -> Simulation:
+    index = await index_set(container, bench)
+    needing = [item for item in bench.items if item.tools]
+    training, measured = needing[::2], needing[1::2]
+    before = [await _answer(container, index, item) for item in measured]
+    successes = sum([await _report_success(container, index, item) for item in training])
     user_id = index.caller.acting_for().id
     async with container.database.transaction(user_id) as session:
         await update_priors(session, user_id)
-    after = [await _ranked(container, index, asked) for asked in measured]
+    after = [await _answer(container, index, item) for item in measured]
     return Simulation(
         name=bench.name,
         successes=successes,
@@ -66,11 +66,11 @@ async def simulated(container: Container, bench: BenchSet) -> Simulation:
         with_priors=_mean(after),
         interval=paired_interval(_gains(before), _gains(after)),
         moved=sum(one.keys != other.keys for one, other in zip(before, after, strict=True)),
-        largest_change=max(_change(one, other) for one, other in zip(before, after, strict=True)),
+        largest_change=max(_largest_change(one, other) for one, other in zip(before, after, strict=True)),
     )
 
 
-def shown(simulation: Simulation) -> str:
+def format_simulation(simulation: Simulation) -> str:
     head = (
         f"{simulation.name}: {simulation.successes} successes of one half of the messages, "
         f"{simulation.measured} of the other half measured"
@@ -80,50 +80,50 @@ def shown(simulation: Simulation) -> str:
         [
             head,
             f"{'':17}{'hit@1':>7}{'R@5':>7}{'R@10':>7}{'nDCG@10':>9}{'MRR':>7}",
-            _line("without priors", simulation.without),
-            _line("with priors", simulation.with_priors),
+            _format_line("without priors", simulation.without),
+            _format_line("with priors", simulation.with_priors),
             f"nDCG@10 {interval.difference:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]; "
-            f"{simulation.moved} answers in another order; largest change of a score "
+            f"{simulation.moved} answers changed their order; largest change of a score "
             f"{simulation.largest_change:.4f}, {'within' if simulation.within_bounds else 'BEYOND'} {MAX_PRIOR:g}",
         ]
     )
 
 
-async def _asked(container: Container, index: Indexed, asked: LabelledMessage) -> Discovery:
-    request = make_request(asked, limit=DEFAULT_LIMIT, project_id=None)
+async def _discover(container: Container, index: IndexedSet, item: LabelledMessage) -> Discovery:
+    request = make_request(item, limit=DEFAULT_LIMIT, project_id=None)
     return await discover(container.discoverer, index.caller, request)
 
 
-async def _succeed(container: Container, index: Indexed, asked: LabelledMessage) -> int:
-    """With every tool that is right, found or not: a user who knows it runs it anyway."""
-    discovery = await _asked(container, index, asked)
+async def _report_success(container: Container, index: IndexedSet, item: LabelledMessage) -> int:
+    """Report success for every relevant tool, found or not: a user who knows the tool runs it anyway."""
+    discovery = await _discover(container, index, item)
     scope = Scope(index.caller.acting_for().id, container.model.id)
-    right = [index.keys[label] for label in asked.tools if label in index.keys]
-    for key in right:
+    relevant = [index.keys[label] for label in item.tools if label in index.keys]
+    for key in relevant:
         await give_feedback(container.discoverer, scope, discovery.id, key, "succeeded")
-    return len(right)
+    return len(relevant)
 
 
-async def _ranked(container: Container, index: Indexed, asked: LabelledMessage) -> _Ranked:
-    found = (await _asked(container, index, asked)).tools
+async def _answer(container: Container, index: IndexedSet, item: LabelledMessage) -> _Answer:
+    found = (await _discover(container, index, item)).tools
     keys = [tool.definition.tool_id for tool in found]
-    relevant = {index.keys.get(label, label) for label in asked.tools}
-    return _Ranked(keys, {tool.definition.tool_id: tool.score or 0.0 for tool in found}, score_ranking(keys, relevant))
+    relevant = {index.keys.get(label, label) for label in item.tools}
+    return _Answer(keys, {tool.definition.tool_id: tool.score or 0.0 for tool in found}, score_ranking(keys, relevant))
 
 
-def _change(before: _Ranked, after: _Ranked) -> float:
+def _largest_change(before: _Answer, after: _Answer) -> float:
     both = before.scores.keys() & after.scores.keys()
     return max((abs(after.scores[key] - before.scores[key]) for key in both), default=0.0)
 
 
-def _mean(ranked: Sequence[_Ranked]) -> Measures:
-    return mean_measures([each.measures for each in ranked]) or Measures(0, 0, 0, 0, 0)
+def _mean(answers: Sequence[_Answer]) -> Measures:
+    return mean_measures([each.measures for each in answers]) or Measures(0, 0, 0, 0, 0)
 
 
-def _gains(ranked: Sequence[_Ranked]) -> list[float]:
-    return [each.measures.ndcg_at_10 for each in ranked]
+def _gains(answers: Sequence[_Answer]) -> list[float]:
+    return [each.measures.ndcg_at_10 for each in answers]
 
 
-def _line(name: str, means: Measures) -> str:
+def _format_line(name: str, means: Measures) -> str:
     first = "".join(f"{value:7.3f}" for value in (means.hit_at_1, means.recall_at_5, means.recall_at_10))
     return f"{name:17}{first}{means.ndcg_at_10:9.3f}{means.reciprocal_rank:7.3f}"

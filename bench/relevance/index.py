@@ -1,4 +1,4 @@
-"""A set's tools on a user of their own, through the product's own indexing."""
+"""Index the tools of a set for a user of their own, with the product's own indexing."""
 
 import asyncio
 from collections import defaultdict
@@ -24,38 +24,38 @@ from app.local_postgres.database import open_database
 from app.settings import Settings
 from bench.relevance.sets import BenchSet, BenchTool
 
-_LOOK_AGAIN_S = 0.2
+_POLL_S = 0.2
 
-_STATES = """
+_COUNT_RUNS = """
     SELECT count(*) FILTER (WHERE finished_at IS NULL), count(*) FILTER (WHERE state = 'failed'), count(*)
     FROM index_runs WHERE user_id = %(user_id)s
 """
-_REFUSED = """
-    SELECT s.name, told ->> 'name', told ->> 'reason'
+_SELECT_REFUSED = """
+    SELECT s.name, entry ->> 'name', entry ->> 'reason'
     FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id,
-         jsonb_array_elements(r.refused) told
+         jsonb_array_elements(r.refused) entry
     WHERE r.user_id = %(user_id)s
 """
-_ROWS = f"SELECT v.tool_id, v.server_name, v.tool_name, v.embedding FROM mcp_tool_embeddings v WHERE {VISIBLE}"
+_SELECT_ROWS = f"SELECT v.tool_id, v.server_name, v.tool_name, v.embedding FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 
 
 @dataclass(frozen=True)
-class Indexed:
+class IndexedSet:
     caller: Caller
     ids: dict[str, str]
-    """The set's id of each tool key."""
+    """The ids in the set, by tool key."""
     keys: dict[str, str]
-    """The other way round; what was refused has none."""
+    """The tool keys, by id in the set; rejected tools have none."""
     vectors: dict[str, Vector]
-    """By the set's ids."""
+    """By id in the set."""
     refused: dict[str, str]
-    """Why, by the set's ids."""
+    """The reasons of rejected tools, by id in the set."""
 
 
 @asynccontextmanager
-async def opened(data: Path) -> AsyncIterator[Container]:
-    """The product as it ships, save that large servers are let in, and that a busy machine degrades no answer."""
-    changes: dict[str, Any] = {
+async def open_bench_container(data: Path) -> AsyncIterator[Container]:
+    """Open the product as it ships, but accept large servers, and never degrade an answer on a busy machine."""
+    overrides: dict[str, Any] = {
         "data_dir": data,
         "database_url": None,
         "demo": False,
@@ -64,22 +64,22 @@ async def opened(data: Path) -> AsyncIterator[Container]:
         "reindex_every_s": 0,
         "query_cache_size": 100_000,
     }
-    settings = Settings(_env_file=None, **changes)
+    settings = Settings(_env_file=None, **overrides)
     async with open_database(settings) as url, open_container(settings, url) as container:
         yield container
 
 
-async def indexed(container: Container, bench: BenchSet) -> Indexed:
-    """Always anew: only the texts' vectors, which are cached, outlive a run of the bench."""
+async def index_set(container: Container, bench: BenchSet) -> IndexedSet:
+    """Index a set from scratch: only the cached vectors of the texts survive a run of the benchmark."""
     user_id = f"bench-{bench.name}"
-    await _forget(container, user_id)
-    await _queue(container, user_id, bench.tools)
-    await _finish(container, user_id, bench.name)
+    await _delete_user(container, user_id)
+    await _enqueue(container, user_id, bench.tools)
+    await _wait_until_indexed(container, user_id, bench.name)
     await asyncio.to_thread(_analyze, container)
-    return await _read(container, user_id, bench.tools)
+    return await _read_index(container, user_id, bench.tools)
 
 
-async def _forget(container: Container, user_id: str) -> None:
+async def _delete_user(container: Container, user_id: str) -> None:
     try:
         async with container.database.system_transaction() as session:
             await delete_user(session, user_id)
@@ -87,49 +87,52 @@ async def _forget(container: Container, user_id: str) -> None:
         return
 
 
-async def _queue(container: Container, user_id: str, tools: Sequence[BenchTool]) -> None:
-    of_server: defaultdict[str, list[BenchTool]] = defaultdict(list)
+async def _enqueue(container: Container, user_id: str, tools: Sequence[BenchTool]) -> None:
+    by_server: defaultdict[str, list[BenchTool]] = defaultdict(list)
     for tool in tools:
-        of_server[tool.server].append(tool)
+        by_server[tool.server].append(tool)
     async with container.database.system_transaction() as session:
         await ensure_user(session, user_id, "bench")
-        for name, its_tools in of_server.items():
+        for name, server_tools in by_server.items():
             server = await create_server(session, container.sealer, user_id, NewServer(name, "push"))
-            payload = orjson.dumps({"tools": [tool.definition for tool in its_tools]})
+            payload = orjson.dumps({"tools": [tool.definition for tool in server_tools]})
             await queue.enqueue(session, user_id, server.id, payload)
     container.worker.notify()
 
 
-async def _finish(container: Container, user_id: str, name: str) -> None:
-    with ProgressBar(f"{name}: servers indexed") as bar:
-        while True:
-            async with container.database.transaction(user_id) as session:
-                [(unfinished, failed, total)] = await session.rows(_STATES, {"user_id": user_id})
-            bar.show((total - unfinished) * 20 // total * total // 20, total, "")  # twenty steps are enough
-            if not unfinished:
-                break
-            await asyncio.sleep(_LOOK_AGAIN_S)
+async def _wait_until_indexed(container: Container, user_id: str, name: str) -> None:
+    bar = ProgressBar(f"{name}: servers indexed")
+    while True:
+        async with container.database.transaction(user_id) as session:
+            [(unfinished, failed, total)] = await session.rows(_COUNT_RUNS, {"user_id": user_id})
+        bar.show((total - unfinished) * 20 // total * total // 20, total, "")  # in twenty steps
+        if not unfinished:
+            break
+        await asyncio.sleep(_POLL_S)
+    bar.end()
     if failed:
         raise SystemExit(f"{name}: {failed} servers could not be indexed")
 
 
 def _analyze(container: Container) -> None:
-    """What the database does by itself after a minute."""
+    """Update the planner statistics, as autovacuum does after a minute."""
     url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
 
 
-async def _read(container: Container, user_id: str, tools: Sequence[BenchTool]) -> Indexed:
+async def _read_index(container: Container, user_id: str, tools: Sequence[BenchTool]) -> IndexedSet:
     async with container.database.transaction(user_id) as session:
         user = await get_user(session, user_id)
-        rows = await session.rows(_ROWS, Scope(user_id, container.model.id).parameters())
-        told = {(server, name): reason for server, name, reason in await session.rows(_REFUSED, {"user_id": user_id})}
-    id_at = {(tool.server, tool.name): tool.id for tool in tools}
-    ids = {tool_id: id_at[server, name] for tool_id, server, name, _ in rows}
+        rows = await session.rows(_SELECT_ROWS, Scope(user_id, container.model.id).parameters())
+        reasons = {
+            (server, name): reason for server, name, reason in await session.rows(_SELECT_REFUSED, {"user_id": user_id})
+        }
+    set_ids = {(tool.server, tool.name): tool.id for tool in tools}
+    ids = {tool_id: set_ids[server, name] for tool_id, server, name, _ in rows}
     vectors = {ids[tool_id]: embedding.to_numpy() for tool_id, _, _, embedding in rows if embedding is not None}
     keys = {set_id: tool_id for tool_id, set_id in ids.items()}
-    order = {tool.id: vectors[tool.id] for tool in tools if tool.id in vectors}
-    lost = [tool for tool in tools if tool.id not in keys]
-    refused = {tool.id: told.get((tool.server, tool.name), "no reason was told") for tool in lost}
-    return Indexed(Caller("user", "bench", user), ids, keys, order, refused)
+    ordered = {tool.id: vectors[tool.id] for tool in tools if tool.id in vectors}
+    missing = [tool for tool in tools if tool.id not in keys]
+    refused = {tool.id: reasons.get((tool.server, tool.name), "unknown reason") for tool in missing}
+    return IndexedSet(Caller("user", "bench", user), ids, keys, ordered, refused)

@@ -1,4 +1,4 @@
-"""nDCG@10 of every ranking on every set, as bars."""
+"""Plot the nDCG@10 of every ranking on every set as bars."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from bench.relevance.comparing import Comparison, Ranking
+from bench.relevance.compare import Comparison, Ranking
 
 _COLOURS = {
     "toolscout": "#1f4e79",
@@ -16,15 +16,15 @@ _COLOURS = {
     "FastMCP BM25": "#c4a3a0",
 }
 _NOTE = "whiskers: 95 % of the paired bootstrap of the difference to Toolscout, over the same messages"
-_GROUP = 0.84
+_GROUP_WIDTH = 0.84
 
 
 def draw(comparisons: Sequence[Comparison], path: Path) -> None:
     mpl.use("Agg")
     figure, axes = plt.subplots(figsize=(max(8.0, 2.2 * len(comparisons) + 1.5), 4.6), layout="constrained")
-    for place, comparison in enumerate(comparisons):
-        _draw_set(axes, place, comparison)
-    axes.set_xticks(range(len(comparisons)), [_label(comparison) for comparison in comparisons], fontsize=9)
+    for position, comparison in enumerate(comparisons):
+        _draw_set(axes, position, comparison)
+    axes.set_xticks(range(len(comparisons)), [_make_label(comparison) for comparison in comparisons], fontsize=9)
     axes.set_ylim(0, 1)
     axes.set_ylabel("nDCG@10")
     axes.yaxis.grid(True, color="#e6e6e6")
@@ -38,30 +38,30 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_set(axes: plt.Axes, place: int, comparison: Comparison) -> None:
+def _draw_set(axes: plt.Axes, position: int, comparison: Comparison) -> None:
     rankings = [ranking for ranking in comparison.rankings if ranking.name in _COLOURS]
-    width = _GROUP / len(rankings)
+    width = _GROUP_WIDTH / len(rankings)
     ours = rankings[0].measures.ndcg_at_10
     for number, ranking in enumerate(rankings):
-        left = place + (number - (len(rankings) - 1) / 2) * width
+        left = position + (number - (len(rankings) - 1) / 2) * width
         value = ranking.measures.ndcg_at_10
         axes.bar(
             left, value, width * 0.92, color=_COLOURS[ranking.name], yerr=_whiskers(ranking, ours), ecolor="#555555"
         )
-        axes.text(left, 0.015, f"{value:.2f}".lstrip("0"), ha="center", fontsize=7, color=_ink(ranking))
+        axes.text(left, 0.015, f"{value:.2f}".lstrip("0"), ha="center", fontsize=7, color=_text_colour(ranking))
 
 
 def _whiskers(ranking: Ranking, ours: float) -> list[list[float]] | None:
-    """A floor stands at ours plus the difference, so the difference's interval is its own as seen from ours."""
+    """Return the error bars of a baseline: the interval of its difference to Toolscout, around its own value."""
     if ranking.interval is None:
         return None
     value = ranking.measures.ndcg_at_10
     return [[value - ours - ranking.interval.low], [ours + ranking.interval.high - value]]
 
 
-def _ink(ranking: Ranking) -> str:
+def _text_colour(ranking: Ranking) -> str:
     return "white" if ranking.interval is None else "#333333"
 
 
-def _label(comparison: Comparison) -> str:
+def _make_label(comparison: Comparison) -> str:
     return f"{comparison.name.replace('+', chr(10) + '+ ')}\n{comparison.tools} tools, {comparison.needing} messages"

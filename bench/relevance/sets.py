@@ -1,4 +1,4 @@
-"""Labelled sets: a folder with `tools.jsonl`, `queries.jsonl` and, where there are some, `no_tool_queries.jsonl`."""
+"""Labelled sets: folders with `tools.jsonl`, `queries.jsonl` and optionally `no_tool_queries.jsonl`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class BenchTool:
     id: str
     server: str
     definition: Json
-    """As MCP has it."""
+    """The MCP definition."""
 
     @property
     def name(self) -> str:
@@ -36,26 +36,26 @@ class BenchTool:
 class BenchSet:
     name: str
     tools: Sequence[BenchTool]
-    item: Sequence[LabelledMessage]
-    """Messages that need tools, then those that need none."""
+    items: Sequence[LabelledMessage]
+    """Messages that need tools, followed by messages that need none."""
 
 
 def read_set(folder: Path) -> BenchSet:
-    """Our own set has no tools of its own: it is about the demo catalogue."""
-    lists = [folder / "queries.jsonl", folder / "no_tool_queries.jsonl"]
-    asked = [each for path in lists if path.exists() for each in parse_labelled_messages(path.read_bytes())]
+    """Read a set. One without `tools.jsonl`, as our own, is about the demo catalogue."""
+    paths = [folder / "queries.jsonl", folder / "no_tool_queries.jsonl"]
+    items = [item for path in paths if path.exists() for item in parse_labelled_messages(path.read_bytes())]
     path = folder / "tools.jsonl"
-    tools = read_tools(path.read_bytes()) if path.exists() else demo_tools()
-    bench = BenchSet(folder.name, apart(tools), asked)
+    tools = read_tools(path.read_bytes()) if path.exists() else load_demo_tools()
+    bench = BenchSet(folder.name, separate_duplicates(tools), items)
     check_labels(bench)
     return bench
 
 
 def read_tools(content: bytes) -> list[BenchTool]:
-    return [_tool(orjson.loads(line)) for line in content.splitlines() if line.strip()]
+    return [_parse_tool(orjson.loads(line)) for line in content.splitlines() if line.strip()]
 
 
-def demo_tools() -> list[BenchTool]:
+def load_demo_tools() -> list[BenchTool]:
     return [
         BenchTool(f"{server['name']}/{tool['name']}", server["name"], tool)
         for server in load_catalogue()
@@ -63,47 +63,47 @@ def demo_tools() -> list[BenchTool]:
     ]
 
 
-def apart(tools: Sequence[BenchTool]) -> list[BenchTool]:
-    """No MCP server has two tools of one name, yet some sets do, whose servers are not real ones: the second of a name
-    stands on a second server."""
+def separate_duplicates(tools: Sequence[BenchTool]) -> list[BenchTool]:
+    """Move the second tool of a name to a second server: no MCP server has two tools of one name, but the invented
+    servers of some sets do."""
     seen: Counter[tuple[str, str]] = Counter()
-    parted = []
+    separated = []
     for tool in tools:
         seen[tool.server, tool.name] += 1
         number = seen[tool.server, tool.name]
-        parted.append(tool if number == 1 else replace(tool, server=f"{tool.server} {number}"))
-    return parted
+        separated.append(tool if number == 1 else replace(tool, server=f"{tool.server} {number}"))
+    return separated
 
 
 def check_labels(bench: BenchSet) -> None:
     known = {tool.id for tool in bench.tools}
-    unknown = sorted({label for asked in bench.item for label in asked.tools} - known)
+    unknown = sorted({label for item in bench.items for label in item.tools} - known)
     if unknown:
-        raise SystemExit(f"{bench.name}: there is no tool {unknown[0]!r}")
+        raise SystemExit(f"{bench.name}: unknown tool {unknown[0]!r}")
 
 
-def with_haystack(bench: BenchSet, haystack: BenchSet) -> BenchSet:
-    """The same messages, among more tools. What both have stays once."""
+def add_haystack(bench: BenchSet, haystack: BenchSet) -> BenchSet:
+    """Add the tools of another set. Tools that both sets have are added once."""
     known = {tool.id for tool in bench.tools}
-    hay = [replace(tool, id=f"{haystack.name}:{tool.id}") for tool in haystack.tools if tool.id not in known]
-    return replace(bench, name=f"{bench.name}+{haystack.name}", tools=apart([*bench.tools, *hay]))
+    added = [replace(tool, id=f"{haystack.name}:{tool.id}") for tool in haystack.tools if tool.id not in known]
+    return replace(bench, name=f"{bench.name}+{haystack.name}", tools=separate_duplicates([*bench.tools, *added]))
 
 
-def shortened(bench: BenchSet, most: int | None) -> BenchSet:
-    """Evenly from all of them, so that a quick look is a fair one; of each kind, those with tools and those without."""
-    if most is None:
+def take_sample(bench: BenchSet, size: int | None) -> BenchSet:
+    """Take about `size` messages that need tools and as many that need none, evenly spread over the set."""
+    if size is None:
         return bench
-    kinds = [[each for each in bench.item if bool(each.tools) is needing] for needing in (True, False)]
-    return replace(bench, item=[each for kind in kinds for each in kind[:: max(1, -(-len(kind) // most))]])
+    kinds = [[each for each in bench.items if bool(each.tools) is needing] for needing in (True, False)]
+    return replace(bench, items=[each for kind in kinds for each in kind[:: max(1, -(-len(kind) // size))]])
 
 
-def last_said(asked: LabelledMessage) -> str:
-    """What the floors search for: the message, or the last one of the user."""
-    said = [turn.get("content") for turn in asked.messages or () if turn.get("role") == "user"]
-    return asked.message or (said[-1] if said and isinstance(said[-1], str) else asked.text)
+def last_user_text(item: LabelledMessage) -> str:
+    """Return the text that the baselines search for: the message, or the user's last turn."""
+    texts = [turn.get("content") for turn in item.messages or () if turn.get("role") == "user"]
+    return item.message or (texts[-1] if texts and isinstance(texts[-1], str) else item.text)
 
 
-def _tool(row: Mapping[str, object]) -> BenchTool:
+def _parse_tool(row: Mapping[str, object]) -> BenchTool:
     fields = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     definition = {field: row[field] for field in fields if row.get(field) is not None}
     return BenchTool(str(row["id"]), str(row["server"]), definition)

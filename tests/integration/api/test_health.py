@@ -1,15 +1,12 @@
 """What an operator sees: health, metrics, logs; and what they never show."""
 
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import httpx
 import orjson
-import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from psycopg import sql
 from pydantic import SecretStr
 
 from app.container import Container
@@ -18,6 +15,7 @@ from app.observability.logging import JsonFormatter
 from tests.support.checks import Json, assert_problem, door_routes
 from tests.support.clients import TestUser, get_app, new_user, open_client
 from tests.support.factories import ADMIN_KEY, OpenService, tool
+from tests.support.outage import close_database
 
 CANARY = "canary4410be"
 METRICS_KEY = "a-key-for-metrics"
@@ -33,30 +31,13 @@ async def test_readiness_names_the_model_in_use(client: httpx.AsyncClient, conta
     assert (await client.get("/readyz")).json() == {"status": "ok", "model": container.model.id, "warnings": []}
 
 
-@asynccontextmanager
-async def database_closed(postgres: EmbeddedPostgres, container: Container) -> AsyncIterator[None]:
-    """For this one database it is as if Postgres had stopped."""
-    name = container.database.engine.url.database
-    assert name is not None
-    refuse = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name))
-    accept = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name))
-    connection = await psycopg.AsyncConnection.connect(postgres.url, autocommit=True)
-    async with connection:
-        await connection.execute(refuse)
-        await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
-        try:
-            yield
-        finally:
-            await connection.execute(accept)
-
-
 async def test_without_its_database_the_service_lives_but_is_not_ready_and_lets_nobody_in(
     open_service: OpenService, postgres: EmbeddedPostgres
 ) -> None:
     requests = [("GET", "/readyz", None), ("GET", "/servers", None), ("POST", "/discover", {"query": "list files"})]
     async with open_service() as service, new_user(service) as user:
         service.authenticator.forget()
-        async with database_closed(postgres, service):
+        async with close_database(postgres, service.database):
             assert (await user.http.get("/healthz")).status_code == 200
             for method, path, body in requests:
                 answer = await user.http.request(method, path, json=body)

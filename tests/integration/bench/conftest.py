@@ -7,4 +7,4 @@ from importlib.util import find_spec
 
 _PACKAGES = ("fastmcp", "matplotlib")
 
-collect_ignore = [] if all(map(find_spec, _PACKAGES)) else ["test_relevance_comparing.py"]
+collect_ignore = [] if all(map(find_spec, _PACKAGES)) else ["test_relevance_compare.py"]

@@ -1,8 +1,7 @@
 """Counts in memory reach the database exactly once, whatever happens in between."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
@@ -20,6 +19,7 @@ from app.usage.histogram import bucket_index
 from app.usage.repository import expired_rows
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import OpenService, make_database, tool
+from tests.support.outage import close_database
 from tests.support.usage import FAST, figures, uses
 from tests.support.worker_steps import holding, until, waiting
 
@@ -150,36 +150,24 @@ async def test_the_number_of_counters_is_bounded_and_existing_ones_keep_counting
 
 
 @pytest.fixture(scope="module")
-async def closable_database(postgres: EmbeddedPostgres) -> AsyncIterator[tuple[str, Database]]:
+async def closable_database(postgres: EmbeddedPostgres) -> AsyncIterator[Database]:
     """A database that a test can close, with the user `somebody`."""
     url = make_database(postgres)
     migrate(url)
     database = Database(url, 2)
     async with database.system_transaction() as session:
         await session.rows("INSERT INTO users (id) VALUES ('somebody')")
-    yield url, database
+    yield database
     await database.close()
 
 
-@contextmanager
-def close_database(postgres: EmbeddedPostgres, url: str) -> Iterator[None]:
-    """Terminate every connection and reject new ones."""
-    name = url.split("?", maxsplit=1)[0].rsplit("/", 1)[1]
-    with psycopg.connect(postgres.url, autocommit=True) as owner:
-        owner.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
-        owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-        yield
-        owner.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
-
-
 async def test_counts_made_while_the_database_is_down_are_written_later_and_once(
-    postgres: EmbeddedPostgres, closable_database: tuple[str, Database], caplog: Log
+    postgres: EmbeddedPostgres, closable_database: Database, caplog: Log
 ) -> None:
-    url, database = closable_database
-    usage_counters = UsageCounters(database)
+    usage_counters = UsageCounters(closable_database)
     usage_counters.record_discovery("somebody", ["a"], FAST)
     usage_counters.record_call("somebody", "a", succeeded=True)
-    with close_database(postgres, url):
+    async with close_database(postgres, closable_database):
         assert not await usage_counters.flush()
         await usage_counters.update_priors()
         usage_counters.record_discovery("somebody", ["a", "b"], FAST)
@@ -188,11 +176,11 @@ async def test_counts_made_while_the_database_is_down_are_written_later_and_once
     assert "failed to update usage priors" in caplog.text
     assert await usage_counters.flush()
     assert await usage_counters.flush()
-    assert await uses(database, "somebody") == {
+    assert await uses(closable_database, "somebody") == {
         "a": {"discovered": 2, "called": 1, "succeeded": 1},
         "b": {"discovered": 1},
     }
-    assert sum(row[0] for row in await figures(database, "somebody")) == 2
+    assert sum(row[0] for row in await figures(closable_database, "somebody")) == 2
 
 
 async def test_a_locked_user_is_written_later_without_delaying_others(

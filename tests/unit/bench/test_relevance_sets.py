@@ -1,4 +1,4 @@
-"""The bench's reader of folders, and its floors on five tools."""
+"""The sets of the relevance benchmark, and its baselines on five tools."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,10 @@ import pytest
 
 from app.embeddings.base import Vector
 from app.evaluation.labelled import LabelledMessage
-from bench.relevance.floors import Dense, PlainBm25, fused, reciprocal_rank_fusion
-from bench.relevance.sets import OWN, BenchTool, last_said, read_set, shortened, with_haystack
+from bench.relevance.baselines import Dense, PlainBm25, fuse, reciprocal_rank_fusion
+from bench.relevance.sets import OWN, BenchTool, add_haystack, last_user_text, read_set, take_sample
 
-FIVE = [
+TOOLS = [
     BenchTool(f"{server}/{name}", server, {"name": name, "description": description})
     for server, name, description in [
         ("weather", "get_forecast", "The weather forecast for a city."),
@@ -24,86 +24,87 @@ FIVE = [
 ]
 
 
-def write(folder: Path, name: str, *rows: dict[str, Any]) -> None:
+def write_rows(folder: Path, name: str, *rows: dict[str, Any]) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def row(tool_id: str, server: str, name: str) -> dict[str, Any]:
+def make_row(tool_id: str, server: str, name: str) -> dict[str, Any]:
     return {"id": tool_id, "server": server, "name": name, "description": "", "tags": ["x"]}
 
 
-def one_hot(place: int) -> Vector:
-    vector: Vector = np.eye(5, dtype=np.float32)[place]
+def one_hot(position: int) -> Vector:
+    vector: Vector = np.eye(5, dtype=np.float32)[position]
     return vector
 
 
-def test_a_folder_is_read_with_its_tools_and_both_kinds_of_messages(tmp_path: Path) -> None:
-    write(tmp_path, "tools.jsonl", row("a", "s", "a"), row("b", "s", "b"))
-    write(tmp_path, "queries.jsonl", {"id": "q", "query": "do b", "relevant": ["b"], "meta": {}})
-    write(tmp_path, "no_tool_queries.jsonl", {"id": "n", "query": "hello", "relevant": [], "meta": {}})
+def test_a_set_is_read_with_its_tools_and_both_kinds_of_messages(tmp_path: Path) -> None:
+    write_rows(tmp_path, "tools.jsonl", make_row("a", "s", "a"), make_row("b", "s", "b"))
+    write_rows(tmp_path, "queries.jsonl", {"id": "q", "query": "do b", "relevant": ["b"], "meta": {}})
+    write_rows(tmp_path, "no_tool_queries.jsonl", {"id": "n", "query": "hello", "relevant": [], "meta": {}})
     bench = read_set(tmp_path)
     assert [tool.definition for tool in bench.tools] == [{"name": name, "description": ""} for name in "ab"]
-    assert [(asked.text, asked.tools) for asked in bench.item] == [("do b", ["b"]), ("hello", [])]
+    assert [(item.text, item.tools) for item in bench.items] == [("do b", ["b"]), ("hello", [])]
 
 
-def test_a_label_that_names_no_tool_of_the_set_ends_the_run(tmp_path: Path) -> None:
-    write(tmp_path, "tools.jsonl", row("a", "s", "a"))
-    write(tmp_path, "queries.jsonl", {"query": "do b", "relevant": ["b"]})
-    with pytest.raises(SystemExit, match="there is no tool 'b'"):
+def test_an_unknown_label_ends_the_run(tmp_path: Path) -> None:
+    write_rows(tmp_path, "tools.jsonl", make_row("a", "s", "a"))
+    write_rows(tmp_path, "queries.jsonl", {"query": "do b", "relevant": ["b"]})
+    with pytest.raises(SystemExit, match="unknown tool 'b'"):
         read_set(tmp_path)
 
 
-def test_the_second_tool_of_a_name_stands_on_a_second_server(tmp_path: Path) -> None:
-    write(tmp_path, "tools.jsonl", row("a", "s", "a"), row("a#2", "s", "a"), row("b", "s", "b"))
+def test_the_second_tool_of_a_name_moves_to_a_second_server(tmp_path: Path) -> None:
+    write_rows(tmp_path, "tools.jsonl", make_row("a", "s", "a"), make_row("a#2", "s", "a"), make_row("b", "s", "b"))
     assert [(tool.id, tool.server) for tool in read_set(tmp_path).tools] == [("a", "s"), ("a#2", "s 2"), ("b", "s")]
 
 
 def test_a_haystack_adds_tools_and_no_messages(tmp_path: Path) -> None:
-    write(tmp_path / "set", "tools.jsonl", row("a", "s", "a"))
-    write(tmp_path / "set", "queries.jsonl", {"query": "do a", "relevant": ["a"]})
-    write(tmp_path / "hay", "tools.jsonl", row("c", "s", "a"), row("d", "t", "d"))
-    both = with_haystack(read_set(tmp_path / "set"), read_set(tmp_path / "hay"))
+    write_rows(tmp_path / "set", "tools.jsonl", make_row("a", "s", "a"))
+    write_rows(tmp_path / "set", "queries.jsonl", {"query": "do a", "relevant": ["a"]})
+    write_rows(tmp_path / "hay", "tools.jsonl", make_row("c", "s", "a"), make_row("d", "t", "d"))
+    both = add_haystack(read_set(tmp_path / "set"), read_set(tmp_path / "hay"))
     assert [(tool.id, tool.server) for tool in both.tools] == [("a", "s"), ("hay:c", "s 2"), ("hay:d", "t")]
-    assert len(both.item) == 1
+    assert len(both.items) == 1
 
 
-def test_a_quick_look_takes_some_of_each_kind(tmp_path: Path) -> None:
-    write(tmp_path, "tools.jsonl", row("a", "s", "a"))
-    write(tmp_path, "queries.jsonl", *({"query": f"do a {n}", "relevant": ["a"]} for n in range(30)))
-    write(tmp_path, "no_tool_queries.jsonl", *({"query": f"hello {n}", "relevant": []} for n in range(8)))
-    quick = shortened(read_set(tmp_path), 10)
-    assert [bool(asked.tools) for asked in quick.item].count(True) == 10
-    assert [bool(asked.tools) for asked in quick.item].count(False) == 8
-    assert shortened(read_set(tmp_path), None) == read_set(tmp_path)
+def test_a_sample_has_messages_of_each_kind(tmp_path: Path) -> None:
+    write_rows(tmp_path, "tools.jsonl", make_row("a", "s", "a"))
+    write_rows(tmp_path, "queries.jsonl", *({"query": f"do a {n}", "relevant": ["a"]} for n in range(30)))
+    write_rows(tmp_path, "no_tool_queries.jsonl", *({"query": f"hello {n}", "relevant": []} for n in range(8)))
+    sample = take_sample(read_set(tmp_path), 10)
+    assert [bool(item.tools) for item in sample.items].count(True) == 10
+    assert [bool(item.tools) for item in sample.items].count(False) == 8
+    assert take_sample(read_set(tmp_path), None) == read_set(tmp_path)
 
 
 def test_our_own_set_is_about_the_demo_catalogue_and_large_enough() -> None:
     own = read_set(OWN)
     assert len(own.tools) > 50
-    assert sum(bool(asked.tools) for asked in own.item) >= 150
-    assert sum(not asked.tools for asked in own.item) >= 40
-    assert any(asked.messages for asked in own.item)
+    assert sum(bool(item.tools) for item in own.items) >= 150
+    assert sum(not item.tools for item in own.items) >= 40
+    assert any(item.messages for item in own.items)
 
 
-def test_the_floors_search_for_what_the_user_said_last() -> None:
+def test_the_baselines_search_for_the_users_last_turn() -> None:
     turns = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "x"}]
     assert (
-        last_said(LabelledMessage("1", [], messages=[*turns, {"role": "user", "content": "then"}, turns[1]])) == "then"
+        last_user_text(LabelledMessage("1", [], messages=[*turns, {"role": "user", "content": "then"}, turns[1]]))
+        == "then"
     )
-    assert last_said(LabelledMessage("1", [], message="only")) == "only"
+    assert last_user_text(LabelledMessage("1", [], message="only")) == "only"
 
 
-def test_plain_bm25_finds_by_words_of_the_split_name_and_nothing_by_none() -> None:
-    bm25 = PlainBm25(FIVE)
-    assert bm25.ranked("Send this!")[0] == "mail/sendMail"
-    assert set(bm25.ranked("a file")) == {"files/read_file", "files/delete_file"}
-    assert bm25.ranked("umbrella") == []
+def test_plain_bm25_matches_words_of_the_split_name() -> None:
+    bm25 = PlainBm25(TOOLS)
+    assert bm25.rank("Send this!")[0] == "mail/sendMail"
+    assert set(bm25.rank("a file")) == {"files/read_file", "files/delete_file"}
+    assert bm25.rank("umbrella") == []
 
 
-def test_plain_bm25_scores_as_computed_by_hand() -> None:
-    bm25 = PlainBm25(FIVE)
-    # `delete` is twice in one of five documents, which has 5 of the 26 words that are no stop words
+def test_plain_bm25_scores_match_a_manual_computation() -> None:
+    bm25 = PlainBm25(TOOLS)
+    # `delete` occurs twice in one of five documents, which has 5 of the 26 words without stop words
     lengths = [5, 6, 6, 4, 5]
     damping = 1.2 * (0.25 + 0.75 * 5 / (sum(lengths) / 5))
     expected = np.log(1 + 4.5 / 1.5) * 2 * 2.2 / (2 + damping)
@@ -111,16 +112,16 @@ def test_plain_bm25_scores_as_computed_by_hand() -> None:
 
 
 def test_dense_ranks_by_cosine() -> None:
-    dense = Dense({tool.id: one_hot(place) for place, tool in enumerate(FIVE)})
+    dense = Dense({tool.id: one_hot(position) for position, tool in enumerate(TOOLS)})
     query: Vector = np.array([0, 0.1, 0, 0.9, 0.4], np.float32)
-    assert dense.ranked(query, 3) == ["files/read_file", "files/delete_file", "mail/sendMail"]
+    assert dense.rank(query, 3) == ["files/read_file", "files/delete_file", "mail/sendMail"]
 
 
-def test_reciprocal_rank_fusion_takes_what_both_like() -> None:
+def test_reciprocal_rank_fusion_prefers_tools_in_both_rankings() -> None:
     assert reciprocal_rank_fusion([["a", "b", "c"], ["c", "b"]]) == ["c", "b", "a"]
     assert reciprocal_rank_fusion([["a", "b"], ["b", "c"]], depth=1) == ["b"]
 
 
-def test_fusion_of_both_floors() -> None:
-    dense = Dense({tool.id: one_hot(place) for place, tool in enumerate(FIVE)})
-    assert fused(PlainBm25(FIVE), dense, "delete a file", one_hot(3))[:2] == ["files/read_file", "files/delete_file"]
+def test_fusion_of_both_baselines() -> None:
+    dense = Dense({tool.id: one_hot(position) for position, tool in enumerate(TOOLS)})
+    assert fuse(PlainBm25(TOOLS), dense, "delete a file", one_hot(3))[:2] == ["files/read_file", "files/delete_file"]

@@ -1,4 +1,4 @@
-"""FastMCP's own `BM25SearchTransform`, asked the way its clients ask it: by calling its search tool."""
+"""The `BM25SearchTransform` of FastMCP, used as its clients use it: by calling its search tool."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from fastmcp import FastMCP
 from fastmcp.server.transforms.search import BM25SearchTransform
 from fastmcp.tools import Tool
 
-from bench.relevance.floors import DEPTH
+from bench.relevance.baselines import DEPTH
 from bench.relevance.sets import BenchTool
 
 
@@ -18,23 +18,23 @@ class FastMcpSearch:
             self._server.add_tool(
                 Tool(name=name, description=tool.description, parameters=tool.definition.get("inputSchema") or {})
             )
-        self._server.add_transform(BM25SearchTransform(max_results=DEPTH, search_result_serializer=_names))
+        self._server.add_transform(BM25SearchTransform(max_results=DEPTH, search_result_serializer=_serialize_names))
 
-    async def ranked(self, text: str) -> list[str]:
+    async def rank(self, text: str) -> list[str]:
         result = await self._server.call_tool("search_tools", {"query": text})
         return [self._ids[tool["name"]] for tool in result.structured_content["result"]]
 
 
-def _names(tools: Sequence[Tool]) -> list[dict[str, str]]:
+def _serialize_names(tools: Sequence[Tool]) -> list[dict[str, str]]:
     return [{"name": tool.name} for tool in tools]
 
 
 def _unique_names(tools: Sequence[BenchTool]) -> list[str]:
-    """With the server's name before it, as mounting many servers in one does; it also finds more that way."""
-    taken: dict[str, None] = {}
+    """Prefix each name with its server, as FastMCP does for mounted servers; it also finds more tools this way."""
+    names: dict[str, None] = {}
     for tool in tools:
         name = f"{tool.server}_{tool.name}"
-        while name in taken:
+        while name in names:
             name += "_"
-        taken[name] = None
-    return list(taken)
+        names[name] = None
+    return list(names)
