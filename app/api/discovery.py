@@ -6,7 +6,7 @@ import orjson
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from app.api.middleware.body_limit import StrictRoute
+from app.api.strict_json import StrictRoute
 from app.catalog.servers import Status
 from app.catalog.tool_names import make_aliases
 from app.dependencies import ContainerDep, DiscoverCaller
@@ -91,7 +91,7 @@ class WhyOut(Output):
 async def post_discover(body: DiscoverBody, caller: DiscoverCaller, container: ContainerDep) -> Response:
     """The few tools that this message needs, ready to be given to the model."""
     ask = await resolved(container.discoverer, caller, body.wishes())
-    discovery = await discover(container.discoverer, caller.acting_for(), ask)
+    discovery = await discover(container.discoverer, caller.require_user(), ask)
     return Response(render_discovery(discovery, body.format), media_type="application/json")
 
 
@@ -100,7 +100,7 @@ async def post_why(body: WhyBody, caller: DiscoverCaller, container: ContainerDe
     """Why a tool is, or is not, in the answer to this message."""
     ask = await resolved(container.discoverer, caller, body.wishes())
     confined = caller.project_id is not None
-    reasons = await explain(container.discoverer, caller.acting_for(), ask, body.tool, confined=confined)
+    reasons = await explain(container.discoverer, caller.require_user(), ask, body.tool, confined=confined)
     return WhyOut(items=[_reason(reason) for reason in reasons])
 
 

@@ -5,12 +5,11 @@ from datetime import datetime
 from fastapi import APIRouter
 from pydantic import Field
 
-from app.api.audit import Moment, Reader
-from app.api.middleware.body_limit import StrictRoute
+from app.api.strict_json import StrictRoute
 from app.catalog.visibility import Scope
-from app.dependencies import ContainerDep, DiscoverCaller
+from app.dependencies import AuditReader, ContainerDep, DiscoverCaller
 from app.discovery.feedback import give_feedback
-from app.schemas.base import Identifier, Input, Output
+from app.schemas.base import Identifier, Input, Output, UtcDatetime
 from app.usage.repository import FeedbackOutcome
 from app.usage.stats import Step, Window, read_stats
 
@@ -70,13 +69,13 @@ class StatsOut(Output):
 @router.post("/feedback", status_code=204)
 async def post_feedback(body: FeedbackBody, caller: DiscoverCaller, container: ContainerDep) -> None:
     """What became of a tool of a discovery; told again, it counts no more. What `/execute` runs is counted anyway."""
-    scope = Scope(caller.acting_for().id, container.model.id, project_id=caller.project_id)
+    scope = Scope(caller.require_user().id, container.model.id, project_id=caller.project_id)
     await give_feedback(container.discoverer, scope, body.discovery_id, body.tool_key, body.outcome)
 
 
 @router.get("/stats")
 async def get_stats(
-    reader: Reader, since: Moment | None = None, until: Moment | None = None, step: Step = "hour"
+    reader: AuditReader, since: UtcDatetime | None = None, until: UtcDatetime | None = None, step: Step = "hour"
 ) -> StatsOut:
     """Discoveries over time (the last 24 hours, unless told otherwise; kept for 30 days), the most used tools, and
     those never found. An admin key that names no user gets all users' sums, without tools."""

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
-from app.api.middleware.body_limit import StrictRoute
+from app.api.strict_json import StrictRoute
 from app.dependencies import ContainerDep, DiscoverCaller
 from app.discovery.inline.documents import SentTool
 from app.discovery.inline.search import FoundTool, InlineSearchResult, search_inline

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from app.api.evaluation import render_evaluation
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.cli.context import add_user_option, open_for_user
 from app.cli.progress import ProgressBar
 from app.cli.tools import printable

@@ -17,7 +17,7 @@ from app.errors import InvalidInput
 from app.local_postgres.paths import connect_database, make_sealer
 from app.management.keys import create_key
 from app.management.servers import reseal_credentials
-from app.schemas.users import NewKeyBody
+from app.schemas.keys import NewKeyBody
 from app.settings import Settings
 
 

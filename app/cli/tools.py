@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from app.catalog.projects import get_project
-from app.catalog.tools import find_tools_by_name
+from app.catalog.tools import find_tool_id
 from app.catalog.visibility import Scope
 from app.cli.context import ACTOR, add_user_option, open_for_user
 from app.discovery.discover import DEFAULT_LIMIT, Ask, Discovery, discover
@@ -77,7 +77,7 @@ async def _execute(settings: Settings, options: argparse.Namespace) -> int:
         raise InvalidInput("the arguments must be a JSON object")
     async with open_for_user(settings, options.user) as (container, user):
         async with container.database.transaction(user.id) as session:
-            tool_key = await find_tools_by_name(session, user.id, options.tool) or options.tool
+            tool_key = await find_tool_id(session, user.id, options.tool) or options.tool
         scope = Scope(user.id, container.model.id)
         call = ExecutionRequest(scope, ACTOR, arguments, tool_key=tool_key, timeout_s=options.timeout)
         with _names_explained(options.tool):

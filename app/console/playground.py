@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from app.catalog.projects import Project, all_projects
+from app.catalog.projects import Project, list_all_projects
 from app.catalog.tool_names import make_aliases
 from app.catalog.tools import list_tags
 from app.catalog.visibility import Scope
@@ -65,7 +65,7 @@ async def _page(
     user, model = visit.user, visit.container.model
     async with visit.transaction() as session:
         tags = await list_tags(session, Scope(user.id, model.id, project_id=visit.caller.project_id))
-        projects = await all_projects(session, user.id) if visit.caller.project_id is None else []
+        projects = await list_all_projects(session, user.id) if visit.caller.project_id is None else []
     offered = sorted(sorted(tags, key=lambda tag: -tag[1])[:_TAGS_OFFERED])
     return visit.show(
         "try.html",

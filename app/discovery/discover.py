@@ -130,7 +130,7 @@ async def discover(discoverer: Discoverer, user: User, ask: Ask) -> Discovery:
         discovery = await _everything(discoverer, user, ask, "disabled")
     else:
         try:
-            async with discoverer.scheduler.turn(user.id):
+            async with discoverer.scheduler.slot(user.id):
                 discovery = await _searched(discoverer, user, ask, rung)
         except QueryFailed:
             logger.exception("search failed, answering with all visible tools")
@@ -151,7 +151,7 @@ async def embed_query(discoverer: Discoverer, user: User, ask: Ask) -> QueryEmbe
         return QueryEmbedding(strategy, None, None)
     try:
         kept = discoverer.models.named(ask.scope.model)
-        async with discoverer.scheduler.turn(user.id) if kept.embedder.is_local else nullcontext():
+        async with discoverer.scheduler.slot(user.id) if kept.embedder.is_local else nullcontext():
             return QueryEmbedding(strategy, await kept.queries.embed(user.id, ask.query.texts), None)
     except EmbeddingFailed as error:
         logger.warning("searching by words alone", extra={"reason": error.reason})
@@ -180,7 +180,7 @@ async def _searched(discoverer: Discoverer, user: User, ask: Ask, rung: QueryEmb
     async with discoverer.database.snapshot(user.id) as session:
         found = await search.find(session, ask.scope, question, vectors, limit=ask.limit, ann=user.ann)
         wanted = [*ask.keep, *(hit.tool_id for hit in found.hits)]
-        take = discoverer.definition_cache.take
+        take = discoverer.definition_cache.get_many
         offers = await take(session, ask.scope, found.version, wanted, core=ask.include_core_tools)
         if ask.explain:
             evidence = await search.evidence(session, ask.scope, question, vectors, wanted)
@@ -197,7 +197,7 @@ async def _everything(discoverer: Discoverer, user: User, ask: Ask, reason: str)
         everything = await list_visible_definitions(session, ask.scope, ask.limit)
         offers = await read_definitions(session, ask.scope, ask.keep, core=ask.include_core_tools)
     core = [SelectedTool(offer, "core") for offer in offers.core]
-    fallback = [SelectedTool(offer, "fallback") for offer in everything.offers]
+    fallback = [SelectedTool(offer, "fallback") for offer in everything.definitions]
     chosen = select_tools(_kept(ask, offers), core, fallback, most=_most(discoverer, ask), max_tokens=ask.max_tokens)
     rung = QueryEmbedding(ask.strategy or "hybrid", None, reason)
     return _discovery(chosen, core, everything.searched, everything.tokens, rung, generated=False, no_match=False)

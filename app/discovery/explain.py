@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.auth.users import User
-from app.catalog.policy import NO_PROJECT, HiddenBy, OutsideBy, ProjectVisibility, ToolFacts, VisibilityDecision
+from app.catalog.policy import NOT_A_MEMBER, HiddenBy, OutsideBy, ProjectVisibility, ToolFacts, VisibilityDecision
 from app.catalog.visibility import load_evaluator, read_facts
 from app.discovery.discover import Ask, Discoverer, Discovery, discover, embed_query, make_scoring_params
 from app.search.postgres import Evidence, SearchResult
@@ -53,7 +53,7 @@ async def explain(discoverer: Discoverer, user: User, ask: Ask, wanted: str, *, 
     async with discoverer.database.snapshot(user.id) as session:
         meant = [facts for facts in await read_facts(session, user.id) if _is_meant(facts, wanted)]
         judge = await load_evaluator(session, user.id)
-    judged = [(facts, judge.judge(facts)) for facts in meant]
+    judged = [(facts, judge.evaluate(facts)) for facts in meant]
     if confined:
         judged = [(facts, verdict) for facts, verdict in judged if _unseen(ask, facts, verdict) is None]
     discovery = await discover(discoverer, user, replace(ask, explain=True, trial=True))
@@ -94,7 +94,7 @@ def _unseen(ask: Ask, facts: ToolFacts, verdict: VisibilityDecision) -> Reason |
         code, message = _HIDDEN[verdict.hidden_by]
         return Reason(code, _by(message, verdict.rule), facts, verdict.rule)
     project_id = ask.scope.project_id
-    placement = ProjectVisibility(None) if project_id is None else verdict.placements.get(project_id, NO_PROJECT)
+    placement = ProjectVisibility(None) if project_id is None else verdict.by_project.get(project_id, NOT_A_MEMBER)
     if placement.outside_by is None:
         return None
     code, message = _OUTSIDE[placement.outside_by]
@@ -109,7 +109,7 @@ def _filtered(ask: Ask, facts: ToolFacts, verdict: VisibilityDecision) -> Reason
     servers, tags = ask.scope.server_ids, ask.scope.tags
     if servers is not None and facts.server_id not in servers:
         return Reason("outside_filter", "its server is not among the request's `server_ids`", facts)
-    placement = verdict.placements.get(ask.scope.project_id or "", ProjectVisibility(None))
+    placement = verdict.by_project.get(ask.scope.project_id or "", ProjectVisibility(None))
     if tags is not None and not {*verdict.tags, *placement.tags} & set(tags):
         return Reason("outside_filter", "it has none of the request's `tags`", facts)
     return None

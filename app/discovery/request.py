@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.auth.users import User
 from app.catalog.projects import Project, get_project
 from app.catalog.visibility import Scope
@@ -36,8 +36,8 @@ class Wishes:
 
 async def resolved(discoverer: Discoverer, caller: Caller, wishes: Wishes) -> Ask:
     """Raises `NotFound` for a project that is not there, or that the caller's key is not bound to."""
-    user = caller.acting_for()
-    project_id = caller.within(wishes.project_id)
+    user = caller.require_user()
+    project_id = caller.resolve_project(wishes.project_id)
     project = await _project(discoverer, user, project_id)
     own: Mapping[str, Any] = {} if project is None else vars(project)
     return Ask(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.discovery.discover import Discoverer
 from app.discovery.explain import Reason, explain
 from app.discovery.request import Wishes, resolved
@@ -139,5 +139,5 @@ def _place(answer: EvalAnswer, key: str) -> int | None:
 async def _reason(discoverer: Discoverer, caller: Caller, answer: EvalAnswer, key: str, course: EvalOptions) -> Reason:
     ask = await ask_of(discoverer, caller, answer.asked, limit=course.limit, project_id=course.project_id)
     confined = caller.project_id is not None
-    [reason] = await explain(discoverer, caller.acting_for(), ask, key, confined=confined)
+    [reason] = await explain(discoverer, caller.require_user(), ask, key, confined=confined)
     return reason

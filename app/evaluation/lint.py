@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.discover import Discoverer
 from app.discovery.request import Wishes, resolved
@@ -53,7 +53,7 @@ async def lint_descriptions(
     ask = await resolved(discoverer, caller, Wishes(read_query(""), project_id=project_id))
     tools = await _described(discoverer, ask.scope)
     pairs = await asyncio.to_thread(alike, tools, MOST_PAIRS)
-    searches = ask.strategy is not None and caller.acting_for().discovery_enabled
+    searches = ask.strategy is not None and caller.require_user().discovery_enabled
     probed = sorted(tools, key=lambda tool: len(tool.words))[:most_probed] if searches else []
     problems = {tool.tool_key: problems_of(tool) for tool in tools}
     for done, tool in enumerate(probed, start=1):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.discovery.discover import Ask, Discoverer, Discovery, discover
 from app.discovery.request import Wishes, resolved
 from app.evaluation.labelled import Labelled
@@ -43,7 +43,7 @@ async def answer_message(
     ask = await ask_of(discoverer, caller, asked, limit=limit, project_id=project_id)
     ask = ask if threshold is None else replace(ask, threshold=threshold)
     started = time.perf_counter()
-    discovery = await discover(discoverer, caller.acting_for(), ask)
+    discovery = await discover(discoverer, caller.require_user(), ask)
     took_ms = (time.perf_counter() - started) * 1000
     ranked = [tool.offer.tool_id for tool in discovery.tools]
     return EvalAnswer(

@@ -19,7 +19,7 @@ from app.audit.record import SUCCEEDED, record_event
 from app.cache import TtlCache
 from app.catalog import servers
 from app.catalog.definitions import ToolDefinitionView, find_by_alias, read_definitions
-from app.catalog.tool_names import DIGEST, is_alias_of, parse_digest
+from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.tools import tool_exists
 from app.catalog.visibility import Scope
 from app.crypto import Sealer
@@ -46,7 +46,7 @@ from app.usage.counters import UsageCounters
 
 logger = logging.getLogger("toolscout.execution")
 
-_HEX = re.compile(rf"[0-9a-f]{{{DIGEST},64}}")
+_HEX = re.compile(rf"[0-9a-f]{{{MIN_DIGEST},64}}")
 _NO_DIGEST = "-"
 
 TOOL_ERROR = "tool_error"

@@ -282,7 +282,7 @@ def _vector(hashes: Mapping[str, str], vectors: Mapping[str, Vector], tool_id: s
 
 
 def _stored(verdict: VisibilityDecision) -> dict[str, Any]:
-    stored = verdict.stored()
+    stored = verdict.to_row()
     return {"enabled": stored["visible"], **{name: stored[name] for name in ("tags", "projects", "project_tags")}}
 
 

@@ -12,10 +12,10 @@ from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.catalog.projects import get_project
 from app.container import Container
-from app.dependencies import ContainerDep, DiscoverCaller, check_visit
+from app.dependencies import ContainerDep, DiscoverCaller, check_host_and_origin
 from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server.cancellation import RunningCalls
 from app.mcp_server.server import REQUEST_CONTEXT, McpRequestContext, MetaServer
@@ -34,7 +34,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def mcp_router() -> APIRouter:
     """Each tool declares what it needs; whoever comes in may at least discover."""
-    router = APIRouter(tags=["mcp"], dependencies=[Depends(check_visit)], route_class=_McpRoute)
+    router = APIRouter(tags=["mcp"], dependencies=[Depends(check_host_and_origin)], route_class=_McpRoute)
     running = RunningCalls()
     two, full = MetaServer(TWO_TOOLS), MetaServer(ALL_TOOLS)
 
@@ -67,7 +67,7 @@ def mcp_router() -> APIRouter:
 
 async def _confined(container: Container, caller: Caller, project_id: str) -> Caller:
     """As if the key were bound to the project."""
-    user, confined_to = caller.acting_for(), caller.within(project_id)
+    user, confined_to = caller.require_user(), caller.resolve_project(project_id)
     async with container.database.transaction(user.id) as session:
         await get_project(session, user.id, project_id)
     return replace(caller, project_id=confined_to)
@@ -78,7 +78,7 @@ def _session(request: Request) -> str:
 
 
 async def _answer(server: MetaServer, request: Request, visit: McpRequestContext) -> Response:
-    visit.caller.acting_for()
+    visit.caller.require_user()
     body = await request.body()
     try:
         message = parse_json(body)

@@ -18,7 +18,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.catalog.projects import get_project
 from app.container import Container
 from app.errors import InvalidInput, ToolscoutError
@@ -48,7 +48,7 @@ class McpRequestContext:
     running: RunningCalls
 
     def name(self, number: str | int | None) -> Name:
-        return self.caller.actor, self.caller.acting_for().id, self.session, number
+        return self.caller.actor, self.caller.require_user().id, self.session, number
 
 
 class MetaServer:
@@ -140,11 +140,11 @@ async def _asked(context: Context, params: types.CallToolRequestParams, visit: M
 async def _project(visit: McpRequestContext, named: Any) -> str | None:
     """What `_meta.projectId` names narrows: it never leads out of the project that one is in."""
     if named is None:
-        return visit.caller.within(None)
+        return visit.caller.resolve_project(None)
     if not isinstance(named, str):
         raise InvalidInput("_meta.projectId must be a string")
-    project_id = visit.caller.within(named)
-    user = visit.caller.acting_for()
+    project_id = visit.caller.resolve_project(named)
+    user = visit.caller.require_user()
     async with visit.container.database.transaction(user.id) as session:
         return (await get_project(session, user.id, project_id or named)).id
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from app.auth.authentication import Caller, Permission
+from app.auth.permissions import Caller, Permission
 from app.catalog.definitions import list_server_definitions, list_server_summaries, read_definitions
 from app.catalog.visibility import Scope
 from app.container import Container
@@ -41,7 +41,7 @@ class ToolCall:
 
     @property
     def scope(self) -> Scope:
-        return Scope(self.caller.acting_for().id, self.container.model.id, project_id=self.project_id)
+        return Scope(self.caller.require_user().id, self.container.model.id, project_id=self.project_id)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MetaTool:
     deed: Callable[[ToolCall], Awaitable[Json]]
 
     async def answer(self, asked: ToolCall) -> Json:
-        asked.caller.demand(self.permission)
+        asked.caller.require_permission(self.permission)
         arguments = self._understood(asked.arguments)
         # in a thread, since a megabyte of them takes a while
         await asyncio.to_thread(check_arguments, self.input_schema, arguments)
@@ -84,7 +84,7 @@ async def _discover(asked: ToolCall) -> Json:
     queries = [_searched(query, given.get("context", ""), place) for place, query in enumerate(given["query"])]
     wishes = Wishes(queries[0], asked.project_id, limit=_whole(given.get("maxResults")), include_core_tools=False)
     ask = await resolved(discoverer, asked.caller, wishes)
-    user = asked.caller.acting_for()
+    user = asked.caller.require_user()
     # one after the other: a single call is not to take up several connections
     discoveries = [await discover(discoverer, user, replace(ask, query=query)) for query in queries]
     found = take_turns([discovery.tools for discovery in discoveries], ask.limit)
@@ -184,7 +184,7 @@ async def _search_tools(asked: ToolCall) -> Json:
         include_core_tools=False,
     )
     ask = await resolved(discoverer, asked.caller, wishes)
-    discovery = await discover(discoverer, asked.caller.acting_for(), ask)
+    discovery = await discover(discoverer, asked.caller.require_user(), ask)
     return responses.schemas(discovery.tools, _hint([discovery], [given["query"]]))
 
 

@@ -62,7 +62,7 @@ class Lexicon:
         self._known: TtlCache[tuple[CacheKey, str], Counts] = TtlCache(_USERS, _REMEMBERED_S)
 
     async def counts(self, session: Session, scope: Scope, places: Sequence[int]) -> Counts:
-        known = None if scope.narrowed else self._known.get((scope.place, scope.model))
+        known = None if scope.is_filtered else self._known.get((scope.cache_key, scope.model))
         if known is None or not known.frequencies.keys() >= set(places):
             return await self.recount(session, scope, places)
         return Counts(
@@ -73,12 +73,12 @@ class Lexicon:
         terms = [SparseVector({place: 1.0}, TERM_SPACE) for place in places]
         [(version, searched, tokens, found)] = await session.rows(_COUNT, scope.parameters() | {"terms": terms})
         counts = Counts(version, searched, int(tokens), dict(zip(places, found, strict=True)))
-        if not scope.narrowed:
+        if not scope.is_filtered:
             self._remember(scope, counts)
         return counts
 
     def _remember(self, scope: Scope, counts: Counts) -> None:
-        key = scope.place, scope.model
+        key = scope.cache_key, scope.model
         known = self._known.get(key)
         if known is not None and known.version == counts.version and len(known.frequencies) < _TERMS_OF_A_USER:
             merged = {**known.frequencies, **counts.frequencies}

@@ -95,7 +95,7 @@ async def _floors(container: Container, bench: BenchSet, index: Indexed) -> dict
         if not asked.tools:
             continue
         text = last_said(asked)
-        vector = (await container.discoverer.queries.embed(index.caller.acting_for().id, (text,))).vectors[0]
+        vector = (await container.discoverer.queries.embed(index.caller.require_user().id, (text,))).vectors[0]
         rankings = (
             bm25.ranked(text),
             dense.ranked(vector),

@@ -55,7 +55,7 @@ async def simulated(container: Container, bench: BenchSet) -> Simulation:
     lived, measured = needing[::2], needing[1::2]
     before = [await _ranked(container, index, asked) for asked in measured]
     successes = sum([await _succeed(container, index, asked) for asked in lived])
-    user_id = index.caller.acting_for().id
+    user_id = index.caller.require_user().id
     async with container.database.transaction(user_id) as session:
         await update_priors(session, user_id)
     after = [await _ranked(container, index, asked) for asked in measured]
@@ -92,13 +92,13 @@ def shown(simulation: Simulation) -> str:
 
 async def _asked(container: Container, index: Indexed, asked: Labelled) -> Discovery:
     ask = await ask_of(container.discoverer, index.caller, asked, limit=DEFAULT_LIMIT, project_id=None)
-    return await discover(container.discoverer, index.caller.acting_for(), ask)
+    return await discover(container.discoverer, index.caller.require_user(), ask)
 
 
 async def _succeed(container: Container, index: Indexed, asked: Labelled) -> int:
     """With every tool that is right, found or not: a user who knows it runs it anyway."""
     discovery = await _asked(container, index, asked)
-    scope = Scope(index.caller.acting_for().id, container.model.id)
+    scope = Scope(index.caller.require_user().id, container.model.id)
     right = [index.keys[label] for label in asked.tools if label in index.keys]
     for key in right:
         await give_feedback(container.discoverer, scope, discovery.id, key, "succeeded")

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.discovery.discover import Ask, Discoverer, QueryEmbedding, embed_query, make_scoring_params
 from app.discovery.inline.documents import Reader, ReadTool, SentTool
 from app.discovery.inline.vectors import VectorSource
@@ -98,7 +98,7 @@ async def search_inline(
 
 async def _asked(discoverer: Discoverer, caller: Caller, ask: Ask) -> _Asked:
     """A project's choice not to search, and a user's switch, are about a catalogue: they say nothing of these tools."""
-    user = replace(caller.acting_for(), discovery_enabled=True)
+    user = replace(caller.require_user(), discovery_enabled=True)
     rung = await embed_query(discoverer, user, ask)
     return _Asked(make_scoring_params(discoverer, ask, rung), rung)
 

@@ -173,7 +173,7 @@ async def test_discoveries_are_counted_by_the_rung_that_answered(
         await user.discover("list files", project_id=project_id)
         assert counted("none", "core") == 1
         await rows(service, "UPDATE users SET discovery_enabled = false")
-        service.authenticator.forget()
+        service.authenticator.clear_cache()
         await user.discover("list files")
         assert counted("hybrid", "disabled") == 1
 

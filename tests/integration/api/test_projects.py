@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auth.authentication import Authenticator, Permission
+from app.auth.authentication import Authenticator
+from app.auth.permissions import Permission
 from app.catalog.projects import MAX_PROJECTS
 from app.container import Container
 from tests.conftest import TestUser, app_of, client_of, new_user, tool

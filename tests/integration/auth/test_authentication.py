@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auth.authentication import Permission
+from app.auth.permissions import Permission
 from app.container import Container
 from tests.conftest import ADMIN_KEY, TestUser, app_of, client_of, new_user
 from tests.support.checks import OPEN_PATHS, assert_problem, assert_refused, door_routes, rows_of

@@ -215,7 +215,7 @@ async def test_another_replica_refuses_a_revoked_key_within_a_second(
             caller = await replica.authenticate(key["key"], None)
         except Unauthenticated:
             return False
-        return caller.acting_for().id == user.id
+        return caller.require_user().id == user.id
 
     assert await opens_there()
     await admin.delete(f"/keys/{key['id']}")

@@ -31,7 +31,7 @@ def offer(number: int, name: str, server: str | None = "codehub", *, shared: boo
         output_schema=None,
         annotations=None,
         tokens=1,
-        shares_its_name=shared,
+        has_shared_name=shared,
     )
 
 
@@ -68,7 +68,7 @@ def test_a_made_name_ends_with_digits_of_the_tools_key() -> None:
 def test_a_made_name_leads_back_also_when_the_name_is_no_longer_shared() -> None:
     shared = offer(1, "search", shared=True)
     [alias] = make_aliases([shared])
-    assert is_alias_of(alias, replace(shared, shares_its_name=False))
+    assert is_alias_of(alias, replace(shared, has_shared_name=False))
     assert not is_alias_of(alias, replace(shared, tool_id="another"))
     assert not is_alias_of(alias, replace(shared, server_name="another"))
 

@@ -375,7 +375,7 @@ async def test_who_was_held_up_is_served_by_the_run_that_began_meanwhile(
         return run
 
     server_id = await register(alice, mcp)
-    hand.container.authenticator.forget()
+    hand.container.authenticator.clear_cache()
     async with holding(hand.container, "LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE") as blocker:
         asking = asyncio.create_task(ask())
         await waiting(blocker, 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from app.limits.fair_queue import COMPANY_S, MAX_SHARED, MAX_SOLO, FairScheduler
+from app.limits.fair_queue import ACTIVE_S, MAX_SHARED, MAX_SOLO, FairScheduler
 from app.observability.metrics import Metrics
 from tests.conftest import OpenService, new_user, tool
 
@@ -41,7 +41,7 @@ class Place:
         await settled()
 
     async def _stay(self, name: str) -> None:
-        async with self.scheduler.turn(name.split(maxsplit=1)[0]):
+        async with self.scheduler.slot(name.split(maxsplit=1)[0]):
             self.at_work.append(name)
             try:
                 await self.shutdown[name].wait()
@@ -108,7 +108,7 @@ async def test_after_a_while_without_the_others_a_user_is_alone_again(place: Pla
     await place.go("bob 0")
     await place.come(*several("alice", 10))
     assert place.at_work == ["alice 0"]
-    place.now += COMPANY_S
+    place.now += ACTIVE_S
     await place.go("alice 0")
     assert place.at_work == [f"alice {number}" for number in range(1, 1 + MAX_SOLO)]
 
@@ -119,12 +119,12 @@ async def test_one_that_is_given_up_keeps_nobody_waiting(place: Place) -> None:
     await place.give_up("alice 0")
     assert place.at_work == ["bob 0", "alice 2"]
     await place.go(*place.requests)
-    assert not place.scheduler._lines
+    assert not place.scheduler._queues
 
 
 async def test_one_that_is_given_up_in_the_moment_in_which_it_is_called_lets_the_next_pass(place: Place) -> None:
     await place.come("bob 0")
-    async with place.scheduler.turn("alice"):
+    async with place.scheduler.slot("alice"):
         await place.come("alice 1", "alice 2")
     place.requests["alice 1"].cancel()  # called, and has not heard it yet
     await settled()

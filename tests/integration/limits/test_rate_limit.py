@@ -69,7 +69,7 @@ def test_being_refused_costs_nothing() -> None:
 
 
 def test_many_users_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "_USERS_REMEMBERED", 100)
+    monkeypatch.setattr(rate_limit, "_MAX_BUCKETS", 100)
     limits = RateLimiter(1, Metrics(), Clock())
     for number in range(1_000):
         limits.acquire(f"user-{number}")

@@ -112,7 +112,7 @@ async def test_a_user_above_the_line_is_searched_through_hnsw_with_the_same_answ
         assert connection.execute("SELECT ann FROM users WHERE id = %s", (user.id,)).fetchone() == (True,)
         through_hnsw = [await _semantic(user, query) for query in QUERIES]
         connection.execute("UPDATE users SET ann = false WHERE id = %s", (user.id,))
-    container.authenticator.forget()
+    container.authenticator.clear_cache()
     assert through_hnsw == [await _semantic(user, query) for query in QUERIES]
 
 

@@ -18,7 +18,7 @@ def found(name: str, score: float | None = None) -> SelectedTool:
         output_schema=None,
         annotations=None,
         tokens=1,
-        shares_its_name=False,
+        has_shared_name=False,
     )
     return SelectedTool(offer, "semantic" if score is not None else "fallback", score, score)
 
