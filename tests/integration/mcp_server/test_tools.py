@@ -229,7 +229,7 @@ class Holder(Caller):
 
     granted: frozenset[Permission] = frozenset()
 
-    def may(self, permission: Permission) -> bool:
+    def has_permission(self, permission: Permission) -> bool:
         return permission in self.granted
 
 
