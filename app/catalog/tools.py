@@ -113,7 +113,7 @@ async def find_tool_id(session: Session, user_id: str, name: str) -> str | None:
     """Return the id of the tool that `SERVER.TOOL` names."""
     server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
     qualified_name = func.concat(mcp_servers.c.name, ".", mcp_tools.c.name) == name
-    statement = select(mcp_tools.c.id).join(mcp_servers, server).where(*_listed(user_id), qualified_name)
+    statement = select(mcp_tools.c.id).join(mcp_servers, server).where(*_still_listed(user_id), qualified_name)
     tool_id: str | None = await session.scalar(statement.limit(1))
     return tool_id
 
@@ -171,7 +171,7 @@ async def update_tool_counts(session: Session, user_id: str, ann_above: int) -> 
     """
     # First, since it waits for the lock of the user's row: the count below must see what other writers commit.
     await bump_catalog(session, user_id)
-    count = await session.scalar(select(func.count()).select_from(mcp_tools).where(*_listed(user_id)))
+    count = await session.scalar(select(func.count()).select_from(mcp_tools).where(*_still_listed(user_id)))
     ann = count > ann_above
     await session.execute(update(users).where(users.c.id == user_id).values(tool_count=count, ann=ann))
     vectors = mcp_tool_embeddings
@@ -199,7 +199,7 @@ def _select_tools(user_id: str, model: str, project_id: str | None) -> Select[An
         )
         .join(mcp_servers, server)
         .outerjoin(mcp_tool_embeddings, row)
-        .where(*_listed(user_id), *_visible_in(project_id))
+        .where(*_still_listed(user_id), *_visible_in(project_id))
     )
 
 
@@ -220,13 +220,13 @@ def _tags(project_id: str | None) -> ColumnElement[Any]:
     return tags.op("||")(func.array(added))
 
 
-def _listed(user_id: str) -> tuple[Any, Any]:
+def _still_listed(user_id: str) -> tuple[Any, Any]:
     """Tools that their servers still list."""
     return mcp_tools.c.user_id == user_id, mcp_tools.c.vanished_at.is_(None)
 
 
 def _by_id(user_id: str, tool_id: str) -> tuple[Any, ...]:
-    return *_listed(user_id), mcp_tools.c.id == tool_id
+    return *_still_listed(user_id), mcp_tools.c.id == tool_id
 
 
 def _to_tool(row: Row[Any]) -> Tool:

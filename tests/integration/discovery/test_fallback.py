@@ -26,6 +26,7 @@ from tests.conftest import (
     new_user,
     tool,
 )
+from tests.support.broken_search import broken_search
 from tests.support.embedding_server import FakeEmbeddingServer, Mode, running_embedding_server
 from tests.support.worker_steps import asked, until
 from tests.support.worker_steps import waiting as locked_out
@@ -282,19 +283,6 @@ async def test_no_user_profits_from_anothers_question(
             answer = await user.discover("weather forecast for two")
             assert answer["degraded"] is False
             assert len(fake.requests) == requests
-
-
-@asynccontextmanager
-async def broken_search(container: Container) -> AsyncIterator[None]:
-    """Without its column nothing can be searched, but what is visible can still be listed."""
-    url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    rename = "ALTER TABLE mcp_tool_embeddings RENAME COLUMN {} TO {}"
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
-        await owner.execute(rename.format("lexical", "away").encode())
-        try:
-            yield
-        finally:
-            await owner.execute(rename.format("away", "lexical").encode())
 
 
 async def test_when_search_itself_fails_all_visible_tools_are_the_answer(

@@ -17,7 +17,7 @@ from app.errors import ArgumentsInvalid, Forbidden
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.mcp_server.tools import ALL_TOOLS, TWO_TOOLS, MetaTool, ToolCall
 from tests.conftest import TestUser, client_of, make_database, make_settings, new_user, tool
-from tests.integration.discovery.test_fallback import broken_search
+from tests.support.broken_search import broken_search
 from tests.support.checks import assert_refused
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.support.mcp_client import (

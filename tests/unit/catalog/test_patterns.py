@@ -1,4 +1,4 @@
-"""Patterns over names: globs, regular expressions and negation, none of which can be made to take for ever."""
+"""Patterns over tool names: globs, regular expressions and negation, all matched in linear time."""
 
 import fnmatch
 import time
@@ -48,14 +48,14 @@ def matches(pattern: str, name: str) -> bool:
     ],
     ids=str,
 )
-def test_a_pattern_matches_what_it_says_and_nothing_else(pattern: str, matching: list[str], other: list[str]) -> None:
+def test_a_pattern_matches_these_names_and_no_others(pattern: str, matching: list[str], other: list[str]) -> None:
     assert [name for name in matching if not matches(pattern, name)] == []
     assert [name for name in other if matches(pattern, name)] == []
     assert parse_pattern(pattern).is_negated is False
 
 
 @pytest.mark.parametrize("pattern", ["*delete*", "/delete/i", "!x"], ids=str)
-def test_a_sign_before_a_pattern_negates_it_and_leaves_its_meaning(pattern: str) -> None:
+def test_an_exclamation_mark_negates_a_pattern(pattern: str) -> None:
     negated = parse_pattern(f"!{pattern}")
     assert negated.is_negated
     assert PatternSet([negated.expression]).match("delete" if "delete" in pattern else "!x") == {0}
@@ -86,7 +86,7 @@ def test_a_sign_before_a_pattern_negates_it_and_leaves_its_meaning(pattern: str)
     ],
     ids=lambda text: str(text)[:20],
 )
-def test_a_pattern_that_cannot_be_one_is_refused_with_the_reason(pattern: str, complaint: str) -> None:
+def test_an_invalid_pattern_is_rejected_with_the_reason(pattern: str, complaint: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
         parse_pattern(pattern)
     assert any(each in refusal.value.message for each in complaint.split("|")), refusal.value.message
@@ -104,20 +104,20 @@ globs = st.lists(pieces, min_size=1, max_size=8).map("".join).filter(lambda glob
 
 @settings(max_examples=300)
 @given(glob=globs, name=st.text(LETTERS, max_size=6))
-def test_globs_mean_what_they_mean_elsewhere(glob: str, name: str) -> None:
+def test_globs_match_like_fnmatch(glob: str, name: str) -> None:
     assert matches(glob, name) is fnmatch.fnmatchcase(name, glob)
 
 
 @settings(max_examples=100)
 @given(glob=globs, data=st.data())
-def test_a_name_made_after_a_glob_matches_it(glob: str, data: st.DataObject) -> None:
-    """Names drawn at random hardly ever match."""
+def test_a_name_generated_from_a_glob_matches_it(glob: str, data: st.DataObject) -> None:
+    """Random names would hardly ever match."""
     name = "".join(data.draw(st.text("ab", max_size=2)) if sign == "*" else sign for sign in glob.replace("?", "a"))
     assert matches(glob, name) is fnmatch.fnmatchcase(name, glob)
 
 
 @pytest.mark.parametrize("pattern", ["/(a+)+$/", "/^(a|a)*$/", "/(a*)*b$/", "*a*a*a*a*a*a*a*a*b"], ids=str)
-def test_no_pattern_takes_long_over_a_long_name(pattern: str) -> None:
+def test_no_pattern_takes_long_with_a_long_name(pattern: str) -> None:
     many = PatternSet([parse_pattern(pattern).expression])
     name = "a" * 64 * 1024 + "!"
     took = []
@@ -125,13 +125,13 @@ def test_no_pattern_takes_long_over_a_long_name(pattern: str) -> None:
         began = time.thread_time()
         assert many.match(name) == set()
         took.append(time.thread_time() - began)
-    # the best of five: what is shown is that it is no matter of seconds, not how busy this machine is
+    # the best of five runs, so that a busy machine does not fail the test
     assert min(took) < 0.01
     assert many.match(name[:-1] + ("b" if "b" in pattern else "")) == {0}
 
 
 @pytest.mark.parametrize("memory", [1, 1_000, 20_000, 31_000, 60_000, 1_000_000])
-def test_a_set_that_is_out_of_memory_says_the_same_as_its_patterns_one_by_one(
+def test_a_set_that_runs_out_of_memory_matches_like_its_patterns_one_by_one(
     monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
     texts = ["*delete*", "/^CREATE_/i", "github_*", "/a.{40}b/", "[!g]*", "?*", *(f"tool_{n}" for n in range(150))]
@@ -147,5 +147,5 @@ def test_a_set_that_is_out_of_memory_says_the_same_as_its_patterns_one_by_one(
     assert by_all.match("") == set()
 
 
-def test_a_set_of_nothing_matches_nothing() -> None:
+def test_an_empty_set_matches_nothing() -> None:
     assert PatternSet([]).match("anything") == set()
