@@ -1,6 +1,6 @@
-"""The ASGI application: `create_app` puts the doors in front of an open container.
+"""The ASGI application.
 
-`open_doors` are the doors alone, with nothing behind them: enough to tell what can be asked.
+`create_app` builds it around an open container; `create_routes` builds the routes alone, which is enough for OpenAPI.
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ from app.api import (
     feedback,
     health,
     inline_search,
+    keys,
     projects,
     rules,
     runs,
@@ -27,9 +28,11 @@ from app.api import (
 )
 from app.api.docs import add_docs
 from app.api.middleware.body_limit import BodySizeLimitMiddleware
-from app.api.middleware.concurrency import ConcurrencyLimitMiddleware, ConnectionDrainMiddleware
+from app.api.middleware.concurrency import ConcurrencyLimitMiddleware
+from app.api.middleware.drain import ConnectionDrainMiddleware
 from app.api.middleware.request_log import RequestLogMiddleware
-from app.api.problems import PROBLEM_RESPONSE, UnhandledErrorMiddleware, add_error_handlers
+from app.api.middleware.unhandled_errors import UnhandledErrorMiddleware
+from app.api.problems import PROBLEM_RESPONSE, add_error_handlers
 from app.console.router import add_console
 from app.container import Container
 from app.mcp_server.router import mcp_router
@@ -38,11 +41,11 @@ from app.settings import Role
 
 _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
 
-Register a user's servers with `POST /servers`, or push their tools with `PUT /servers/{id}/tools`; call
-`POST /discover` for each message, and `POST /execute` for what the model then calls."""
+Register a user's servers with `POST /servers`, or push their tools with `PUT /servers/{id}/tools`. Call
+`POST /discover` for each message, and `POST /execute` for each tool call of the model."""
 
-# looked through in this order: most requests are discoveries
-_DOORS = (
+# matched in this order: most requests are discoveries
+_ROUTE_MODULES = (
     discovery,
     health,
     inline_search,
@@ -55,11 +58,12 @@ _DOORS = (
     rules,
     projects,
     users,
+    keys,
     audit,
     selections,
 )
 
-_FOR_WEB_PAGES: dict[str, Any] = {
+_CORS_OPTIONS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
     "expose_headers": ["Mcp-Session-Id", "X-Request-Id"],
@@ -70,13 +74,15 @@ def create_app(container: Container) -> FastAPI:
     app = create_routes(container.settings.role)
     app.state.container = container
     add_error_handlers(app)
-    # each one stands outside of those before it
+    # from the innermost to the outermost
     app.add_middleware(BodySizeLimitMiddleware)
     app.add_middleware(UnhandledErrorMiddleware)
     app.add_middleware(ConnectionDrainMiddleware, draining=container.draining)
-    app.add_middleware(ConcurrencyLimitMiddleware, most=container.settings.max_in_flight, metrics=container.metrics)
+    app.add_middleware(
+        ConcurrencyLimitMiddleware, max_in_flight=container.settings.max_in_flight, metrics=container.metrics
+    )
     if container.settings.allowed_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=container.settings.allowed_origins, **_FOR_WEB_PAGES)
+        app.add_middleware(CORSMiddleware, allow_origins=container.settings.allowed_origins, **_CORS_OPTIONS)
     if container.tracing.enabled:
         app.add_middleware(TraceContextMiddleware)
     app.add_middleware(RequestLogMiddleware, metrics=container.metrics)
@@ -84,7 +90,7 @@ def create_app(container: Container) -> FastAPI:
 
 
 def create_routes(role: Role = "all") -> FastAPI:
-    """A worker has none but those that ask how it fares."""
+    """Return an application without middleware. A worker has health and metrics endpoints only."""
     app = FastAPI(
         title="Toolscout",
         version=__version__,
@@ -95,10 +101,10 @@ def create_routes(role: Role = "all") -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for door in (health,) if role == "worker" else _DOORS:
-        app.include_router(door.router)
+    for module in (health,) if role == "worker" else _ROUTE_MODULES:
+        app.include_router(module.router)
     if role != "worker":
         app.include_router(mcp_router())
-        add_console(app)
         add_docs(app)
+        add_console(app)
     return app

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import Field, StringConstraints, model_validator
 
-from app.api.middleware.body_limit import StrictRoute
+from app.api.strict_json import StrictRoute
 from app.dependencies import ContainerDep, DiscoverCaller
 from app.evaluation.evaluate import EvalOptions, Evaluation, Miss, NotFirst, evaluate
 from app.evaluation.labelled import LabelledMessage

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Header, Request, Response
 
-from app.api.middleware.body_limit import StrictRoute
 from app.api.problems import PROBLEM_RESPONSE, problem_body
 from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
+from app.api.strict_json import StrictRoute
 from app.catalog.visibility import Scope
 from app.dependencies import ContainerDep, ExecuteCaller, Tenant
 from app.errors import ArgumentsInvalid, ToolscoutError
@@ -42,7 +42,7 @@ async def execute_tool(
     if not isinstance(arguments, dict):
         raise ArgumentsInvalid("the arguments must be an object")
     call = ExecutionRequest(
-        scope=Scope(tenant.id, container.model.id, project_id=caller.within(body.project_id)),
+        scope=Scope(tenant.id, container.model.id, project_id=caller.resolve_project(body.project_id)),
         actor=caller.actor,
         arguments=arguments,
         tool_key=body.tool_key,

@@ -2,11 +2,11 @@
 
 from fastapi import APIRouter
 
-from app.api.audit import Moment, Reader
-from app.api.middleware.body_limit import StrictRoute
+from app.api.strict_json import StrictRoute
 from app.catalog.visibility import Scope
-from app.dependencies import ContainerDep, DiscoverCaller
+from app.dependencies import AuditReader, ContainerDep, DiscoverCaller
 from app.discovery.feedback import give_feedback
+from app.schemas.base import UtcDatetime
 from app.schemas.feedback import FeedbackBody, StatsOut
 from app.usage.stats import Step, Window, read_stats
 
@@ -19,13 +19,13 @@ async def post_feedback(body: FeedbackBody, caller: DiscoverCaller, container: C
 
     Repeated feedback counts once. Tools that `/execute` runs are counted without feedback.
     """
-    scope = Scope(caller.acting_for().id, container.model.id, project_id=caller.project_id)
+    scope = Scope(caller.require_user().id, container.model.id, project_id=caller.project_id)
     await give_feedback(container.discoverer, scope, body.discovery_id, body.tool_key, body.outcome)
 
 
 @router.get("/stats")
 async def get_stats(
-    reader: Reader, since: Moment | None = None, until: Moment | None = None, step: Step = "hour"
+    reader: AuditReader, since: UtcDatetime | None = None, until: UtcDatetime | None = None, step: Step = "hour"
 ) -> StatsOut:
     """Return discoveries over time, the most used tools, and the tools that were never found.
 

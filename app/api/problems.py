@@ -1,6 +1,5 @@
-"""Renders every error as `application/problem+json`, the same shape for ours and for the framework's."""
+"""Render every error, ours and the framework's, as `application/problem+json`."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,21 +9,18 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import InvalidInput, ToolscoutError
 from app.observability.logging import request_id
 
-logger = logging.getLogger("toolscout.api")
-
-_OF_THE_FRAMEWORK = {
-    404: ("not_found", "there is nothing at this path; /docs shows those that there are"),
-    405: ("method_not_allowed", "this path does not take that method; /docs shows which it takes"),
+_FRAMEWORK_ERRORS = {
+    404: ("not_found", "there is no such path; /docs lists those that exist"),
+    405: ("method_not_allowed", "this path does not support that method; /docs lists those that it supports"),
 }
 
 
 class Problem(BaseModel):
-    """RFC 9457, with a stable `code` to program against."""
+    """An error as in RFC 9457, with a stable `code` for programs."""
 
     type: str = "about:blank"
     title: str
@@ -33,45 +29,45 @@ class Problem(BaseModel):
     code: str = Field(examples=["invalid_input"])
     request_id: str | None = None
     errors: list[dict[str, Any]] | None = None
-    outcome: str | None = Field(None, description="of a tool: `failed`, or `unknown` where it may have run")
-    cause: str | None = Field(None, description="why a server cannot be used, in one stable word")
+    outcome: str | None = Field(None, description="of a tool call: `failed`, or `unknown` if the tool may have run")
+    cause: str | None = Field(None, description="why an MCP server cannot be used, as one stable word")
 
 
 PROBLEM_RESPONSE: dict[str, Any] = {
-    "description": "What is wrong, with a stable `code`",
+    "description": "The error, with a stable `code`",
     "content": {"application/problem+json": {"schema": Problem.model_json_schema()}},
 }
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    app.add_exception_handler(ToolscoutError, _ours)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(HTTPException, _framework)
+    app.add_exception_handler(ToolscoutError, _handle_toolscout_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_framework_error)
 
 
-def problem(error: ToolscoutError) -> Response:
-    return _response(problem_body(error), error.headers)
+def problem_response(error: ToolscoutError) -> Response:
+    return _make_response(problem_body(error), error.headers)
 
 
 def problem_body(error: ToolscoutError) -> dict[str, Any]:
-    body = _body(error.status, error.code, error.title, error.message) | error.members
+    body = _make_body(error.status, error.code, error.title, error.message) | error.members
     return body if error.errors is None else body | {"errors": error.errors}
 
 
-async def _ours(_request: Request, error: Exception) -> Response:
+async def _handle_toolscout_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ToolscoutError)  # noqa: S101 registered for nothing else
-    return problem(error)
+    return problem_response(error)
 
 
-async def _validation(_request: Request, error: Exception) -> Response:
-    """Where and why, but not what: the input is the user's own and may be long or secret."""
+async def _handle_validation_error(_request: Request, error: Exception) -> Response:
+    """Tell where and why the input is invalid, without repeating it: it may be long or secret."""
     assert isinstance(error, RequestValidationError)  # noqa: S101 registered for nothing else
-    errors = [_shown(item) for item in error.errors()]
+    errors = [_render_validation_error(item) for item in error.errors()]
     places = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in errors[:5])
-    return problem(InvalidInput(places, errors=errors))
+    return problem_response(InvalidInput(places, errors=errors))
 
 
-def _shown(item: Mapping[str, Any]) -> dict[str, Any]:
+def _render_validation_error(item: Mapping[str, Any]) -> dict[str, Any]:
     if item["type"] == "json_invalid":
         return {"loc": ["body"], "msg": item["ctx"]["error"], "type": item["type"]}
     if item["type"] in ("model_attributes_type", "model_type"):
@@ -79,41 +75,14 @@ def _shown(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"loc": list(item["loc"]), "msg": item["msg"].removeprefix("Value error, "), "type": item["type"]}
 
 
-async def _framework(_request: Request, error: Exception) -> Response:
+async def _handle_framework_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 registered for nothing else
     title = str(error.detail)
-    code, detail = _OF_THE_FRAMEWORK.get(error.status_code, ("bad_request", title))
-    return _response(_body(error.status_code, code, title, detail), error.headers)
+    code, detail = _FRAMEWORK_ERRORS.get(error.status_code, ("bad_request", title))
+    return _make_response(_make_body(error.status_code, code, title, detail), error.headers)
 
 
-class UnhandledErrorMiddleware:
-    """What nobody foresaw: logged with the request's id, answered without a word about it.
-
-    A layer of our own, inside the one that gives requests their id: the framework's stands outside of it.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except Exception:  # the door's boundary: whatever it is, the caller gets a problem and no trace of it
-            logger.exception("unexpected error")
-            if begun:
-                raise
-            unknown = ToolscoutError("an unexpected error; the log has it under this request's id")
-            await problem(unknown)(scope, receive, send)
-
-
-def _body(status: int, code: str, title: str, detail: str) -> dict[str, Any]:
+def _make_body(status: int, code: str, title: str, detail: str) -> dict[str, Any]:
     return {
         "type": "about:blank",
         "title": title,
@@ -124,7 +93,7 @@ def _body(status: int, code: str, title: str, detail: str) -> dict[str, Any]:
     }
 
 
-def _response(body: Mapping[str, Any], headers: Mapping[str, str] | None) -> Response:
+def _make_response(body: Mapping[str, Any], headers: Mapping[str, str] | None) -> Response:
     return Response(
         orjson.dumps(body, default=str),
         body["status"],

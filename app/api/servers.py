@@ -1,48 +1,23 @@
-"""REST: a user's servers."""
-
-from datetime import datetime
+"""REST: a user's MCP servers."""
 
 from fastapi import APIRouter, Response
-from pydantic import Field
 
-from app.api.middleware.body_limit import StrictRoute
+from app.api.strict_json import StrictRoute
 from app.catalog import servers
-from app.catalog.servers import NewServer, Status
+from app.catalog.servers import NewServer
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.management import servers as manage_servers
-from app.mcp_types import Transport
-from app.schemas.base import Items, Output, render_page, set_fields
-from app.schemas.servers import NewServerBody, ServerChanges
+from app.schemas.base import Items, given_fields, render_page
+from app.schemas.servers import NewServerBody, ServerChanges, ServerOut
 
 router = APIRouter(tags=["servers"], route_class=StrictRoute)
-
-
-class ServerOut(Output):
-    id: str
-    user_id: str
-    name: str
-    description: str
-    transport: Transport
-    url: str | None
-    header_names: list[str]
-    tags: list[str]
-    tool_permissions: dict[str, bool]
-    enabled: bool
-    status: Status = Field(description="of the last contact")
-    last_error: str | None
-    last_cause: str | None = Field(description="the last error in one stable word")
-    config_version: int
-    tool_count: int
-    pending_count: int
-    created_at: datetime
-    updated_at: datetime
 
 
 @router.post("/servers", status_code=201)
 async def create_server(
     body: NewServerBody, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ServerOut:
-    """A server with an address is asked for its tools at once: see `GET /servers/{id}/runs`."""
+    """Register a server. Unless its tools are pushed, a run lists them at once: see `GET /servers/{id}/runs`."""
     server, _ = await manage_servers.register_server(
         container.database,
         container.mcp_pool,
@@ -57,13 +32,13 @@ async def create_server(
 
 @router.get("/servers")
 async def list_servers(session: Session, tenant: Tenant, page: PageParams, _: CatalogReadCaller) -> Items[ServerOut]:
-    """By name, each with its status, its last cause and how many tools it has."""
+    """List servers by name, with their status and number of tools."""
     return render_page(await servers.list_servers(session, tenant.id, page), ServerOut.model_validate)
 
 
 @router.get("/servers/{server_id}")
 async def get_server(server_id: str, session: Session, tenant: Tenant, _: CatalogReadCaller) -> ServerOut:
-    """What is known of it; of its headers the names alone."""
+    """Return a server. Only the names of its headers are returned, never their values."""
     return ServerOut.model_validate(await servers.get_server(session, tenant.id, server_id))
 
 
@@ -71,7 +46,7 @@ async def get_server(server_id: str, session: Session, tenant: Tenant, _: Catalo
 async def change_server(
     server_id: str, body: ServerChanges, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ServerOut:
-    """Only the fields that are given. A new address or new headers: it is asked for its tools again."""
+    """Change the fields that are given. After a change of address or headers, a run lists its tools again."""
     server = await manage_servers.change_server(
         container.database,
         container.mcp_pool,
@@ -79,7 +54,7 @@ async def change_server(
         container.worker,
         tenant.id,
         server_id,
-        set_fields(body),
+        given_fields(body),
         actor=caller.actor,
     )
     return ServerOut.model_validate(server)
@@ -89,7 +64,7 @@ async def change_server(
 async def delete_server(
     server_id: str, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> Response:
-    """With its tools and its runs."""
+    """Delete a server with its tools and runs."""
     await manage_servers.delete_server(
         container.database,
         container.mcp_pool,

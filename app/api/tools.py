@@ -1,16 +1,12 @@
-"""REST: a user's tools, and the native tools that every answer includes."""
+"""REST: a user's tools, and the core tools that every answer includes."""
 
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import Field
 
-from app.api.middleware.body_limit import StrictRoute
-from app.auth.authentication import Caller, Permission
+from app.api.strict_json import StrictRoute
+from app.auth.permissions import Caller, Permission
 from app.catalog import core_tools, tools
-from app.catalog.core_tools import MAX_CORE_TOOLS
-from app.catalog.policy import EnabledBy, HiddenBy
 from app.catalog.projects import get_project
 from app.catalog.tools import State, ToolFilter
 from app.catalog.visibility import Scope
@@ -28,66 +24,12 @@ from app.dependencies import (
 from app.indexing.sanitize import Flag
 from app.management import core_tools as manage_core_tools
 from app.management import tools as manage_tools
-from app.schemas.base import Identifier, Input, Items, Output, render_page, set_fields
-from app.schemas.tools import ToolChanges
+from app.schemas.base import Identifier, Items, given_fields, render_page
+from app.schemas.tools import ChangeOut, CoreToolsBody, CoreToolsOut, TagOut, ToolChanges, ToolOut
 
 router = APIRouter(tags=["tools"], route_class=StrictRoute)
 
-ProjectId = Annotated[Identifier | None, Query(description="only what this project sees")]
-
-
-class FindingOut(Output):
-    flag: Flag
-    where: str
-    reason: str
-
-
-class ToolOut(Output):
-    id: str = Field(description="the `tool_key` everywhere")
-    server_id: str
-    server_name: str
-    name: str
-    title: str | None
-    description: str
-    input_schema: dict[str, Any]
-    output_schema: dict[str, Any] | None
-    annotations: dict[str, Any] | None
-    enabled: bool = Field(description="by its own switch, a rule, or the default")
-    enabled_by: EnabledBy
-    visible: bool = Field(description="it can be found and run")
-    hidden_by: HiddenBy | None = Field(description="why it cannot")
-    tags: list[str] = Field(description="its own, its server's, and what rules add")
-    own_tags: list[str]
-    pinned: bool = Field(description="comes first when search fails and all tools are offered")
-    state: State = Field(description="`changed` until somebody approves the definition as it stands")
-    definition_hash: str
-    flags: list[Flag]
-    findings: list[FindingOut] = Field(description="what the flags are about, and where")
-    tokens: int
-    embedded: bool
-    updated_at: datetime
-
-
-class ChangeOut(Output):
-    id: str
-    at: datetime
-    run_id: str
-    fields: list[str] = Field(description="of the definition; `hidden_characters` where nothing visible changed")
-    old: dict[str, Any]
-    new: dict[str, Any]
-
-
-class TagOut(Output):
-    tag: str
-    count: int = Field(description="visible tools that have it")
-
-
-class CoreToolsBody(Input):
-    tools: list[Any] = Field(max_length=MAX_CORE_TOOLS, description="MCP tools")
-
-
-class CoreToolsOut(Output):
-    tools: list[dict[str, Any]]
+ProjectId = Annotated[Identifier | None, Query(description="only tools that this project sees")]
 
 
 @router.get("/tools")
@@ -106,20 +48,19 @@ async def list_tools(
     flag: Annotated[Flag | None, Query()] = None,
     project_id: ProjectId = None,
 ) -> Items[ToolOut]:
-    """By name; those that cannot be found are listed too, with the reason. A project's key sees its project's alone."""
-    project = await _project(session, tenant.id, caller, project_id)
-    wanted = ToolFilter(server_id, name, tag, enabled, visible, state, flag, project)
-    return render_page(
-        await tools.list_tools(session, tenant.id, container.model.id, wanted, page), ToolOut.model_validate
-    )
+    """List tools by name, also hidden ones, with the reason. A project's key gets the tools of its project only."""
+    project = await _resolve_project(session, tenant.id, caller, project_id)
+    tool_filter = ToolFilter(server_id, name, tag, enabled, visible, state, flag, project)
+    found = await tools.list_tools(session, tenant.id, container.model.id, tool_filter, page)
+    return render_page(found, ToolOut.model_validate)
 
 
 @router.get("/tools/{tool_id}")
 async def get_tool(
     tool_id: str, session: Session, tenant: Tenant, container: ContainerDep, caller: ToolsReadCaller
 ) -> ToolOut:
-    """Its definition, whether it can be found and run, and who decided that."""
-    project = caller.within(None)
+    """Return a tool with its definition, whether it can be found and run, and what decided that."""
+    project = caller.resolve_project(None)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id, project))
 
 
@@ -127,9 +68,9 @@ async def get_tool(
 async def change_tool(
     tool_id: str, body: ToolChanges, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> ToolOut:
-    """Enable, tag or pin it: only the fields that are given."""
+    """Enable, tag or pin a tool. Only the fields that are given change."""
     tool = await manage_tools.change_tool(
-        container.database, tenant.id, tool_id, set_fields(body), model_id=container.model.id, actor=caller.actor
+        container.database, tenant.id, tool_id, given_fields(body), model_id=container.model.id, actor=caller.actor
     )
     return ToolOut.model_validate(tool)
 
@@ -138,7 +79,7 @@ async def change_tool(
 async def tool_history(
     tool_id: str, session: Session, tenant: Tenant, page: PageParams, _: CatalogReadCaller
 ) -> Items[ChangeOut]:
-    """How its definition has changed, the newest first."""
+    """List the changes of a tool's definition, newest first."""
     return render_page(await tools.list_tool_changes(session, tenant.id, tool_id, page), ChangeOut.model_validate)
 
 
@@ -149,10 +90,10 @@ async def approve_tool(
     container: ContainerDep,
     caller: CatalogWriteCaller,
     definition_hash: Annotated[
-        str | None, Query(max_length=64, description="of the definition that was looked at; 409 where it is another")
+        str | None, Query(max_length=64, description="of the definition that was reviewed; 409 if it has changed since")
     ] = None,
 ) -> ToolOut:
-    """Accepts the definition as it stands: a tool that was held can be found and run again."""
+    """Approve the stored definition. A tool that was held back can be found and run again."""
     tool = await manage_tools.approve_tool(
         container.database,
         tenant.id,
@@ -168,14 +109,14 @@ async def approve_tool(
 async def list_tags(
     session: Session, tenant: Tenant, container: ContainerDep, caller: ToolsReadCaller, project_id: ProjectId = None
 ) -> Items[TagOut]:
-    """All of them, by name, with the number of tools that can be found by each."""
-    project = await _project(session, tenant.id, caller, project_id)
+    """List all tags by name, with the number of visible tools that have each."""
+    project = await _resolve_project(session, tenant.id, caller, project_id)
     scope = Scope(tenant.id, container.model.id, project_id=project)
     return Items(items=[TagOut(tag=tag, count=count) for tag, count in await tools.list_tags(session, scope)])
 
 
-async def _project(session: DatabaseSession, user_id: str, caller: Caller, named: str | None) -> str | None:
-    project_id = caller.within(named)
+async def _resolve_project(session: DatabaseSession, user_id: str, caller: Caller, requested: str | None) -> str | None:
+    project_id = caller.resolve_project(requested)
     if project_id is not None:
         await get_project(session, user_id, project_id)
     return project_id
@@ -183,21 +124,22 @@ async def _project(session: DatabaseSession, user_id: str, caller: Caller, named
 
 @router.get("/core-tools")
 async def get_core_tools(container: ContainerDep, caller: CatalogReadCaller) -> CoreToolsOut:
-    """The user's own; an admin key that names no user gets everyone's."""
-    owner = _owner(caller)
+    """Return the user's core tools. An admin key that names no user gets those of everyone."""
+    owner = _core_tools_owner(caller)
     async with container.database.transaction(owner) as session:
-        return CoreToolsOut(tools=await core_tools.own_core_tools(session, owner))
+        return CoreToolsOut(tools=await core_tools.list_core_tools(session, owner))
 
 
 @router.put("/core-tools")
 async def replace_core_tools(body: CoreToolsBody, container: ContainerDep, caller: CatalogWriteCaller) -> CoreToolsOut:
-    """All at once. An admin key that names no user sets everyone's."""
+    """Replace all core tools of the user. An admin key that names no user sets those of everyone."""
     definitions = await manage_core_tools.replace_core_tools(
-        container.database, container.count_tokens, _owner(caller), body.tools, actor=caller.actor
+        container.database, container.count_tokens, _core_tools_owner(caller), body.tools, actor=caller.actor
     )
-    return CoreToolsOut(tools=[tool.as_mcp() for tool in definitions])
+    return CoreToolsOut(tools=[definition.as_mcp() for definition in definitions])
 
 
-def _owner(caller: Caller) -> str:
-    everyone = caller.user is None and caller.may(Permission.ADMINISTER)
-    return EVERYONE if everyone else caller.acting_for().id
+def _core_tools_owner(caller: Caller) -> str:
+    if caller.user is None and caller.has_permission(Permission.ADMINISTER):
+        return EVERYONE
+    return caller.require_user().id

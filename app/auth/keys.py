@@ -1,4 +1,7 @@
-"""API keys, shown once and stored as their SHA-256: they are long and random, a slow hash would protect no better."""
+"""API keys. A key is shown once, and only its SHA-256 is stored.
+
+Keys are long and random, so that a slow password hash would protect them no better.
+"""
 
 import hashlib
 import secrets
@@ -19,7 +22,7 @@ from app.errors import InvalidInput, NotFound, Unauthenticated
 
 KeyKind = Literal["user", "service", "admin"]
 
-_SHOWN_CHARACTERS = 6
+_PREFIX_CHARACTERS = 6
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,6 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class NewKey:
-    """What to make."""
-
     kind: KeyKind
     name: str | None = None
     user_id: str | None = None
@@ -47,45 +48,46 @@ class NewKey:
     expires_at: datetime | None = None
 
 
-async def create_key(session: Session, wanted: NewKey) -> tuple[ApiKey, str]:
-    """The key itself is known here and never again."""
-    if (wanted.kind == "user") != (wanted.user_id is not None):
+async def insert_key(session: Session, new_key: NewKey) -> tuple[ApiKey, str]:
+    """Return the key's record and the key itself, which cannot be read again."""
+    if (new_key.kind == "user") != (new_key.user_id is not None):
         raise InvalidInput("a user key needs `user_id`; service and admin keys take none")
-    if wanted.project_id is not None and wanted.kind != "user":
-        raise InvalidInput("only a user key can be bound to a project, which is one user's")
-    if wanted.user_id is not None:
-        await get_user(session, wanted.user_id)
-    secret = f"ts_{wanted.kind}_{secrets.token_urlsafe(32)}"
+    if new_key.project_id is not None and new_key.kind != "user":
+        raise InvalidInput("only a user key can be bound to a project, since a project belongs to one user")
+    if new_key.user_id is not None:
+        await get_user(session, new_key.user_id)
+    secret = f"ts_{new_key.kind}_{secrets.token_urlsafe(32)}"
     statement = insert(api_keys).values(
         id=str(uuid.uuid4()),
-        kind=wanted.kind,
-        name=wanted.name,
-        prefix=secret[: len(f"ts_{wanted.kind}_") + _SHOWN_CHARACTERS],
+        kind=new_key.kind,
+        name=new_key.name,
+        prefix=secret[: len(f"ts_{new_key.kind}_") + _PREFIX_CHARACTERS],
         key_hash=hash_key(secret),
-        user_id=wanted.user_id,
-        project_id=wanted.project_id,
-        expires_at=wanted.expires_at,
+        user_id=new_key.user_id,
+        project_id=new_key.project_id,
+        expires_at=new_key.expires_at,
     )
     try:
         row = (await session.execute(statement.returning(api_keys))).one()
     except IntegrityError as error:
-        raise NotFound("there is no such user" if wanted.project_id is None else "there is no such project") from error
-    return _api_key(row), secret
+        missing = "user" if new_key.project_id is None else "project"
+        raise NotFound(f"there is no such {missing}") from error
+    return _to_api_key(row), secret
 
 
 async def list_keys(session: Session, page: PageRequest) -> Page[ApiKey]:
-    return await fetch_page(session, select(api_keys), (api_keys.c.id, api_keys.c.id), page, _api_key)
+    return await fetch_page(session, select(api_keys), (api_keys.c.id, api_keys.c.id), page, _to_api_key)
 
 
 async def get_key(session: Session, key_id: str) -> ApiKey:
     row = (await session.execute(select(api_keys).where(api_keys.c.id == key_id))).one_or_none()
     if row is None:
-        raise NotFound("there is no such key")
-    return _api_key(row)
+        raise _not_found()
+    return _to_api_key(row)
 
 
 async def revoke_key(session: Session, key_id: str) -> ApiKey:
-    """The row stays, so that whoever looks can see that there was such a key and when it ended."""
+    """Mark a key as revoked. The row stays, as a record of when the key ended. Revoking twice changes nothing."""
     statement = (
         update(api_keys)
         .where(api_keys.c.id == key_id)
@@ -94,8 +96,8 @@ async def revoke_key(session: Session, key_id: str) -> ApiKey:
     )
     row = (await session.execute(statement)).one_or_none()
     if row is None:
-        raise NotFound("there is no such key")
-    return _api_key(row)
+        raise _not_found()
+    return _to_api_key(row)
 
 
 async def admin_key_exists(session: Session) -> bool:
@@ -104,6 +106,7 @@ async def admin_key_exists(session: Session) -> bool:
 
 
 async def get_active_key(session: Session, digest: bytes) -> ApiKey:
+    """Return the key with this hash and note its use, or raise `Unauthenticated` if it is not valid now."""
     row = (await session.execute(select(api_keys).where(api_keys.c.key_hash == digest))).one_or_none()
     if (
         row is None
@@ -111,15 +114,19 @@ async def get_active_key(session: Session, digest: bytes) -> ApiKey:
         or (row.expires_at is not None and row.expires_at <= datetime.now(UTC))
     ):
         raise Unauthenticated("the API key is unknown, expired or revoked")
-    # to the minute is near enough, and spares a write for every request
-    long_unused = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < text("now() - interval '1 minute'"))
-    await session.execute(update(api_keys).where(api_keys.c.id == row.id, long_unused).values(last_used_at=func.now()))
-    return _api_key(row)
+    # precise to the minute, which spares a write for every request
+    is_outdated = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < text("now() - interval '1 minute'"))
+    await session.execute(update(api_keys).where(api_keys.c.id == row.id, is_outdated).values(last_used_at=func.now()))
+    return _to_api_key(row)
 
 
 def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _api_key(row: Row[Any]) -> ApiKey:
+def _not_found() -> NotFound:
+    return NotFound("there is no such key")
+
+
+def _to_api_key(row: Row[Any]) -> ApiKey:
     return to_dataclass(ApiKey, row)

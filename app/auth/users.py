@@ -1,4 +1,4 @@
-"""Users: the tenants. A user's id is the chat backend's own."""
+"""Users: the tenants. A user's id is the one that the chat backend uses."""
 
 import re
 from collections.abc import Mapping
@@ -32,17 +32,17 @@ class User:
     created_at: datetime
 
 
-async def create_user(session: Session, user_id: str, name: str | None) -> User:
+async def insert_user(session: Session, user_id: str, name: str | None) -> User:
     try:
         row = (await session.execute(insert(users).values(id=user_id, name=name).returning(users))).one()
     except IntegrityError as error:
         raise Conflict(f"there is already a user {user_id!r}") from error
-    return _user(row)
+    return _to_user(row)
 
 
 async def ensure_user(session: Session, user_id: str, actor: str) -> User:
-    """For keys that name a user: it exists from its first mention on, which is theirs to answer for."""
-    if not _USER_ID.match(user_id):
+    """Return the user, and create it if a service or admin key names it for the first time."""
+    if not _USER_ID.fullmatch(user_id):
         raise InvalidInput(
             "a user id is 1 to 128 letters, digits or . _ @ : | + = ~ - and begins with a letter or digit"
         )
@@ -55,12 +55,12 @@ async def ensure_user(session: Session, user_id: str, actor: str) -> User:
 async def get_user(session: Session, user_id: str) -> User:
     row = (await session.execute(select(users).where(users.c.id == user_id))).one_or_none()
     if row is None:
-        raise NotFound("there is no such user")
-    return _user(row)
+        raise _not_found()
+    return _to_user(row)
 
 
 async def list_users(session: Session, page: PageRequest) -> Page[User]:
-    return await fetch_page(session, select(users), (users.c.id, users.c.id), page, _user)
+    return await fetch_page(session, select(users), (users.c.id, users.c.id), page, _to_user)
 
 
 async def update_user(session: Session, user_id: str, changes: Mapping[str, Any]) -> User:
@@ -69,19 +69,25 @@ async def update_user(session: Session, user_id: str, changes: Mapping[str, Any]
     statement = update(users).where(users.c.id == user_id).values(**changes).returning(users)
     row = (await session.execute(statement)).one_or_none()
     if row is None:
-        raise NotFound("there is no such user")
-    return _user(row)
+        raise _not_found()
+    return _to_user(row)
 
 
 async def delete_user(session: Session, user_id: str) -> None:
-    """Takes everything of the user along: keys, servers, tools, vectors and runs go by their foreign keys."""
-    # before its servers, as whoever locks one of them does: two who wait for each other would both wait in vain
+    """Delete the user. Foreign keys delete its keys, servers, tools, vectors and runs as well."""
+    # Lock the user before the delete cascades to its servers. Other writers lock in the same order (see
+    # `catalog.visibility.lock_server`); the opposite order could deadlock.
     await session.execute(select(users.c.id).where(users.c.id == user_id).with_for_update())
     deleted = await session.execute(delete(users).where(users.c.id == user_id))
     if deleted.rowcount == 0:
-        raise NotFound("there is no such user")
+        raise _not_found()
+    # without a foreign key, since rows for everyone belong to no user
     await session.execute(delete(core_tools).where(core_tools.c.user_id == user_id))
 
 
-def _user(row: Row[Any]) -> User:
+def _not_found() -> NotFound:
+    return NotFound("there is no such user")
+
+
+def _to_user(row: Row[Any]) -> User:
     return to_dataclass(User, row)

@@ -1,4 +1,7 @@
-"""Native tools of a chat application, which every answer includes: a user's own, and those that everyone has."""
+"""Core tools: native tools of the chat application, which every answer includes.
+
+They belong to one user, or to everyone.
+"""
 
 import uuid
 from collections.abc import Sequence
@@ -16,14 +19,17 @@ MAX_CORE_TOOLS = 50
 _NAMESPACE = uuid.UUID("6f6f6c73-636f-4574-8000-746f6f6c6b65")
 
 
-async def own_core_tools(session: Session, owner: str) -> list[Json]:
+async def list_core_tools(session: Session, owner: str) -> list[Json]:
     statement = select(core_tools.c.definition).where(core_tools.c.user_id == owner).order_by(core_tools.c.position)
     return list((await session.scalars(statement)).all())
 
 
 async def replace_core_tools(session: Session, owner: str, tools: Sequence[tuple[ToolDefinition, int]]) -> None:
-    """`owner` is a user's id, or `EVERYONE`, which needs the system's scope."""
-    # first, since it waits for whoever writes at the same time: what they wrote must be there to be deleted
+    """Replace all core tools of `owner`: a user's id or `EVERYONE`, which needs a system transaction.
+
+    `tools` are definitions with their numbers of tokens.
+    """
+    # First, since it waits for concurrent writers: the rows that they commit must be visible to the delete below.
     await (bump_every_catalog(session) if owner == EVERYONE else bump_catalog(session, owner))
     await session.execute(delete(core_tools).where(core_tools.c.user_id == owner))
     rows = [

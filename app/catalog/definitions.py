@@ -1,4 +1,4 @@
-"""Tools as a model gets to see them, read with every discovery."""
+"""Tool definitions as a model gets them, read by every discovery."""
 
 import sys
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from app.db.tables import EVERYONE
 
 _MAX_TOOL_BYTES = 64 * 1024 * 1024
 _MAX_CORE_TOOL_BYTES = 32 * 1024 * 1024
-_CACHE_S = 600.0
 _ENTRY_OVERHEAD = 1_000
+_CACHE_TTL_S = 600.0
 
 
 @dataclass(frozen=True)
 class ToolDefinitionView:
-    """A visible tool, or a core tool, which has no server. The JSON parts stay the text that they are stored as."""
+    """A visible tool, or a core tool, which has no server. JSON parts are texts, as they are stored."""
 
     tool_id: str
     server_id: str | None
@@ -31,7 +31,7 @@ class ToolDefinitionView:
     output_schema: str | None
     annotations: str | None
     tokens: int
-    shares_its_name: bool
+    has_shared_name: bool
     flags: Sequence[str] = ()
     server_status: str | None = None
 
@@ -39,20 +39,20 @@ class ToolDefinitionView:
 @dataclass(frozen=True)
 class DefinitionSet:
     tools: dict[str, ToolDefinitionView]
-    """By id; those that are not visible are missing."""
+    """By id, without those that are not visible."""
     core: Sequence[ToolDefinitionView]
 
 
 @dataclass(frozen=True)
 class AllTools:
-    offers: Sequence[ToolDefinitionView]
+    definitions: Sequence[ToolDefinitionView]
     searched: int
     tokens: int
 
 
 @dataclass(frozen=True)
 class ServerSummary:
-    """A server, as far as one sees its tools."""
+    """A server with the number of its visible tools."""
 
     name: str
     description: str | None
@@ -82,13 +82,13 @@ _CORE = """
     FROM core_tools c WHERE (c.user_id = %(user_id)s OR c.user_id = %(everyone)s)
 """
 
-# one statement for both, since every discovery asks for both
-_OFFERS = f"""
+# one statement for both, since every discovery needs both
+_SELECTED = f"""
     {_TOOL} WHERE {VISIBLE} AND v.tool_id = ANY(%(tool_ids)s)
     UNION ALL ({_CORE} AND %(core)s ORDER BY c.user_id, c.position)
 """
 
-_CALLED = f"""
+_BY_ALIAS = f"""
     {_TOOL} WHERE {VISIBLE} AND (
         v.tool_name = %(alias)s OR starts_with(encode(sha256(convert_to(v.tool_id, 'UTF8')), 'hex'), %(digest)s))
     UNION ALL ({_CORE} AND c.name = %(alias)s)
@@ -98,7 +98,7 @@ _FALLBACK = f"""
     {_TOOL} LEFT JOIN tool_usage u ON u.user_id = v.user_id AND u.tool_id = v.tool_id WHERE {VISIBLE}
     ORDER BY t.pinned DESC, coalesce(u.called, 0) DESC, v.server_name, t.name LIMIT %(limit)s
 """
-_OF_SERVER = f"""
+_BY_SERVER = f"""
     {_TOOL} WHERE {VISIBLE} AND v.server_name = %(server)s AND t.name > %(after)s
     ORDER BY t.name LIMIT %(limit)s
 """
@@ -111,36 +111,42 @@ _TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings
 
 
 class DefinitionCache:
-    """Offers that were read before, each good for the catalogue version that it was read at."""
+    """Caches definitions. An entry is valid for the catalogue version at which it was read."""
 
     def __init__(self) -> None:
         self._tools: TTLCache[tuple[CacheKey, int, str], ToolDefinitionView] = TTLCache(
-            _MAX_TOOL_BYTES, _CACHE_S, getsizeof=_estimate_bytes
+            _MAX_TOOL_BYTES, _CACHE_TTL_S, getsizeof=_estimate_bytes
         )
         self._core: TTLCache[tuple[str, int], Sequence[ToolDefinitionView]] = TTLCache(
-            _MAX_CORE_TOOL_BYTES, _CACHE_S, getsizeof=lambda tools: _ENTRY_OVERHEAD + sum(map(_estimate_bytes, tools))
+            _MAX_CORE_TOOL_BYTES,
+            _CACHE_TTL_S,
+            getsizeof=lambda tools: _ENTRY_OVERHEAD + sum(map(_estimate_bytes, tools)),
         )
 
-    async def take(
+    async def get_many(
         self, session: Session, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool
     ) -> DefinitionSet:
-        """Of the tools, those that are visible. A narrowed scope is always read anew."""
-        if not scope.narrowed and (known := self._known(scope, version, tool_ids, core=core)) is not None:
-            return known
-        offers = await read_definitions(session, scope, tool_ids, core=core)
-        for tool_id, offer in offers.tools.items():
-            self._tools[scope.place, version, tool_id] = offer
+        """Return those of the tools that are visible and, with `core`, the core tools.
+
+        A filtered scope is always read from the database: it differs from request to request.
+        """
+        if not scope.is_filtered and (cached := self._get_cached(scope, version, tool_ids, core=core)) is not None:
+            return cached
+        definitions = await read_definitions(session, scope, tool_ids, core=core)
+        for tool_id, definition in definitions.tools.items():
+            self._tools[scope.cache_key, version, tool_id] = definition
         if core:
             with suppress(ValueError):  # larger than the whole cache
-                self._core[scope.user_id, version] = offers.core
-        return offers
+                self._core[scope.user_id, version] = definitions.core
+        return definitions
 
-    def _known(self, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet | None:
-        tools = {tool_id: self._tools.get((scope.place, version, tool_id)) for tool_id in tool_ids}
-        native = self._core.get((scope.user_id, version)) if core else ()
-        if native is None or None in tools.values():
+    def _get_cached(self, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet | None:
+        """Return None unless all of them are cached."""
+        tools = {tool_id: self._tools.get((scope.cache_key, version, tool_id)) for tool_id in tool_ids}
+        core_tools = self._core.get((scope.user_id, version)) if core else ()
+        if core_tools is None or None in tools.values():
             return None
-        return DefinitionSet({tool_id: offer for tool_id, offer in tools.items() if offer is not None}, native)
+        return DefinitionSet({tool_id: tool for tool_id, tool in tools.items() if tool is not None}, core_tools)
 
 
 def _estimate_bytes(tool: ToolDefinitionView) -> int:
@@ -150,35 +156,38 @@ def _estimate_bytes(tool: ToolDefinitionView) -> int:
 
 
 async def read_definitions(session: Session, scope: Scope, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet:
-    """Core tools: everyone's first, then the user's own; of two with one name the user's own wins."""
+    """Return those of the tools that are visible and, with `core`, the core tools.
+
+    Core tools of everyone come first, then those of the user. A user's core tool replaces one of the same name.
+    """
     parameters = scope.parameters() | {"tool_ids": list(tool_ids), "core": core, "everyone": EVERYONE}
-    offers = [ToolDefinitionView(*row) for row in await session.rows(_OFFERS, parameters)]
-    native = {offer.name: offer for offer in offers if offer.server_id is None}
-    return DefinitionSet({offer.tool_id: offer for offer in offers if offer.server_id}, list(native.values()))
+    definitions = [ToolDefinitionView(*row) for row in await session.rows(_SELECTED, parameters)]
+    core_tools = {tool.name: tool for tool in definitions if tool.server_id is None}
+    return DefinitionSet({tool.tool_id: tool for tool in definitions if tool.server_id}, list(core_tools.values()))
 
 
 async def find_by_alias(session: Session, scope: Scope, alias: str, digest: str) -> Sequence[ToolDefinitionView]:
-    """Those that may be meant by a name that a model used: tools of that name or, where the name was made by us, of a
-    key with these digits; and the core tool of that name."""
+    """Return the tools that a model may mean by an alias: those of that name, those whose id has this digest (which
+    a generated alias ends with), and the core tool of that name."""
     parameters = scope.parameters() | {"alias": alias, "digest": digest, "everyone": EVERYONE}
-    return [ToolDefinitionView(*row) for row in await session.rows(_CALLED, parameters)]
+    return [ToolDefinitionView(*row) for row in await session.rows(_BY_ALIAS, parameters)]
 
 
 async def list_server_definitions(
     session: Session, scope: Scope, server: str, after: str, limit: int
 ) -> Sequence[ToolDefinitionView]:
-    """Of the server of this name those that are visible, by name, beyond the name `after`."""
+    """Return visible tools of the server with this name, by name, beginning after the name `after`."""
     parameters = scope.parameters() | {"server": server, "after": after, "limit": limit}
-    return [ToolDefinitionView(*row) for row in await session.rows(_OF_SERVER, parameters)]
+    return [ToolDefinitionView(*row) for row in await session.rows(_BY_SERVER, parameters)]
 
 
 async def list_server_summaries(session: Session, scope: Scope) -> Sequence[ServerSummary]:
-    """Those with a visible tool: of all others nothing is told."""
+    """Return the servers that have a visible tool. Others are not revealed."""
     return [ServerSummary(*row) for row in await session.rows(_SERVERS, scope.parameters())]
 
 
 async def list_visible_definitions(session: Session, scope: Scope, limit: int) -> AllTools:
-    """All that is visible, up to the limit, pinned and most used tools first: what is left when search itself fails."""
+    """Return all visible tools up to the limit, pinned and most used ones first: the fallback if the search fails."""
     [(searched, tokens)] = await session.rows(_TOTALS, scope.parameters())
     rows = await session.rows(_FALLBACK, scope.parameters() | {"limit": limit})
     return AllTools([ToolDefinitionView(*row) for row in rows], searched, int(tokens))

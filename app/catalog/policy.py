@@ -1,8 +1,8 @@
-"""What becomes of a tool, and why: whatever may hide it, weighed in one order. Pure.
+"""Decide whether a tool is visible, and why not. Pure functions of stored facts.
 
-A person's own switch stands above the rules, the rules above the default. What lies outside the tool only ever hides:
-its server's switch, its server's permissions, a definition that changed and is held, a server that fails. A project
-narrows what is left to its own servers, by rules of its own and, where it is read-only, to tools that only read.
+A person's own switch overrides the rules, and the rules override the default. Everything else can only hide a tool: its
+server's switch, its server's permissions, a changed definition that is held back, a failing server. A project narrows
+what is left to its own servers, by its own rules and, if it is read-only, to tools that only read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,12 +17,12 @@ HiddenBy = Literal["server", "permission", "user", "rule", "changed", "status"]
 OutsideBy = Literal["member", "rule", "read_only"]
 
 ANY_TOOL = "*"
-"""In a server's permissions: what is true of the tools that are not named."""
+"""In a server's permissions: stands for all tools that are not named."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What the operator has decided for everyone."""
+    """The operator's settings, which apply to all users."""
 
     hold_changed: bool = False
     find_failing: bool = True
@@ -30,7 +30,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class ToolFacts:
-    """All that is known of a tool when it is judged."""
+    """Everything that a decision about a tool depends on."""
 
     tool_id: str
     name: str
@@ -46,22 +46,22 @@ class ToolFacts:
     read_only: bool
 
     @property
-    def permitted(self) -> bool:
+    def is_permitted(self) -> bool:
         return self.permissions.get(self.name, self.permissions.get(ANY_TOOL, True))
 
 
 @dataclass(frozen=True)
 class ProjectVisibility:
-    """How a project sees a tool that its user can see."""
+    """Whether a project sees a tool that its user can see."""
 
     outside_by: OutsideBy | None
     rule: int | None = None
     tags: tuple[str, ...] = ()
-    """Beyond those that it has for the user."""
+    """Tags that the project's rules add to those that the tool has for the user."""
 
 
-NO_PROJECT = ProjectVisibility("member")
-"""In a project that has been deleted meanwhile."""
+NOT_A_MEMBER = ProjectVisibility("member")
+"""Also for a project that was deleted in the meantime."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,18 @@ class VisibilityDecision:
     rule: int | None
     hidden_by: HiddenBy | None
     tags: tuple[str, ...]
-    placements: Mapping[str, ProjectVisibility] = field(default_factory=dict)
+    by_project: Mapping[str, ProjectVisibility] = field(default_factory=dict)
 
     @property
     def visible(self) -> bool:
         return self.hidden_by is None
 
-    def stored(self) -> dict[str, Any]:
-        """As it is written: `projects` are those that see the tool, `project_tags` what tags they add."""
-        inside = {
-            key: place.tags for key, place in self.placements.items() if place.outside_by is None and self.visible
+    def to_row(self) -> dict[str, Any]:
+        """Return the columns to store: `projects` lists those that see the tool, `project_tags` the tags they add."""
+        tags_by_project = {
+            project_id: in_project.tags
+            for project_id, in_project in self.by_project.items()
+            if in_project.outside_by is None and self.visible
         }
         return {
             "enabled": self.enabled,
@@ -89,34 +91,39 @@ class VisibilityDecision:
             "hidden_by": self.hidden_by,
             "visible": self.visible,
             "tags": list(self.tags),
-            "projects": sorted(project_number(key) for key in inside),
-            "project_tags": {key: list(tags) for key, tags in inside.items() if tags},
+            "projects": sorted(project_number(project_id) for project_id in tags_by_project),
+            "project_tags": {project_id: list(tags) for project_id, tags in tags_by_project.items() if tags},
         }
 
 
 class PolicyEvaluator:
+    """Decides about any number of tools under one policy, one user's rules and that user's projects."""
+
     def __init__(self, policy: Policy, rules: RuleSet, projects: Sequence[tuple[Project, RuleSet]]) -> None:
         self._policy = policy
         self._rules = rules
         self._projects = projects
 
-    def judge(self, facts: ToolFacts) -> VisibilityDecision:
-        ruling = self._rules.judge(facts.server_name, facts.name)
-        enabled, enabled_by = _switch(facts, ruling)
-        tags = tuple(dict.fromkeys((*facts.own_tags, *facts.server_tags, *ruling.tags)))
+    def evaluate(self, facts: ToolFacts) -> VisibilityDecision:
+        match = self._rules.match(facts.server_name, facts.name)
+        enabled, enabled_by = _decide_enabled(facts, match)
+        tags = tuple(dict.fromkeys((*facts.own_tags, *facts.server_tags, *match.tags)))
         return VisibilityDecision(
             enabled=enabled,
             enabled_by=enabled_by,
-            rule=ruling.rule if enabled_by == "rule" else None,
-            hidden_by=self._hidden_by(facts, enabled=enabled, enabled_by=enabled_by),
+            rule=match.rule if enabled_by == "rule" else None,
+            hidden_by=self._find_hidden_by(facts, enabled=enabled, enabled_by=enabled_by),
             tags=tags,
-            placements={project.id: _placement(facts, tags, project, rules) for project, rules in self._projects},
+            by_project={
+                project.id: _evaluate_in_project(facts, tags, project, rules) for project, rules in self._projects
+            },
         )
 
-    def _hidden_by(self, facts: ToolFacts, *, enabled: bool, enabled_by: EnabledBy) -> HiddenBy | None:
+    def _find_hidden_by(self, facts: ToolFacts, *, enabled: bool, enabled_by: EnabledBy) -> HiddenBy | None:
+        """Return the first reason that hides the tool, in a fixed order."""
         if not facts.server_enabled:
             return "server"
-        if not facts.permitted:
+        if not facts.is_permitted:
             return "permission"
         if not enabled:
             return "rule" if enabled_by == "rule" else "user"
@@ -127,19 +134,21 @@ class PolicyEvaluator:
         return None
 
 
-def _switch(facts: ToolFacts, ruling: RuleMatch) -> tuple[bool, EnabledBy]:
+def _decide_enabled(facts: ToolFacts, match: RuleMatch) -> tuple[bool, EnabledBy]:
     if facts.switched is not None:
         return facts.switched, "user"
-    if ruling.enabled is not None:
-        return ruling.enabled, "rule"
+    if match.enabled is not None:
+        return match.enabled, "rule"
     return True, "default"
 
 
-def _placement(facts: ToolFacts, tags: Collection[str], project: Project, rules: RuleSet) -> ProjectVisibility:
+def _evaluate_in_project(
+    facts: ToolFacts, tags: Collection[str], project: Project, rules: RuleSet
+) -> ProjectVisibility:
     if project.server_ids is not None and facts.server_id not in project.server_ids:
-        return ProjectVisibility("member")
+        return NOT_A_MEMBER
     if project.read_only and not facts.read_only:
         return ProjectVisibility("read_only")
-    ruling = rules.judge(facts.server_name, facts.name)
-    added = tuple(tag for tag in ruling.tags if tag not in tags)
-    return ProjectVisibility("rule" if ruling.enabled is False else None, ruling.rule, added)
+    match = rules.match(facts.server_name, facts.name)
+    added_tags = tuple(tag for tag in match.tags if tag not in tags)
+    return ProjectVisibility("rule" if match.enabled is False else None, match.rule, added_tags)

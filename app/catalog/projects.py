@@ -1,4 +1,4 @@
-"""Projects: named parts of what a user has, each with rules, limits and a way of searching of its own."""
+"""Projects: named parts of a user's tools, each with its own rules, limits and search strategy."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ class Project:
     id: str
     name: str
     server_ids: Sequence[str] | None
-    """None means all that the user has, now and later."""
+    """None: all servers that the user has, now and later."""
     optimization: Optimization | None
-    """How it searches; None means that it does not."""
+    """The search strategy; None: discovery returns core tools only."""
     read_only: bool
     limit: int | None
     similarity_threshold: float | None
@@ -37,8 +37,11 @@ class Project:
 
 
 def project_number(project_id: str) -> int:
-    """By which the search rows know it: eight bytes of its id, which are as good as all of them among a user's few, and
-    keep a row small that names a hundred. What is no id of ours is nobody's."""
+    """Return the number by which search rows refer to a project: the first eight bytes of its id.
+
+    They are unique enough among the projects of one user, and keep a row small that names a hundred. Return 0, which is
+    no project, if the id is not a UUID.
+    """
     try:
         return int.from_bytes(uuid.UUID(project_id).bytes[:8], signed=True)
     except ValueError:
@@ -46,20 +49,20 @@ def project_number(project_id: str) -> int:
 
 
 async def get_project(session: Session, user_id: str, project_id: str) -> Project:
-    row = (await session.execute(select(projects).where(*_this(user_id, project_id)))).one_or_none()
+    row = (await session.execute(select(projects).where(*_by_id(user_id, project_id)))).one_or_none()
     if row is None:
         raise project_not_found()
-    return _project(row)
+    return _to_project(row)
 
 
 async def list_projects(session: Session, user_id: str, page: PageRequest) -> Page[Project]:
     statement = select(projects).where(projects.c.user_id == user_id)
-    return await fetch_page(session, statement, (projects.c.name, projects.c.id), page, _project)
+    return await fetch_page(session, statement, (projects.c.name, projects.c.id), page, _to_project)
 
 
-async def all_projects(session: Session, user_id: str) -> list[Project]:
+async def list_all_projects(session: Session, user_id: str) -> list[Project]:
     rows = await session.execute(select(projects).where(projects.c.user_id == user_id).order_by(projects.c.id))
-    return [_project(row) for row in rows]
+    return [_to_project(row) for row in rows]
 
 
 async def count_projects(session: Session, user_id: str) -> int:
@@ -69,35 +72,35 @@ async def count_projects(session: Session, user_id: str) -> int:
 
 async def insert_project(session: Session, user_id: str, values: Mapping[str, Any]) -> Project:
     statement = insert(projects).values(user_id=user_id, id=str(uuid.uuid4()), **values).returning(projects)
-    return await _written(session, statement, values)
+    return await _execute_write(session, statement, values)
 
 
-async def change_project(session: Session, user_id: str, project_id: str, values: Mapping[str, Any]) -> Project:
-    statement = update(projects).where(*_this(user_id, project_id)).values(**values, updated_at=func.now())
-    return await _written(session, statement.returning(projects), values)
+async def update_project(session: Session, user_id: str, project_id: str, values: Mapping[str, Any]) -> Project:
+    statement = update(projects).where(*_by_id(user_id, project_id)).values(**values, updated_at=func.now())
+    return await _execute_write(session, statement.returning(projects), values)
 
 
 async def delete_project(session: Session, user_id: str, project_id: str) -> Sequence[str]:
-    """Its keys go with it: the ids of those that were alive."""
+    """Delete a project. A foreign key deletes the keys that are bound to it: return the ids of the active ones."""
     bound = api_keys.c.user_id == user_id, api_keys.c.project_id == project_id, api_keys.c.revoked_at.is_(None)
-    ended = (await session.scalars(select(api_keys.c.id).where(*bound))).all()
-    if (await session.execute(delete(projects).where(*_this(user_id, project_id)))).rowcount == 0:
+    key_ids = (await session.scalars(select(api_keys.c.id).where(*bound))).all()
+    if (await session.execute(delete(projects).where(*_by_id(user_id, project_id)))).rowcount == 0:
         raise project_not_found()
-    return ended
+    return key_ids
 
 
 async def remove_server_from_projects(session: Session, user_id: str, server_id: str) -> None:
-    """After a server has gone."""
+    """Drop a deleted server from the member lists of the user's projects."""
     members = projects.c.server_ids
-    theirs = projects.c.user_id == user_id, literal(server_id) == any_(members)
-    await session.execute(update(projects).where(*theirs).values(server_ids=func.array_remove(members, server_id)))
+    affected = projects.c.user_id == user_id, literal(server_id) == any_(members)
+    await session.execute(update(projects).where(*affected).values(server_ids=func.array_remove(members, server_id)))
 
 
 def project_not_found() -> NotFound:
     return NotFound("there is no such project")
 
 
-async def _written(session: Session, statement: Any, values: Mapping[str, Any]) -> Project:
+async def _execute_write(session: Session, statement: Any, values: Mapping[str, Any]) -> Project:
     try:
         row = (await session.execute(statement)).one_or_none()
     except IntegrityError as error:
@@ -106,12 +109,12 @@ async def _written(session: Session, statement: Any, values: Mapping[str, Any]) 
         raise Conflict(f"there is already a project named {values.get('name')!r}") from error
     if row is None:
         raise project_not_found()
-    return _project(row)
+    return _to_project(row)
 
 
-def _this(user_id: str, project_id: str) -> tuple[Any, Any]:
+def _by_id(user_id: str, project_id: str) -> tuple[Any, Any]:
     return projects.c.user_id == user_id, projects.c.id == project_id
 
 
-def _project(row: Row[Any]) -> Project:
+def _to_project(row: Row[Any]) -> Project:
     return to_dataclass(Project, row)

@@ -1,8 +1,8 @@
-"""Ordered rules over tool names: they switch tools on or off and tag them, for a user or within a project.
+"""Ordered rules over tool names. They enable, disable and tag tools, for a user or within a project.
 
-A rule matches when one of its positive patterns does and none of its negated ones, whatever their order. The first
-matching rule that sets `enabled` decides; tags add up from all that match. Where any rule says `enabled: true`, the
-list names what is allowed: whatever no rule decides is off.
+A rule matches if one of its positive patterns and none of its negated ones matches, in whatever order they stand. The
+first matching rule that sets `enabled` decides; tags add up from all rules that match. If any rule sets
+`enabled: true`, the list is an allow-list: a tool that no rule decides about is disabled.
 """
 
 import asyncio
@@ -19,36 +19,36 @@ from app.errors import InvalidInput
 
 MAX_PATTERNS = 1_000
 MAX_SIZE = 50_000
-"""Of all patterns of one list, in instructions of RE2: a thousand globs, or fifty of the worst expressions. The worst
-that can be written is compiled, and judges a name, in some tens of milliseconds."""
+"""Of all patterns in a list, in RE2 instructions: a thousand globs, or fifty of the worst expressions. The worst list
+that fits is compiled, and matched with a name, in some tens of milliseconds."""
 
 MAX_TAGS = 200
-"""Different ones, in one list of rules: a tool may get them all, and its search row must stay small."""
+"""Different tags in a list of rules: a tool may get them all, and its search row must stay small."""
 
 
 @dataclass(frozen=True)
 class Rule:
     pattern: Sequence[str]
     server: str | None = None
-    """By its name; none means any."""
+    """A server's name; None: any server."""
     enabled: bool | None = None
     tags: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """What a list of rules says of one tool."""
+    """The result of matching a list of rules with one tool."""
 
     enabled: bool | None
-    """None where they have no say."""
+    """None if the rules do not decide."""
     rule: int | None
-    """The one that decided, counted from 1; None also where the tool is off because no rule allows it."""
+    """The rule that decided, counted from 1. None also if the tool is disabled because no rule allows it."""
     tags: tuple[str, ...]
     matched: tuple[int, ...]
 
 
 class RuleSet:
-    """A list of rules, ready to be asked about many tools. Raises `InvalidInput` for one that cannot be read."""
+    """A compiled list of rules, to be matched with many tools. Raises `InvalidInput` for an invalid rule."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = rules
@@ -56,62 +56,62 @@ class RuleSet:
             raise InvalidInput(f"a list of rules has at most {MAX_PATTERNS} patterns in all")
         if len({tag for rule in rules for tag in rule.tags}) > MAX_TAGS:
             raise InvalidInput(f"a list of rules has at most {MAX_TAGS} different tags")
-        self._allows = any(rule.enabled for rule in rules)
-        self._patterns = list(_read(rules))
-        self._set = PatternSet([pattern.expression for _, pattern in self._patterns])
+        self._is_allow_list = any(rule.enabled for rule in rules)
+        self._patterns = list(_parse_patterns(rules))
+        self._pattern_set = PatternSet([pattern.expression for _, pattern in self._patterns])
 
-    def judge(self, server_name: str, tool_name: str) -> RuleMatch:
-        matched = self._matching(server_name, tool_name) if self._rules else ()
-        tags = tuple(dict.fromkeys(tag for position in matched for tag in self._rule(position).tags))
-        decided = next((position for position in matched if self._rule(position).enabled is not None), None)
-        if decided is None:
-            return RuleMatch(False if self._allows else None, None, tags, matched)
-        return RuleMatch(self._rule(decided).enabled, decided, tags, matched)
+    def match(self, server_name: str, tool_name: str) -> RuleMatch:
+        matched = self._find_matching(server_name, tool_name) if self._rules else ()
+        tags = tuple(dict.fromkeys(tag for position in matched for tag in self._rule_at(position).tags))
+        decisive = next((position for position in matched if self._rule_at(position).enabled is not None), None)
+        if decisive is None:
+            return RuleMatch(False if self._is_allow_list else None, None, tags, matched)
+        return RuleMatch(self._rule_at(decisive).enabled, decisive, tags, matched)
 
-    def _matching(self, server_name: str, tool_name: str) -> tuple[int, ...]:
-        found = [self._patterns[place] for place in self._set.matching(tool_name)]
-        negated = {position for position, pattern in found if pattern.negated}
-        positive = {position for position, pattern in found if not pattern.negated}
-        return tuple(p for p in sorted(positive - negated) if self._rule(p).server in (None, server_name))
+    def _find_matching(self, server_name: str, tool_name: str) -> tuple[int, ...]:
+        """Return the positions of the rules that match, counted from 1."""
+        found = [self._patterns[index] for index in self._pattern_set.match(tool_name)]
+        negated = {position for position, pattern in found if pattern.is_negated}
+        positive = {position for position, pattern in found if not pattern.is_negated}
+        return tuple(p for p in sorted(positive - negated) if self._rule_at(p).server in (None, server_name))
 
-    def _rule(self, position: int) -> Rule:
+    def _rule_at(self, position: int) -> Rule:
         return self._rules[position - 1]
 
 
 async def check_rules(rules: Sequence[Rule]) -> None:
-    """Raises `InvalidInput`. Off the event loop, and before anything is locked: compiling takes a while."""
+    """Raise `InvalidInput` for invalid rules.
+
+    Compiling takes a while: call this before anything is locked. It runs off the event loop.
+    """
     await asyncio.to_thread(RuleSet, rules)
 
 
-def _read(rules: Sequence[Rule]) -> Iterator[tuple[int, Pattern]]:
-    """Each pattern with its rule's position."""
+def _parse_patterns(rules: Sequence[Rule]) -> Iterator[tuple[int, Pattern]]:
+    """Yield each pattern with the position of its rule."""
     size = 0
     for position, rule in enumerate(rules, start=1):
-        negated = True
-        for place, text in enumerate(rule.pattern, start=1):
-            pattern = _pattern(position, place, text)
-            negated &= pattern.negated
+        only_negated = True
+        for number, text in enumerate(rule.pattern, start=1):
+            try:
+                pattern = parse_pattern(text)
+            except InvalidInput as error:
+                raise InvalidInput(f"rule {position}, pattern {number}: {error.message}") from error
+            only_negated &= pattern.is_negated
             size += pattern.size
             if size > MAX_SIZE:
-                raise InvalidInput(f"rule {position}, pattern {place}: the patterns are too large, all in all")
+                raise InvalidInput(f"rule {position}, pattern {number}: all patterns together are too large")
             yield position, pattern
-        if negated:
-            raise InvalidInput(f"rule {position}: only negated patterns match nothing; begin with one such as `*`")
-
-
-def _pattern(position: int, place: int, text: str) -> Pattern:
-    try:
-        return parse_pattern(text)
-    except InvalidInput as error:
-        raise InvalidInput(f"rule {position}, pattern {place}: {error.message}") from error
+        if only_negated:
+            raise InvalidInput(f"rule {position}: negated patterns alone match nothing; begin with one such as `*`")
 
 
 async def get_rules(session: Session, user_id: str, project_id: str = USER_RULES) -> list[Rule]:
-    return (await all_rules(session, user_id)).get(project_id, [])
+    return (await list_rules_by_project(session, user_id)).get(project_id, [])
 
 
-async def all_rules(session: Session, user_id: str) -> dict[str, list[Rule]]:
-    """By project; the user's own stand under `OF_THE_USER`."""
+async def list_rules_by_project(session: Session, user_id: str) -> dict[str, list[Rule]]:
+    """Return all rules of a user by project; those of the user itself have the key `USER_RULES`."""
     rules = tool_rules.c
     statement = select(rules.project_id, rules.patterns, rules.server, rules.enabled, rules.tags)
     rows = await session.execute(statement.where(rules.user_id == user_id).order_by(rules.project_id, rules.position))
@@ -122,24 +122,25 @@ async def all_rules(session: Session, user_id: str) -> dict[str, list[Rule]]:
 
 
 async def store_rules(session: Session, user_id: str, project_id: str, rules: Sequence[Rule]) -> None:
-    """In place of those that were there. Whoever calls has checked them, and decides again what is visible."""
-    these = tool_rules.c.user_id == user_id, tool_rules.c.project_id == project_id
-    await session.execute(delete(tool_rules).where(*these))
+    """Replace the stored rules. The caller has checked them, and recomputes visibility afterwards."""
+    stored = tool_rules.c.user_id == user_id, tool_rules.c.project_id == project_id
+    await session.execute(delete(tool_rules).where(*stored))
     if rules:
-        key = {"user_id": user_id, "project_id": project_id}
-        await session.execute(
-            insert(tool_rules), [key | {"position": n} | _values(rule) for n, rule in enumerate(rules, start=1)]
-        )
+        rows = [_to_row(user_id, project_id, position, rule) for position, rule in enumerate(rules, start=1)]
+        await session.execute(insert(tool_rules), rows)
 
 
 async def rename_server_in_rules(session: Session, user_id: str, old: str, new: str) -> None:
-    """What was said of a server stays said of it under its new name."""
-    theirs = tool_rules.c.user_id == user_id, tool_rules.c.server == old
-    await session.execute(update(tool_rules).where(*theirs).values(server=new))
+    """Let rules that name a server follow its new name."""
+    affected = tool_rules.c.user_id == user_id, tool_rules.c.server == old
+    await session.execute(update(tool_rules).where(*affected).values(server=new))
 
 
-def _values(rule: Rule) -> dict[str, Any]:
+def _to_row(user_id: str, project_id: str, position: int, rule: Rule) -> dict[str, Any]:
     return {
+        "user_id": user_id,
+        "project_id": project_id,
+        "position": position,
         "patterns": list(rule.pattern),
         "server": rule.server,
         "enabled": rule.enabled,

@@ -1,4 +1,4 @@
-"""A user's MCP servers. Credentials go in and never come out."""
+"""A user's MCP servers. Credentials are stored encrypted and never returned."""
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -24,8 +24,8 @@ from app.mcp_types import Endpoint, Transport
 
 Status = Literal["connected", "disconnected", "error"]
 
-# what a rule may ask for (the name), what hides (the switch, permissions, a failure) and what tags
-_DECIDING = frozenset({"name", "enabled", "tags", "tool_permissions", "last_error"})
+# visibility depends on these: rules match the name; the switch, permissions and errors hide; tools inherit the tags
+_VISIBILITY_COLUMNS = frozenset({"name", "enabled", "tags", "tool_permissions", "last_error"})
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class NewServer:
     tags: Sequence[str] = ()
     enabled: bool = True
     tool_permissions: Mapping[str, bool] = field(default_factory=dict)
-    """By tool name; `*` is for those that are not named. What is not permitted can be neither found nor run."""
+    """By tool name; `*` stands for all others. A tool that is not permitted can be neither found nor run."""
 
 
 def check_transport(transport: Transport, url: str | None) -> None:
@@ -76,53 +76,53 @@ def check_transport(transport: Transport, url: str | None) -> None:
         raise ValueError(f"a {transport} server needs a URL")
 
 
-async def create_server(session: Session, sealer: Sealer, user_id: str, wanted: NewServer) -> Server:
+async def insert_server(session: Session, sealer: Sealer, user_id: str, new_server: NewServer) -> Server:
     server_id = str(uuid.uuid4())
     values = {
         "user_id": user_id,
         "id": server_id,
-        "name": wanted.name,
-        "transport": wanted.transport,
-        "description": wanted.description,
-        "url": wanted.url,
-        "tags": list(wanted.tags),
-        "enabled": wanted.enabled,
-        "tool_permissions": dict(wanted.tool_permissions),
-        **_sealed(sealer, user_id, server_id, wanted.headers),
+        "name": new_server.name,
+        "transport": new_server.transport,
+        "description": new_server.description,
+        "url": new_server.url,
+        "tags": list(new_server.tags),
+        "enabled": new_server.enabled,
+        "tool_permissions": dict(new_server.tool_permissions),
+        **_seal_headers(sealer, user_id, server_id, new_server.headers),
     }
     try:
         row = (await session.execute(insert(mcp_servers).values(**values).returning(mcp_servers))).one()
     except IntegrityError as error:
         if violated_constraint(error) != "mcp_servers_name":
             raise NotFound("there is no such user") from error
-        raise Conflict(f"there is already a server named {wanted.name!r}") from error
-    return _server(row)
+        raise Conflict(f"there is already a server named {new_server.name!r}") from error
+    return _to_server(row)
 
 
 async def get_server(session: Session, user_id: str, server_id: str) -> Server:
-    row = (await session.execute(select(mcp_servers).where(*_this(user_id, server_id)))).one_or_none()
+    row = (await session.execute(select(mcp_servers).where(*_by_id(user_id, server_id)))).one_or_none()
     if row is None:
-        raise _missing()
-    return _server(row)
+        raise _not_found()
+    return _to_server(row)
 
 
 async def list_servers(session: Session, user_id: str, page: PageRequest) -> Page[Server]:
     statement = select(mcp_servers).where(mcp_servers.c.user_id == user_id)
-    return await fetch_page(session, statement, (mcp_servers.c.name, mcp_servers.c.id), page, _server)
+    return await fetch_page(session, statement, (mcp_servers.c.name, mcp_servers.c.id), page, _to_server)
 
 
 async def list_server_names(session: Session, user_id: str) -> list[NamedServer]:
-    """All of them by name, for choosing among them."""
+    """Return ids and names of all servers of the user, by name."""
     columns = mcp_servers.c.id, mcp_servers.c.name
-    theirs = select(*columns).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
-    return [NamedServer(*row) for row in await session.execute(theirs)]
+    statement = select(*columns).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
+    return [NamedServer(*row) for row in await session.execute(statement)]
 
 
 async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id: str) -> Endpoint:
-    """With the credentials opened: for connecting, never for showing."""
-    row = (await session.execute(select(mcp_servers).where(*_this(user_id, server_id)))).one_or_none()
+    """Return what is needed to connect, with decrypted credentials. Never show it to a caller."""
+    row = (await session.execute(select(mcp_servers).where(*_by_id(user_id, server_id)))).one_or_none()
     if row is None:
-        raise _missing()
+        raise _not_found()
     return Endpoint(
         user_id=user_id,
         server_id=server_id,
@@ -130,13 +130,13 @@ async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id
         config_version=row.config_version,
         transport=row.transport,
         url=row.url,
-        headers=_opened(sealer, user_id, server_id, row.sealed_headers),
+        headers=_open_headers(sealer, user_id, server_id, row.sealed_headers),
     )
 
 
 async def record_contact(session: Session, user_id: str, server_id: str, config_version: int | None = None) -> None:
-    """It answered as it should."""
-    await _note_status(session, user_id, server_id, config_version, "connected", None, None)
+    """Record that the server answered as it should."""
+    await _update_status(session, user_id, server_id, config_version, "connected", None, None)
 
 
 async def record_failure(
@@ -147,11 +147,12 @@ async def record_failure(
     message: str,
     config_version: int | None = None,
 ) -> None:
+    """Record why the server could not be used. `cause` is one stable word, `message` a text for people."""
     status: Status = "disconnected" if cause in DISCONNECTIONS else "error"
-    await _note_status(session, user_id, server_id, config_version, status, cause, message)
+    await _update_status(session, user_id, server_id, config_version, status, cause, message)
 
 
-async def _note_status(
+async def _update_status(
     session: Session,
     user_id: str,
     server_id: str,
@@ -160,62 +161,70 @@ async def _note_status(
     cause: str | None,
     message: str | None,
 ) -> None:
-    """Writes only where it is news, and true of the server as it is configured now: nearly every call ends here."""
-    known = mcp_servers.c.status, mcp_servers.c.last_cause, mcp_servers.c.last_error
-    this = *_this(user_id, server_id), *_still(config_version)
-    if await _is_old_news(session, known, this, (status, cause, message)):
+    """Write only if something changes: nearly every call of a tool ends here.
+
+    With `config_version`, nothing is written if the server has been reconfigured since.
+    """
+    server: tuple[Any, ...] = _by_id(user_id, server_id)
+    if config_version is not None:
+        server = *server, mcp_servers.c.config_version == config_version
+    values = {"status": status, "last_cause": cause, "last_error": message}
+    if not await _would_change(session, server, values):
         return
     await lock_server(session, user_id, server_id)
-    # once more, since somebody else may have held the lock
-    if await _is_old_news(session, known, this, (status, cause, message)):
+    # check again: another transaction may have held the lock, and written the same
+    if not await _would_change(session, server, values):
         return
-    values = {"status": status, "last_cause": cause, "last_error": message}
-    await session.execute(update(mcp_servers).where(*this).values(**values))
+    await session.execute(update(mcp_servers).where(*server).values(**values))
     if (await read_policy(session)).find_failing:
-        await bump_catalog(session, user_id)  # answers show it
+        await bump_catalog(session, user_id)  # cached definitions hold the status
     else:
         await recompute_visibility(session, user_id, server_id)
 
 
-async def _is_old_news(session: Session, columns: Sequence[Any], this: Sequence[Any], news: tuple[Any, ...]) -> bool:
-    known = (await session.execute(select(*columns).where(*this))).one_or_none()
-    return known is None or tuple(known) == news
+async def _would_change(session: Session, server: Sequence[Any], values: Mapping[str, Any]) -> bool:
+    columns = [mcp_servers.c[name] for name in values]
+    stored = (await session.execute(select(*columns).where(*server))).one_or_none()
+    return stored is not None and tuple(stored) != tuple(values.values())
 
 
 async def reseal_headers(session: Session, sealer: Sealer) -> tuple[int, int]:
-    """With the current key, where a former one sealed them; how many of how many. Needs the system's scope."""
+    """Seal headers again that were sealed with a former key. Needs a system transaction.
+
+    Return how many were resealed, and how many there are.
+    """
     columns = mcp_servers.c.user_id, mcp_servers.c.id, mcp_servers.c.sealed_headers
     sealed = mcp_servers.c.sealed_headers.is_not(None)
-    # in one order, and beside whoever only refers to a server: others go on meanwhile
+    # Lock in a fixed order, and with a lock that still lets others insert rows that refer to a server.
     statement = select(*columns).where(sealed).order_by(*columns[:2]).with_for_update(key_share=True)
     sealed_rows = (await session.execute(statement)).all()
     old = [row for row in sealed_rows if not sealer.is_current(row.sealed_headers)]
     for user_id, server_id, sealed in old:
-        headers = _opened(sealer, user_id, server_id, sealed)
-        values = _sealed(sealer, user_id, server_id, headers)
-        await session.execute(update(mcp_servers).where(*_this(user_id, server_id)).values(**values))
+        headers = _open_headers(sealer, user_id, server_id, sealed)
+        values = _seal_headers(sealer, user_id, server_id, headers)
+        await session.execute(update(mcp_servers).where(*_by_id(user_id, server_id)).values(**values))
     return len(old), len(sealed_rows)
 
 
 async def count_undecryptable(session: Session, sealer: Sealer) -> tuple[int, int]:
-    """Of how many stored credentials. Needs the system's scope."""
+    """Return how many stored credentials cannot be decrypted, and how many there are. Needs a system transaction."""
     columns = mcp_servers.c.user_id, mcp_servers.c.id, mcp_servers.c.sealed_headers
     rows = (await session.execute(select(*columns).where(mcp_servers.c.sealed_headers.is_not(None)))).all()
     broken = 0
     for row in rows:
         try:
-            _opened(sealer, *row)
+            _open_headers(sealer, *row)
         except ConfigurationError:
             broken += 1
     return broken, len(rows)
 
 
 async def find_server_by_name(session: Session, user_id: str, name: str) -> Server:
-    this = mcp_servers.c.user_id == user_id, mcp_servers.c.name == name
-    row = (await session.execute(select(mcp_servers).where(*this))).one_or_none()
+    named = mcp_servers.c.user_id == user_id, mcp_servers.c.name == name
+    row = (await session.execute(select(mcp_servers).where(*named))).one_or_none()
     if row is None:
         raise NotFound(f"there is no server named {name!r}")
-    return _server(row)
+    return _to_server(row)
 
 
 async def list_server_ids(session: Session, user_id: str) -> list[str]:
@@ -234,77 +243,73 @@ async def update_server(
 ) -> Server:
     values = dict(changes)
     before = await lock_server(session, user_id, server_id)
-    if "url" in values and not await _same_origin(session, user_id, server_id, values["url"]):
-        values.setdefault("headers", {})  # a credential is for the host that it was given for
+    if "url" in values and not await _has_origin(session, user_id, server_id, values["url"]):
+        values.setdefault("headers", {})  # credentials must not be sent to another host than they were given for
     if "headers" in values:
-        values |= _sealed(sealer, user_id, server_id, values.pop("headers"))
+        values |= _seal_headers(sealer, user_id, server_id, values.pop("headers"))
     if {"url", "transport", "sealed_headers"} & values.keys():
-        nothing_known = {"status": "disconnected", "last_error": None, "last_cause": None}
-        values |= {"config_version": mcp_servers.c.config_version + 1, **nothing_known}
-    statement = update(mcp_servers).where(*_this(user_id, server_id)).values(**values, updated_at=func.now())
+        not_yet_contacted = {"status": "disconnected", "last_error": None, "last_cause": None}
+        values |= {"config_version": mcp_servers.c.config_version + 1, **not_yet_contacted}
+    statement = update(mcp_servers).where(*_by_id(user_id, server_id)).values(**values, updated_at=func.now())
     try:
         row = (await session.execute(statement.returning(mcp_servers))).one_or_none()
     except IntegrityError as error:
         raise Conflict(f"there is already a server named {changes.get('name')!r}") from error
     if row is None:
-        raise _missing()
+        raise _not_found()
     if before is not None and before.name != row.name:
         await rename_server_in_rules(session, user_id, before.name, row.name)
-    if _DECIDING & values.keys():
+    if _VISIBILITY_COLUMNS & values.keys():
         await recompute_visibility(session, user_id, server_id)
-    return _server(row)
+    return _to_server(row)
 
 
 async def delete_server(session: Session, user_id: str, server_id: str) -> None:
     await lock_server(session, user_id, server_id)
-    if (await session.execute(delete(mcp_servers).where(*_this(user_id, server_id)))).rowcount == 0:
-        raise _missing()
+    if (await session.execute(delete(mcp_servers).where(*_by_id(user_id, server_id)))).rowcount == 0:
+        raise _not_found()
     await remove_server_from_projects(session, user_id, server_id)
 
 
 async def get_server_owner(session: Session, server_id: str) -> str:
-    """For administrators, whom the id alone tells the server: needs the system's scope."""
+    """Return the user of a server, for administrators who name no user. Needs a system transaction."""
     user_id = await session.scalar(select(mcp_servers.c.user_id).where(mcp_servers.c.id == server_id))
     if user_id is None:
-        raise _missing()
+        raise _not_found()
     return str(user_id)
 
 
-async def _same_origin(session: Session, user_id: str, server_id: str, url: str | None) -> bool:
-    before = await session.scalar(select(mcp_servers.c.url).where(*_this(user_id, server_id)))
-    return _origin(before) == _origin(url)
+async def _has_origin(session: Session, user_id: str, server_id: str, url: str | None) -> bool:
+    stored_url = await session.scalar(select(mcp_servers.c.url).where(*_by_id(user_id, server_id)))
+    return _get_origin(stored_url) == _get_origin(url)
 
 
-def _origin(url: str | None) -> tuple[str, str | None, int | None]:
+def _get_origin(url: str | None) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url or "")
     return parts.scheme, parts.hostname, parts.port
 
 
-def _this(user_id: str, server_id: str) -> tuple[Any, Any]:
+def _by_id(user_id: str, server_id: str) -> tuple[Any, Any]:
     return mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
 
 
-def _sealed(sealer: Sealer, user_id: str, server_id: str, headers: Mapping[str, str] | None) -> dict[str, Any]:
+def _seal_headers(sealer: Sealer, user_id: str, server_id: str, headers: Mapping[str, str] | None) -> dict[str, Any]:
     if not headers:
         return {"sealed_headers": None, "header_names": []}
     sealed = sealer.seal(orjson.dumps(dict(headers)), SecretOwner(user_id, server_id, "headers"))
     return {"sealed_headers": sealed, "header_names": sorted(headers)}
 
 
-def _opened(sealer: Sealer, user_id: str, server_id: str, sealed: bytes | None) -> dict[str, str]:
+def _open_headers(sealer: Sealer, user_id: str, server_id: str, sealed: bytes | None) -> dict[str, str]:
     if sealed is None:
         return {}
     headers: dict[str, str] = orjson.loads(sealer.open(sealed, SecretOwner(user_id, server_id, "headers")))
     return headers
 
 
-def _still(config_version: int | None) -> tuple[Any, ...]:
-    return () if config_version is None else (mcp_servers.c.config_version == config_version,)
-
-
-def _missing() -> NotFound:
+def _not_found() -> NotFound:
     return NotFound("there is no such server")
 
 
-def _server(row: Row[Any]) -> Server:
+def _to_server(row: Row[Any]) -> Server:
     return to_dataclass(Server, row)

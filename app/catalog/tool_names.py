@@ -1,4 +1,4 @@
-"""The names that models know tools by: valid for every API, one for each tool, and the way back. Pure."""
+"""Aliases: the names by which models call tools, valid for every provider's API and unique in an answer."""
 
 import hashlib
 import re
@@ -7,46 +7,47 @@ from collections.abc import Collection, Sequence
 from app.catalog.definitions import ToolDefinitionView
 
 MAX_NAME = 64
-DIGEST = 6
+MIN_DIGEST = 6
 
 _VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_INVALID = re.compile(r"[^A-Za-z0-9_-]+")
+_INVALID_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-def make_aliases(offers: Sequence[ToolDefinitionView]) -> list[str]:
-    """A name for each tool that every API accepts and that no other tool in the answer has.
+def make_aliases(definitions: Sequence[ToolDefinitionView]) -> list[str]:
+    """Return a name for each tool that every API accepts and that no other tool in the answer has.
 
-    A tool keeps its own name where that is valid and the user has no second tool of that name; otherwise it gets its
-    server's name and a few digits of its key, so that the alias is the same in every answer. Where a tool of a server
-    has the name of a core tool, the core tool keeps it.
+    A tool keeps its own name if that is valid and the user has no other tool of that name. Otherwise its alias is made
+    of its server's name, its own and a digest of its id, and is the same in every answer. If a tool of a server has
+    the name of a core tool, the core tool keeps it.
     """
-    native = {offer.name for offer in offers if offer.server_id is None}
-    names = {offer.tool_id: _plain_name(offer, native) for offer in offers}
+    core_names = {tool.name for tool in definitions if tool.server_id is None}
+    names = {tool.tool_id: _usable_name(tool, core_names) for tool in definitions}
     taken = {name for name in names.values() if name is not None}
-    for offer in offers:
-        if names[offer.tool_id] is None:
-            candidates = (_made_name(offer, digits) for digits in range(DIGEST, MAX_NAME))
-            names[offer.tool_id] = made = next(name for name in candidates if name not in taken)
-            taken.add(made)
-    return [name for offer in offers if (name := names[offer.tool_id]) is not None]
+    for tool in definitions:
+        if names[tool.tool_id] is None:
+            candidates = (_generate_name(tool, digits) for digits in range(MIN_DIGEST, MAX_NAME))
+            names[tool.tool_id] = generated = next(name for name in candidates if name not in taken)
+            taken.add(generated)
+    return [name for tool in definitions if (name := names[tool.tool_id]) is not None]
 
 
-def is_alias_of(alias: str, offer: ToolDefinitionView) -> bool:
+def is_alias_of(alias: str, tool: ToolDefinitionView) -> bool:
     digits = len(parse_digest(alias))
-    return alias == offer.name or (digits >= DIGEST and alias == _made_name(offer, digits))
+    return alias == tool.name or (digits >= MIN_DIGEST and alias == _generate_name(tool, digits))
 
 
 def parse_digest(alias: str) -> str:
-    """Of the tool's key, where the alias is a made one."""
+    """Return the digest of the tool's id that a generated alias ends with."""
     return alias.rpartition("_")[2]
 
 
-def _plain_name(offer: ToolDefinitionView, native: Collection[str]) -> str | None:
-    clashes = offer.shares_its_name or (offer.server_id is not None and offer.name in native)
-    return offer.name if _VALID_NAME.fullmatch(offer.name) and not clashes else None
+def _usable_name(tool: ToolDefinitionView, core_names: Collection[str]) -> str | None:
+    """Return the tool's own name, or None if it is not valid or not unique."""
+    clashes = tool.has_shared_name or (tool.server_id is not None and tool.name in core_names)
+    return tool.name if _VALID_NAME.fullmatch(tool.name) and not clashes else None
 
 
-def _made_name(offer: ToolDefinitionView, digits: int) -> str:
-    digest = hashlib.sha256(offer.tool_id.encode()).hexdigest()[:digits]
-    readable = _INVALID.sub("_", f"{offer.server_name or ''}_{offer.name}").strip("_")
+def _generate_name(tool: ToolDefinitionView, digits: int) -> str:
+    digest = hashlib.sha256(tool.tool_id.encode()).hexdigest()[:digits]
+    readable = _INVALID_CHARACTERS.sub("_", f"{tool.server_name or ''}_{tool.name}").strip("_")
     return f"{readable[: max(0, MAX_NAME - digits - 1)]}_{digest}".lstrip("_")

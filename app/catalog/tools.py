@@ -1,4 +1,4 @@
-"""A user's tools, as they are managed and as a model gets to see them."""
+"""A user's tools: list, filter, change and approve them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,12 +60,12 @@ class ToolFilter:
     state: State | None = None
     flag: str | None = None
     project_id: str | None = None
-    """Only what this project sees."""
+    """Only tools that this project sees."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Of a tool's definition, as a listing brought it."""
+    """A change of a tool's definition, found by an index run."""
 
     id: str
     at: datetime
@@ -75,118 +75,122 @@ class Change:
     new: Json
 
 
-async def list_tools(session: Session, user_id: str, model: str, wanted: ToolFilter, page: PageRequest) -> Page[Tool]:
-    statement = _managed(user_id, model, wanted.project_id)
-    if wanted.server_id is not None:
-        statement = statement.where(mcp_tools.c.server_id == wanted.server_id)
-    if wanted.name is not None:
-        statement = statement.where(mcp_tools.c.name.icontains(wanted.name, autoescape=True))
-    if wanted.tag is not None:
-        statement = statement.where(literal(wanted.tag) == any_(_tags(wanted.project_id)))
-    if wanted.enabled is not None:
-        statement = statement.where(mcp_tools.c.enabled == wanted.enabled)
-    if wanted.visible is not None:
-        statement = statement.where(_visible().is_(wanted.visible))
-    if wanted.state is not None:
-        statement = statement.where(mcp_tools.c.state == wanted.state)
-    if wanted.flag is not None:
-        statement = statement.where(mcp_tools.c.findings.contains([{"flag": wanted.flag}]))
-    return await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _tool)
+async def list_tools(
+    session: Session, user_id: str, model: str, tool_filter: ToolFilter, page: PageRequest
+) -> Page[Tool]:
+    statement = _select_tools(user_id, model, tool_filter.project_id)
+    if tool_filter.server_id is not None:
+        statement = statement.where(mcp_tools.c.server_id == tool_filter.server_id)
+    if tool_filter.name is not None:
+        statement = statement.where(mcp_tools.c.name.icontains(tool_filter.name, autoescape=True))
+    if tool_filter.tag is not None:
+        statement = statement.where(literal(tool_filter.tag) == any_(_tags(tool_filter.project_id)))
+    if tool_filter.enabled is not None:
+        statement = statement.where(mcp_tools.c.enabled == tool_filter.enabled)
+    if tool_filter.visible is not None:
+        statement = statement.where(_visible().is_(tool_filter.visible))
+    if tool_filter.state is not None:
+        statement = statement.where(mcp_tools.c.state == tool_filter.state)
+    if tool_filter.flag is not None:
+        statement = statement.where(mcp_tools.c.findings.contains([{"flag": tool_filter.flag}]))
+    return await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _to_tool)
 
 
 async def get_tool(session: Session, user_id: str, tool_id: str, model: str, project_id: str | None = None) -> Tool:
-    statement = _managed(user_id, model, project_id).where(mcp_tools.c.id == tool_id)
+    statement = _select_tools(user_id, model, project_id).where(mcp_tools.c.id == tool_id)
     row = (await session.execute(statement)).one_or_none()
     if row is None:
-        raise _missing()
-    return _tool(row)
+        raise _not_found()
+    return _to_tool(row)
 
 
 async def tool_exists(session: Session, user_id: str, tool_id: str) -> bool:
-    """Whether or not it may be used."""
-    return await session.scalar(select(mcp_tools.c.id).where(*_this(user_id, tool_id))) is not None
+    """Whether the tool exists, visible or not."""
+    return await session.scalar(select(mcp_tools.c.id).where(*_by_id(user_id, tool_id))) is not None
 
 
-async def find_tools_by_name(session: Session, user_id: str, name: str) -> str | None:
-    """The id of the tool that `SERVER.TOOL` names."""
+async def find_tool_id(session: Session, user_id: str, name: str) -> str | None:
+    """Return the id of the tool that `SERVER.TOOL` names."""
     server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
-    called = func.concat(mcp_servers.c.name, ".", mcp_tools.c.name) == name
-    statement = select(mcp_tools.c.id).join(mcp_servers, server).where(*_offered(user_id), called)
+    qualified_name = func.concat(mcp_servers.c.name, ".", mcp_tools.c.name) == name
+    statement = select(mcp_tools.c.id).join(mcp_servers, server).where(*_still_listed(user_id), qualified_name)
     tool_id: str | None = await session.scalar(statement.limit(1))
     return tool_id
 
 
 async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> None:
-    """A person's own switch stands above what a rule decides; None gives it back to the rules."""
+    """Change a tool. `enabled` sets the person's own switch, which overrides the rules; None resets it."""
     values = dict(changes)
     if "enabled" in values:
         values["switched"] = values.pop("enabled")
-    server_id = await _locked_server(session, user_id, tool_id)
-    await session.execute(update(mcp_tools).where(*_this(user_id, tool_id)).values(**values, updated_at=func.now()))
+    server_id = await _lock_server_of(session, user_id, tool_id)
+    await session.execute(update(mcp_tools).where(*_by_id(user_id, tool_id)).values(**values, updated_at=func.now()))
     await recompute_visibility(session, user_id, server_id)
 
 
 async def approve_tool(session: Session, user_id: str, tool_id: str, seen_hash: str | None = None) -> None:
-    """The definition as it stands becomes the accepted one. `seen_hash` is of the one that was looked at: where
-    another has come since, nobody has accepted that."""
-    server_id = await _locked_server(session, user_id, tool_id)
-    stored_hash = await session.scalar(select(mcp_tools.c.definition_hash).where(*_this(user_id, tool_id)))
+    """Approve the stored definition. Raise `Conflict` if `seen_hash` is given and is not the hash of that one."""
+    server_id = await _lock_server_of(session, user_id, tool_id)
+    stored_hash = await session.scalar(select(mcp_tools.c.definition_hash).where(*_by_id(user_id, tool_id)))
     if seen_hash is not None and seen_hash != stored_hash:
-        raise Conflict("the definition has changed again since you looked at it")
-    accepted = {"state": "approved", "approved_hash": stored_hash}
-    await session.execute(update(mcp_tools).where(*_this(user_id, tool_id)).values(**accepted))
+        raise Conflict("the definition has changed since you looked at it")
+    approval = {"state": "approved", "approved_hash": stored_hash}
+    await session.execute(update(mcp_tools).where(*_by_id(user_id, tool_id)).values(**approval))
     await recompute_visibility(session, user_id, server_id)
 
 
 async def list_tool_changes(session: Session, user_id: str, tool_id: str, page: PageRequest) -> Page[Change]:
-    """The newest first."""
-    known = mcp_tools.c.user_id == user_id, mcp_tools.c.id == tool_id  # also one that has vanished
-    if await session.scalar(select(mcp_tools.c.id).where(*known)) is None:
-        raise _missing()
+    """Return the changes of a tool's definition, newest first."""
+    existing = mcp_tools.c.user_id == user_id, mcp_tools.c.id == tool_id  # also one that its server no longer lists
+    if await session.scalar(select(mcp_tools.c.id).where(*existing)) is None:
+        raise _not_found()
     changes = tool_changes.c
     statement = select(tool_changes).where(changes.user_id == user_id, changes.tool_id == tool_id)
-    return await fetch_page(session, statement, (changes.at, changes.id), page, _change, descending=True)
+    return await fetch_page(session, statement, (changes.at, changes.id), page, _to_change, descending=True)
 
 
 async def list_tags(session: Session, scope: Scope) -> list[tuple[str, int]]:
-    """Each tag of a visible tool, with the number of tools that have it."""
+    """Return each tag of a visible tool with the number of tools that have it."""
     statement = f"""
         SELECT tag, count(*) FROM mcp_tool_embeddings v, unnest({TAGS}) tag WHERE {VISIBLE} GROUP BY tag ORDER BY tag
     """
     return [(tag, count) for tag, count in await session.rows(statement, scope.parameters())]
 
 
-async def _locked_server(session: Session, user_id: str, tool_id: str) -> str:
-    server_id: str | None = await session.scalar(select(mcp_tools.c.server_id).where(*_this(user_id, tool_id)))
+async def _lock_server_of(session: Session, user_id: str, tool_id: str) -> str:
+    server_id: str | None = await session.scalar(select(mcp_tools.c.server_id).where(*_by_id(user_id, tool_id)))
     if server_id is None or await lock_server(session, user_id, server_id) is None:
-        raise _missing()
+        raise _not_found()
     return server_id
 
 
 async def update_tool_counts(session: Session, user_id: str, ann_above: int) -> None:
-    """Keeps the user's stored count, and moves the user's vectors into or out of HNSW when it crosses the line."""
-    # first, since it waits for the user's row: the statement that counts must begin after other writers have ended
+    """Store the number of the user's tools, and move the user's vectors into or out of the HNSW index.
+
+    The index holds the vectors of users with more than `ann_above` tools.
+    """
+    # First, since it waits for the lock of the user's row: the count below must see what other writers commit.
     await bump_catalog(session, user_id)
-    count = await session.scalar(select(func.count()).select_from(mcp_tools).where(*_offered(user_id)))
+    count = await session.scalar(select(func.count()).select_from(mcp_tools).where(*_still_listed(user_id)))
     ann = count > ann_above
     await session.execute(update(users).where(users.c.id == user_id).values(tool_count=count, ann=ann))
     vectors = mcp_tool_embeddings
-    misplaced = vectors.c.user_id == user_id, vectors.c.ann != ann
-    await session.execute(update(vectors).where(*misplaced).values(ann=ann))
+    outdated = vectors.c.user_id == user_id, vectors.c.ann != ann
+    await session.execute(update(vectors).where(*outdated).values(ann=ann))
 
 
-# a tool has no search row by the active model until it has been indexed by it
+# a tool has no search row of the active model until it is indexed with that model
 _ROW = mcp_tool_embeddings.c
 
 
-def _managed(user_id: str, model: str, project_id: str | None) -> Select[Any]:
-    """Within a project, only what it sees."""
+def _select_tools(user_id: str, model: str, project_id: str | None) -> Select[Any]:
+    """Select tools with their search rows; with `project_id`, only those that the project sees."""
     server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
     row = (_ROW.user_id == mcp_tools.c.user_id) & (_ROW.tool_id == mcp_tools.c.id) & (_ROW.model == model)
-    kept = [column for column in mcp_tools.c if column.name != "tags"]
+    columns = [column for column in mcp_tools.c if column.name != "tags"]
     return (
         select(
-            *kept,
+            *columns,
             mcp_servers.c.name.label("server_name"),
             _tags(project_id).label("tags"),
             mcp_tools.c.tags.label("own_tags"),
@@ -195,11 +199,11 @@ def _managed(user_id: str, model: str, project_id: str | None) -> Select[Any]:
         )
         .join(mcp_servers, server)
         .outerjoin(mcp_tool_embeddings, row)
-        .where(*_offered(user_id), *_seen_in(project_id))
+        .where(*_still_listed(user_id), *_visible_in(project_id))
     )
 
 
-def _seen_in(project_id: str | None) -> tuple[Any, ...]:
+def _visible_in(project_id: str | None) -> tuple[Any, ...]:
     return () if project_id is None else (_visible(), literal(project_number(project_id)) == any_(_ROW.projects))
 
 
@@ -216,22 +220,22 @@ def _tags(project_id: str | None) -> ColumnElement[Any]:
     return tags.op("||")(func.array(added))
 
 
-def _offered(user_id: str) -> tuple[Any, Any]:
-    """By its server, the last time that it was asked."""
+def _still_listed(user_id: str) -> tuple[Any, Any]:
+    """Tools that their servers still list."""
     return mcp_tools.c.user_id == user_id, mcp_tools.c.vanished_at.is_(None)
 
 
-def _this(user_id: str, tool_id: str) -> tuple[Any, ...]:
-    return *_offered(user_id), mcp_tools.c.id == tool_id
+def _by_id(user_id: str, tool_id: str) -> tuple[Any, ...]:
+    return *_still_listed(user_id), mcp_tools.c.id == tool_id
 
 
-def _tool(row: Row[Any]) -> Tool:
+def _to_tool(row: Row[Any]) -> Tool:
     return to_dataclass(Tool, row)
 
 
-def _change(row: Row[Any]) -> Change:
+def _to_change(row: Row[Any]) -> Change:
     return to_dataclass(Change, row)
 
 
-def _missing() -> NotFound:
+def _not_found() -> NotFound:
     return NotFound("there is no such tool")

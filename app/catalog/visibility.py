@@ -1,10 +1,12 @@
-"""Which tools can be found and run: decided in one place, stored as one fact, read through one filter.
+"""Which tools can be found and run: decided in one place, stored once, read through one filter.
 
-What may hide a tool is weighed by `verdicts.Judge`, and the outcome is stored in the tool's narrow search row. Search,
-fallback, listing and execution read that row through `VISIBLE`, so that what is visible is what is callable.
+`policy.PolicyEvaluator` decides, and the decision is stored in the tool's search row. Search, fallback, listing and
+execution all read that row through `VISIBLE`, so that a tool can be found exactly if it can be run.
 
-The tenant predicate is the first barrier; row-level security, which the transaction's user id feeds, is the second.
-Each alone suffices.
+The tenant predicate in each query is the first barrier between users. Row-level security, which uses the transaction's
+user id, is the second. Each suffices alone.
+
+Locks: a transaction that changes what is visible locks the user first and the server second, never the other way round.
 """
 
 import asyncio
@@ -17,8 +19,8 @@ import orjson
 from sqlalchemy import select, update
 
 from app.catalog.policy import Policy, PolicyEvaluator, ToolFacts, VisibilityDecision
-from app.catalog.projects import all_projects, project_number
-from app.catalog.rules import Rule, RuleSet, all_rules
+from app.catalog.projects import list_all_projects, project_number
+from app.catalog.rules import Rule, RuleSet, list_rules_by_project
 from app.db.engine import Database, Session
 from app.db.tables import USER_RULES, catalog_versions, mcp_servers, users
 from app.errors import NotFound, ToolscoutError
@@ -34,17 +36,17 @@ VISIBLE = """
     AND (%(tags)s::text[] IS NULL OR v.tags && %(tags)s::text[]
          OR (%(project_id)s::text IS NOT NULL AND v.project_tags -> %(project_id)s::text ?| %(tags)s::text[]))
 """
-"""Follows WHERE; `v` is `mcp_tool_embeddings`."""
+"""A condition on `mcp_tool_embeddings v`."""
 
 TAGS = """
     CASE WHEN %(project_id)s::text IS NULL OR NOT v.project_tags ? %(project_id)s::text THEN v.tags
          ELSE v.tags || ARRAY(SELECT jsonb_array_elements_text(v.project_tags -> %(project_id)s::text)) END
 """
-"""Of `v`, as the scope sees it."""
+"""The tags of `v` in the scope, those of its project included."""
 
 _NEXT_VERSION = catalog_versions.next_value()
 
-# a list that we refused says nothing against the server: the old one stays
+# a rejected empty listing is no failure of the server: its stored tools stay usable
 _FAILING = "s.last_error IS NOT NULL AND s.last_cause IS DISTINCT FROM 'empty_listing'"
 
 _FACTS = f"""
@@ -56,36 +58,36 @@ _FACTS = f"""
       AND (%(server_id)s::text IS NULL OR t.server_id = %(server_id)s::text)
 """
 
-_DECIDED = """
-    jsonb_to_recordset(%(decided)s::jsonb) AS decided (
+_DECISIONS = """
+    jsonb_to_recordset(%(decisions)s::jsonb) AS decision (
         id text, enabled boolean, enabled_by text, hidden_by text,
         visible boolean, tags text[], projects bigint[], project_tags jsonb)
 """
 
 _WRITE_TOOLS = f"""
     UPDATE mcp_tools t
-    SET enabled = decided.enabled, enabled_by = decided.enabled_by, hidden_by = decided.hidden_by
-    FROM {_DECIDED}
-    WHERE t.user_id = %(user_id)s AND t.id = decided.id
+    SET enabled = decision.enabled, enabled_by = decision.enabled_by, hidden_by = decision.hidden_by
+    FROM {_DECISIONS}
+    WHERE t.user_id = %(user_id)s AND t.id = decision.id
       AND (t.enabled, t.enabled_by, t.hidden_by)
-          IS DISTINCT FROM (decided.enabled, decided.enabled_by, decided.hidden_by)
+          IS DISTINCT FROM (decision.enabled, decision.enabled_by, decision.hidden_by)
 """
 
-_WRITE_ROWS = f"""
+_WRITE_SEARCH_ROWS = f"""
     UPDATE mcp_tool_embeddings v
-    SET enabled = decided.visible, tags = decided.tags,
-        projects = decided.projects, project_tags = decided.project_tags
-    FROM {_DECIDED}
-    WHERE v.user_id = %(user_id)s AND v.tool_id = decided.id
+    SET enabled = decision.visible, tags = decision.tags,
+        projects = decision.projects, project_tags = decision.project_tags
+    FROM {_DECISIONS}
+    WHERE v.user_id = %(user_id)s AND v.tool_id = decision.id
       AND (v.enabled, v.tags, v.projects, v.project_tags)
-          IS DISTINCT FROM (decided.visible, decided.tags, decided.projects, decided.project_tags)
+          IS DISTINCT FROM (decision.visible, decision.tags, decision.projects, decision.project_tags)
 """
 
-_NESTED_LOOPS = "SELECT set_config('enable_nestloop', %(allowed)s, true)"
+_SET_NESTED_LOOPS = "SELECT set_config('enable_nestloop', %(allowed)s, true)"
 
-_ADOPT = "UPDATE policy SET hold_changed = %(hold_changed)s, find_failing = %(find_failing)s"
+_STORE_POLICY = "UPDATE policy SET hold_changed = %(hold_changed)s, find_failing = %(find_failing)s"
 
-_DECIDED_OTHERWISE = f"""
+_STALE_SERVERS = f"""
     SELECT DISTINCT t.user_id, t.server_id FROM mcp_tools t, policy
     WHERE t.vanished_at IS NULL AND (t.state = 'changed' OR t.hidden_by IN ('changed', 'status'))
       AND (t.hidden_by = 'changed' AND NOT policy.hold_changed
@@ -100,12 +102,12 @@ _DECIDED_OTHERWISE = f"""
 
 
 CacheKey = tuple[str, str | None]
-"""A user, and one of the user's projects or none."""
+"""A user's id, and the id of one of the user's projects or None."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """A user's visible tools, narrowed further by a project or a request. Narrowing never widens."""
+    """A user's visible tools, narrowed by a project or by the filters of a request."""
 
     user_id: str
     model: str
@@ -114,13 +116,13 @@ class Scope:
     project_id: str | None = None
 
     @property
-    def narrowed(self) -> bool:
-        """By this request alone, so that there is no sense in remembering what it saw."""
+    def is_filtered(self) -> bool:
+        """Whether the request filters by servers or tags, so that caching its results would be of no use."""
         return self.server_ids is not None or self.tags is not None
 
     @property
-    def place(self) -> CacheKey:
-        """What of it stays the same from request to request."""
+    def cache_key(self) -> CacheKey:
+        """The part of the scope that is the same from request to request."""
         return self.user_id, self.project_id
 
     def parameters(self) -> dict[str, Any]:
@@ -141,28 +143,28 @@ class ServerLock:
 
 
 async def lock_server(session: Session, user_id: str, server_id: str) -> ServerLock | None:
-    """None where the server has gone. Whoever changes what is visible of a server holds this lock first, so
-    that a decision is never made beside another that has not been committed yet.
+    """Lock a server before changing what is visible of it. Return None if it does not exist.
 
-    The user before the server: whoever changes the rules, or deletes the user, waits for all who hold a server, and
-    they for him.
+    The lock keeps two transactions from deciding about the same tools at once, each without seeing the other's change.
+    The user is share-locked first: `lock_user` and the deletion of the user wait for all holders of a server's lock,
+    and these wait for them.
     """
     await session.execute(select(users.c.id).where(users.c.id == user_id).with_for_update(read=True, key_share=True))
-    this = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
+    server = mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
     columns = mcp_servers.c.name, mcp_servers.c.config_version
-    row = (await session.execute(select(*columns).where(*this).with_for_update(key_share=True))).one_or_none()
+    row = (await session.execute(select(*columns).where(*server).with_for_update(key_share=True))).one_or_none()
     return None if row is None else ServerLock(*row)
 
 
 async def lock_user(session: Session, user_id: str) -> None:
-    """Before a change of what decides over all of a user's servers: the rules, the projects."""
+    """Lock a user before a change that affects all of the user's servers: of rules or projects."""
     locked = await session.execute(select(users.c.id).where(users.c.id == user_id).with_for_update())
     if locked.one_or_none() is None:
         raise NotFound("there is no such user")
 
 
 async def read_facts(session: Session, user_id: str, server_id: str | None = None) -> list[ToolFacts]:
-    """Of all that the user's servers offer, or that one of them does."""
+    """Read what decisions depend on, for all tools of the user or for those of one server."""
     return [ToolFacts(*row) for row in await session.rows(_FACTS, {"user_id": user_id, "server_id": server_id})]
 
 
@@ -172,73 +174,80 @@ async def read_policy(session: Session) -> Policy:
 
 
 async def apply_policy(database: Database, policy: Policy) -> None:
-    """When a service starts: from now on all who decide go by it, here and elsewhere."""
+    """Store the policy when a service starts, so that all processes use it, and recompute what it changes."""
     async with database.system_transaction() as session:
-        await session.rows(_ADOPT, {"hold_changed": policy.hold_changed, "find_failing": policy.find_failing})
+        await session.rows(_STORE_POLICY, {"hold_changed": policy.hold_changed, "find_failing": policy.find_failing})
     await recompute_stale(database)
 
 
 async def recompute_stale(database: Database) -> None:
-    """What was decided under another policy is decided again. Now and then, too: whoever was deciding while the policy
-    changed may have written later than whoever changed it looked."""
+    """Recompute the visibility of tools that was decided under another policy.
+
+    Also run periodically: a transaction that began before a change of the policy may commit after `apply_policy` has
+    looked for stale decisions.
+    """
     async with database.system_transaction() as session:
-        otherwise = await session.rows(_DECIDED_OTHERWISE)
-    for user_id, server_id in otherwise:
+        stale = await session.rows(_STALE_SERVERS)
+    for user_id, server_id in stale:
         try:
             async with database.transaction(user_id) as session:
                 if await lock_server(session, user_id, server_id) is not None:
                     await recompute_visibility(session, user_id, server_id)
-        except ToolscoutError:  # one user's trouble must not keep the others', or the service, waiting
-            logger.exception("tools could not be decided about again", extra={"server_id": server_id})
+        except ToolscoutError:  # an error with one server must stop neither the others nor the start of the service
+            logger.exception("failed to recompute visibility", extra={"server_id": server_id})
 
 
 async def load_evaluator(
-    session: Session, user_id: str, instead: Mapping[str, Sequence[Rule]] | None = None
+    session: Session, user_id: str, rule_overrides: Mapping[str, Sequence[Rule]] | None = None
 ) -> PolicyEvaluator:
-    """`instead`: rules to be judged by in place of stored ones, by project."""
+    """Load a user's rules and projects. `rule_overrides` replace stored rules, by project, for a preview."""
     policy = await read_policy(session)
-    rules = {**await all_rules(session, user_id), **(instead or {})}
-    projects = await all_projects(session, user_id)
+    rules = {**await list_rules_by_project(session, user_id), **(rule_overrides or {})}
+    projects = await list_all_projects(session, user_id)
 
-    def made() -> PolicyEvaluator:
-        books = [(project, RuleSet(rules.get(project.id, ()))) for project in projects]
-        return PolicyEvaluator(policy, RuleSet(rules.get(USER_RULES, ())), books)
+    def compile_rules() -> PolicyEvaluator:
+        by_project = [(project, RuleSet(rules.get(project.id, ()))) for project in projects]
+        return PolicyEvaluator(policy, RuleSet(rules.get(USER_RULES, ())), by_project)
 
-    # compiling a hundred rules takes a while, as judging ten thousand tools does: not on the event loop
-    return await asyncio.to_thread(made)
+    # compiling a hundred rules takes a while: off the event loop
+    return await asyncio.to_thread(compile_rules)
 
 
 async def evaluate_tools(session: Session, user_id: str, server_id: str | None = None) -> dict[str, VisibilityDecision]:
-    """By tool. Whoever asks in order to write holds the server's lock, or the user's where no server is named."""
+    """Return a decision for each tool, by id.
+
+    To write the decisions, the caller must hold the lock of the server, or of the user if no server is named.
+    """
     facts = await read_facts(session, user_id, server_id)
-    judge = await load_evaluator(session, user_id)
-    return await asyncio.to_thread(lambda: {each.tool_id: judge.judge(each) for each in facts})
+    evaluator = await load_evaluator(session, user_id)
+    # ten thousand tools take a while: off the event loop
+    return await asyncio.to_thread(lambda: {tool.tool_id: evaluator.evaluate(tool) for tool in facts})
 
 
-async def write_decisions(session: Session, user_id: str, decided: Mapping[str, VisibilityDecision]) -> None:
-    """Only where they differ from what is stored."""
-    rows = [{"id": tool_id, **verdict.stored()} for tool_id, verdict in decided.items()]
-    parameters = {"user_id": user_id, "decided": orjson.dumps(rows).decode()}
-    # the planner takes ten thousand rows of a user for one: by nested loops they would be a hundred million
-    await session.rows(_NESTED_LOOPS, {"allowed": "off"})
+async def write_decisions(session: Session, user_id: str, decisions: Mapping[str, VisibilityDecision]) -> None:
+    """Store decisions, by tool id, where they differ from the stored ones."""
+    rows = [{"id": tool_id, **decision.to_row()} for tool_id, decision in decisions.items()]
+    parameters = {"user_id": user_id, "decisions": orjson.dumps(rows).decode()}
+    # The planner expects one row where a user has ten thousand, and with nested loops would compare 100 million pairs.
+    await session.rows(_SET_NESTED_LOOPS, {"allowed": "off"})
     await session.rows(_WRITE_TOOLS, parameters)
-    await session.rows(_WRITE_ROWS, parameters)
-    await session.rows(_NESTED_LOOPS, {"allowed": "on"})
+    await session.rows(_WRITE_SEARCH_ROWS, parameters)
+    await session.rows(_SET_NESTED_LOOPS, {"allowed": "on"})
 
 
 async def recompute_visibility(session: Session, user_id: str, server_id: str | None = None) -> None:
-    """After a change of whatever decides; of all servers unless one is named."""
+    """Decide again about all tools of the user, or of one server, after a change of what decisions depend on."""
     await write_decisions(session, user_id, await evaluate_tools(session, user_id, server_id))
     await bump_catalog(session, user_id)
 
 
 async def bump_catalog(session: Session, user_id: str) -> None:
-    """What any process remembers of the user's catalogue ends with this transaction's commit."""
+    """Give the user's catalogue a new version: with the commit, everything cached of it in any process is invalid."""
     statement = update(users).where(users.c.id == user_id).values(catalog_version=_NEXT_VERSION)
     if (await session.execute(statement)).rowcount == 0:
-        raise NotFound("there is no such user")  # deleted since the caller was recognised
+        raise NotFound("there is no such user")  # deleted since the caller was authenticated
 
 
 async def bump_every_catalog(session: Session) -> None:
-    """After a change that all users see; needs the system's scope."""
+    """Give every user's catalogue a new version. Needs a system transaction."""
     await session.execute(update(users).values(catalog_version=_NEXT_VERSION))

@@ -8,7 +8,7 @@ import orjson
 import typer
 
 from app.api.evaluation import render_evaluation
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.cli.context import ProjectOption, UserOption, open_for_user, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_lines

@@ -19,7 +19,7 @@ from app.local_postgres.database import connect_database
 from app.local_postgres.secret_key import make_sealer
 from app.management.keys import create_key
 from app.management.servers import reseal_credentials
-from app.schemas.users import NewKeyBody
+from app.schemas.keys import NewKeyBody
 from app.settings import Settings
 
 commands = make_group()

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from app.auth.authentication import Caller
-from app.catalog.tools import find_tools_by_name
+from app.auth.permissions import Caller
+from app.catalog.tools import find_tool_id
 from app.catalog.visibility import Scope
 from app.cli.context import ACTOR, ProjectOption, UserOption, open_for_user, with_settings
 from app.cli.group import make_group
@@ -96,7 +96,7 @@ async def execute_tool(
         raise InvalidInput("the arguments must be a JSON object")
     async with open_for_user(settings, user) as (container, owner):
         async with container.database.transaction(owner.id) as session:
-            tool_key = await find_tools_by_name(session, owner.id, tool) or tool
+            tool_key = await find_tool_id(session, owner.id, tool) or tool
         scope = Scope(owner.id, container.model.id)
         call = ExecutionRequest(scope, ACTOR, parsed, tool_key=tool_key, timeout_s=timeout_s)
         with _explain_tool_names(tool):

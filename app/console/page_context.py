@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 
-from app.auth.authentication import Caller, Permission
+from app.auth.permissions import Caller, Permission
 from app.auth.users import User
 from app.console.flash import flash_message
 from app.console.forms import Form, read_form
@@ -18,12 +18,12 @@ from app.console.rendering import Pages
 from app.console.session_cookie import COOKIE, LIFE_S, SignedIn, open_session
 from app.container import Container
 from app.db.engine import Session
-from app.dependencies import check_visit
+from app.dependencies import check_host_and_origin
 from app.errors import Forbidden, ToolscoutError, Unauthenticated
 
 SIGN_IN = "/console/sign-in"
 
-# Not `no-referrer`: with that, browsers call the origin of our own forms "null", and `check_visit` could not know them.
+# Not `no-referrer`: with that, browsers call the origin of our own forms "null", and `check_host_and_origin` could not know them.
 _SAFE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -66,7 +66,7 @@ class PageContext:
         return _is_fragment(self.request)
 
     def may(self, permission: str) -> bool:
-        return self.caller.may(Permission(permission))
+        return self.caller.has_permission(Permission(permission))
 
     def transaction(self) -> AbstractAsyncContextManager[Session]:
         return self.container.database.transaction(self.user.id)
@@ -141,7 +141,7 @@ def require(permission: Permission) -> Callable[[PageContext], Awaitable[PageCon
     """The page's declared permission, as the API's routes declare theirs."""
 
     async def check(visit: Annotated[PageContext, Depends(get_page_context)]) -> PageContext:
-        visit.caller.demand(permission)
+        visit.caller.require_permission(permission)
         return visit
 
     return check
@@ -175,7 +175,10 @@ class _PageRoute(APIRoute):
 
 def page_router() -> APIRouter:
     return APIRouter(
-        prefix="/console", route_class=_PageRoute, include_in_schema=False, dependencies=[Depends(check_visit)]
+        prefix="/console",
+        route_class=_PageRoute,
+        include_in_schema=False,
+        dependencies=[Depends(check_host_and_origin)],
     )
 
 

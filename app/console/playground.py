@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 
 from app.auth.users import User
-from app.catalog.projects import all_projects
+from app.catalog.projects import list_all_projects
 from app.catalog.tool_names import make_aliases
 from app.catalog.tools import list_tags
 from app.catalog.visibility import Scope
@@ -63,7 +63,7 @@ async def _render_page(
     user, model = visit.user, visit.container.model
     async with visit.transaction() as session:
         tags = await list_tags(session, Scope(user.id, model.id, project_id=visit.caller.project_id))
-        projects = await all_projects(session, user.id) if visit.caller.project_id is None else []
+        projects = await list_all_projects(session, user.id) if visit.caller.project_id is None else []
     most_used_tags = sorted(tags, key=lambda tag: -tag[1])[:_MAX_TAGS]
     return visit.show(
         "try.html",

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from app.catalog import projects
 from app.catalog.projects import Project
-from app.catalog.rules import Rule, all_rules, get_rules
+from app.catalog.rules import Rule, get_rules, list_rules_by_project
 from app.catalog.servers import list_server_names
 from app.console.forms import Form, parse_form
 from app.console.page_context import CatalogReadCaller, CatalogWriteCaller, PageContext, go, page_router
@@ -26,7 +26,7 @@ async def show_projects(visit: CatalogReadCaller) -> Response:
     async with visit.transaction() as session:
         request = PageRequest(cursor=visit.query.given("cursor"))
         page = await projects.list_projects(session, visit.user.id, request)
-        rules = await all_rules(session, visit.user.id)
+        rules = await list_rules_by_project(session, visit.user.id)
     return visit.show("projects.html", page=page, rules=rules)
 
 

@@ -115,12 +115,12 @@ async def preview_rows(visit: PageContext, rows: Sequence[RuleRow], project_id: 
 
 
 def _counted(preview: Preview) -> Previewed:
-    visible = sum(outcome.visible for outcome in preview.outcomes)
+    visible = sum(outcome.visible for outcome in preview.tools)
     return Previewed(
         visible=visible,
-        hidden=len(preview.outcomes) - visible,
-        appearing=[each for each in preview.outcomes if each.visible and not each.was_visible],
-        disappearing=[each for each in preview.outcomes if each.was_visible and not each.visible],
+        hidden=len(preview.tools) - visible,
+        appearing=[each for each in preview.tools if each.visible and not each.was_visible],
+        disappearing=[each for each in preview.tools if each.was_visible and not each.visible],
         matched=preview.matched,
         decided=preview.decided,
     )

@@ -15,7 +15,7 @@ from app.indexing import queue
 from app.indexing.parsing import Listing
 from app.management.runs import request_reindex, request_reindex_of_all
 from app.management.servers import change_server, delete_server, register_server, try_server
-from app.schemas.base import set_fields
+from app.schemas.base import given_fields
 from app.schemas.servers import NewServerBody, ServerChanges
 
 router = page_router()
@@ -137,7 +137,7 @@ async def _change(visit: PageContext, server_id: str, changes: dict[str, Any]) -
         container.worker,
         visit.user.id,
         server_id,
-        set_fields(body),
+        given_fields(body),
         actor=visit.caller.actor,
     )
 

@@ -16,7 +16,7 @@ from app.db.pagination import PageRequest
 from app.errors import InvalidInput
 from app.indexing.sanitize import Flag
 from app.management import tools as manage_tools
-from app.schemas.base import set_fields
+from app.schemas.base import given_fields
 from app.schemas.tools import ToolChanges
 
 router = page_router()
@@ -29,7 +29,7 @@ _YES_OR_NO = {"yes": True, "no": False}
 @router.get("/tools")
 async def list_tools(visit: ToolsReadCaller) -> Response:
     query, user_id = visit.query, visit.user.id
-    wanted = _wanted(query, visit.caller.within(None))
+    wanted = _wanted(query, visit.caller.resolve_project(None))
     async with visit.transaction() as session:
         request = PageRequest(cursor=query.given("cursor"))
         page = await tools.list_tools(session, user_id, visit.container.model.id, wanted, request)
@@ -72,7 +72,7 @@ async def show_tool(visit: ToolsReadCaller, tool_id: str) -> Response:
 
 
 async def _known(visit: PageContext, tool_id: str) -> dict[str, Any]:
-    user_id, project = visit.user.id, visit.caller.within(None)
+    user_id, project = visit.user.id, visit.caller.resolve_project(None)
     async with visit.transaction() as session:
         tool = await tools.get_tool(session, user_id, tool_id, visit.container.model.id, project)
         changes = (
@@ -107,7 +107,7 @@ async def change_tool(visit: CatalogWriteCaller, tool_id: str) -> Response:
     body = parse_form(ToolChanges, _changes(visit.form))
     container, actor = visit.container, visit.caller.actor
     await manage_tools.change_tool(
-        container.database, visit.user.id, tool_id, set_fields(body), model_id=container.model.id, actor=actor
+        container.database, visit.user.id, tool_id, given_fields(body), model_id=container.model.id, actor=actor
     )
     return go(_back(visit.form, tool_id), said="tool-changed")
 

@@ -11,8 +11,9 @@ from app.db.pagination import PageRequest
 from app.errors import ToolscoutError
 from app.management import keys as manage_keys
 from app.management import users as manage_users
-from app.schemas.base import set_fields
-from app.schemas.users import NewKeyBody, NewUserBody, UserChanges
+from app.schemas.base import given_fields
+from app.schemas.keys import NewKeyBody
+from app.schemas.users import NewUserBody, UserChanges
 
 router = page_router()
 
@@ -37,7 +38,9 @@ async def make_user(visit: AdminCaller) -> Response:
 async def change_user(visit: AdminCaller, user_id: str) -> Response:
     body = parse_form(UserChanges, {"discovery_enabled": visit.form.on("discovery_enabled")})
     container, actor = visit.container, visit.caller.actor
-    await manage_users.change_user(container.database, container.authenticator, user_id, set_fields(body), actor=actor)
+    await manage_users.change_user(
+        container.database, container.authenticator, user_id, given_fields(body), actor=actor
+    )
     return go(f"/console/users#{user_id}", said="user-changed")
 
 

@@ -1,4 +1,7 @@
-"""Connections and transactions: the only place that commits, and where the driver's errors end."""
+"""Connections and transactions.
+
+This is the only module that commits, and the one in which the driver's errors are translated into ours.
+"""
 
 import logging
 import time
@@ -27,10 +30,11 @@ Ts = TypeVarTuple("Ts")
 
 APP_ROLE = "toolscout_app"
 
-# The role is neither superuser nor owner: row-level security binds it, whoever the URL belongs to.
-# A plan is made once for each statement and holds for every user: planning a search takes as long as running it, every
-# statement begins with the tenant's key, and a plan that never changes cannot change for the worse.
-# JIT costs more than our short statements take. The work memory lets a large user's scan stay out of files.
+# ROLE: neither superuser nor owner, so that row-level security applies, whichever role the URL names.
+# plan_cache_mode: each statement is planned once, for all users. Planning a search takes as long as running it, every
+#   statement filters by tenant first, and a plan that never changes cannot change for the worse.
+# jit: compiling costs more than our short statements take.
+# work_mem: keeps the scan of a large tenant in memory.
 _ON_CONNECT = f"""
     SET ROLE {APP_ROLE};
     SET plan_cache_mode = force_generic_plan;
@@ -44,14 +48,15 @@ _USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
 _SNAPSHOT = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('app.user_id', {}, true)")
 
 _POOL_WAIT_S = 5
+"""How long a request waits for a pooled connection before it is answered with 503."""
 _CONNECT_S = 3
-"""For a connection that others use; whoever has none by then is told to come again."""
 
-# SQLSTATEs: connections lost and servers that stop; and what may go well the next time: deadlocks, time-outs, no room
-_DOWN = ("08", "57P0")
-_PASSING = ("40001", "40P01", "57014", "55P03", "53", "25006")
+# SQLSTATE prefixes: connection errors and server shutdowns
+_DOWN_STATES = ("08", "57P0")
+# serialization failures, deadlocks, time-outs, missing resources, a read-only server: may succeed on a retry
+_RETRYABLE_STATES = ("40001", "40P01", "57014", "55P03", "53", "25006")
 
-_CONNECTION_LOST = (
+_CONNECTION_ERRORS = (
     OperationalError,
     InterfaceError,
     PoolTimeout,
@@ -61,19 +66,21 @@ _CONNECTION_LOST = (
 
 
 def driver_url(url: str) -> str:
-    """The same address, spoken through psycopg, whichever of Postgres's names the operator wrote."""
+    """Return the URL with psycopg as its driver, whichever spelling (`postgres://`, `postgresql://`) it has."""
     try:
         return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
     except (ArgumentError, ValueError) as error:
-        raise ConfigurationError("DATABASE_URL is not an address: postgresql://user:password@host:port/name") from error
+        raise ConfigurationError(
+            "DATABASE_URL is not valid; it looks like postgresql://user:password@host:port/name"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Session:
-    """A connection inside a transaction that is bound to one user, or to the system's own work.
+    """A connection inside a transaction that is bound to one user, or to the system.
 
-    Two ways lead through it: SQLAlchemy's statements for what is written and managed, and plain SQL straight to the
-    driver for the few statements that every discovery runs, which would spend most of their time in SQLAlchemy.
+    `execute`, `scalar` and `scalars` take SQLAlchemy statements. `rows` takes plain SQL and bypasses SQLAlchemy: the
+    few statements that every discovery runs would spend most of their time in it.
     """
 
     _connection: AsyncConnection
@@ -96,31 +103,34 @@ class Session:
             callback = self._callbacks.pop(0)
             try:
                 callback()
-            except Exception:
+            except Exception:  # the write has happened: it must not be reported as failed
                 logger.exception("after-commit callback failed")
 
     async def execute(
         self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> CursorResult[*tuple[Any, ...]]:
-        with self._errors_sorted():
+        with self._translate_errors():
             return await self._connection.execute(statement, rows)
 
     async def scalar(self, statement: Executable) -> Any:
-        with self._errors_sorted():
+        with self._translate_errors():
             return await self._connection.scalar(statement)
 
     async def scalars(self, statement: Executable) -> ScalarResult[Any]:
-        with self._errors_sorted():
+        with self._translate_errors():
             return await self._connection.scalars(statement)
 
     async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        with self._errors_sorted():
+        with self._translate_errors():
             cursor = await self._driver.execute(statement, parameters)
             return [] if cursor.rownumber is None else await cursor.fetchall()
 
     @contextmanager
-    def _errors_sorted(self) -> Iterator[None]:
-        """Whichever way a statement took: lost connections go on to the transaction, broken rules to the caller."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Turn errors of a statement into `QueryFailed` or `QueryInterrupted`.
+
+        `IntegrityError` passes through to the caller, and a lost connection to the transaction.
+        """
         try:
             yield
         except IntegrityError:
@@ -128,32 +138,32 @@ class Session:
         except (DBAPIError, psycopg.Error) as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
             state = getattr(cause, "sqlstate", None) or ""
-            if self._driver.closed or state.startswith(_DOWN):
+            if self._driver.closed or state.startswith(_DOWN_STATES):
                 raise
-            if state.startswith(_PASSING):
-                raise QueryInterrupted("the database broke a statement off; try again shortly") from error
-            raise QueryFailed("the database refused a statement") from error
+            if state.startswith(_RETRYABLE_STATES):
+                raise QueryInterrupted("the database interrupted a statement; try again shortly") from error
+            raise QueryFailed("the database rejected a statement") from error
 
 
 class Database:
     def __init__(self, url: str, pool_size: int, metrics: Metrics | None = None) -> None:
-        """Commands have no metrics, since nobody could ask them."""
+        """Commands pass no `metrics`: nobody could scrape them."""
         self._engine = create_async_engine(
             driver_url(url),
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=_POOL_WAIT_S,
-            hide_parameters=True,  # an error that is logged must not carry a user's texts
-            isolation_level="AUTOCOMMIT",  # transactions begin and end below
+            hide_parameters=True,  # a logged error must not contain a user's texts
+            isolation_level="AUTOCOMMIT",  # `_transaction` begins and commits
             connect_args={"connect_timeout": _CONNECT_S},
         )
         self._pool_size = pool_size
         self._metrics = metrics or Metrics()
         self._metrics.pool_size.set(pool_size)
-        self._metrics.pool_in_use.set_function(self._in_use)
+        self._metrics.pool_in_use.set_function(self._count_in_use)
         self._waiting = 0
         self._metrics.pool_waiting.set_function(lambda: self._waiting)
-        event.listen(self._engine.sync_engine, "connect", _prepare)
+        event.listen(self._engine.sync_engine, "connect", _prepare_connection)
 
     @property
     def engine(self) -> AsyncEngine:
@@ -161,26 +171,26 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, user_id: str) -> AsyncIterator[Session]:
-        """Sees and writes the rows of this user alone."""
+        """Open a transaction that can see and write the rows of this user only."""
         async with self._transaction(_USER_SCOPE.format(user_id)) as session:
             yield session
 
     @asynccontextmanager
     async def snapshot(self, user_id: str) -> AsyncIterator[Session]:
-        """The same, for reading alone: all its statements see one moment."""
+        """Open a read-only transaction whose statements all see the same state of this user's rows."""
         async with self._transaction(_SNAPSHOT.format(user_id)) as session:
             yield session
 
     @asynccontextmanager
     async def system_transaction(self) -> AsyncIterator[Session]:
-        """Crosses users: for finding the owner of a key or of a queued run, for administrators, for counting."""
+        """Open a transaction across users: to look up keys and queued runs, for administrators, for statistics."""
         async with self._transaction(_SYSTEM_SCOPE) as session:
             yield session
 
     @asynccontextmanager
     async def _transaction(self, begin: sql.SQL | sql.Composed) -> AsyncIterator[Session]:
         try:
-            connection, driver = await self._begun(begin)
+            connection, driver = await self._begin_with_retry(begin)
             try:
                 session = Session(connection, driver)
                 yield session
@@ -188,13 +198,17 @@ class Database:
                 # nothing is awaited in between: a task that is cancelled later cannot skip them
                 session.run_callbacks()
             finally:
-                await connection.close()  # the pool rolls back what did not get that far
-        except _CONNECTION_LOST as error:
-            raise DatabaseDown("the database does not answer just now; try again shortly") from error
+                await connection.close()  # the pool rolls back what was not committed
+        except _CONNECTION_ERRORS as error:
+            raise DatabaseDown("the database is not available; try again shortly") from error
 
-    async def _begun(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
-        """Every connection of the pool may be from before a restart of Postgres: each is tried once and dropped, until
-        a new one is made. That one's failure is the truth."""
+    async def _begin_with_retry(
+        self, begin: sql.SQL | sql.Composed
+    ) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+        """After a restart of Postgres every pooled connection may be dead: try and drop each, then make a new one.
+
+        If that one fails too, Postgres is down.
+        """
         for _ in range(self._pool_size):
             try:
                 return await self._begin(begin)
@@ -203,10 +217,10 @@ class Database:
         return await self._begin(begin)
 
     async def _begin(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
-        connection = await self._connected()
+        connection = await self._connect()
         try:
-            driver = _driver(connection)
-            # both statements in one round trip, which a prepared statement could not be
+            driver = _driver_connection(connection)
+            # both statements in one round trip: a prepared statement could hold only one
             await driver.execute(begin, prepare=False)
         except BaseException:
             await connection.invalidate()
@@ -214,7 +228,7 @@ class Database:
             raise
         return connection, driver
 
-    async def _connected(self) -> AsyncConnection:
+    async def _connect(self) -> AsyncConnection:
         started = time.perf_counter()
         self._waiting += 1
         try:
@@ -226,9 +240,9 @@ class Database:
             self._waiting -= 1
             self._metrics.pool_wait_seconds.observe(time.perf_counter() - started)
 
-    def _in_use(self) -> int:
+    def _count_in_use(self) -> int:
         pool = self._engine.pool
-        assert isinstance(pool, AsyncAdaptedQueuePool)  # noqa: S101 no other is asked for above
+        assert isinstance(pool, AsyncAdaptedQueuePool)  # noqa: S101 the default of async engines
         return pool.checkedout()
 
     async def ping(self) -> None:
@@ -239,21 +253,21 @@ class Database:
         await self._engine.dispose()
 
 
-def _driver(connection: AsyncConnection) -> psycopg.AsyncConnection[tuple[Any, ...]]:
-    """What `get_raw_connection` leads to, without its detour through another greenlet."""
+def _driver_connection(connection: AsyncConnection) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    """Return what `get_raw_connection` leads to, without its detour through another greenlet."""
     assert connection.sync_connection is not None  # noqa: S101 it was just opened
     driver = connection.sync_connection.connection.driver_connection
     assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 the URL names no other driver
     return driver
 
 
-def _prepare(connection: Any, _record: object) -> None:
+def _prepare_connection(connection: Any, _record: object) -> None:
     connection.autocommit = True
     try:
         connection.run_async(register_vector_async)
         cursor = connection.cursor()
         cursor.execute(_ON_CONNECT)
         cursor.close()
-    except BaseException:  # also where whoever wanted it has gone: nobody else would close it
+    except BaseException:  # also when the request was cancelled: nothing else would close the connection
         connection.driver_connection.pgconn.finish()
         raise

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.auth.users import User
 from app.catalog.definitions import (
     DefinitionCache,
@@ -115,7 +115,7 @@ async def discover_each(
     The queries run one after another, so that one caller does not occupy several connections.
     """
     options = await resolve_options(discoverer.searcher, caller, request)
-    user = caller.acting_for()
+    user = caller.require_user()
     return [await _discover(discoverer, user, replace(request, query=query), options) for query in queries]
 
 
@@ -141,7 +141,7 @@ async def _search_or_fall_back(
     discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions, embedding: QueryEmbedding
 ) -> Discovery:
     try:
-        async with discoverer.searcher.scheduler.turn(user.id):
+        async with discoverer.searcher.scheduler.slot(user.id):
             return await _search(discoverer, user, request, options, embedding)
     except QueryFailed:
         logger.exception("search failed, returning all visible tools")
@@ -157,7 +157,7 @@ async def _search(
     async with discoverer.database.snapshot(user.id) as session:
         result = await searcher.find(session, query, options, embedding, limit=options.limit, ann=user.ann)
         tool_ids = [*request.keep, *(hit.tool_id for hit in result.hits)]
-        definitions = await discoverer.definition_cache.take(
+        definitions = await discoverer.definition_cache.get_many(
             session, options.scope, result.version, tool_ids, core=request.include_core_tools
         )
         if request.explain:
@@ -201,7 +201,7 @@ async def _return_all_tools(
     async with discoverer.database.snapshot(user_id) as session:
         visible = await list_visible_definitions(session, options.scope, options.limit)
         definitions = await read_definitions(session, options.scope, request.keep, core=request.include_core_tools)
-    found = [SelectedTool(definition, "fallback") for definition in visible.offers]
+    found = [SelectedTool(definition, "fallback") for definition in visible.definitions]
     return Discovery(
         id=new_discovery_id(discoverer.sealer, user_id),
         tools=_select(discoverer, request, options, definitions, found),

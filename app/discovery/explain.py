@@ -7,8 +7,8 @@ filters, does it rank high enough, is there room for it.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from app.auth.authentication import Caller
-from app.catalog.policy import NO_PROJECT, HiddenBy, OutsideBy, ProjectVisibility, ToolFacts, VisibilityDecision
+from app.auth.permissions import Caller
+from app.catalog.policy import NOT_A_MEMBER, HiddenBy, OutsideBy, ProjectVisibility, ToolFacts, VisibilityDecision
 from app.catalog.visibility import Scope, load_evaluator, read_facts
 from app.discovery.discover import Discoverer, Discovery, discover
 from app.discovery.request import DiscoveryRequest
@@ -60,7 +60,7 @@ async def explain(discoverer: Discoverer, caller: Caller, request: DiscoveryRequ
     async with discoverer.database.snapshot(scope.user_id) as session:
         matching = [facts for facts in await read_facts(session, scope.user_id) if _matches(facts, tool)]
         evaluator = await load_evaluator(session, scope.user_id)
-    decisions = [(facts, evaluator.judge(facts)) for facts in matching]
+    decisions = [(facts, evaluator.evaluate(facts)) for facts in matching]
     if caller.project_id is not None:
         decisions = [(facts, decision) for facts, decision in decisions if not _check_visible(scope, facts, decision)]
     if not decisions:
@@ -104,7 +104,7 @@ def _check_visible(scope: Scope, facts: ToolFacts, decision: VisibilityDecision)
         return Reason(code, _format_rule(message, decision.rule), facts, decision.rule)
     if scope.project_id is None:
         return None
-    in_project = decision.placements.get(scope.project_id, NO_PROJECT)
+    in_project = decision.by_project.get(scope.project_id, NOT_A_MEMBER)
     if in_project.outside_by is None:
         return None
     code, message = _OUTSIDE[in_project.outside_by]
@@ -119,7 +119,7 @@ def _check_filters(scope: Scope, facts: ToolFacts, decision: VisibilityDecision)
     """Return which filter of the request excludes the tool, or None if it passes."""
     if scope.server_ids is not None and facts.server_id not in scope.server_ids:
         return Reason("outside_filter", "its server is not in the request's `server_ids`", facts)
-    in_project = decision.placements.get(scope.project_id or "", ProjectVisibility(None))
+    in_project = decision.by_project.get(scope.project_id or "", ProjectVisibility(None))
     if scope.tags is not None and not {*decision.tags, *in_project.tags} & set(scope.tags):
         return Reason("outside_filter", "it has none of the request's `tags`", facts)
     return None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.catalog.projects import Project, get_project
 from app.catalog.visibility import Scope
 from app.search.query import Query
@@ -39,8 +39,8 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
 
     Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
     """
-    user = caller.acting_for()
-    project_id = caller.within(request.project_id)
+    user = caller.require_user()
+    project_id = caller.resolve_project(request.project_id)
     project = await _read_project(searcher, user.id, project_id)
     settings = user.settings
     strategy, limit, threshold = settings.get("strategy"), settings.get("limit"), settings.get("similarity_threshold")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.discovery.discover import Discoverer
 from app.discovery.explain import Reason, explain
 from app.discovery.request import DiscoveryRequest, resolve_options

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.discover import Discoverer
 from app.discovery.request import DiscoveryRequest, resolve_options
@@ -52,7 +52,7 @@ async def lint_descriptions(
     options = await resolve_options(discoverer.searcher, caller, request)
     tools = await _load_tools(discoverer, options.scope)
     pairs = await asyncio.to_thread(find_similar_pairs, tools, MAX_PAIRS)
-    can_search = options.enabled and caller.acting_for().discovery_enabled
+    can_search = options.enabled and caller.require_user().discovery_enabled
     probed = sorted(tools, key=lambda tool: len(tool.words))[:max_probed] if can_search else []
     problems = {tool.tool_key: find_problems(tool) for tool in tools}
     for done, tool in enumerate(probed, start=1):

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.catalog.visibility import VISIBLE, Scope, read_facts
 from app.discovery.discover import Discoverer
 

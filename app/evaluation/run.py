@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.discovery.discover import Discoverer, Discovery, discover
 from app.discovery.request import DiscoveryRequest
 from app.evaluation.labelled import LabelledMessage

@@ -17,7 +17,7 @@ from cachetools import TTLCache
 
 from app.catalog import servers
 from app.catalog.definitions import ToolDefinitionView, find_by_alias, read_definitions
-from app.catalog.tool_names import DIGEST, is_alias_of, parse_digest
+from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.visibility import Scope
 from app.crypto import Sealer
 from app.db.engine import Database, Session
@@ -34,7 +34,7 @@ from app.observability.tracing import Tracing, trace_call
 from app.text.strict_json import Json
 from app.usage.counters import UsageCounters
 
-_HEX = re.compile(rf"[0-9a-f]{{{DIGEST},64}}")
+_HEX = re.compile(rf"[0-9a-f]{{{MIN_DIGEST},64}}")
 _NO_DIGEST = "-"
 _MAX_SCHEMA_BYTES = 32 * 1024 * 1024
 _SCHEMA_TTL_S = 3600.0

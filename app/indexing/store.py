@@ -287,7 +287,7 @@ def _vector_values(hashes: Mapping[str, str], vectors: Mapping[str, Vector], too
 
 
 def _visibility_values(decision: VisibilityDecision) -> dict[str, Any]:
-    stored = decision.stored()
+    stored = decision.to_row()
     return {"enabled": stored["visible"], **{name: stored[name] for name in ("tags", "projects", "project_tags")}}
 
 

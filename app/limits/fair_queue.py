@@ -1,7 +1,8 @@
-"""Whose turn it is. A user alone keeps the process busy; as soon as another asks, too, each has one request at work.
+"""Fair scheduling: no user's load decides how long other users wait.
 
-How much somebody sends at once must not decide how long the others wait: what one user has in line waits for that user
-alone. A turn is for work that takes the processor, and never held while something far away is waited for.
+A user who is alone may have several requests in progress. As soon as another user sends requests too, each has one,
+and further requests of a user wait behind that user's own. A slot is for work that takes processor time: release it
+before waiting for the network.
 """
 
 import asyncio
@@ -15,58 +16,63 @@ from dataclasses import dataclass, field
 from app.observability.metrics import Metrics
 
 MAX_SOLO = 4
-"""Requests at work at once. More of them were not answered faster, and would be in the way of the next to ask."""
+"""Slots of a user who is alone. More of them answered no faster, and would delay the next user."""
 MAX_SHARED = 1
-COMPANY_S = 5.0
-"""So long after its last request a user still counts as one who asks."""
+"""Slots of each user while several send requests."""
+ACTIVE_S = 5.0
+"""A user counts as active for this long after a request."""
 
 
 @dataclass
 class _Queue:
-    working: int = 0
+    running: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
 class FairScheduler:
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lines: defaultdict[str, _Queue] = defaultdict(_Queue)
-        self._newest: tuple[str, float] = "", -math.inf
-        self._newest_of_another = -math.inf
-        metrics.requests_waiting.set_function(lambda: sum(len(line.waiting) for line in self._lines.values()))
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
+        self._last_request: tuple[str, float] = "", -math.inf
+        """The user of the newest request, and its time."""
+        self._last_of_another = -math.inf
+        """The time of the newest request of any other user than that."""
+        metrics.requests_waiting.set_function(lambda: sum(len(queue.waiting) for queue in self._queues.values()))
 
     @asynccontextmanager
-    async def turn(self, user_id: str) -> AsyncIterator[None]:
-        self._note(user_id)
-        line = self._lines[user_id]
+    async def slot(self, user_id: str) -> AsyncIterator[None]:
+        """Wait for a slot of this user, and hold it for the duration of the block."""
+        self._note_request(user_id)
+        queue = self._queues[user_id]
         ticket = asyncio.get_running_loop().create_future()
-        line.waiting.append(ticket)
-        self._call(user_id, line)
+        queue.waiting.append(ticket)
+        self._admit(user_id, queue)
         try:
             await ticket
             yield
         finally:
-            # of one who gave up while waiting, it was never called
-            line.working -= ticket.done() and not ticket.cancelled()
-            self._call(user_id, line)
+            # a request that was cancelled while it waited had no slot
+            queue.running -= ticket.done() and not ticket.cancelled()
+            self._admit(user_id, queue)
 
-    def _note(self, user_id: str) -> None:
-        last, at = self._newest
-        if last != user_id:
-            self._newest_of_another = at
-        self._newest = user_id, self._clock()
+    def _note_request(self, user_id: str) -> None:
+        last_user, at = self._last_request
+        if last_user != user_id:
+            self._last_of_another = at
+        self._last_request = user_id, self._clock()
 
-    def _call(self, user_id: str, line: _Queue) -> None:
-        at_once = self._at_once(user_id)
-        while line.waiting and line.working < at_once:
-            ticket = line.waiting.popleft()
+    def _admit(self, user_id: str, queue: _Queue) -> None:
+        """Give free slots to the user's waiting requests, and drop the queue when nothing is left in it."""
+        slots = self._count_slots(user_id)
+        while queue.waiting and queue.running < slots:
+            ticket = queue.waiting.popleft()
             if not ticket.cancelled():
                 ticket.set_result(None)
-                line.working += 1
-        if not line.waiting and not line.working and self._lines.get(user_id) is line:
-            del self._lines[user_id]
+                queue.running += 1
+        if not queue.waiting and not queue.running and self._queues.get(user_id) is queue:
+            del self._queues[user_id]
 
-    def _at_once(self, user_id: str) -> int:
-        last, at = self._newest
-        seen = self._newest_of_another if last == user_id else at
-        return MAX_SHARED if self._clock() - seen < COMPANY_S else MAX_SOLO
+    def _count_slots(self, user_id: str) -> int:
+        last_user, at = self._last_request
+        other_seen_at = self._last_of_another if last_user == user_id else at
+        return MAX_SHARED if self._clock() - other_seen_at < ACTIVE_S else MAX_SOLO

@@ -19,7 +19,7 @@ async def create_key(
     async with database.system_transaction() as session:
         if create_user and new_key.user_id is not None:
             await ensure_user(session, new_key.user_id, actor)
-        key, secret = await keys.create_key(session, new_key)
+        key, secret = await keys.insert_key(session, new_key)
         await record_event(session, key.user_id, actor, "key.create", key.id)
     return key, secret
 
@@ -29,7 +29,7 @@ async def create_first_admin_key(database: Database, *, actor: str) -> str | Non
     async with database.system_transaction() as session:
         if await keys.admin_key_exists(session):
             return None
-        key, secret = await keys.create_key(session, NewKey("admin", name="first"))
+        key, secret = await keys.insert_key(session, NewKey("admin", name="first"))
         await record_event(session, None, actor, "key.create", key.id)
     return secret
 
@@ -43,5 +43,5 @@ async def revoke_key(
     async with database.system_transaction() as session:
         key = await keys.revoke_key(session, key_id)
         await record_event(session, key.user_id, actor, "key.revoke", key_id)
-        session.after_commit(authenticator.forget)
+        session.after_commit(authenticator.clear_cache)
     return key

@@ -45,7 +45,7 @@ async def change_project(
     async with database.transaction(user_id) as session:
         await lock_user(session, user_id)
         await _check_members(session, user_id, changes.get("server_ids"))
-        project = await projects.change_project(session, user_id, project_id, changes)
+        project = await projects.update_project(session, user_id, project_id, changes)
         if rules is not None:
             await store_rules(session, user_id, project_id, rules)
         await recompute_visibility(session, user_id)
@@ -65,7 +65,7 @@ async def delete_project(
         await record_event(session, user_id, actor, "project.delete", project_id)
         for key_id in revoked_key_ids:
             await record_event(session, user_id, actor, "key.revoke", key_id)
-        session.after_commit(authenticator.forget)
+        session.after_commit(authenticator.clear_cache)
 
 
 async def _check_members(session: Session, user_id: str, server_ids: Sequence[str] | None) -> None:

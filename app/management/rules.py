@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.audit.record import record_event
-from app.catalog.policy import NO_PROJECT, PolicyEvaluator, ProjectVisibility, ToolFacts, VisibilityDecision
+from app.catalog.policy import NOT_A_MEMBER, PolicyEvaluator, ProjectVisibility, ToolFacts, VisibilityDecision
 from app.catalog.projects import get_project
 from app.catalog.rules import Rule, RuleMatch, RuleSet, check_rules, store_rules
 from app.catalog.visibility import load_evaluator, lock_user, read_facts, recompute_visibility
@@ -16,40 +16,40 @@ from app.db.tables import USER_RULES
 
 @dataclass(frozen=True)
 class PreviewedTool:
-    """Of a tool under rules that may not be stored yet."""
+    """A tool under the stored rules and under the previewed ones."""
 
     facts: ToolFacts
     before: VisibilityDecision
     after: VisibilityDecision
-    placed_before: ProjectVisibility | None
-    placed_after: ProjectVisibility | None
-    """In the project that the rules are for."""
+    in_project_before: ProjectVisibility | None
+    in_project_after: ProjectVisibility | None
+    """In the project that the rules are for; None for rules of the user."""
 
     @property
-    def is_ruled(self) -> bool:
-        """Whether the rules are asked about it at all: a project's not about what lies outside of it."""
-        return self.placed_after is None or self.placed_after.outside_by in (None, "rule")
+    def is_subject_to_rules(self) -> bool:
+        """A project's rules do not apply to tools that are outside of the project for another reason."""
+        return self.in_project_after is None or self.in_project_after.outside_by in (None, "rule")
 
     @property
     def was_visible(self) -> bool:
-        return _seen(self.before, self.placed_before)
+        return _is_visible(self.before, self.in_project_before)
 
     @property
     def visible(self) -> bool:
-        return _seen(self.after, self.placed_after)
+        return _is_visible(self.after, self.in_project_after)
 
 
-def _seen(verdict: VisibilityDecision, placement: ProjectVisibility | None) -> bool:
-    return verdict.visible and (placement is None or placement.outside_by is None)
+def _is_visible(decision: VisibilityDecision, in_project: ProjectVisibility | None) -> bool:
+    return decision.visible and (in_project is None or in_project.outside_by is None)
 
 
 @dataclass(frozen=True)
 class Preview:
-    outcomes: Sequence[PreviewedTool]
+    tools: Sequence[PreviewedTool]
     matched: Sequence[int]
-    """How many tools each of the rules matches."""
+    """For each rule, how many tools it matches."""
     decided: Sequence[int]
-    """How many it is the first to decide about."""
+    """For each rule, how many tools it is the first to decide about."""
 
 
 async def replace_rules(database: Database, user_id: str, rules: Sequence[Rule], *, actor: str) -> list[str]:
@@ -61,10 +61,11 @@ async def replace_rules(database: Database, user_id: str, rules: Sequence[Rule],
         await recompute_visibility(session, user_id)
         await record_event(session, user_id, actor, "rules.replace", None)
         facts = await read_facts(session, user_id)
-    return await asyncio.to_thread(lambda: list(_find_ineffective(rules, _matched(rules, _rulings(rules, facts)))))
+    return await asyncio.to_thread(lambda: list(_find_ineffective_rules(rules, facts)))
 
 
-def _find_ineffective(rules: Sequence[Rule], matched: Sequence[int]) -> Iterator[str]:
+def _find_ineffective_rules(rules: Sequence[Rule], facts: Sequence[ToolFacts]) -> Iterator[str]:
+    matched = _count_matches(rules, _match_rules(rules, facts))
     for position, (rule, count) in enumerate(zip(rules, matched, strict=True), start=1):
         if rule.enabled is None and not rule.tags:
             yield f"rule {position} does nothing: it sets neither `enabled` nor `tags`"
@@ -72,13 +73,13 @@ def _find_ineffective(rules: Sequence[Rule], matched: Sequence[int]) -> Iterator
             yield f"rule {position} matches no tool so far: patterns and servers are by name, and case matters"
 
 
-def _rulings(rules: Sequence[Rule], facts: Sequence[ToolFacts]) -> list[RuleMatch]:
-    book = RuleSet(rules)
-    return [book.judge(each.server_name, each.name) for each in facts]
+def _match_rules(rules: Sequence[Rule], facts: Sequence[ToolFacts]) -> list[RuleMatch]:
+    rule_set = RuleSet(rules)
+    return [rule_set.match(tool.server_name, tool.name) for tool in facts]
 
 
-def _matched(rules: Sequence[Rule], rulings: Sequence[RuleMatch]) -> list[int]:
-    counts = Counter(position for ruling in rulings for position in ruling.matched)
+def _count_matches(rules: Sequence[Rule], matches: Sequence[RuleMatch]) -> list[int]:
+    counts = Counter(position for match in matches for position in match.matched)
     return [counts[position] for position in range(1, len(rules) + 1)]
 
 
@@ -87,31 +88,31 @@ async def preview_rules(database: Database, user_id: str, rules: Sequence[Rule],
     async with database.transaction(user_id) as session:
         if project_id is not None:
             await get_project(session, user_id, project_id)
-        owner = USER_RULES if project_id is None else project_id
-        facts = sorted(await read_facts(session, user_id), key=lambda each: (each.server_name, each.name))
-        now = await load_evaluator(session, user_id)
-        then = await load_evaluator(session, user_id, {owner: rules})
-    # ten thousand tools and a hundred rules take a while: not on the event loop
-    return await asyncio.to_thread(_compared, facts, now, then, rules, project_id)
+        replaced = USER_RULES if project_id is None else project_id
+        facts = sorted(await read_facts(session, user_id), key=lambda tool: (tool.server_name, tool.name))
+        before = await load_evaluator(session, user_id)
+        after = await load_evaluator(session, user_id, {replaced: rules})
+    # ten thousand tools and a hundred rules take a while: off the event loop
+    return await asyncio.to_thread(_compare, facts, before, after, rules, project_id)
 
 
-def _compared(
+def _compare(
     facts: Sequence[ToolFacts],
-    now: PolicyEvaluator,
-    then: PolicyEvaluator,
+    before: PolicyEvaluator,
+    after: PolicyEvaluator,
     rules: Sequence[Rule],
     project_id: str | None,
 ) -> Preview:
-    outcomes = [_outcome(each, now.judge(each), then.judge(each), project_id) for each in facts]
-    rulings = _rulings(rules, [each.facts for each in outcomes if each.is_ruled])
-    decided = Counter(ruling.rule for ruling in rulings)
-    return Preview(outcomes, _matched(rules, rulings), [decided[position] for position in range(1, len(rules) + 1)])
+    tools = [_preview_tool(tool, before.evaluate(tool), after.evaluate(tool), project_id) for tool in facts]
+    matches = _match_rules(rules, [tool.facts for tool in tools if tool.is_subject_to_rules])
+    decided = Counter(match.rule for match in matches)
+    return Preview(tools, _count_matches(rules, matches), [decided[position] for position in range(1, len(rules) + 1)])
 
 
-def _outcome(
+def _preview_tool(
     facts: ToolFacts, before: VisibilityDecision, after: VisibilityDecision, project_id: str | None
 ) -> PreviewedTool:
     if project_id is None:
         return PreviewedTool(facts, before, after, None, None)
-    placed = (verdict.placements.get(project_id, NO_PROJECT) for verdict in (before, after))
-    return PreviewedTool(facts, before, after, *placed)
+    in_project = (decision.by_project.get(project_id, NOT_A_MEMBER) for decision in (before, after))
+    return PreviewedTool(facts, before, after, *in_project)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.audit.record import record_event
-from app.auth.keys import NewKey, create_key
-from app.auth.users import create_user, list_users
-from app.catalog.servers import NewServer, create_server
+from app.auth.keys import NewKey, insert_key
+from app.auth.users import insert_user, list_users
+from app.catalog.servers import NewServer, insert_server
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.pagination import PageRequest
@@ -39,13 +39,13 @@ async def seed_user(
     async with database.system_transaction() as session:
         if (await list_users(session, PageRequest(limit=1))).items:
             return None
-        user = await create_user(session, user_id, name)
+        user = await insert_user(session, user_id, name)
         await record_event(session, user.id, actor, "user.create", user.id)
         for seed in servers:
-            server = await create_server(session, sealer, user.id, seed.new_server)
+            server = await insert_server(session, sealer, user.id, seed.new_server)
             await record_event(session, user.id, actor, "server.create", server.id)
             await queue.enqueue(session, user.id, server.id, seed.payload)
-        key, secret = await create_key(session, NewKey("user", name=user_id, user_id=user.id))
+        key, secret = await insert_key(session, NewKey("user", name=user_id, user_id=user.id))
         await record_event(session, user.id, actor, "key.create", key.id)
         session.after_commit(worker.notify)
     return secret

@@ -38,7 +38,7 @@ async def register_server(
     await mcp_pool.check(new_server.transport, new_server.name, new_server.url)
     run = None
     async with database.transaction(user_id) as session:
-        server = await servers.create_server(session, sealer, user_id, new_server)
+        server = await servers.insert_server(session, sealer, user_id, new_server)
         await record_event(session, user_id, actor, "server.create", server.id)
         if server.enabled and server.transport != "push":
             run = await queue.enqueue(session, user_id, server.id, asked_by=actor)

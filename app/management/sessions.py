@@ -1,7 +1,8 @@
 """Sign in to the console with an API key, and out."""
 
 from app.audit.record import record_event
-from app.auth.authentication import Authenticator, Caller
+from app.auth.authentication import Authenticator
+from app.auth.permissions import Caller
 from app.db.engine import Database
 from app.errors import InvalidInput
 

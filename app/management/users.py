@@ -14,7 +14,7 @@ from app.mcp_client.pool import McpPool
 async def create_user(database: Database, user_id: str, name: str | None, *, actor: str) -> User:
     """Raise `Conflict` if the user exists."""
     async with database.system_transaction() as session:
-        user = await users.create_user(session, user_id, name)
+        user = await users.insert_user(session, user_id, name)
         await record_event(session, user.id, actor, "user.create", user.id)
     return user
 
@@ -25,7 +25,7 @@ async def change_user(
     async with database.system_transaction() as session:
         user = await users.update_user(session, user_id, changes)
         await record_event(session, user_id, actor, "user.change", user_id)
-        session.after_commit(authenticator.forget)
+        session.after_commit(authenticator.clear_cache)
     return user
 
 
@@ -36,5 +36,5 @@ async def delete_user(
     async with database.system_transaction() as session:
         await users.delete_user(session, user_id)
         await record_event(session, user_id, actor, "user.delete", user_id)
-        session.after_commit(authenticator.forget)
+        session.after_commit(authenticator.clear_cache)
         session.after_commit(mcp_pool.forget_user, user_id)

@@ -12,10 +12,10 @@ from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.catalog.projects import get_project
 from app.container import Container
-from app.dependencies import ContainerDep, DiscoverCaller, check_visit
+from app.dependencies import ContainerDep, DiscoverCaller, check_host_and_origin
 from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server.cancellation import RunningCalls
 from app.mcp_server.server import REQUEST_CONTEXT, McpRequestContext, MetaServer
@@ -34,7 +34,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def mcp_router() -> APIRouter:
     """Every caller needs the permission to discover; each meta-tool declares the permission that it needs."""
-    router = APIRouter(tags=["mcp"], dependencies=[Depends(check_visit)], route_class=_McpRoute)
+    router = APIRouter(tags=["mcp"], dependencies=[Depends(check_host_and_origin)], route_class=_McpRoute)
     running_calls = RunningCalls()
     basic_server, full_server = MetaServer(BASIC_TOOLS), MetaServer(ALL_TOOLS)
 
@@ -69,7 +69,7 @@ def mcp_router() -> APIRouter:
 
 async def _bind_to_project(container: Container, caller: Caller, project_id: str) -> Caller:
     """Return the caller as if its key were bound to the project."""
-    user, bound_id = caller.acting_for(), caller.within(project_id)
+    user, bound_id = caller.require_user(), caller.resolve_project(project_id)
     async with container.database.transaction(user.id) as session:
         await get_project(session, user.id, project_id)
     return replace(caller, project_id=bound_id)
@@ -80,7 +80,7 @@ def _get_session(request: Request) -> str:
 
 
 async def _handle(server: MetaServer, request: Request, context: McpRequestContext) -> Response:
-    context.caller.acting_for()  # raises unless a user was named
+    context.caller.require_user()  # raises unless a user was named
     body = await request.body()
     try:
         message = parse_json(body)

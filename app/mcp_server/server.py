@@ -18,7 +18,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.catalog.projects import get_project
 from app.container import Container
 from app.errors import InvalidInput, ToolscoutError
@@ -49,7 +49,7 @@ class McpRequestContext:
     running_calls: RunningCalls
 
     def call_id(self, rpc_id: str | int | None) -> CallId:
-        return self.caller.actor, self.caller.acting_for().id, self.session, rpc_id
+        return self.caller.actor, self.caller.require_user().id, self.session, rpc_id
 
 
 class MetaServer:
@@ -144,11 +144,11 @@ async def _make_tool_call(
 async def _resolve_project(request: McpRequestContext, requested: Any) -> str | None:
     """`_meta.projectId` narrows the scope of a call; it cannot leave the project of the URL or the key."""
     if requested is None:
-        return request.caller.within(None)
+        return request.caller.resolve_project(None)
     if not isinstance(requested, str):
         raise InvalidInput("_meta.projectId must be a string")
-    project_id = request.caller.within(requested)
-    user = request.caller.acting_for()
+    project_id = request.caller.resolve_project(requested)
+    user = request.caller.require_user()
     async with request.container.database.transaction(user.id) as session:
         return (await get_project(session, user.id, project_id or requested)).id
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.auth.authentication import Caller, Permission
+from app.auth.permissions import Caller, Permission
 from app.catalog.definitions import list_server_definitions, list_server_summaries, read_definitions
 from app.catalog.visibility import Scope
 from app.container import Container
@@ -46,7 +46,7 @@ class ToolCall:
 
     @property
     def scope(self) -> Scope:
-        return Scope(self.caller.acting_for().id, self.container.model.id, project_id=self.project_id)
+        return Scope(self.caller.require_user().id, self.container.model.id, project_id=self.project_id)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class MetaTool:
     handler: Callable[[ToolCall], Awaitable[Json]]
 
     async def run(self, call: ToolCall) -> Json:
-        call.caller.demand(self.permission)
+        call.caller.require_permission(self.permission)
         arguments = self._coerce_arguments(call.arguments)
         # In a thread, because checking a megabyte of arguments takes long.
         await asyncio.to_thread(check_arguments, self.input_schema, arguments)

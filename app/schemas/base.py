@@ -1,9 +1,10 @@
 """Base classes and shared field types of request and response models."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from app.db.pagination import Page
 
@@ -16,18 +17,29 @@ Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
+def _assume_utc(value: datetime) -> datetime:
+    """Postgres would read a time without a zone in its own time zone."""
+    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+
+UtcDatetime = Annotated[datetime, AfterValidator(_assume_utc)]
+"""A time without a zone is in UTC."""
+
+
 class Input(BaseModel):
-    """No unknown fields, no silent conversions: `"8"` is not 8, and `true` is not 1."""
+    """A request body: no unknown fields and no conversions, so that `"8"` is not 8 and `true` is not 1."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def set_fields(body: BaseModel) -> dict[str, Any]:
-    """The fields that a PATCH really named."""
+def given_fields(body: BaseModel) -> dict[str, Any]:
+    """Return the fields that a PATCH names."""
     return {name: getattr(body, name) for name in body.model_fields_set}
 
 
 class Output(BaseModel):
+    """A response body, which can be validated from a domain object with attributes of the same names."""
+
     model_config = ConfigDict(from_attributes=True)
 
 

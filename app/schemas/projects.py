@@ -1,36 +1,57 @@
-"""What may be said of a project."""
+"""Request and response models of projects."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated
 
 from pydantic import Field
 
-from app.catalog.projects import Optimization
-from app.schemas.base import Identifier, Input, Name
-from app.schemas.rules import Rules
+from app.catalog.projects import Optimization, Project
+from app.catalog.rules import Rule
+from app.schemas.base import Identifier, Input, Name, Output
+from app.schemas.rules import RuleOut, Rules, render_rules
 
 ServerIds = Annotated[list[Identifier], Field(max_length=1_000)]
-_MEMBERS = "its servers; null: all that the user has, now and later"
-_OPTIMIZATION = "how it searches; null: discovery answers with core tools alone"
-_UNLESS_ASKED = "of requests that name none"
 _NAME = "unique among the user's projects"
-_READ_ONLY = "only tools that say of themselves that they only read (`readOnlyHint`)"
+_SERVER_IDS = "the project's servers; null: all that the user has, now and later"
+_OPTIMIZATION = "the search strategy; null: discovery answers with core tools only"
+_RULES = "can only narrow what the user's own rules leave"
+_READ_ONLY = "only tools that declare themselves read-only (`readOnlyHint`)"
+_DEFAULT = "used where the request does not set it"
 
 
 class NewProjectBody(Input):
     name: Name = Field(description=_NAME, examples=["support"])
-    server_ids: ServerIds | None = Field(None, description=_MEMBERS)
+    server_ids: ServerIds | None = Field(None, description=_SERVER_IDS)
     optimization: Optimization | None = Field("hybrid", description=_OPTIMIZATION)
-    rules: Rules = Field([], description="they only narrow what the user's own rules leave")
+    rules: Rules = Field([], description=_RULES)
     read_only: bool = Field(False, description=_READ_ONLY)
-    limit: int | None = Field(None, ge=1, le=50, description=_UNLESS_ASKED)
-    similarity_threshold: float | None = Field(None, ge=0, le=1, description=_UNLESS_ASKED)
+    limit: int | None = Field(None, ge=1, le=50, description=_DEFAULT)
+    similarity_threshold: float | None = Field(None, ge=0, le=1, description=_DEFAULT)
 
 
 class ProjectChanges(Input):
     name: Name = Field("", description=_NAME)
-    server_ids: ServerIds | None = Field(None, description=_MEMBERS)
+    server_ids: ServerIds | None = Field(None, description=_SERVER_IDS)
     optimization: Optimization | None = Field(None, description=_OPTIMIZATION)
-    rules: Rules = Field([], description="they only narrow what the user's own rules leave")
+    rules: Rules = Field([], description=_RULES)
     read_only: bool = Field(False, description=_READ_ONLY)
-    limit: int | None = Field(None, ge=1, le=50, description=_UNLESS_ASKED)
-    similarity_threshold: float | None = Field(None, ge=0, le=1, description=_UNLESS_ASKED)
+    limit: int | None = Field(None, ge=1, le=50, description=_DEFAULT)
+    similarity_threshold: float | None = Field(None, ge=0, le=1, description=_DEFAULT)
+
+
+class ProjectOut(Output):
+    id: str
+    name: str
+    server_ids: list[str] | None
+    optimization: Optimization | None
+    rules: list[RuleOut]
+    read_only: bool
+    limit: int | None
+    similarity_threshold: float | None
+    created_at: datetime
+    updated_at: datetime
+
+
+def render_project(project: Project, rules: Sequence[Rule]) -> ProjectOut:
+    return ProjectOut(**vars(project), rules=render_rules(rules))

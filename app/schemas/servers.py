@@ -1,16 +1,17 @@
-"""What may be said of an MCP server."""
+"""Request and response models of MCP servers."""
 
 import re
+from datetime import datetime
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from app.catalog.policy import ANY_TOOL
-from app.catalog.servers import check_transport
+from app.catalog.servers import Status, check_transport
 from app.mcp_types import Transport
-from app.schemas.base import Input, Name, Tags
+from app.schemas.base import Input, Name, Output, Tags
 
-# what the protocol and the connection say of themselves is not for others to say
+# set by the protocol and by the connection themselves
 _RESERVED_HEADERS = frozenset(
     """
     accept accept-encoding connection content-encoding content-length content-type expect host keep-alive
@@ -22,29 +23,29 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 
 HeaderValue = Annotated[str, StringConstraints(max_length=8_192, pattern=r"^[\x20-\x7e\t]*$")]
 ToolPermissions = Annotated[dict[Name, bool], Field(max_length=1_000)]
-_NAME = "unique among the user's servers; of a stdio server, its name in the operator's file"
-_URL = "where it answers: https, or what TOOLSCOUT_OUTBOUND_ALLOW lists; not for `stdio` and `push`"
-_DESCRIPTION = "what it is for; kept for people"
-_HEADERS = "sent with every request to it, such as its token; stored sealed, never shown again"
-_TAGS = "of all its tools"
+_NAME = "unique among the user's servers; for a stdio server, its name in the operator's file"
+_URL = "its MCP endpoint: https, or a host that TOOLSCOUT_OUTBOUND_ALLOW lists; not for `stdio` and `push`"
+_DESCRIPTION = "what it is for; not searched"
+_HEADERS = "sent with every request to it, such as its token; stored encrypted and never returned"
+_TAGS = "added to all its tools"
 _ENABLED = "false: none of its tools can be found or run"
 _TRANSPORT = "`push`: its tools are sent by `PUT /servers/{server_id}/tools`"
-_PERMISSIONS = "which tools may be found and run, by name; `*` is for those that are not named; none: all"
+_PERMISSIONS = "which tools may be found and run, by name; `*` stands for all others; empty: all tools may"
 
 
 class _ServerFields(Input):
     @field_validator("tool_permissions", check_fields=False)
     @classmethod
-    def _tool_permissions(cls, value: dict[str, bool]) -> dict[str, bool]:
+    def _check_tool_permissions(cls, value: dict[str, bool]) -> dict[str, bool]:
         if any("*" in name and name != ANY_TOOL for name in value):
-            raise ValueError("names are exact; `*` alone is for the tools that are not named (rules take patterns)")
+            raise ValueError("names are exact, and `*` stands for all others; patterns are for rules")
         return value
 
     @field_validator("headers", check_fields=False)
     @classmethod
-    def _headers(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        if wrong := [name for name in value or {} if not _HEADER_NAME.fullmatch(name)]:
-            raise ValueError(f"{wrong[0][:40]!r} is not a header name")
+    def _check_headers(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        if invalid := [name for name in value or {} if not _HEADER_NAME.fullmatch(name)]:
+            raise ValueError(f"{invalid[0][:40]!r} is not a header name")
         if reserved := [name for name in value or {} if name.lower() in _RESERVED_HEADERS]:
             raise ValueError(f"{reserved[0]!r} is set by the connection itself")
         return value
@@ -61,7 +62,7 @@ class NewServerBody(_ServerFields):
     tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)
 
     @model_validator(mode="after")
-    def _url_where_one_connects(self) -> "NewServerBody":
+    def _check_url(self) -> "NewServerBody":
         check_transport(self.transport, self.url)
         return self
 
@@ -75,3 +76,24 @@ class ServerChanges(_ServerFields):
     tags: Tags = Field([], description=_TAGS)
     enabled: bool = Field(True, description=_ENABLED)
     tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)
+
+
+class ServerOut(Output):
+    id: str
+    user_id: str
+    name: str
+    description: str
+    transport: Transport
+    url: str | None
+    header_names: list[str]
+    tags: list[str]
+    tool_permissions: dict[str, bool]
+    enabled: bool
+    status: Status = Field(description="after the last contact")
+    last_error: str | None
+    last_cause: str | None = Field(description="the cause of the last error, as one stable word")
+    config_version: int
+    tool_count: int
+    pending_count: int
+    created_at: datetime
+    updated_at: datetime

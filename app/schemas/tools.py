@@ -1,11 +1,74 @@
-"""What may be said of a tool."""
+"""Request and response models of tools and core tools."""
+
+from datetime import datetime
+from typing import Any
 
 from pydantic import Field
 
-from app.schemas.base import Input, Tags
+from app.catalog.core_tools import MAX_CORE_TOOLS
+from app.catalog.policy import EnabledBy, HiddenBy
+from app.catalog.tools import State
+from app.indexing.sanitize import Flag
+from app.schemas.base import Input, Output, Tags
+
+_PINNED = "comes first when the search fails and all tools are returned"
 
 
 class ToolChanges(Input):
-    enabled: bool | None = Field(True, description="stands above the rules; null: they decide again")
-    tags: Tags = Field([], description="its own, beside those of its server and of rules")
-    pinned: bool = Field(False, description="comes first when search fails and all tools are offered")
+    enabled: bool | None = Field(True, description="overrides the rules; null: the rules decide again")
+    tags: Tags = Field([], description="its own, in addition to those of its server and of rules")
+    pinned: bool = Field(False, description=_PINNED)
+
+
+class CoreToolsBody(Input):
+    tools: list[Any] = Field(max_length=MAX_CORE_TOOLS, description="MCP tools")
+
+
+class FindingOut(Output):
+    flag: Flag
+    where: str
+    reason: str
+
+
+class ToolOut(Output):
+    id: str = Field(description="the `tool_key` in all other calls")
+    server_id: str
+    server_name: str
+    name: str
+    title: str | None
+    description: str
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any] | None
+    annotations: dict[str, Any] | None
+    enabled: bool = Field(description="by its own switch, a rule, or the default")
+    enabled_by: EnabledBy
+    visible: bool = Field(description="whether it can be found and run")
+    hidden_by: HiddenBy | None = Field(description="why it cannot")
+    tags: list[str] = Field(description="its own, its server's, and those that rules add")
+    own_tags: list[str]
+    pinned: bool = Field(description=_PINNED)
+    state: State = Field(description="`changed` until somebody approves the definition as it is stored")
+    definition_hash: str
+    flags: list[Flag]
+    findings: list[FindingOut] = Field(description="what the flags refer to, and where")
+    tokens: int
+    embedded: bool
+    updated_at: datetime
+
+
+class ChangeOut(Output):
+    id: str
+    at: datetime
+    run_id: str
+    fields: list[str] = Field(description="of the definition; `hidden_characters` if nothing visible changed")
+    old: dict[str, Any]
+    new: dict[str, Any]
+
+
+class TagOut(Output):
+    tag: str
+    count: int = Field(description="visible tools that have it")
+
+
+class CoreToolsOut(Output):
+    tools: list[dict[str, Any]]

@@ -74,7 +74,7 @@ class Searcher:
         user_id = options.scope.user_id
         try:
             loaded = self.models.get(options.scope.model)
-            async with self.scheduler.turn(user_id) if loaded.embedder.is_local else nullcontext():
+            async with self.scheduler.slot(user_id) if loaded.embedder.is_local else nullcontext():
                 embedded = await loaded.queries.embed(user_id, query.texts)
         except EmbeddingFailed as error:
             logger.warning("query embedding failed, searching by words alone", extra={"reason": error.reason})

@@ -69,7 +69,7 @@ class TermStatsCache:
         )
 
     async def get(self, session: Session, scope: Scope, term_ids: Sequence[int]) -> TermStats:
-        cached = None if scope.narrowed else self._cache.get((scope.place, scope.model))
+        cached = None if scope.is_filtered else self._cache.get((scope.cache_key, scope.model))
         if cached is None or not cached.document_frequencies.keys() >= set(term_ids):
             return await self.refresh(session, scope, term_ids)
         frequencies = {term_id: cached.document_frequencies[term_id] for term_id in term_ids}
@@ -80,12 +80,12 @@ class TermStatsCache:
         terms = [SparseVector({term_id: 1.0}, TERM_SPACE) for term_id in term_ids]
         [(version, searched, tokens, counts)] = await session.rows(_COUNT_TERMS, scope.parameters() | {"terms": terms})
         stats = TermStats(version, searched, int(tokens), dict(zip(term_ids, counts, strict=True)))
-        if not scope.narrowed:
+        if not scope.is_filtered:
             self._store(scope, stats)
         return stats
 
     def _store(self, scope: Scope, stats: TermStats) -> None:
-        key = scope.place, scope.model
+        key = scope.cache_key, scope.model
         cached = self._cache.get(key)
         if (
             cached is not None

@@ -97,7 +97,7 @@ async def _rank_baselines(container: Container, bench: BenchSet, index: IndexedS
         if not item.tools:
             continue
         text = last_user_text(item)
-        vector = (await container.models.current.queries.embed(index.caller.acting_for().id, (text,))).vectors[0]
+        vector = (await container.models.current.queries.embed(index.caller.require_user().id, (text,))).vectors[0]
         rankings = (
             bm25.rank(text),
             dense.rank(vector),

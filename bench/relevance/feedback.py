@@ -54,7 +54,7 @@ async def simulate(container: Container, bench: BenchSet) -> Simulation:
     training, measured = needing[::2], needing[1::2]
     before = [await _answer(container, index, item) for item in measured]
     successes = sum([await _report_success(container, index, item) for item in training])
-    user_id = index.caller.acting_for().id
+    user_id = index.caller.require_user().id
     async with container.database.transaction(user_id) as session:
         await update_priors(session, user_id)
     after = [await _answer(container, index, item) for item in measured]
@@ -97,7 +97,7 @@ async def _discover(container: Container, index: IndexedSet, item: LabelledMessa
 async def _report_success(container: Container, index: IndexedSet, item: LabelledMessage) -> int:
     """Report success for every relevant tool, found or not: a user who knows the tool runs it anyway."""
     discovery = await _discover(container, index, item)
-    scope = Scope(index.caller.acting_for().id, container.model.id)
+    scope = Scope(index.caller.require_user().id, container.model.id)
     relevant = [index.keys[label] for label in item.tools if label in index.keys]
     for key in relevant:
         await give_feedback(container.discoverer, scope, discovery.id, key, "succeeded")

@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import psycopg
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.auth.users import delete_user, ensure_user, get_user
-from app.catalog.servers import NewServer, create_server
+from app.catalog.servers import NewServer, insert_server
 from app.catalog.visibility import VISIBLE, Scope
 from app.cli.progress import ProgressBar
 from app.container import Container, open_container
@@ -94,7 +94,7 @@ async def _enqueue(container: Container, user_id: str, tools: Sequence[BenchTool
     async with container.database.system_transaction() as session:
         await ensure_user(session, user_id, "bench")
         for name, server_tools in by_server.items():
-            server = await create_server(session, container.sealer, user_id, NewServer(name, "push"))
+            server = await insert_server(session, container.sealer, user_id, NewServer(name, "push"))
             payload = orjson.dumps({"tools": [tool.definition for tool in server_tools]})
             await queue.enqueue(session, user_id, server.id, payload)
     container.worker.notify()

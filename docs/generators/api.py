@@ -12,7 +12,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from app import errors
-from app.auth.authentication import Permission
+from app.auth.permissions import Permission
 from app.dependencies import require
 from app.main import create_routes
 from docs.generators.json_schema import Schema, describe_type, reference_name

@@ -34,7 +34,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from app.auth.users import create_user
+from app.auth.users import insert_user
 from app.catalog import servers, tools
 from app.catalog.definitions import list_visible_definitions, read_definitions
 from app.catalog.policy import Policy
@@ -480,7 +480,7 @@ async def begin(story: Story) -> None:
     await story.start_with(STRICT)
     for person in story.people:
         async with story.world.container.database.system_transaction() as session:
-            await create_user(session, person.id, None)
+            await insert_user(session, person.id, None)
     reads, writes = Definition("old", only_reads=True), Definition("old", only_reads=False)
     listing = {"read_file": reads, "write_file": writes, "read_mail": reads, "send_mail": writes, "list_all": reads}
     alpha = await story.add_server(ada, "alpha", listing, frozenset({"red"}), {}, enabled=True)
@@ -699,7 +699,7 @@ class Look:
 
     async def by_falling_back(self) -> None:
         everything = await list_visible_definitions(self.session, self.scope, MOST)
-        assert {offer.tool_id for offer in everything.offers} == self.expected.keys()
+        assert {offer.tool_id for offer in everything.definitions} == self.expected.keys()
         assert everything.searched == len(self.expected)
 
     async def by_listing(self) -> None:
@@ -716,7 +716,7 @@ class Look:
         shelf = self.machine.world.container.discoverer.definition_cache
         version = await self._version()
         for _ in range(2):
-            offers = await shelf.take(self.session, self.scope, version, list(self.expected), core=False)
+            offers = await shelf.get_many(self.session, self.scope, version, list(self.expected), core=False)
             assert offers.tools.keys() == self.expected.keys()
 
     async def elsewhere(self) -> None:

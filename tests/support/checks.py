@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from app.auth.authentication import Permission
+from app.auth.permissions import Permission
 from app.console.page_context import require as require_in_console
 from app.container import Container
 from app.db.tables import metadata
@@ -129,7 +129,7 @@ async def want_selections(container: Container, user_id: str, *, wanted: bool = 
     )
     async with container.database.transaction(user_id) as session:
         await session.rows(statement, {"user_id": user_id, "on": wanted})
-    container.authenticator.forget()
+    container.authenticator.clear_cache()
 
 
 async def write_down(container: Container) -> None:

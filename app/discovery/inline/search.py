@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from app.auth.authentication import Caller
+from app.auth.permissions import Caller
 from app.discovery.inline.documents import InlineTool, InlineToolParser, ParsedTool
 from app.discovery.inline.vectors import VectorSource
 from app.discovery.request import DiscoveryRequest, resolve_options

@@ -400,7 +400,7 @@ async def test_a_user_that_a_key_mentions_first_is_that_keys_doing(
     for key in (made["key"], made["key"], ADMIN_KEY):
         async with open_client(container, **{"Authorization": f"Bearer {key}", "X-User-Id": user_id}) as http:
             assert (await http.get("/tools")).status_code == 200
-        container.authenticator.forget()
+        container.authenticator.clear_cache()
     told = [(row["actor"], row["user_id"]) for row in await rows(admin, action="user.create", target=user_id)]
     assert told == [(f"service:{made['id']}", user_id)]
 

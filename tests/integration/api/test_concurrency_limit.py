@@ -1,4 +1,4 @@
-"""Beyond what a process takes on at once it says so, and when to come again; whoever asks how it fares is answered."""
+"""Concurrency limit: 503 or 429 with Retry-After beyond it; health endpoints are exempt."""
 
 import asyncio
 
@@ -28,9 +28,9 @@ async def test_beyond_its_capacity_a_process_answers_503_until_there_is_room(
         assert int(refused.headers["retry-after"]) >= 1
         for path in ("/healthz", "/readyz", "/metrics"):
             assert (await user.http.get(path)).status_code == 200
-        told = (await user.http.get("/metrics")).text
-        assert "toolscout_requests_in_flight 2.0" in told
-        assert 'toolscout_requests_refused_total{reason="overloaded"} 1.0' in told
+        metrics = (await user.http.get("/metrics")).text
+        assert "toolscout_requests_in_flight 2.0" in metrics
+        assert 'toolscout_requests_refused_total{reason="overloaded"} 1.0' in metrics
         mcp.stalled = set()
         assert [(await call).status_code for call in calls] == [200, 200]
         assert (await user.http.get("/tools")).status_code == 200

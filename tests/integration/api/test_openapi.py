@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
-from app.auth.authentication import Permission
+from app.auth.permissions import Permission
 from app.container import Container
 from app.dependencies import Tenant, ToolsReadCaller
 from app.main import create_app

@@ -1,4 +1,4 @@
-"""A user's servers: made, shown, changed, deleted; their credentials go in and never come out."""
+"""MCP servers: created, returned, changed and deleted; their credentials are never returned."""
 
 import asyncio
 import uuid
@@ -87,7 +87,7 @@ BAD_FIELDS = [
 
 @pytest.fixture(scope="module")
 async def owner(container: Container) -> AsyncIterator[TestUser]:
-    """For tests that do not mind how many servers there are already."""
+    """For tests that do not depend on how many servers there are."""
     async with new_user(container) as made:
         yield made
 
@@ -96,17 +96,17 @@ def fresh_name() -> str:
     return f"server-{uuid.uuid4().hex[:12]}"
 
 
-async def create(user: TestUser, **fields: Any) -> httpx.Response:
+async def post_server(user: TestUser, **fields: Any) -> httpx.Response:
     return await user.http.post("/servers", json={"name": fresh_name(), "transport": "push", **fields})
 
 
 async def connected_server(user: TestUser) -> str:
-    """Switched off, so that nobody asks it for tools while the test looks at it."""
+    """Disabled, so that no run lists its tools during the test."""
     fields = {"transport": "streamable_http", "url": URL, "headers": SECRET_HEADERS, "enabled": False}
     return await user.add_server(fresh_name(), **fields)
 
 
-async def test_a_created_server_is_shown_as_it_was_asked_for(user: TestUser) -> None:
+async def test_a_new_server_is_returned_as_requested(user: TestUser) -> None:
     wanted = {
         "name": "github",
         "transport": "sse",
@@ -125,27 +125,27 @@ async def test_a_created_server_is_shown_as_it_was_asked_for(user: TestUser) -> 
     assert (await user.http.get("/servers")).json()["items"] == [shown]
 
 
-async def test_a_name_can_be_taken_once_by_each_user(user: TestUser, other_user: TestUser) -> None:
-    assert (await create(user, name="github")).status_code == 201
-    assert_problem(await create(user, name="github"), 409)
-    assert (await create(other_user, name="github")).status_code == 201
-    assert (await create(user, name="gitlab")).status_code == 201
+async def test_a_servers_name_is_unique_for_its_user(user: TestUser, other_user: TestUser) -> None:
+    assert (await post_server(user, name="github")).status_code == 201
+    assert_problem(await post_server(user, name="github"), 409)
+    assert (await post_server(other_user, name="github")).status_code == 201
+    assert (await post_server(user, name="gitlab")).status_code == 201
     assert [server["name"] for server in (await user.http.get("/servers")).json()["items"]] == ["github", "gitlab"]
 
 
-async def test_of_many_who_take_a_name_at_once_one_succeeds(user: TestUser) -> None:
-    answers = await asyncio.gather(*(create(user, name="github") for _ in range(5)))
+async def test_only_one_of_many_concurrent_requests_gets_a_name(user: TestUser) -> None:
+    answers = await asyncio.gather(*(post_server(user, name="github") for _ in range(5)))
     assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409]
 
 
-async def test_a_rename_to_a_taken_name_is_a_conflict_and_to_its_own_is_not(user: TestUser) -> None:
+async def test_a_rename_to_another_servers_name_is_a_conflict(user: TestUser) -> None:
     await user.add_server("github")
     server_id = await user.add_server("gitlab")
     assert_problem(await user.http.patch(f"/servers/{server_id}", json={"name": "github"}), 409)
     assert (await user.http.patch(f"/servers/{server_id}", json={"name": "gitlab"})).status_code == 200
 
 
-async def test_the_list_of_servers_comes_in_pages_by_name(user: TestUser) -> None:
+async def test_servers_are_listed_in_pages_by_name(user: TestUser) -> None:
     names = [f"server-{number}" for number in range(5)]
     for name in reversed(names):
         await user.add_server(name)
@@ -165,7 +165,7 @@ async def test_the_list_of_servers_comes_in_pages_by_name(user: TestUser) -> Non
         {"transport": "sse"},
     ],
 )
-async def test_a_change_to_a_server_touches_only_what_it_names(owner: TestUser, changes: dict[str, Any]) -> None:
+async def test_a_patch_changes_only_the_fields_that_it_names(owner: TestUser, changes: dict[str, Any]) -> None:
     server_id = await connected_server(owner)
     before = (await owner.http.get(f"/servers/{server_id}")).json()
     answer = await owner.http.patch(f"/servers/{server_id}", json=changes)
@@ -180,16 +180,16 @@ async def test_a_change_to_a_server_touches_only_what_it_names(owner: TestUser, 
 async def test_a_server_that_is_not_well_described_is_neither_made_nor_changed(
     owner: TestUser, fields: dict[str, Any]
 ) -> None:
-    assert_problem(await create(owner, **fields), 422)
-    server_id = (await create(owner)).json()["id"]
+    assert_problem(await post_server(owner, **fields), 422)
+    server_id = (await post_server(owner)).json()["id"]
     before = (await owner.http.get(f"/servers/{server_id}")).json()
     assert_problem(await owner.http.patch(f"/servers/{server_id}", json=fields), 422)
     assert (await owner.http.get(f"/servers/{server_id}")).json() == before
 
 
 @pytest.mark.parametrize("url", GOOD_URLS)
-async def test_an_http_url_is_taken_as_it_is(owner: TestUser, url: str) -> None:
-    created = await create(owner, transport="streamable_http", url=url, enabled=False)
+async def test_an_http_url_is_stored_unchanged(owner: TestUser, url: str) -> None:
+    created = await post_server(owner, transport="streamable_http", url=url, enabled=False)
     assert created.status_code == 201
     assert created.json()["url"] == url
     changed = await owner.http.patch(f"/servers/{created.json()['id']}", json={"url": url})
@@ -197,16 +197,16 @@ async def test_an_http_url_is_taken_as_it_is(owner: TestUser, url: str) -> None:
 
 
 @pytest.mark.parametrize("url", BAD_URLS)
-async def test_what_is_no_plain_http_url_is_refused(owner: TestUser, url: str) -> None:
-    answer = await create(owner, transport="streamable_http", url=url)
+async def test_any_other_url_is_rejected(owner: TestUser, url: str) -> None:
+    answer = await post_server(owner, transport="streamable_http", url=url)
     assert_problem(answer, 422, "url_not_allowed")
     assert "password" not in answer.text
     server_id = await connected_server(owner)
     assert_problem(await owner.http.patch(f"/servers/{server_id}", json={"url": url}), 422, "url_not_allowed")
 
 
-async def test_a_url_has_an_end(owner: TestUser) -> None:
-    assert_problem(await create(owner, transport="streamable_http", url=TOO_LONG_URL), 422)
+async def test_the_length_of_a_url_is_limited(owner: TestUser) -> None:
+    assert_problem(await post_server(owner, transport="streamable_http", url=TOO_LONG_URL), 422)
     assert_problem(await owner.http.patch(f"/servers/{await connected_server(owner)}", json={"url": TOO_LONG_URL}), 422)
 
 
@@ -223,17 +223,15 @@ async def test_a_url_has_an_end(owner: TestUser) -> None:
         ("stdio", URL, 422),
     ],
 )
-async def test_a_server_has_a_url_where_one_connects_to_it(
-    owner: TestUser, transport: str, url: str | None, status: int
-) -> None:
-    assert (await create(owner, transport=transport, url=url)).status_code == status
+async def test_a_url_must_fit_the_transport(owner: TestUser, transport: str, url: str | None, status: int) -> None:
+    assert (await post_server(owner, transport=transport, url=url)).status_code == status
     server_id = await owner.add_server(fresh_name())
     changed = await owner.http.patch(f"/servers/{server_id}", json={"transport": transport, "url": url})
     assert changed.status_code == (200 if status == 201 else 422)
 
 
 @pytest.mark.parametrize("changes", [{"url": URL}, {"transport": "sse"}, {"transport": "stdio"}])
-async def test_a_change_is_judged_together_with_what_is_already_there(owner: TestUser, changes: dict[str, Any]) -> None:
+async def test_a_patch_is_validated_together_with_the_stored_fields(owner: TestUser, changes: dict[str, Any]) -> None:
     server_id = await owner.add_server(fresh_name())
     assert_problem(await owner.http.patch(f"/servers/{server_id}", json=changes), 422)
     both = {"transport": "sse", "url": URL}
@@ -241,7 +239,7 @@ async def test_a_change_is_judged_together_with_what_is_already_there(owner: Tes
 
 
 async def test_credentials_are_in_no_answer(user: TestUser) -> None:
-    created = await create(user, name="github", transport="sse", url=URL, headers=SECRET_HEADERS)
+    created = await post_server(user, name="github", transport="sse", url=URL, headers=SECRET_HEADERS)
     assert created.json()["header_names"] == sorted(SECRET_HEADERS)
     path = f"/servers/{created.json()['id']}"
     answers = [
@@ -249,18 +247,16 @@ async def test_credentials_are_in_no_answer(user: TestUser) -> None:
         await user.http.get(path),
         await user.http.get("/servers"),
         await user.http.patch(path, json={"headers": SECRET_HEADERS}),
-        await create(user, name="github", transport="sse", url=URL, headers=SECRET_HEADERS),
-        await create(user, transport="sse", headers=SECRET_HEADERS),
-        await create(user, headers={"X-Key": f"{CANARY}\n"}),
+        await post_server(user, name="github", transport="sse", url=URL, headers=SECRET_HEADERS),
+        await post_server(user, transport="sse", headers=SECRET_HEADERS),
+        await post_server(user, headers={"X-Key": f"{CANARY}\n"}),
         await user.http.patch(path, json={"headers": {"X-Key": f"{CANARY}\n"}}),
     ]
     assert [answer.status_code for answer in answers] == [201, 200, 200, 200, 409, 422, 422, 422]
     assert not [answer.text for answer in answers if CANARY in answer.text]
 
 
-async def test_credentials_are_sealed_in_the_table_and_open_for_their_own_server_alone(
-    owner: TestUser, container: Container
-) -> None:
+async def test_credentials_are_encrypted_and_bound_to_their_server(owner: TestUser, container: Container) -> None:
     server_id = await connected_server(owner)
     async with container.database.system_transaction() as session:
         statement = "SELECT sealed_headers, s::text FROM mcp_servers s WHERE id = %(id)s"
@@ -301,14 +297,14 @@ async def test_credentials_do_not_follow_a_server_to_another_origin(owner: TestU
     assert (given_anew.status_code, given_anew.json()["header_names"]) == (200, sorted(SECRET_HEADERS))
 
 
-async def test_credentials_do_not_come_back_when_the_server_does(owner: TestUser) -> None:
+async def test_credentials_do_not_return_when_the_url_is_reverted(owner: TestUser) -> None:
     server_id = await connected_server(owner)
     for url in ("https://elsewhere.example.com/mcp", URL):
         answer = await owner.http.patch(f"/servers/{server_id}", json={"url": url})
         assert answer.json()["header_names"] == []
 
 
-async def test_a_deleted_server_takes_its_rows_along_and_no_others(user: TestUser, container: Container) -> None:
+async def test_deleting_a_server_deletes_all_its_rows_and_no_others(user: TestUser, container: Container) -> None:
     kept = await user.add_tools(tool("read_mail", "Reads a mail."), server="mail")
     before = await rows_of(container, user.id)
     deleted = await user.add_tools(tool("read_file", "Reads a file."), tool("write_file", "Writes a file."))
@@ -321,9 +317,7 @@ async def test_a_deleted_server_takes_its_rows_along_and_no_others(user: TestUse
     assert (found["total_searched"], [hit["tool"]["name"] for hit in found["tools"]]) == (1, ["read_mail"])
 
 
-async def test_the_count_of_a_users_tools_follows_what_is_added_and_deleted(
-    user: TestUser, admin: httpx.AsyncClient
-) -> None:
+async def test_a_users_tool_count_follows_added_and_deleted_tools(user: TestUser, admin: httpx.AsyncClient) -> None:
     server_id = await user.add_tools(tool("read_file"), tool("write_file"))
     assert (await user.http.get(f"/servers/{server_id}")).json()["tool_count"] == 2
     assert (await admin.get(f"/users/{user.id}")).json()["tool_count"] == 2
@@ -331,7 +325,7 @@ async def test_the_count_of_a_users_tools_follows_what_is_added_and_deleted(
     assert (await admin.get(f"/users/{user.id}")).json()["tool_count"] == 0
 
 
-async def test_a_name_is_free_again_after_its_server_is_deleted(user: TestUser) -> None:
+async def test_the_name_of_a_deleted_server_can_be_used_again(user: TestUser) -> None:
     server_id = await user.add_tools(tool("read_file", "Reads a file."))
     await user.http.delete(f"/servers/{server_id}")
     await user.add_tools(tool("read_file", "Reads a file."))
@@ -352,7 +346,7 @@ async def test_a_renamed_server_is_found_under_its_new_name(user: TestUser) -> N
     assert {found["server_name"] for found in (await user.tools()).values()} <= {"zoo", "theatre"}
 
 
-async def test_an_admin_finds_a_server_by_its_id_alone(
+async def test_an_administrator_finds_a_server_by_its_id(
     user: TestUser, other_user: TestUser, admin: httpx.AsyncClient
 ) -> None:
     server_id = await user.add_server()

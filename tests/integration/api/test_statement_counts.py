@@ -113,7 +113,7 @@ CALLS: dict[str, tuple[Call, Call, int]] = {
 @pytest.mark.parametrize(("prepare", "call", "expected"), CALLS.values(), ids=CALLS.keys())
 async def test_a_call_sends_exactly_its_statements(catalog: Catalog, prepare: Call, call: Call, expected: int) -> None:
     await prepare(catalog)
-    catalog.service.authenticator.forget()  # how long it is cached depends on the clock
+    catalog.service.authenticator.clear_cache()  # how long it is cached depends on the clock
     with recorded_statements() as statements:
         await call(catalog)
     assert len(statements) == expected, "\n".join(statements)

@@ -1,4 +1,4 @@
-"""A user's tools: listed, filtered, switched, tagged, pinned."""
+"""Tools: listed, filtered, enabled, tagged and pinned."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -22,17 +22,17 @@ class Filled:
 
 @pytest.fixture(scope="module")
 async def filled(container: Container) -> AsyncIterator[Filled]:
-    """Five tools on two servers, for tests that only look at them."""
+    """Five tools on two servers, for tests that only read."""
     names = {"files": ["read_file", "write_file", "100%_sure"], "mail": ["read_mail", "send_mail"]}
     async with new_user(container) as user:
         servers = {name: await user.add_tools(*map(tool, tools), server=name) for name, tools in names.items()}
-        await change(user, "read_file", tags=["safe"])
-        await change(user, "read_mail", tags=["safe", "private"])
-        await change(user, "send_mail", enabled=False)
+        await change_tool(user, "read_file", tags=["safe"])
+        await change_tool(user, "read_mail", tags=["safe", "private"])
+        await change_tool(user, "send_mail", enabled=False)
         yield Filled(user, servers)
 
 
-async def change(user: TestUser, name: str, **changes: Any) -> dict[str, Any]:
+async def change_tool(user: TestUser, name: str, **changes: Any) -> dict[str, Any]:
     tool_id = (await user.tools())[name]["id"]
     answer = await user.http.patch(f"/tools/{tool_id}", json=changes)
     assert answer.status_code == 200, answer.text
@@ -40,7 +40,7 @@ async def change(user: TestUser, name: str, **changes: Any) -> dict[str, Any]:
     return shown
 
 
-async def test_a_tool_is_shown_with_all_that_its_server_said(user: TestUser) -> None:
+async def test_a_tool_is_returned_as_its_server_defined_it(user: TestUser) -> None:
     definition = {
         "name": "read_file",
         "title": "Read a file",
@@ -74,14 +74,14 @@ async def test_a_tool_is_shown_with_all_that_its_server_said(user: TestUser) -> 
     assert (await user.http.get(f"/tools/{shown['id']}")).json() == shown
 
 
-async def test_the_list_of_tools_comes_in_pages_by_name(user: TestUser) -> None:
+async def test_tools_are_listed_in_pages_by_name(user: TestUser) -> None:
     names = [f"tool_{number}" for number in range(7)]
     await user.add_tools(*map(tool, reversed(names)))
     found = await pages(user.http, "/tools", limit=3)
     assert [[shown["name"] for shown in page] for page in found] == [names[:3], names[3:6], names[6:]]
 
 
-async def test_tools_of_one_name_are_all_on_some_page(user: TestUser) -> None:
+async def test_pages_hold_all_tools_of_the_same_name(user: TestUser) -> None:
     servers = {await user.add_tools(tool("search"), server=f"server-{number}") for number in range(5)}
     found = await pages(user.http, "/tools", limit=2)
     assert {shown["server_id"] for page in found for shown in page} == servers
@@ -108,7 +108,7 @@ async def test_tools_of_one_name_are_all_on_some_page(user: TestUser) -> None:
     ],
     ids=str,
 )
-async def test_filters_narrow_the_list_and_add_up(filled: Filled, query: dict[str, Any], names: list[str]) -> None:
+async def test_filters_can_be_combined(filled: Filled, query: dict[str, Any], names: list[str]) -> None:
     named = {"server_id": filled.servers[query["server_id"]]} if "server_id" in query else {}
     found = await pages(filled.user.http, "/tools", limit=2, **{**query, **named})
     assert sorted(shown["name"] for page in found for shown in page) == sorted(names)
@@ -130,12 +130,12 @@ async def test_filters_narrow_the_list_and_add_up(filled: Filled, query: dict[st
     ],
     ids=str,
 )
-async def test_a_change_to_a_tool_touches_only_what_it_names(
+async def test_a_patch_changes_only_the_fields_that_it_names(
     user: TestUser, changes: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     await user.add_tools(tool("read_file"), tool("write_file"))
     before = await user.tools()
-    after = await change(user, "read_file", **changes)
+    after = await change_tool(user, "read_file", **changes)
     assert after == {**before["read_file"], **shown, "updated_at": after["updated_at"]}
     assert await user.tools() == {**before, "read_file": after}
 
@@ -158,7 +158,7 @@ async def test_a_change_to_a_tool_touches_only_what_it_names(
     ],
     ids=str,
 )
-async def test_a_bad_change_to_a_tool_changes_nothing(user: TestUser, changes: dict[str, Any]) -> None:
+async def test_an_invalid_patch_changes_nothing(user: TestUser, changes: dict[str, Any]) -> None:
     await user.add_tools(tool("read_file"))
     before = await user.tools()
     assert_problem(await user.http.patch(f"/tools/{before['read_file']['id']}", json=changes), 422)
@@ -176,10 +176,10 @@ async def test_a_tool_that_does_not_exist_is_not_found(
     assert (await user.http.request(method, f"/tools/{tool_id}", json=body)).status_code == 200
 
 
-async def test_what_a_person_decided_survives_a_new_definition(user: TestUser) -> None:
+async def test_a_persons_settings_survive_a_new_definition(user: TestUser) -> None:
     server_id = await user.add_tools(tool("read_file", "Reads a file."), tool("write_file"))
     decided = {"enabled": False, "tags": ["safe"], "pinned": True}
-    await change(user, "read_file", **decided)
+    await change_tool(user, "read_file", **decided)
     await user.push(server_id, [tool("read_file", "Reads a file, now faster."), tool("write_file")])
     after = (await user.tools())["read_file"]
     assert after["description"] == "Reads a file, now faster."

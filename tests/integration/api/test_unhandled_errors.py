@@ -1,4 +1,4 @@
-"""An error that nobody foresaw is a problem like any other, and its cause stays in the log."""
+"""An unexpected error is answered as a problem, and its cause is only in the log."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Who may do what, for whom: the headers that a request is judged by."""
+"""Authentication and permissions: keys, the headers that carry them, and the users that they act for."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auth.authentication import Permission
+from app.auth.permissions import Permission
 from app.container import Container
 from tests.support.checks import OPEN_PATHS, assert_problem, assert_refused, door_routes, rows_of
 from tests.support.clients import TestUser, get_app, new_user, open_client
 from tests.support.factories import ADMIN_KEY
 
-FOR_ADMINISTRATORS = [
+ADMIN_ROUTES = [
     ("POST", "/users", {"id": "somebody"}),
     ("GET", "/users", None),
     ("GET", "/users/somebody", None),
@@ -28,7 +28,7 @@ BAD_USER_IDS = [b"", b" ", b"-a", b"a b", b"a/b", b"'; DROP TABLE users; --", "Ã
 
 @pytest.fixture(scope="module")
 async def user(container: Container) -> AsyncIterator[TestUser]:
-    """One for all tests here: what they ask is whether they may ask."""
+    """One for all tests of this module: they change nothing of it."""
     async with new_user(container) as made:
         yield made
 
@@ -57,14 +57,14 @@ async def backend(container: Container, admin: httpx.AsyncClient) -> AsyncIterat
         ("x-api-key", "{}"),
     ],
 )
-async def test_a_key_is_taken_from_either_header(
+async def test_a_key_is_accepted_in_either_header(
     client: httpx.AsyncClient, user: TestUser, header: str, value: str
 ) -> None:
     assert (await client.get("/servers", headers={header: value.format(user.key)})).status_code == 200
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-API-Key"])
-async def test_one_character_of_a_key_makes_all_the_difference(
+async def test_a_key_with_one_wrong_character_is_rejected(
     client: httpx.AsyncClient, user: TestUser, header: str
 ) -> None:
     scheme = "Bearer " if header == "Authorization" else ""
@@ -102,7 +102,7 @@ async def test_a_key_in_both_headers_is_a_bad_request(
         {"X-API-Key": f"Bearer {ADMIN_KEY}"},
     ],
 )
-async def test_without_a_living_key_nothing_opens(client: httpx.AsyncClient, headers: dict[str, Any]) -> None:
+async def test_a_request_without_a_valid_key_is_rejected(client: httpx.AsyncClient, headers: dict[str, Any]) -> None:
     answer = await client.get("/servers", headers=headers)
     assert_problem(answer, 401)
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -119,27 +119,27 @@ async def test_every_route_but_the_open_ones_refuses_to_answer_without_a_key(
         assert_refused(await client.request(route.method, route.path, json=body), 401)
 
 
-async def test_a_user_key_may_name_its_own_user_and_no_other(user: TestUser, other_user: TestUser) -> None:
+async def test_a_user_key_may_name_only_its_own_user(user: TestUser, other_user: TestUser) -> None:
     assert (await user.http.get("/servers", headers={"X-User-Id": user.id})).status_code == 200
     real = await user.http.get("/servers", headers={"X-User-Id": other_user.id})
     missing = await user.http.get("/servers", headers={"X-User-Id": "nobody-has-this-id"})
     assert assert_problem(real, 403)["detail"] == assert_problem(missing, 403)["detail"]
 
 
-async def test_naming_somebody_with_a_user_key_creates_nobody(user: TestUser, container: Container) -> None:
+async def test_a_user_key_that_names_an_unknown_user_does_not_create_it(user: TestUser, container: Container) -> None:
     name = f"unheard-of-{uuid.uuid4().hex[:8]}"
     assert_problem(await user.http.get("/servers", headers={"X-User-Id": name}), 403)
     assert (await rows_of(container, name))["users"] == 0
 
 
-async def test_a_service_key_must_say_for_whom_it_asks(backend: httpx.AsyncClient, user: TestUser) -> None:
+async def test_a_service_key_must_name_a_user(backend: httpx.AsyncClient, user: TestUser) -> None:
     for method, path, body in [("GET", "/servers", None), ("POST", "/discover", {"query": "x"})]:
         assert_problem(await backend.request(method, path, json=body), 400)
         named = await backend.request(method, path, json=body, headers={"X-User-Id": user.id})
         assert named.status_code == 200
 
 
-async def test_a_service_key_creates_a_user_at_its_first_mention(
+async def test_a_service_key_creates_a_user_that_it_names_for_the_first_time(
     backend: httpx.AsyncClient, admin: httpx.AsyncClient
 ) -> None:
     user_id = f"newcomer-{uuid.uuid4().hex[:8]}"
@@ -150,7 +150,7 @@ async def test_a_service_key_creates_a_user_at_its_first_mention(
     assert (await admin.get(f"/users/{user_id}")).json()["id"] == user_id
 
 
-async def test_a_service_key_works_for_each_user_that_it_names(
+async def test_a_service_key_acts_for_each_user_that_it_names(
     backend: httpx.AsyncClient, user: TestUser, other_user: TestUser
 ) -> None:
     for somebody in (user, other_user):
@@ -163,7 +163,7 @@ async def test_a_service_key_works_for_each_user_that_it_names(
 
 
 @pytest.mark.parametrize("user_id", BAD_USER_IDS)
-async def test_a_user_id_that_cannot_be_one_is_invalid(
+async def test_an_invalid_user_id_is_rejected(
     backend: httpx.AsyncClient, admin: httpx.AsyncClient, user_id: bytes
 ) -> None:
     for http in (backend, admin):
@@ -177,8 +177,8 @@ async def test_an_admin_key_acts_for_the_user_that_it_names(admin: httpx.AsyncCl
     assert server_id in {server["id"] for server in answer.json()["items"]}
 
 
-@pytest.mark.parametrize(("method", "path", "body"), FOR_ADMINISTRATORS)
-async def test_users_and_keys_are_for_administrators_alone(
+@pytest.mark.parametrize(("method", "path", "body"), ADMIN_ROUTES)
+async def test_only_administrators_may_manage_users_and_keys(
     user: TestUser, backend: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
     for http in (user.http, backend):
@@ -186,10 +186,10 @@ async def test_users_and_keys_are_for_administrators_alone(
             assert_problem(await http.request(method, path, json=body, headers=headers), 403)
 
 
-async def test_an_administrator_can_do_all_that_others_are_refused(admin: httpx.AsyncClient) -> None:
+async def test_an_administrator_may_use_all_of_these_routes(admin: httpx.AsyncClient) -> None:
     somebody = f"somebody-{uuid.uuid4().hex[:8]}"
     key_id = (await admin.post("/keys", json={"kind": "service"})).json()["id"]
-    for method, path, body in FOR_ADMINISTRATORS:
+    for method, path, body in ADMIN_ROUTES:
         real_path = path.replace("somebody", somebody).replace("some-id", key_id)
         real_body = {"id": somebody} if (method, path) == ("POST", "/users") else body
         assert (await admin.request(method, real_path, json=real_body)).is_success, (method, path)
@@ -203,15 +203,12 @@ def test_the_table_of_administrators_routes_is_complete(container: Container) ->
     }
     templates = {"somebody": "{user_id}", "some-id": "{key_id}"}
     named = {
-        (method, "/".join(templates.get(part, part) for part in path.split("/")))
-        for method, path, _ in FOR_ADMINISTRATORS
+        (method, "/".join(templates.get(part, part) for part in path.split("/"))) for method, path, _ in ADMIN_ROUTES
     }
     assert administered == named
 
 
-async def test_the_bootstrap_key_administers_and_stands_in_no_table(
-    admin: httpx.AsyncClient, container: Container
-) -> None:
+async def test_the_bootstrap_key_is_an_admin_key_without_a_row(admin: httpx.AsyncClient, container: Container) -> None:
     assert (await admin.get("/users")).status_code == 200
     async with container.database.system_transaction() as session:
         rows = await session.rows("SELECT k::text FROM api_keys k")

@@ -1,10 +1,8 @@
-"""Keys: shown once, stored as a hash, ended by time or by an administrator."""
+"""API keys: shown once, stored as a hash, ended by expiry or by revocation."""
 
-import asyncio
 import hashlib
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,15 +14,14 @@ from app.container import Container
 from app.errors import Unauthenticated
 from tests.support.checks import assert_problem, everything
 from tests.support.clients import TestUser, new_user
+from tests.support.keys import ENDS_WITHIN_S, seconds_until_refused
 
 KINDS = ("user", "service", "admin")
-ENDS_WITHIN_S = 3.0
-"""Promised is one second, and half of one is what it takes; a busy machine takes its time."""
 
 
 @pytest.fixture(scope="module")
 async def user(container: Container) -> AsyncIterator[TestUser]:
-    """One for all tests here: each makes keys of its own."""
+    """One for all tests of this module: each creates its own keys."""
     async with new_user(container) as made:
         yield made
 
@@ -37,24 +34,12 @@ async def make_key(admin: httpx.AsyncClient, kind: str, user: TestUser, **fields
     return made
 
 
-async def opens(client: httpx.AsyncClient, key: dict[str, Any], user: TestUser) -> bool:
-    """Whether the key is good for a request that every kind of key may make for this user."""
+async def is_accepted_for(client: httpx.AsyncClient, key: dict[str, Any], user: TestUser) -> bool:
+    """Whether the key is accepted for a request that every kind of key may send for this user."""
     headers = {"Authorization": f"Bearer {key['key']}", "X-User-Id": user.id}
     answer = await client.get("/servers", headers=headers)
     assert answer.status_code in (200, 401), answer.text
     return answer.status_code == 200
-
-
-async def seconds_until_refused(is_accepted: Callable[[], Awaitable[bool]]) -> float:
-    """When it was last asked for and still accepted: how long the asking takes says nothing."""
-    started, accepted_at = time.monotonic(), 0.0
-    while True:
-        asked_at = time.monotonic() - started
-        if not await is_accepted():
-            return accepted_at
-        accepted_at = asked_at
-        assert accepted_at < 5, "the key is still accepted"
-        await asyncio.sleep(0.02)
 
 
 async def set_expiry(container: Container, key_id: str, moment: datetime) -> None:
@@ -64,11 +49,11 @@ async def set_expiry(container: Container, key_id: str, moment: datetime) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_new_key_opens_the_door_and_says_what_it_is(
+async def test_a_new_key_is_accepted_and_described(
     admin: httpx.AsyncClient, client: httpx.AsyncClient, user: TestUser, kind: str
 ) -> None:
     made = await make_key(admin, kind, user, name="for the tests")
-    assert await opens(client, made, user)
+    assert await is_accepted_for(client, made, user)
     assert made["key"].startswith(f"ts_{kind}_")
     assert made["key"].startswith(made["prefix"])
     assert len(made["prefix"]) <= 17
@@ -97,7 +82,7 @@ async def test_a_key_is_shown_once_and_stored_only_as_its_hash(
     assert secret not in whole_row
 
 
-async def test_keys_of_one_kind_are_never_alike(admin: httpx.AsyncClient, user: TestUser) -> None:
+async def test_no_two_keys_are_the_same(admin: httpx.AsyncClient, user: TestUser) -> None:
     made = [await make_key(admin, "service", user) for _ in range(3)]
     assert len({key["key"] for key in made}) == len({key["id"] for key in made}) == 3
 
@@ -120,16 +105,14 @@ async def test_keys_of_one_kind_are_never_alike(admin: httpx.AsyncClient, user: 
         ({"kind": "service", "key": "of-my-own-choice"}, 422),
     ],
 )
-async def test_a_key_that_makes_no_sense_is_not_made(
+async def test_an_inconsistent_key_is_not_created(
     admin: httpx.AsyncClient, user: TestUser, body: dict[str, Any], status: int
 ) -> None:
     named = {"user_id": user.id} if body.get("user_id") == "USER" else {}
     assert_problem(await admin.post("/keys", json={**body, **named}), status)
 
 
-async def test_a_key_that_is_bound_to_a_project_says_so_and_the_others_are_bound_to_none(
-    admin: httpx.AsyncClient, user: TestUser
-) -> None:
+async def test_a_key_names_the_project_that_it_is_bound_to(admin: httpx.AsyncClient, user: TestUser) -> None:
     project = (await user.http.post("/projects", json={"name": "support", "server_ids": None})).json()
     bound, free = await make_key(admin, "user", user, project_id=project["id"]), await make_key(admin, "user", user)
     listed = {key["id"]: key["project_id"] for key in await everything(admin, "/keys")}
@@ -142,11 +125,11 @@ async def test_a_key_works_until_it_expires(
     admin: httpx.AsyncClient, client: httpx.AsyncClient, container: Container, user: TestUser
 ) -> None:
     key = await make_key(admin, "user", user, expires_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
-    assert await opens(client, key, user)
+    assert await is_accepted_for(client, key, user)
     await set_expiry(container, key["id"], datetime.now(UTC) - timedelta(seconds=1))
-    assert await seconds_until_refused(lambda: opens(client, key, user)) < ENDS_WITHIN_S
+    assert await seconds_until_refused(lambda: is_accepted_for(client, key, user)) < ENDS_WITHIN_S
     await set_expiry(container, key["id"], datetime.now(UTC) + timedelta(hours=1))
-    assert await opens(client, key, user)
+    assert await is_accepted_for(client, key, user)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +146,7 @@ async def test_a_key_works_until_it_expires(
         [],
     ],
 )
-async def test_an_expiry_that_is_past_or_no_moment_at_all_is_refused(
+async def test_an_expiry_in_the_past_or_an_invalid_one_is_rejected(
     admin: httpx.AsyncClient, expires_at: object
 ) -> None:
     assert_problem(await admin.post("/keys", json={"kind": "service", "expires_at": expires_at}), 422)
@@ -184,18 +167,18 @@ async def test_an_expiry_without_a_zone_is_in_utc(admin: httpx.AsyncClient, give
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_revoked_key_ends_at_once_and_stays_in_the_list(
+async def test_a_revoked_key_is_rejected_at_once_and_stays_in_the_list(
     admin: httpx.AsyncClient, client: httpx.AsyncClient, user: TestUser, kind: str
 ) -> None:
     key = await make_key(admin, kind, user)
-    assert await opens(client, key, user)
+    assert await is_accepted_for(client, key, user)
     assert (await admin.delete(f"/keys/{key['id']}")).status_code == 204
-    assert await seconds_until_refused(lambda: opens(client, key, user)) < ENDS_WITHIN_S
+    assert await seconds_until_refused(lambda: is_accepted_for(client, key, user)) < ENDS_WITHIN_S
     [listed] = [shown for shown in await everything(admin, "/keys") if shown["id"] == key["id"]]
     assert listed["revoked_at"] is not None
 
 
-async def test_revoking_again_keeps_the_first_moment(admin: httpx.AsyncClient, user: TestUser) -> None:
+async def test_revoking_a_key_again_keeps_the_first_time(admin: httpx.AsyncClient, user: TestUser) -> None:
     key = await make_key(admin, "service", user)
     moments = set()
     for _ in range(2):
@@ -204,22 +187,22 @@ async def test_revoking_again_keeps_the_first_moment(admin: httpx.AsyncClient, u
     assert len(moments) == 1
 
 
-async def test_another_replica_refuses_a_revoked_key_within_a_second(
+async def test_another_replica_rejects_a_revoked_key_within_a_second(
     admin: httpx.AsyncClient, container: Container, user: TestUser
 ) -> None:
     replica = Authenticator(container.database, None)
     key = await make_key(admin, "user", user)
 
-    async def opens_there() -> bool:
+    async def is_accepted_there() -> bool:
         try:
             caller = await replica.authenticate(key["key"], None)
         except Unauthenticated:
             return False
-        return caller.acting_for().id == user.id
+        return caller.require_user().id == user.id
 
-    assert await opens_there()
+    assert await is_accepted_there()
     await admin.delete(f"/keys/{key['id']}")
-    assert await seconds_until_refused(opens_there) < ENDS_WITHIN_S
+    assert await seconds_until_refused(is_accepted_there) < ENDS_WITHIN_S
 
 
 async def test_a_key_that_does_not_exist_cannot_be_revoked(admin: httpx.AsyncClient, user: TestUser) -> None:
@@ -235,15 +218,15 @@ async def test_an_admin_key_can_revoke_another_but_not_itself(
     as_key = {"X-API-Key": key["key"]}
     assert_problem(await client.delete(f"/keys/{key['id']}", headers=as_key), 422)
     assert (await client.delete(f"/keys/{another['id']}", headers=as_key)).status_code == 204
-    assert await opens(client, key, user)
-    assert not await opens(client, another, user)
+    assert await is_accepted_for(client, key, user)
+    assert not await is_accepted_for(client, another, user)
 
 
-async def test_the_list_tells_when_a_key_was_last_used(
+async def test_the_list_shows_when_a_key_was_last_used(
     admin: httpx.AsyncClient, client: httpx.AsyncClient, user: TestUser
 ) -> None:
     key = await make_key(admin, "user", user)
     started = datetime.now(UTC) - timedelta(seconds=5)
-    assert await opens(client, key, user)
+    assert await is_accepted_for(client, key, user)
     [listed] = [shown for shown in await everything(admin, "/keys") if shown["id"] == key["id"]]
     assert datetime.fromisoformat(listed["last_used_at"]) > started

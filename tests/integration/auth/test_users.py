@@ -1,4 +1,4 @@
-"""Users, as an administrator manages them."""
+"""Management of users by an administrator."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -25,14 +25,14 @@ def fresh_id(prefix: str = "made") -> str:
 
 
 @pytest.fixture(scope="module")
-async def changing(container: Container) -> AsyncIterator[TestUser]:
-    """For tests that compare what is shown before and after."""
+async def changed_user(container: Container) -> AsyncIterator[TestUser]:
+    """For tests that compare a user before and after a change."""
     async with new_user(container) as made:
         yield made
 
 
 async def fill(container: Container, user: TestUser) -> None:
-    """A row in every table that holds a user's things."""
+    """Make a row in every table that holds data of a user."""
     server_id = await user.add_tools(tool("read_file", "Reads a file."), tool("write_file", "Writes a file."))
     await user.push(server_id, [tool("read_file", "Reads a file, now faster."), tool("write_file", "Writes a file.")])
     rules = [{"pattern": ["*"], "tags": ["tried"]}]
@@ -45,7 +45,7 @@ async def fill(container: Container, user: TestUser) -> None:
     assert answer.status_code == 200
 
 
-async def test_a_created_user_is_shown_as_it_was_asked_for(admin: httpx.AsyncClient) -> None:
+async def test_a_new_user_is_returned_as_requested(admin: httpx.AsyncClient) -> None:
     user_id = fresh_id()
     created = await admin.post("/users", json={"id": user_id, "name": "Alice"})
     assert created.status_code == 201
@@ -61,7 +61,7 @@ async def test_a_user_can_be_created_only_once(admin: httpx.AsyncClient) -> None
 
 
 @pytest.mark.parametrize("suffix", ["", ".b_c@d:e|f+g=h~i-j", "-" + "x" * 110, "0"])
-async def test_the_ids_of_chat_backends_are_taken_as_they_are(admin: httpx.AsyncClient, suffix: str) -> None:
+async def test_user_ids_of_chat_backends_are_stored_unchanged(admin: httpx.AsyncClient, suffix: str) -> None:
     user_id = fresh_id("u")[:17] + suffix
     assert (await admin.post("/users", json={"id": user_id})).json()["id"] == user_id
     assert (await admin.get(f"/users/{user_id}")).status_code == 200
@@ -87,11 +87,11 @@ async def test_the_ids_of_chat_backends_are_taken_as_they_are(admin: httpx.Async
         {"id": "alice", "admin": True},
     ],
 )
-async def test_a_user_that_is_not_well_described_is_not_created(admin: httpx.AsyncClient, body: dict[str, Any]) -> None:
+async def test_an_invalid_user_is_not_created(admin: httpx.AsyncClient, body: dict[str, Any]) -> None:
     assert_problem(await admin.post("/users", json=body), 422)
 
 
-async def test_the_list_of_users_comes_in_pages_that_neither_overlap_nor_skip(open_service: OpenService) -> None:
+async def test_pages_of_users_neither_overlap_nor_skip(open_service: OpenService) -> None:
     wanted = [f"user-{number}" for number in range(7)]
     async with open_service() as service, open_client(service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         for user_id in reversed(wanted):
@@ -117,14 +117,14 @@ async def test_the_list_of_users_comes_in_pages_that_neither_overlap_nor_skip(op
         ({}, {}),
     ],
 )
-async def test_a_change_to_a_user_touches_only_what_it_names(
-    admin: httpx.AsyncClient, changing: TestUser, changes: dict[str, Any], shown: dict[str, Any]
+async def test_a_patch_changes_only_the_fields_that_it_names(
+    admin: httpx.AsyncClient, changed_user: TestUser, changes: dict[str, Any], shown: dict[str, Any]
 ) -> None:
-    before = (await admin.get(f"/users/{changing.id}")).json()
-    answer = await admin.patch(f"/users/{changing.id}", json=changes)
+    before = (await admin.get(f"/users/{changed_user.id}")).json()
+    answer = await admin.patch(f"/users/{changed_user.id}", json=changes)
     assert answer.status_code == 200
     assert answer.json() == {**before, **shown}
-    assert (await admin.get(f"/users/{changing.id}")).json() == answer.json()
+    assert (await admin.get(f"/users/{changed_user.id}")).json() == answer.json()
 
 
 @pytest.mark.parametrize(
@@ -144,15 +144,15 @@ async def test_a_change_to_a_user_touches_only_what_it_names(
         {"settings": {"unknown": 1}},
     ],
 )
-async def test_a_bad_change_to_a_user_changes_nothing(
-    admin: httpx.AsyncClient, changing: TestUser, changes: dict[str, Any]
+async def test_an_invalid_patch_changes_nothing(
+    admin: httpx.AsyncClient, changed_user: TestUser, changes: dict[str, Any]
 ) -> None:
-    before = (await admin.get(f"/users/{changing.id}")).json()
-    assert_problem(await admin.patch(f"/users/{changing.id}", json=changes), 422)
-    assert (await admin.get(f"/users/{changing.id}")).json() == before
+    before = (await admin.get(f"/users/{changed_user.id}")).json()
+    assert_problem(await admin.patch(f"/users/{changed_user.id}", json=changes), 422)
+    assert (await admin.get(f"/users/{changed_user.id}")).json() == before
 
 
-async def test_settings_of_a_user_are_the_defaults_of_its_discoveries(admin: httpx.AsyncClient, user: TestUser) -> None:
+async def test_a_users_settings_are_the_defaults_of_its_discoveries(admin: httpx.AsyncClient, user: TestUser) -> None:
     await user.add_tools(*(tool(f"read_file_{number}", "Reads a file.") for number in range(3)))
     settings = {"strategy": "bm25", "limit": 2}
     await admin.patch(f"/users/{user.id}", json={"settings": settings})
@@ -162,7 +162,7 @@ async def test_settings_of_a_user_are_the_defaults_of_its_discoveries(admin: htt
     assert (asked["strategy"], len(asked["tools"])) == ("hybrid", 3)
 
 
-async def test_without_discovery_a_user_gets_all_tools_and_is_told_so(admin: httpx.AsyncClient, user: TestUser) -> None:
+async def test_a_user_without_discovery_gets_all_tools_as_degraded(admin: httpx.AsyncClient, user: TestUser) -> None:
     await user.add_tools(tool("read_file", "Reads a file."), tool("zebra", "Nothing that anybody asks for."))
     assert (await user.discover("read a file"))["degraded"] is False
     await admin.patch(f"/users/{user.id}", json={"discovery_enabled": False})
@@ -180,7 +180,7 @@ async def test_a_user_that_does_not_exist_is_not_found(
     assert (await admin.request(method, f"/users/{user.id}", json=body)).is_success
 
 
-async def test_a_deleted_user_takes_everything_along_and_nothing_of_others(
+async def test_deleting_a_user_deletes_all_its_rows_and_no_others(
     admin: httpx.AsyncClient, container: Container, user: TestUser, other_user: TestUser
 ) -> None:
     for somebody in (user, other_user):
@@ -199,7 +199,7 @@ async def test_a_deleted_user_takes_everything_along_and_nothing_of_others(
     assert user.id not in {shown["id"] for shown in await everything(admin, "/users")}
 
 
-async def test_a_deleted_users_servers_are_let_go(
+async def test_connections_to_a_deleted_users_servers_are_closed(
     admin: httpx.AsyncClient, container: Container, user: TestUser, other_user: TestUser, mcp: FakeMcpServer
 ) -> None:
     def connected() -> set[str]:
@@ -212,7 +212,7 @@ async def test_a_deleted_users_servers_are_let_go(
     assert connected() == {other_user.id}
 
 
-async def test_a_user_that_comes_back_after_deletion_starts_with_nothing(
+async def test_a_user_created_again_after_its_deletion_owns_nothing(
     admin: httpx.AsyncClient, container: Container, user: TestUser
 ) -> None:
     await fill(container, user)
@@ -226,10 +226,10 @@ async def test_a_user_that_comes_back_after_deletion_starts_with_nothing(
     assert_problem(await user.http.get("/tools"), 401)
 
 
-async def test_a_replica_that_still_remembers_a_deleted_user_writes_nothing_for_it(
+async def test_a_replica_that_still_caches_a_deleted_user_writes_nothing_for_it(
     admin: httpx.AsyncClient, container: Container, user: TestUser, other_user: TestUser
 ) -> None:
-    """It may remember for half a second; what it wrote would be there when somebody gets that id again."""
+    """It may cache the user for half a second. Rows written then would belong to the next user with that id."""
     replica = replace(container, authenticator=Authenticator(container.database, None))
     requests: list[tuple[str, str, dict[str, Any]]] = [
         ("PUT", "/core-tools", {"tools": [tool("ask_user")]}),

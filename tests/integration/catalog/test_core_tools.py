@@ -1,4 +1,4 @@
-"""Native tools that every answer includes: a user's own, and everyone's."""
+"""Core tools, which every answer includes: those of a user, and those of everyone."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ SetEveryones = Callable[[list[dict[str, Any]]], Awaitable[None]]
 
 @pytest.fixture
 async def set_everyones(admin: httpx.AsyncClient) -> AsyncIterator[SetEveryones]:
-    """All tests share one database, so nothing of it may stay."""
+    """All tests share one database: remove the tools afterwards."""
 
     async def put(tools: list[dict[str, Any]]) -> None:
         answer = await admin.put("/core-tools", json={"tools": tools})
@@ -33,12 +33,12 @@ async def put(http: httpx.AsyncClient, *tools: Any, **headers: str) -> httpx.Res
 
 
 async def core(user: TestUser, **fields: Any) -> dict[str, str]:
-    """Descriptions by name, in the answer's order."""
+    """Return descriptions by name, in the order of the answer."""
     answer = await user.discover("something that no tool does", **fields)
     return {hit["tool"]["name"]: hit["tool"]["description"] for hit in answer["tools"] if hit["source"] == "core"}
 
 
-async def test_core_tools_are_read_back_as_they_were_set(user: TestUser) -> None:
+async def test_core_tools_are_returned_as_they_were_set(user: TestUser) -> None:
     assert (await user.http.get("/core-tools")).json() == {"tools": []}
     titled = {**ASK, "title": "Ask", "annotations": {"readOnlyHint": True}}
     answer = await put(user.http, CLOCK, titled)
@@ -54,14 +54,14 @@ async def test_setting_core_tools_replaces_all_of_them(user: TestUser) -> None:
     assert (await user.http.get("/core-tools")).json() == {"tools": []}
 
 
-async def test_of_lists_that_are_set_at_once_one_stays_whole(user: TestUser) -> None:
+async def test_one_of_several_concurrent_lists_is_stored_as_a_whole(user: TestUser) -> None:
     lists = [[tool("clock", f"Clock {number}."), tool("ask_user", f"Asks {number}.")] for number in range(5)]
     answers = await asyncio.gather(*(put(user.http, *tools) for tools in lists))
     assert [answer.status_code for answer in answers] == [200] * 5
     assert (await user.http.get("/core-tools")).json()["tools"] in lists
 
 
-async def test_core_tools_are_in_every_answer_unless_they_are_declined(user: TestUser) -> None:
+async def test_core_tools_are_in_every_answer_unless_excluded(user: TestUser) -> None:
     await put(user.http, CLOCK, ASK)
     await user.add_tools(tool("read_file", "Reads a file."))
     assert list(await core(user)) == ["clock", "ask_user"]
@@ -72,7 +72,7 @@ async def test_core_tools_are_in_every_answer_unless_they_are_declined(user: Tes
     assert {hit["tool"]["name"] for hit in answer["tools"]} == {"clock", "ask_user", "read_file"}
 
 
-async def test_core_tools_of_one_user_are_not_anothers(user: TestUser, other_user: TestUser) -> None:
+async def test_core_tools_of_one_user_are_not_shown_to_another(user: TestUser, other_user: TestUser) -> None:
     await put(user.http, CLOCK)
     await put(other_user.http, ASK)
     assert (await core(user), await core(other_user)) == (
@@ -81,7 +81,7 @@ async def test_core_tools_of_one_user_are_not_anothers(user: TestUser, other_use
     )
 
 
-async def test_everyones_core_tools_are_in_everyones_answers(
+async def test_core_tools_of_everyone_are_in_all_answers(
     user: TestUser, other_user: TestUser, set_everyones: SetEveryones
 ) -> None:
     await put(user.http, ASK)
@@ -92,7 +92,7 @@ async def test_everyones_core_tools_are_in_everyones_answers(
     assert (set(await core(user)), set(await core(other_user))) == ({"ask_user"}, set())
 
 
-async def test_of_two_core_tools_with_one_name_the_users_own_wins(
+async def test_a_users_core_tool_replaces_one_of_everyone_with_the_same_name(
     user: TestUser, other_user: TestUser, set_everyones: SetEveryones
 ) -> None:
     await set_everyones([CLOCK])
@@ -101,7 +101,7 @@ async def test_of_two_core_tools_with_one_name_the_users_own_wins(
     assert await core(other_user) == {"clock": "Tells the time."}
 
 
-async def test_everyones_and_ones_own_are_listed_apart(
+async def test_core_tools_of_everyone_and_of_a_user_are_listed_separately(
     user: TestUser, admin: httpx.AsyncClient, set_everyones: SetEveryones
 ) -> None:
     await set_everyones([CLOCK])
@@ -111,7 +111,7 @@ async def test_everyones_and_ones_own_are_listed_apart(
     assert (await admin.get("/core-tools", headers={"X-User-Id": user.id})).json() == {"tools": [ASK]}
 
 
-async def test_a_user_key_sets_its_own_and_never_everyones(
+async def test_a_user_key_cannot_set_core_tools_of_everyone(
     user: TestUser, other_user: TestUser, admin: httpx.AsyncClient
 ) -> None:
     assert (await put(user.http, CLOCK)).status_code == 200
@@ -122,7 +122,7 @@ async def test_a_user_key_sets_its_own_and_never_everyones(
     assert await core(other_user) == {}
 
 
-async def test_a_service_key_must_name_the_user_and_cannot_set_everyones(
+async def test_a_service_key_must_name_a_user_and_cannot_set_those_of_everyone(
     user: TestUser, admin: httpx.AsyncClient, client: httpx.AsyncClient
 ) -> None:
     key = (await admin.post("/keys", json={"kind": "service"})).json()["key"]
@@ -134,7 +134,7 @@ async def test_a_service_key_must_name_the_user_and_cannot_set_everyones(
     assert list(await core(user)) == ["clock"]
 
 
-async def test_an_admin_sets_the_tools_of_the_user_that_it_names(
+async def test_an_admin_key_sets_core_tools_of_the_user_that_it_names(
     user: TestUser, other_user: TestUser, admin: httpx.AsyncClient
 ) -> None:
     assert (await put(admin, CLOCK, **{"X-User-Id": user.id})).status_code == 200
@@ -154,7 +154,7 @@ async def test_an_admin_sets_the_tools_of_the_user_that_it_names(
     ],
     ids=["no name", "no object", "long name", "too large", "bad schema", "doubled", "too many"],
 )
-async def test_core_tools_are_taken_all_or_none(user: TestUser, tools: list[Any]) -> None:
+async def test_an_invalid_core_tool_rejects_the_whole_list(user: TestUser, tools: list[Any]) -> None:
     await put(user.http, ASK)
     assert_problem(await put(user.http, *tools), 422)
     assert (await user.http.get("/core-tools")).json() == {"tools": [ASK]}

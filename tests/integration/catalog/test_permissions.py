@@ -1,4 +1,4 @@
-"""What a server permits, servers that fail, and users for whom discovery is off: found is what can be run."""
+"""Server permissions, failing servers, and users without discovery: what can be found is what can be run."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ ERASE = tool("erase", "Erase a note and all its words.")
 EVERY_TOOL = {"search", "write", "erase"}
 ASKED = "search, write and erase the words of a note"
 
-# what the server's owner says, and what of the three can then be found and run
+# permissions of the server, and which of the three tools can then be found and run
 PERMITTED: dict[str, tuple[dict[str, bool], set[str]]] = {
     "nothing said": ({}, EVERY_TOOL),
     "one by name": ({"*": False, "search": True}, {"search"}),
@@ -38,13 +38,13 @@ PERMITTED: dict[str, tuple[dict[str, bool], set[str]]] = {
 
 
 async def found(user: TestUser, **fields: Any) -> dict[str, Json]:
-    """By name, with everything let through."""
+    """Return all found tools by name; a threshold of 0 lets all pass."""
     answer = await user.discover(ASKED, **{"similarity_threshold": 0, **fields})
     return {hit["tool"]["name"]: hit for hit in answer["tools"]}
 
 
 async def run(user: TestUser, names: set[str]) -> set[str]:
-    """Those of the tools that could be run."""
+    """Return which of the tools could be run."""
     answers = {name: await user.execute(name) for name in names}
     for name, answer in answers.items():
         assert answer.status_code == 200 or assert_problem(answer, 404, "TOOL_NOT_FOUND"), name
@@ -67,7 +67,7 @@ async def notes(user: TestUser, mcp: FakeMcpServer) -> str:
     return await user.connect(mcp, name="notes")
 
 
-async def test_what_a_server_does_not_permit_can_be_neither_found_nor_run(
+async def test_a_tool_that_is_not_permitted_can_be_neither_found_nor_run(
     user: TestUser, notes: str, admin: httpx.AsyncClient
 ) -> None:
     for permissions, permitted in PERMITTED.values():
@@ -84,7 +84,7 @@ async def test_what_a_server_does_not_permit_can_be_neither_found_nor_run(
         await switch_discovery(admin, user, on=True)
 
 
-async def test_neither_a_persons_switch_nor_a_rule_widens_what_a_server_permits(user: TestUser, notes: str) -> None:
+async def test_neither_a_switch_nor_a_rule_overrides_permissions(user: TestUser, notes: str) -> None:
     await change_server(user, notes, tool_permissions={"erase": False})
     key = (await user.tools())["erase"]["id"]
     assert (await user.http.patch(f"/tools/{key}", json={"enabled": True})).json()["hidden_by"] == "permission"
@@ -95,7 +95,7 @@ async def test_neither_a_persons_switch_nor_a_rule_widens_what_a_server_permits(
     assert (await found(user)).keys() == EVERY_TOOL
 
 
-async def test_permissions_are_given_with_the_server_and_hold_for_tools_that_come_later(user: TestUser) -> None:
+async def test_permissions_apply_to_tools_that_are_added_later(user: TestUser) -> None:
     server_id = await user.add_tools(SEARCH, tool_permissions={"*": False, "search": True})
     await user.push(server_id, [SEARCH, WRITE])
     assert (await found(user)).keys() == {"search"}
@@ -104,14 +104,14 @@ async def test_permissions_are_given_with_the_server_and_hold_for_tools_that_com
     assert shown["tool_count"] == 2
 
 
-async def test_permissions_are_of_one_server_alone(user: TestUser) -> None:
+async def test_permissions_apply_to_one_server_only(user: TestUser) -> None:
     await user.add_tools(SEARCH, server="closed", tool_permissions={"*": False})
     await user.add_tools(SEARCH, server="open")
     assert {hit["server_name"] for hit in (await user.discover(ASKED, similarity_threshold=0))["tools"]} == {"open"}
 
 
 @pytest.mark.parametrize("wrong", [{"search": "yes"}, {"search": None}, ["search"], {"": True}, "*"], ids=repr)
-async def test_permissions_that_cannot_be_read_are_refused(user: TestUser, wrong: Any) -> None:
+async def test_invalid_permissions_are_rejected(user: TestUser, wrong: Any) -> None:
     body = {"name": "notes", "transport": "push", "tool_permissions": wrong}
     assert_problem(await user.http.post("/servers", json=body), 422)
     assert (await user.http.post("/servers", json=body | {"tool_permissions": {"x": True}})).status_code == 201
@@ -127,7 +127,7 @@ async def test_tools_of_a_disabled_server_cannot_be_run(user: TestUser, notes: s
 
 
 @contextmanager
-def away(mcp: FakeMcpServer) -> Iterator[None]:
+def unreachable(mcp: FakeMcpServer) -> Iterator[None]:
     mcp.stop()
     try:
         yield
@@ -139,7 +139,7 @@ async def statuses(user: TestUser) -> set[str]:
     return {hit["server_status"] for hit in (await found(user)).values()}
 
 
-async def test_tools_of_a_failing_server_stay_findable_and_say_at_once_how_it_stands(
+async def test_tools_of_a_failing_server_can_be_found_and_show_its_status(
     user: TestUser, notes: str, mcp: FakeMcpServer, admin: httpx.AsyncClient
 ) -> None:
     assert await statuses(user) == await statuses(user) == {"connected"}
@@ -152,7 +152,7 @@ async def test_tools_of_a_failing_server_stay_findable_and_say_at_once_how_it_st
     assert await run(user, {"search"}) == {"search"}
     assert await statuses(user) == {"connected"}, "it has answered"
     mcp.fault = None
-    with away(mcp):
+    with unreachable(mcp):
         assert_problem(await user.execute("search"), 502, "SERVER_CONNECTION_ERROR")
     assert await statuses(user) == {"disconnected"}
     assert (await user.reindex(notes))["state"] == "succeeded"
@@ -160,9 +160,7 @@ async def test_tools_of_a_failing_server_stay_findable_and_say_at_once_how_it_st
     assert (await found(user)).keys() == EVERY_TOOL
 
 
-async def test_a_server_of_another_address_is_not_known_to_answer(
-    user: TestUser, notes: str, mcp: FakeMcpServer
-) -> None:
+async def test_a_new_address_resets_the_status_of_a_server(user: TestUser, notes: str, mcp: FakeMcpServer) -> None:
     assert await statuses(user) == {"connected"}
     gate = threading.Event()
     mcp.fault = Fault(respond_after(gate, status(401)))
@@ -172,12 +170,12 @@ async def test_a_server_of_another_address_is_not_known_to_answer(
 
 
 @pytest.fixture(scope="module")
-async def choosy(
+async def hiding_service(
     postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, mcp_servers: dict[str, FakeMcpServer]
 ) -> AsyncIterator[Container]:
-    """A service that does not search servers that fail."""
+    """A service that hides tools of failing servers."""
     settings = make_settings(
-        tmp_path_factory.mktemp("choosy"),
+        tmp_path_factory.mktemp("hiding"),
         outbound_allow=outbound_allow(*mcp_servers.values()),
         find_failing_servers=False,
     )
@@ -185,11 +183,11 @@ async def choosy(
         yield opened
 
 
-async def test_tools_of_a_failing_server_are_neither_found_nor_run_where_the_operator_wants_that(
-    choosy: Container, mcp: FakeMcpServer
+async def test_tools_of_a_failing_server_are_hidden_if_the_operator_wants_that(
+    hiding_service: Container, mcp: FakeMcpServer
 ) -> None:
     mcp.tools = [SEARCH, WRITE]
-    async with new_user(choosy) as user:
+    async with new_user(hiding_service) as user:
         server_id = await user.connect(mcp, name="notes")
         await user.add_tools(ERASE, server="other")
         assert (await found(user)).keys() == EVERY_TOOL
@@ -209,13 +207,13 @@ async def test_tools_of_a_failing_server_are_neither_found_nor_run_where_the_ope
         assert await run(user, {"search", "write"}) == {"search", "write"}
 
 
-async def test_a_call_that_finds_nobody_hides_the_servers_tools_until_it_answers_a_reindex(
-    choosy: Container, mcp: FakeMcpServer
+async def test_a_failed_call_hides_a_servers_tools_until_a_reindex_succeeds(
+    hiding_service: Container, mcp: FakeMcpServer
 ) -> None:
     mcp.tools = [SEARCH, WRITE]
-    async with new_user(choosy) as user:
+    async with new_user(hiding_service) as user:
         server_id = await user.connect(mcp, name="notes")
-        with away(mcp):
+        with unreachable(mcp):
             assert_problem(await user.execute("search"), 502, "SERVER_CONNECTION_ERROR")
         assert (await found(user)).keys() == set()
         assert await run(user, {"search", "write"}) == set()
@@ -223,9 +221,9 @@ async def test_a_call_that_finds_nobody_hides_the_servers_tools_until_it_answers
         assert (await found(user)).keys() == await run(user, {"search", "write"}) == {"search", "write"}
 
 
-async def test_a_list_that_is_refused_hides_nothing(choosy: Container) -> None:
-    """The old one stays, and the server has done nothing but send another."""
-    async with new_user(choosy) as user:
+async def test_a_rejected_listing_hides_nothing(hiding_service: Container) -> None:
+    """The stored tools stay usable: the server answers, though with an empty list."""
+    async with new_user(hiding_service) as user:
         server_id = await user.add_tools(SEARCH)
         assert (await found(user)).keys() == {"search"}
         assert (await user.push(server_id, []))["state"] == "failed"
@@ -253,9 +251,7 @@ async def test_a_user_without_discovery_gets_all_visible_tools_up_to_the_limit(
     assert again["tools"][0]["source"] == "semantic"
 
 
-async def test_a_user_without_discovery_is_still_narrowed_by_the_request(
-    user: TestUser, admin: httpx.AsyncClient
-) -> None:
+async def test_filters_apply_to_a_user_without_discovery(user: TestUser, admin: httpx.AsyncClient) -> None:
     first = await user.add_tools(SEARCH, server="first", tags=["notes"])
     await user.add_tools(WRITE, server="second")
     await switch_discovery(admin, user, on=False)
@@ -266,31 +262,31 @@ async def test_a_user_without_discovery_is_still_narrowed_by_the_request(
 
 
 @pytest.mark.parametrize("name", ["sear*", "*e", "**"])
-async def test_a_pattern_is_no_name_to_permit(user: TestUser, name: str) -> None:
-    """It would match nothing, and so hide nothing."""
+async def test_a_pattern_in_permissions_is_rejected(user: TestUser, name: str) -> None:
+    """It would match no name, and so hide nothing."""
     body = {"name": "notes", "transport": "push", "tool_permissions": {name: False}}
     assert_problem(await user.http.post("/servers", json=body), 422)
     assert (await user.http.post("/servers", json={**body, "tool_permissions": {"*": False}})).status_code == 201
 
 
-async def test_of_two_who_tell_a_servers_status_at_once_the_later_one_decides(choosy: Container) -> None:
-    async with new_user(choosy) as user:
+async def test_the_later_of_two_concurrent_status_updates_wins(hiding_service: Container) -> None:
+    async with new_user(hiding_service) as user:
         server_id = await user.add_tools(SEARCH)
         this = user.id, server_id
-        async with choosy.database.transaction(user.id) as session:
+        async with hiding_service.database.transaction(user.id) as session:
             await record_failure(session, *this, "closed", "It broke.")
         assert await found(user) == {}
-        async with choosy.database.transaction(user.id) as session:
+        async with hiding_service.database.transaction(user.id) as session:
             await record_contact(session, *this)
-            later = asyncio.create_task(_in_trouble_again(choosy, *this))
-            await asyncio.sleep(0.1)  # it has read that the server is in trouble, which is about to be untrue
+            later = asyncio.create_task(_record_failure_again(hiding_service, *this))
+            await asyncio.sleep(0.1)  # it has read the old status, which is about to change
         await later
         assert await found(user) == {}
-        async with choosy.database.transaction(user.id) as session:
+        async with hiding_service.database.transaction(user.id) as session:
             await record_contact(session, *this)
         assert (await found(user)).keys() == {"search"}
 
 
-async def _in_trouble_again(container: Container, user_id: str, server_id: str) -> None:
+async def _record_failure_again(container: Container, user_id: str, server_id: str) -> None:
     async with container.database.transaction(user_id) as session:
         await record_failure(session, user_id, server_id, "closed", "It broke again.")

@@ -1,4 +1,4 @@
-"""Credentials of servers: opened for connecting, sealed anew with a new key."""
+"""Credentials of servers: decrypted for connections, and sealed again with a new key."""
 
 import os
 
@@ -11,7 +11,7 @@ from tests.support.factories import SECRET_KEY, OpenService
 HEADERS = {"Authorization": "Bearer canary"}
 
 
-async def test_after_a_rotation_the_old_key_is_needed_no_more(open_service: OpenService) -> None:
+async def test_the_old_key_is_not_needed_after_a_rotation(open_service: OpenService) -> None:
     former, current = decode_secret_key(SECRET_KEY), os.urandom(32)
     async with open_service() as service, new_user(service) as user:
         fields = {"transport": "sse", "url": "https://mcp.example.com", "enabled": False}
@@ -26,7 +26,7 @@ async def test_after_a_rotation_the_old_key_is_needed_no_more(open_service: Open
         assert (await user.http.get(f"/servers/{sealed}")).json()["config_version"] == 1
 
 
-async def test_credentials_are_not_shown_by_an_endpoint_that_is_printed(open_service: OpenService) -> None:
+async def test_a_printed_endpoint_does_not_show_its_credentials(open_service: OpenService) -> None:
     async with open_service() as service, new_user(service) as user:
         fields = {"transport": "sse", "url": "https://mcp.example.com", "enabled": False}
         server_id = await user.add_server("sealed", headers=HEADERS, **fields)

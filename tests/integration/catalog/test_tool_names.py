@@ -1,4 +1,4 @@
-"""The names that models know tools by lead back to the right tool, and to no other."""
+"""Aliases lead back to the right tool, and to no other."""
 
 import hashlib
 import re
@@ -21,7 +21,9 @@ VALID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ODD = ["read file", "a.b:c", "a.b/c", "天气", "ü", "x" * 128, "x" * 127 + "y", "_" * 70, "%", "search_abcdef", "-"]
 
 
-def offer(number: int, name: str, server: str | None = "codehub", *, shared: bool = False) -> ToolDefinitionView:
+def make_definition(
+    number: int, name: str, server: str | None = "codehub", *, shared: bool = False
+) -> ToolDefinitionView:
     return ToolDefinitionView(
         tool_id=f"00000000-0000-0000-0000-{number:012}",
         server_id=None if server is None else f"id of {server}",
@@ -33,13 +35,13 @@ def offer(number: int, name: str, server: str | None = "codehub", *, shared: boo
         output_schema=None,
         annotations=None,
         tokens=1,
-        shares_its_name=shared,
+        has_shared_name=shared,
     )
 
 
-def led_to(alias: str, offers: Sequence[ToolDefinitionView]) -> list[int]:
-    """The places of those that the name may mean."""
-    return [place for place, each in enumerate(offers) if is_alias_of(alias, each)]
+def find_by_alias(alias: str, definitions: Sequence[ToolDefinitionView]) -> list[int]:
+    """Return the indexes of the tools that the alias may mean."""
+    return [index for index, each in enumerate(definitions) if is_alias_of(alias, each)]
 
 
 NAMES = st.sampled_from([*ODD, "search", "read"]) | st.text(
@@ -50,56 +52,58 @@ NAMES = st.sampled_from([*ODD, "search", "read"]) | st.text(
 @given(
     st.lists(st.tuples(NAMES, st.sampled_from(["codehub", "team chat", "日本"])), min_size=1, max_size=8, unique=True)
 )
-def test_every_alias_is_valid_and_leads_back_to_its_own_tool_alone(tools: list[tuple[str, str]]) -> None:
+def test_every_alias_is_valid_and_leads_back_to_its_own_tool_only(tools: list[tuple[str, str]]) -> None:
     names = [name for name, _ in tools]
-    offers = [offer(i, name, server, shared=names.count(name) > 1) for i, (name, server) in enumerate(tools)]
-    made = make_aliases(offers)
-    assert len(set(made)) == len(offers)
-    for place, alias in enumerate(made):
+    definitions = [
+        make_definition(i, name, server, shared=names.count(name) > 1) for i, (name, server) in enumerate(tools)
+    ]
+    made = make_aliases(definitions)
+    assert len(set(made)) == len(definitions)
+    for index, alias in enumerate(made):
         assert VALID.fullmatch(alias)
-        assert led_to(alias, offers) == [place]
+        assert find_by_alias(alias, definitions) == [index]
 
 
-def test_a_made_name_ends_with_digits_of_the_tools_key() -> None:
-    odd = offer(7, "read file")
+def test_a_generated_alias_ends_with_a_digest_of_the_tools_id() -> None:
+    odd = make_definition(7, "read file")
     [alias] = make_aliases([odd])
     assert alias.startswith("codehub_read_file_")
     assert hashlib.sha256(odd.tool_id.encode()).hexdigest().startswith(parse_digest(alias))
 
 
-def test_a_made_name_leads_back_also_when_the_name_is_no_longer_shared() -> None:
-    shared = offer(1, "search", shared=True)
+def test_a_generated_alias_stays_valid_when_the_name_becomes_unique() -> None:
+    shared = make_definition(1, "search", shared=True)
     [alias] = make_aliases([shared])
-    assert is_alias_of(alias, replace(shared, shares_its_name=False))
+    assert is_alias_of(alias, replace(shared, has_shared_name=False))
     assert not is_alias_of(alias, replace(shared, tool_id="another"))
     assert not is_alias_of(alias, replace(shared, server_name="another"))
 
 
-def test_a_tool_that_is_named_like_anothers_alias_takes_nothing_from_it() -> None:
-    victim = offer(1, "search", shared=True)
+def test_a_tool_that_is_named_like_an_alias_does_not_take_it_over() -> None:
+    victim = make_definition(1, "search", shared=True)
     [alias] = make_aliases([victim])
-    pretender = offer(2, alias, "evil")
+    pretender = make_definition(2, alias, "evil")
     longer, kept = make_aliases([victim, pretender])
     assert kept == alias
-    assert led_to(longer, [victim, pretender]) == [0]
-    assert led_to(alias, [victim, pretender]) == [0, 1], "which is refused as ambiguous"
+    assert find_by_alias(longer, [victim, pretender]) == [0]
+    assert find_by_alias(alias, [victim, pretender]) == [0, 1], "which is refused as ambiguous"
 
 
 @pytest.mark.parametrize("name", ["good\n", "a" * 65, "", "a b"])
-def test_a_name_is_kept_only_where_all_of_it_is_valid(name: str) -> None:
-    [alias] = make_aliases([offer(1, name)])
+def test_an_invalid_name_gets_an_alias(name: str) -> None:
+    [alias] = make_aliases([make_definition(1, name)])
     assert alias != name
     assert VALID.fullmatch(alias)
 
 
-async def called(user: TestUser, alias: str) -> tuple[str, str]:
-    """The tool and the server that a model reaches by this name."""
+async def call_by_alias(user: TestUser, alias: str) -> tuple[str, str]:
+    """Return the ids of the tool and the server that a model reaches by this alias."""
     body = {"tool_call": {"type": "tool_use", "id": "t", "name": alias, "input": {}}}
     answer = assert_ok(await user.http.post("/execute", json=body))
     return answer["tool_key"], answer["server_id"]
 
 
-async def test_odd_and_shared_names_lead_back_over_the_wire(
+async def test_aliases_of_odd_and_shared_names_can_be_called(
     user: TestUser, mcp: FakeMcpServer, legacy_mcp: FakeMcpServer
 ) -> None:
     mcp.tools = [tool(name) for name in [*ODD, "search"]]
@@ -110,19 +114,19 @@ async def test_odd_and_shared_names_lead_back_over_the_wire(
     assert len(known) == len(ODD) + 3
     shown = await user.discover("anything", keep=list(known), include_core_tools=False)
     for hit in shown["tools"]:
-        assert await called(user, hit["alias"]) == (hit["tool_key"], known[hit["tool_key"]][0])
+        assert await call_by_alias(user, hit["alias"]) == (hit["tool_key"], known[hit["tool_key"]][0])
     assert sorted(name for name, _ in mcp.calls) == sorted([*ODD, "search"])
     assert sorted(name for name, _ in legacy_mcp.calls) == ["read", "search"]
     assert {server_id for server_id, name in known.values() if name == "search"} == {here, there}
 
 
-async def refusal(user: TestUser, alias: str) -> str:
+async def call_and_get_error(user: TestUser, alias: str) -> str:
     body = {"tool_call": {"type": "tool_use", "id": "t", "name": alias, "input": {}}}
     detail: str = assert_problem(await user.http.post("/execute", json=body), 404, "TOOL_NOT_FOUND")["detail"]
     return detail
 
 
-async def test_names_that_do_not_say_which_tool_are_refused_with_the_reason(
+async def test_an_ambiguous_name_is_rejected_with_the_reason(
     user: TestUser, other_user: TestUser, mcp: FakeMcpServer, legacy_mcp: FakeMcpServer
 ) -> None:
     await user.http.put("/core-tools", json={"tools": [tool("native")]})
@@ -132,20 +136,20 @@ async def test_names_that_do_not_say_which_tool_are_refused_with_the_reason(
     shown = await user.discover("search", keep=[each["id"] for each in (await user.tools()).values()], limit=50)
     made = {hit["tool"]["name"]: hit["alias"] for hit in shown["tools"]}
 
-    assert "core tool" in await refusal(user, "native")
-    assert "several servers" in await refusal(user, "search")
-    nobody = await refusal(user, "nothing")
+    assert "core tool" in await call_and_get_error(user, "native")
+    assert "several servers" in await call_and_get_error(user, "search")
+    nobody = await call_and_get_error(user, "nothing")
     assert "no tool has this name" in nobody
     unknown = ["", "read_file", "read_file_abcdef", "abcdef", made["read file"].upper(), "%", "x" * 256, "_"]
-    assert {await refusal(user, alias) for alias in unknown} == {nobody}
-    assert await refusal(other_user, made["read file"]) == nobody
+    assert {await call_and_get_error(user, alias) for alias in unknown} == {nobody}
+    assert await call_and_get_error(other_user, made["read file"]) == nobody
     assert (mcp.calls, legacy_mcp.calls) == ([], [])
-    await called(user, made["read file"])
-    await called(user, "read file")
+    await call_by_alias(user, made["read file"])
+    await call_by_alias(user, "read file")
     assert [name for name, _ in mcp.calls] == ["read file", "read file"]
 
 
-async def test_a_hidden_tool_is_not_reached_by_its_name(user: TestUser, mcp: FakeMcpServer) -> None:
+async def test_a_hidden_tool_cannot_be_called_by_its_name(user: TestUser, mcp: FakeMcpServer) -> None:
     mcp.tools = [tool("read"), tool("odd one")]
     await user.connect(mcp)
     known = await user.tools()
@@ -156,23 +160,23 @@ async def test_a_hidden_tool_is_not_reached_by_its_name(user: TestUser, mcp: Fak
             await user.http.patch(f"/tools/{each['id']}", json={"enabled": enabled})
         for alias in names:
             if enabled:
-                await called(user, alias)
+                await call_by_alias(user, alias)
             else:
-                await refusal(user, alias)
+                await call_and_get_error(user, alias)
     assert len(mcp.calls) == 2
 
 
-async def test_of_two_tools_of_one_name_the_visible_one_is_meant(
+async def test_a_name_means_the_visible_one_of_two_tools(
     user: TestUser, mcp: FakeMcpServer, legacy_mcp: FakeMcpServer
 ) -> None:
     mcp.tools, legacy_mcp.tools = [tool("search")], [tool("search")]
     here, there = await user.connect(mcp, "here"), await user.connect(legacy_mcp, "there")
-    await refusal(user, "search")
+    await call_and_get_error(user, "search")
     await user.http.patch(f"/servers/{here}", json={"enabled": False})
-    assert (await called(user, "search"))[1] == there
+    assert (await call_by_alias(user, "search"))[1] == there
 
 
-async def test_arguments_reach_the_tool_that_the_name_means(user: TestUser, mcp: FakeMcpServer) -> None:
+async def test_arguments_reach_the_tool_that_was_called_by_its_alias(user: TestUser, mcp: FakeMcpServer) -> None:
     mcp.tools = [tool("odd one")]
     await user.connect(mcp)
     [alias] = [hit["alias"] for hit in (await user.discover("odd one"))["tools"]]
@@ -181,9 +185,7 @@ async def test_arguments_reach_the_tool_that_the_name_means(user: TestUser, mcp:
     assert result_text(await user.http.post("/execute", json=body)) == r'{"a": "\u00fc"}'
 
 
-async def test_a_tool_that_is_named_like_a_core_tool_is_reached_whether_that_is_shown_or_not(
-    user: TestUser, mcp: FakeMcpServer
-) -> None:
+async def test_a_tool_that_is_named_like_a_core_tool_can_be_called(user: TestUser, mcp: FakeMcpServer) -> None:
     mcp.tools = [tool("native", "Does the same, elsewhere.")]
     await user.connect(mcp)
     await user.http.put("/core-tools", json={"tools": [tool("native")]})

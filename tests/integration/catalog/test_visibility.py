@@ -1,4 +1,4 @@
-"""Which tools a discovery may find: the switches and tags of tools and servers, through every rung of the ladder."""
+"""Which tools a discovery may find: switches and tags of tools and servers, on every level of the fallback chain."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +23,7 @@ ASKED = "read and write files on the disk, and send a mail"
 
 
 async def found(user: TestUser, **fields: Any) -> set[str]:
-    """The names of all that is visible: a threshold of zero lets everything pass."""
+    """Return the names of all visible tools: a threshold of 0 lets all pass."""
     answer = await user.discover(ASKED, **{"similarity_threshold": 0, **fields})
     names = {hit["tool"]["name"] for hit in answer["tools"]}
     assert answer["total_searched"] == len(names)
@@ -42,7 +42,7 @@ async def change_server(user: TestUser, server_id: str, **changes: Any) -> None:
 
 @pytest.fixture
 async def files(user: TestUser) -> str:
-    """The id of a server with two tools, beside another one with one."""
+    """The id of a server with two tools; the user has another server with one tool."""
     await user.add_tools(MAIL, server="mail")
     return await user.add_tools(READ, WRITE)
 
@@ -64,7 +64,7 @@ async def test_a_disabled_tool_is_hidden_until_it_is_enabled(user: TestUser, fil
     assert await found(user, strategy=strategy) == {"read_file", "write_file", "send_mail"}
 
 
-async def test_a_hidden_tool_comes_neither_by_its_name_nor_by_being_kept(user: TestUser, files: str) -> None:
+async def test_a_hidden_tool_is_found_neither_by_its_name_nor_through_keep(user: TestUser, files: str) -> None:
     key = (await user.tools())["read_file"]["id"]
     shown = await user.discover("`read_file`", keep=[key])
     assert (shown["tools"][0]["tool"]["name"], shown["tools"][0]["source"]) == ("read_file", "kept")
@@ -73,7 +73,7 @@ async def test_a_hidden_tool_comes_neither_by_its_name_nor_by_being_kept(user: T
     assert "read_file" not in {hit["tool"]["name"] for hit in hidden["tools"]}
 
 
-async def test_a_hidden_tool_stays_hidden_where_discovery_is_off(
+async def test_a_hidden_tool_stays_hidden_from_a_user_without_discovery(
     user: TestUser, admin: httpx.AsyncClient, files: str
 ) -> None:
     await admin.patch(f"/users/{user.id}", json={"discovery_enabled": False})
@@ -82,7 +82,7 @@ async def test_a_hidden_tool_stays_hidden_where_discovery_is_off(
     assert await found(user) == {"write_file", "send_mail"}
 
 
-async def test_both_switches_must_be_on(user: TestUser, files: str) -> None:
+async def test_a_tool_is_visible_only_if_both_switches_are_on(user: TestUser, files: str) -> None:
     await change_tool(user, "read_file", enabled=False)
     await change_server(user, files, enabled=False)
     await change_server(user, files, enabled=True)
@@ -120,7 +120,7 @@ async def tag_the_server(user: TestUser, server_id: str, tags: list[str]) -> Non
 @pytest.mark.parametrize(
     ("tag", "tagged"), [(tag_the_tool, {"read_file"}), (tag_the_server, {"read_file", "write_file"})]
 )
-async def test_tags_of_a_tool_and_of_its_server_narrow_alike(
+async def test_tags_of_a_tool_and_of_its_server_filter_alike(
     user: TestUser, files: str, tag: Callable[[TestUser, str, list[str]], Awaitable[None]], tagged: set[str]
 ) -> None:
     assert await found(user, tags=["disk"]) == set()
@@ -133,7 +133,7 @@ async def test_tags_of_a_tool_and_of_its_server_narrow_alike(
     assert await found(user, tags=["disk"]) == set()
 
 
-async def test_an_answer_names_the_tags_that_matched_of_tool_and_server(user: TestUser, files: str) -> None:
+async def test_an_answer_names_the_matched_tags_of_tool_and_server(user: TestUser, files: str) -> None:
     await change_tool(user, "read_file", tags=["disk", "daily"])
     await change_server(user, files, tags=["work"])
     answer = await user.discover(ASKED, tags=["work", "disk", "other"], similarity_threshold=0)
@@ -149,7 +149,7 @@ async def test_tools_pushed_later_have_their_servers_tags(user: TestUser) -> Non
     assert await found(user, tags=["disk"]) == {"read_file", "write_file"}
 
 
-async def test_a_request_can_be_narrowed_to_servers(user: TestUser, files: str) -> None:
+async def test_a_request_can_be_limited_to_servers(user: TestUser, files: str) -> None:
     assert await found(user, server_ids=[files]) == {"read_file", "write_file"}
     assert await found(user, server_ids=[files, "unknown"]) == {"read_file", "write_file"}
     assert await found(user, server_ids=["unknown"]) == set()
@@ -157,7 +157,7 @@ async def test_a_request_can_be_narrowed_to_servers(user: TestUser, files: str) 
     assert await found(user, server_ids=None) == {"read_file", "write_file", "send_mail"}
 
 
-async def test_pinned_tools_come_first_where_discovery_is_off(
+async def test_pinned_tools_come_first_for_a_user_without_discovery(
     user: TestUser, admin: httpx.AsyncClient, files: str
 ) -> None:
     await admin.patch(f"/users/{user.id}", json={"discovery_enabled": False})
@@ -169,24 +169,24 @@ async def test_pinned_tools_come_first_where_discovery_is_off(
 
 
 @dataclass(frozen=True)
-class HeldRow:
-    """A search row that the test keeps locked, so that an index run stops in the middle of its writing."""
+class LockedRow:
+    """A search row that the test locks, so that an index run stops in the middle of its writes."""
 
     connection: psycopg.AsyncConnection[Any]
 
-    async def waiters(self) -> int:
+    async def count_waiting(self) -> int:
         statement = (
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
-        await self.connection.execute("SELECT pg_stat_clear_snapshot()")  # else it sees what was there at first
+        await self.connection.execute("SELECT pg_stat_clear_snapshot()")  # or the same snapshot would be read again
         cursor = await self.connection.execute(statement)
         [(count,)] = await cursor.fetchall()
         return int(count)
 
     async def until(self, there: int, ended: asyncio.Task[Any] | None = None) -> None:
-        """So many sessions wait for a lock, or the task has not been held up at all."""
+        """Wait until so many sessions wait for a lock, or until the task has ended without waiting."""
         for _ in range(3_000):
-            if await self.waiters() >= there or (ended is not None and ended.done()):
+            if await self.count_waiting() >= there or (ended is not None and ended.done()):
                 return
             await asyncio.sleep(0.02)
         raise AssertionError("nothing came to wait for the held row")
@@ -196,23 +196,23 @@ class HeldRow:
 
 
 @asynccontextmanager
-async def held_row(postgres: EmbeddedPostgres, container: Container, tool_id: str) -> AsyncIterator[HeldRow]:
+async def lock_row(postgres: EmbeddedPostgres, container: Container, tool_id: str) -> AsyncIterator[LockedRow]:
     url = postgres.url.replace("/toolscout?", f"/{container.database.engine.url.database}?")
     connection = await psycopg.AsyncConnection.connect(url)
     async with connection:
         statement = "SELECT 1 FROM mcp_tool_embeddings WHERE tool_id = %s FOR UPDATE"
         assert await (await connection.execute(statement, [tool_id])).fetchone() is not None
-        yield HeldRow(connection)
+        yield LockedRow(connection)
 
 
 @pytest.mark.parametrize("hidden_before", [False, True])
-async def test_a_server_that_is_disabled_while_it_is_indexed_ends_up_hidden(
+async def test_a_server_that_is_disabled_during_a_run_is_hidden_afterwards(
     user: TestUser, postgres: EmbeddedPostgres, container: Container, hidden_before: bool
 ) -> None:
-    """The run has already read the switches and waits in the middle of its writing when the server's is turned off."""
+    """The run has read the switches, and waits in the middle of its writes, when the server is disabled."""
     server_id = await user.add_tools(READ)
     await change_tool(user, "read_file", enabled=not hidden_before)
-    async with held_row(postgres, container, (await user.tools())["read_file"]["id"]) as row:
+    async with lock_row(postgres, container, (await user.tools())["read_file"]["id"]) as row:
         changed = {**READ, "description": "Reads a file from any disk."}
         pushed = await user.http.put(f"/servers/{server_id}/tools", json={"tools": [WRITE, changed]})
         await row.until(there=1)

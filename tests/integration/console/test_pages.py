@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auth.authentication import Permission
+from app.auth.permissions import Permission
 from app.container import Container
 from tests.support.checks import console_routes, everything
 from tests.support.clients import TestUser, get_app
@@ -292,7 +292,7 @@ async def test_the_overview_draws_what_discoveries_have_come_to(
 ) -> None:
     assert "add a server" in await visitor.see("/console/overview")
     await user.add_tools(tool("get_forecast", "The weather of the coming days"), tool("send_mail", "Send a letter"))
-    container.authenticator.forget()  # for half a second it knows the user as one without tools
+    container.authenticator.clear_cache()  # for half a second it knows the user as one without tools
     assert "No discovery in this time" in await visitor.see("/console/overview")
     await user.discover("get_forecast", limit=1)
     await container.usage_counters.flush()
@@ -311,7 +311,7 @@ async def test_what_is_only_tried_is_counted_nowhere(container: Container, visit
     found = await visitor.ask("/console/try/answer", query="get_forecast", why="get_forecast")
     assert "get_forecast" in found.text
     await container.usage_counters.flush()
-    container.authenticator.forget()
+    container.authenticator.clear_cache()
     assert "No discovery in this time" in await visitor.see("/console/overview")
 
 

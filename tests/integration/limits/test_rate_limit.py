@@ -1,4 +1,4 @@
-"""A user over its rate is told when to come again, and nobody else notices."""
+"""Rate limit: a user over its rate gets 429 with Retry-After, and other users are not affected."""
 
 import itertools
 from functools import partial
@@ -24,8 +24,8 @@ class Clock:
         return self.now
 
 
-def spent(limits: RateLimiter, user_id: str) -> int:
-    """How many requests pass before the first that does not."""
+def exhaust(limits: RateLimiter, user_id: str) -> int:
+    """Send requests until one is refused, and return how many passed."""
     for count in itertools.count():
         try:
             limits.acquire(user_id)
@@ -34,26 +34,26 @@ def spent(limits: RateLimiter, user_id: str) -> int:
     raise AssertionError
 
 
-def test_after_a_burst_requests_pass_as_fast_as_tokens_flow_in() -> None:
+def test_after_a_burst_requests_pass_at_the_configured_rate() -> None:
     clock = Clock()
     limits = RateLimiter(10, Metrics(), clock)
-    assert spent(limits, "alice") == 40
+    assert exhaust(limits, "alice") == 40
     clock.now += 1
-    assert spent(limits, "alice") == 10
+    assert exhaust(limits, "alice") == 10
     clock.now += 3600
-    assert spent(limits, "alice") == 40
+    assert exhaust(limits, "alice") == 40
 
 
-def test_each_user_has_a_bucket_of_its_own() -> None:
+def test_each_user_has_its_own_bucket() -> None:
     limits = RateLimiter(1, Metrics(), Clock())
-    assert spent(limits, "alice") == spent(limits, "bob") == 4
+    assert exhaust(limits, "alice") == exhaust(limits, "bob") == 4
 
 
 @pytest.mark.parametrize(("per_second", "retry_after_s"), [(10, 1), (0.1, 10)])
-def test_whoever_is_refused_passes_after_the_wait_that_was_told(per_second: float, retry_after_s: int) -> None:
+def test_a_refused_request_passes_after_retry_after(per_second: float, retry_after_s: int) -> None:
     clock = Clock()
     limits = RateLimiter(per_second, Metrics(), clock)
-    spent(limits, "alice")
+    exhaust(limits, "alice")
     with pytest.raises(RateLimited) as refused:
         limits.acquire("alice")
     assert refused.value.retry_after_s == retry_after_s
@@ -61,18 +61,18 @@ def test_whoever_is_refused_passes_after_the_wait_that_was_told(per_second: floa
     limits.acquire("alice")
 
 
-def test_being_refused_costs_nothing() -> None:
+def test_refused_requests_take_no_tokens() -> None:
     clock = Clock()
     limits = RateLimiter(1, Metrics(), clock)
-    spent(limits, "alice")
+    exhaust(limits, "alice")
     for _ in range(20):
-        assert spent(limits, "alice") == 0
+        assert exhaust(limits, "alice") == 0
     clock.now += 1
-    assert spent(limits, "alice") == 1
+    assert exhaust(limits, "alice") == 1
 
 
-def test_many_users_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "_USERS_REMEMBERED", 100)
+def test_the_number_of_buckets_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "_MAX_BUCKETS", 100)
     limits = RateLimiter(1, Metrics(), Clock())
     for number in range(1_000):
         limits.acquire(f"user-{number}")
@@ -86,12 +86,12 @@ def test_zero_means_no_limit() -> None:
 
 
 @pytest.fixture
-def _at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token flows in, however long this machine takes from one request to the next."""
+def _frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token flows in, however slow this machine is."""
     monkeypatch.setattr("app.container.RateLimiter", partial(RateLimiter, clock=Clock()))
 
 
-@pytest.mark.usefixtures("_at_one_moment")
+@pytest.mark.usefixtures("_frozen_clock")
 async def test_one_user_over_its_rate_does_not_touch_another(open_service: OpenService) -> None:
     async with open_service(rate_per_user=0.5) as service, new_user(service) as greedy, new_user(service) as other:
         answers = [await greedy.http.get("/tools") for _ in range(4)]
@@ -103,8 +103,8 @@ async def test_one_user_over_its_rate_does_not_touch_another(open_service: OpenS
         assert 'toolscout_requests_refused_total{reason="rate_limited"} 2.0' in (await greedy.http.get("/metrics")).text
 
 
-@pytest.mark.usefixtures("_at_one_moment")
-async def test_a_service_key_spends_for_the_user_that_it_names_and_an_admin_key_spends_nothing(
+@pytest.mark.usefixtures("_frozen_clock")
+async def test_a_service_key_takes_tokens_of_its_user_and_an_admin_key_takes_none(
     open_service: OpenService,
 ) -> None:
     async with open_service(rate_per_user=0.25) as service:
@@ -116,16 +116,16 @@ async def test_a_service_key_spends_for_the_user_that_it_names_and_an_admin_key_
     assert [answer.status_code for answer in asked] == [200, 200, 429]
 
 
-@pytest.mark.usefixtures("_at_one_moment")
-async def test_the_mcp_door_keeps_to_the_same_rate(open_service: OpenService) -> None:
+@pytest.mark.usefixtures("_frozen_clock")
+async def test_the_mcp_endpoint_has_the_same_rate_limit(open_service: OpenService) -> None:
     async with open_service(rate_per_user=0.25) as service, new_user(service) as user:
-        answers = [await listed(user.http) for _ in range(2)]
+        answers = [await list_tools(user.http) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]
     assert answers[1].json()["error"]["data"]["code"] == "rate_limited"
     assert int(answers[1].headers["retry-after"]) >= 1
 
 
-async def listed(http: httpx.AsyncClient) -> httpx.Response:
+async def list_tools(http: httpx.AsyncClient) -> httpx.Response:
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     return await http.post(
         "/mcp", json=message, headers={"Accept": "application/json, text/event-stream", "Host": "localhost"}

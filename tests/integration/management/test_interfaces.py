@@ -213,13 +213,13 @@ async def test_a_change_of_keys_or_users_clears_the_cache_of_callers(
 ) -> None:
     world = await make_world(user, admin)
     key = world.project_key if change == "delete a project" else world.stranger_key
-    clear, cleared = Authenticator.forget, []
+    clear, cleared = Authenticator.clear_cache, []
 
     def record_and_clear(authenticator: Authenticator) -> None:
         cleared.append(change)
         clear(authenticator)
 
-    monkeypatch.setattr(Authenticator, "forget", record_and_clear)
+    monkeypatch.setattr(Authenticator, "clear_cache", record_and_clear)
     async with open_client(container, Authorization=f"Bearer {key}") as http:
         assert (await http.get("/tools")).status_code == 200
         make_over_rest, make_in_console = (CHANGES | ADMIN_CHANGES)[change]

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from mcp_types import INVALID_PARAMS
 
-from app.auth.authentication import Caller, Permission
+from app.auth.permissions import Caller, Permission
 from app.container import Container, open_container
 from app.errors import ArgumentsInvalid, Forbidden
 from app.local_postgres.postgres import EmbeddedPostgres

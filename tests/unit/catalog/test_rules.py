@@ -1,4 +1,4 @@
-"""What a list of rules says of a tool: a table, and that ten thousand tools take no time."""
+"""Matching rules with tools: a table of cases, limits, and speed with ten thousand tools."""
 
 import itertools
 import time
@@ -67,24 +67,24 @@ MIXED = [Rule(["/^CREATE_/i", "list_*", "!/issue$/"], enabled=False), Rule(["cre
     ],
     ids=str,
 )
-def test_the_first_matching_rule_that_sets_a_switch_decides(
+def test_the_first_matching_rule_that_sets_enabled_decides(
     rules: list[Rule], server: str, name: str, enabled: bool | None, decided: int | None
 ) -> None:
-    ruling = RuleSet(rules).judge(server, name)
-    assert (ruling.enabled, ruling.rule) == (enabled, decided)
+    match = RuleSet(rules).match(server, name)
+    assert (match.enabled, match.rule) == (enabled, decided)
 
 
-def test_the_order_of_patterns_in_a_rule_means_nothing() -> None:
+def test_the_order_of_patterns_in_a_rule_does_not_matter() -> None:
     patterns = ["github_*", "!*delete*", "/list/i", "!/^x/"]
     names = ["github_a", "github_delete", "LIST", "x_list", "x", "delete_list", "other"]
     rulings = {
-        tuple(RuleSet([Rule(order, enabled=True)]).judge("s", name).enabled for name in names)
+        tuple(RuleSet([Rule(order, enabled=True)]).match("s", name).enabled for name in names)
         for order in itertools.permutations(patterns)
     }
     assert rulings == {(True, False, True, False, False, False, False)}
 
 
-def test_tags_add_up_from_all_that_match_each_once_and_in_order() -> None:
+def test_tags_of_all_matching_rules_are_combined_in_order() -> None:
     rules = [
         Rule(["create_*"], tags=["write", "daily"]),
         Rule(["*_issue"], enabled=False, tags=["issues", "write"]),
@@ -92,39 +92,39 @@ def test_tags_add_up_from_all_that_match_each_once_and_in_order() -> None:
         Rule(["*"], enabled=True, tags=["all"]),
         Rule(["*", "!create_issue"], tags=["rest"]),
     ]
-    ruling = RuleSet(rules).judge("github", "create_issue")
-    assert ruling.tags == ("write", "daily", "issues", "all")
-    assert ruling.matched == (1, 2, 4)
-    assert (ruling.enabled, ruling.rule) == (False, 2)
+    match = RuleSet(rules).match("github", "create_issue")
+    assert match.tags == ("write", "daily", "issues", "all")
+    assert match.matched == (1, 2, 4)
+    assert (match.enabled, match.rule) == (False, 2)
 
 
 @pytest.mark.parametrize(
     ("pattern", "complaint"),
     [
-        (["!*delete*"], "only negated"),
-        (["!a", "!b"], "only negated"),
-        (["a", "/(?=b)/"], "pattern 2: it cannot be read"),
-        (["/[a/"], "pattern 1: it cannot be read"),
-        (["a", "b", "/c/x"], "pattern 3: a regular expression has no flag"),
+        (["!*delete*"], "negated patterns alone"),
+        (["!a", "!b"], "negated patterns alone"),
+        (["a", "/(?=b)/"], "pattern 2: the pattern is not valid"),
+        (["/[a/"], "pattern 1: the pattern is not valid"),
+        (["a", "b", "/c/x"], "pattern 3: unknown flag"),
     ],
     ids=str,
 )
-def test_a_rule_that_cannot_be_one_is_named(pattern: list[str], complaint: str) -> None:
+def test_an_invalid_rule_is_rejected_by_its_position(pattern: list[str], complaint: str) -> None:
     with pytest.raises(InvalidInput, match=r"^rule 2\b") as refusal:
         RuleSet([Rule(["*"]), Rule(pattern), Rule(["*"])])
     assert complaint in refusal.value.message
     RuleSet([Rule(["*"]), Rule(["!a", "!b", "*"]), Rule(["*"])])
 
 
-def test_there_are_only_so_many_patterns_in_a_list() -> None:
+def test_the_number_of_patterns_is_limited() -> None:
     RuleSet([Rule(["*"] * (MAX_PATTERNS - 1)), Rule(["a"])])
     with pytest.raises(InvalidInput, match=f"at most {MAX_PATTERNS} patterns"):
         RuleSet([Rule(["*"] * MAX_PATTERNS), Rule(["a"])])
 
 
-def test_there_are_only_so_many_different_tags_in_a_list() -> None:
+def test_the_number_of_different_tags_is_limited() -> None:
     tags = [f"tag-{n}" for n in range(MAX_TAGS)]
-    assert set(RuleSet([Rule(["*"], tags=tags), Rule(["a"], tags=tags)]).judge("s", "a").tags) == set(tags)
+    assert set(RuleSet([Rule(["*"], tags=tags), Rule(["a"], tags=tags)]).match("s", "a").tags) == set(tags)
     with pytest.raises(InvalidInput, match=f"at most {MAX_TAGS} different tags"):
         RuleSet([Rule(["*"], tags=tags), Rule(["a"], tags=["one more"])])
 
@@ -133,7 +133,7 @@ VERBS = ("create", "delete", "list", "get", "update", "search", "send", "read", 
 NOUNS = ("issue", "file", "mail", "repo", "user", "pull", "team", "event", "page", "row")
 
 
-def test_ten_thousand_tools_and_a_hundred_rules_take_no_time() -> None:
+def test_ten_thousand_tools_are_evaluated_quickly() -> None:
     names = [f"{verb}_{noun}_{n}" for n in range(100) for verb in VERBS for noun in NOUNS]
     tools = [facts(name, f"server-{n % 50}", n) for n, name in enumerate(names)]
     rules = [
@@ -141,18 +141,18 @@ def test_ten_thousand_tools_and_a_hundred_rules_take_no_time() -> None:
         for n in range(100)
     ]
     began = time.thread_time()
-    judge = PolicyEvaluator(Policy(), RuleSet(rules), [])
-    verdicts = [judge.judge(each) for each in tools]
+    evaluator = PolicyEvaluator(Policy(), RuleSet(rules), [])
+    decisions = [evaluator.evaluate(each) for each in tools]
     took = time.thread_time() - began
-    # a quarter of a second; what others took from this machine meanwhile is not counted
+    # a quarter of a second of processor time, so that a busy machine does not fail the test
     assert took < 20, took
-    assert sum(verdict.visible for verdict in verdicts) > 100
-    assert sum(verdict.hidden_by == "rule" for verdict in verdicts) > 100
+    assert sum(verdict.visible for verdict in decisions) > 100
+    assert sum(verdict.hidden_by == "rule" for verdict in decisions) > 100
 
 
-def test_rules_that_would_cost_too_much_together_are_refused() -> None:
+def test_rules_that_are_too_large_together_are_rejected() -> None:
     costly = Rule([r"/a[a-z0-9_]{5}[^b]{0,90}x/i"], enabled=False)
     RuleSet([costly] * 20)
-    with pytest.raises(InvalidInput, match="rule 53, pattern 1: the patterns are too large, all in all"):
+    with pytest.raises(InvalidInput, match="rule 53, pattern 1: all patterns together are too large"):
         RuleSet([costly] * 100)
     RuleSet([Rule([f"*tool_{number}*"]) for number in range(1_000)])

@@ -21,7 +21,7 @@ TOOL = ToolDefinitionView(
     output_schema='{"type": "object"}',
     annotations='{"readOnlyHint": true}',
     tokens=10,
-    shares_its_name=False,
+    has_shared_name=False,
 )
 VALID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
@@ -37,7 +37,7 @@ def test_other_names_are_made_valid(name: str) -> None:
 
 
 def test_two_tools_with_one_name_get_distinct_names_that_start_with_their_servers() -> None:
-    here = replace(TOOL, name="search", shares_its_name=True)
+    here = replace(TOOL, name="search", has_shared_name=True)
     there = replace(here, tool_id="another", server_name="team chat")
     names = make_aliases([here, there])
     assert len(set(names)) == 2
@@ -51,7 +51,7 @@ def test_names_that_differ_only_in_invalid_characters_stay_distinct() -> None:
 
 
 def test_an_alias_does_not_depend_on_the_rest_of_the_answer() -> None:
-    shared = replace(TOOL, tool_id="another", name="search", shares_its_name=True)
+    shared = replace(TOOL, tool_id="another", name="search", has_shared_name=True)
     assert make_aliases([shared])[0] == make_aliases([TOOL, shared])[1]
 
 

@@ -18,7 +18,7 @@ def make_tool(name: str, score: float | None = None, tokens: int = 1) -> Selecte
         output_schema=None,
         annotations=None,
         tokens=tokens,
-        shares_its_name=False,
+        has_shared_name=False,
     )
     return SelectedTool(definition, "semantic" if score is not None else "fallback", score, score)
 

@@ -37,7 +37,7 @@ def make_definition(**changes: Any) -> ToolDefinitionView:
         "output_schema": None,
         "annotations": None,
         "tokens": 10,
-        "shares_its_name": False,
+        "has_shared_name": False,
     }
     return ToolDefinitionView(**fields | changes)
 

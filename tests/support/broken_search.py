@@ -1,0 +1,21 @@
+"""A database in which the search fails and everything else works."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psycopg
+
+from app.container import Container
+
+
+@asynccontextmanager
+async def broken_search(container: Container) -> AsyncIterator[None]:
+    """Rename a column that the search needs; visible tools can still be listed."""
+    url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    rename = "ALTER TABLE mcp_tool_embeddings RENAME COLUMN {} TO {}"
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
+        await owner.execute(rename.format("lexical", "away").encode())
+        try:
+            yield
+        finally:
+            await owner.execute(rename.format("away", "lexical").encode())
