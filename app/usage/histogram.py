@@ -18,7 +18,7 @@ def bucket_index(seconds: float) -> int:
 def quantile_ms(counts: Sequence[int], share: float) -> float | None:
     """Estimate a quantile, assuming that values are spread evenly within a bucket.
 
-    Of a value in the last bucket only the lower bound is known, so that is returned.
+    The last bucket has no upper bound, so its lower bound is returned.
     """
     total = sum(counts)
     if not total:
