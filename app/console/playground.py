@@ -1,4 +1,4 @@
-"""Try a message: what a chat backend would get for it, and why."""
+"""The page "Try a message": what a chat backend would get for a message, and why."""
 
 import shlex
 from collections.abc import Sequence
@@ -8,23 +8,23 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from app.catalog.projects import Project, all_projects
+from app.auth.users import User
+from app.catalog.projects import all_projects
 from app.catalog.tool_names import make_aliases
 from app.catalog.tools import list_tags
 from app.catalog.visibility import Scope
 from app.console.forms import Form, parse_form
-from app.console.page_context import DiscoverCaller, PageContext, page_router
-from app.discovery import formats
+from app.console.page_context import DiscoverPage, PageContext, page_router
 from app.discovery.discover import Discovery, discover
 from app.discovery.explain import Reason, explain
-from app.discovery.formats import Format
+from app.discovery.formats import Format, render_definitions
 from app.discovery.request import resolved
 from app.errors import ToolscoutError
 from app.schemas.discovery import DiscoverBody, WhyBody
 
 router = page_router()
 
-_TAGS_OFFERED = 40
+_MAX_TAGS = 40
 
 
 @dataclass(frozen=True)
@@ -33,105 +33,101 @@ class PlaygroundResult:
     saved_percent: float
     definitions: str
     curl: str
-    wanted: str | None
+    tool: str | None
+    """The tool that the person asks about."""
     reasons: Sequence[Reason]
 
 
 @router.get("/try")
-async def show_empty(visit: DiscoverCaller) -> Response:
-    return await _page(visit, Form(), None, None)
+async def show_empty(context: DiscoverPage) -> Response:
+    return await _render_page(context, Form(), None, None)
 
 
 @router.post("/try")
-async def try_message(visit: DiscoverCaller) -> Response:
-    """Posted, though it changes nothing: what people ask does not belong into addresses and histories."""
+async def try_message(context: DiscoverPage) -> Response:
+    """Show the answer to a message. It is a POST so that messages do not get into URLs and browser histories."""
     try:
-        return await _page(visit, visit.form, await _answer(visit), None)
+        return await _render_page(context, context.form, await _discover(context), None)
     except ToolscoutError as error:
-        return await _page(visit, visit.form, None, error)
+        return await _render_page(context, context.form, None, error)
 
 
 @router.post("/try/answer")
-async def answer_alone(visit: DiscoverCaller) -> Response:
-    """While somebody types."""
-    if not visit.form.text("query"):
-        return visit.show("part_answer.html", answer=None, form=visit.form)
-    return visit.show("part_answer.html", answer=await _answer(visit), form=visit.form)
+async def show_answer(context: DiscoverPage) -> Response:
+    """Return the answer alone, while a person types."""
+    result = await _discover(context) if context.form.text("query") else None
+    return context.render("part_answer.html", answer=result, form=context.form)
 
 
-async def _page(
-    visit: PageContext, form: Form, answer: PlaygroundResult | None, error: ToolscoutError | None
+async def _render_page(
+    context: PageContext, form: Form, result: PlaygroundResult | None, error: ToolscoutError | None
 ) -> Response:
-    user, model = visit.user, visit.container.model
-    async with visit.transaction() as session:
-        tags = await list_tags(session, Scope(user.id, model.id, project_id=visit.caller.project_id))
-        projects = await all_projects(session, user.id) if visit.caller.project_id is None else []
-    offered = sorted(sorted(tags, key=lambda tag: -tag[1])[:_TAGS_OFFERED])
-    return visit.show(
+    user, model = context.user, context.container.model
+    async with context.transaction() as session:
+        tags = await list_tags(session, Scope(user.id, model.id, project_id=context.caller.project_id))
+        projects = await all_projects(session, user.id) if context.caller.project_id is None else []
+    most_used_tags = sorted(tags, key=lambda tag: -tag[1])[:_MAX_TAGS]
+    return context.render(
         "try.html",
         error,
         form=form,
-        answer=answer,
-        tags=offered,
-        projects=sorted(projects, key=_by_name),
+        answer=result,
+        tags=sorted(most_used_tags),
+        projects=sorted(projects, key=lambda project: project.name.lower()),
         threshold=model.calibration.threshold,
     )
 
 
-def _by_name(project: Project) -> str:
-    return project.name.lower()
-
-
-async def _answer(visit: PageContext) -> PlaygroundResult:
-    said = _said(visit.form)
-    body = parse_form(DiscoverBody, said | {"explain": True})
-    discoverer, user = visit.container.discoverer, visit.user
-    ask = await resolved(discoverer, visit.caller, replace(body.wishes(), trial=True))
+async def _discover(context: PageContext) -> PlaygroundResult:
+    fields = _read_fields(context.form)
+    body = parse_form(DiscoverBody, fields | {"explain": True})
+    discoverer, user = context.container.discoverer, context.user
+    ask = await resolved(discoverer, context.caller, replace(body.wishes(), trial=True))
     discovery = await discover(discoverer, user, ask)
-    wanted = visit.form.given("why")
+    tool = context.form.optional_text("why")
     reasons: Sequence[Reason] = ()
-    if wanted is not None:
-        tool = parse_form(WhyBody, said | {"tool": wanted}).tool
-        reasons = await explain(discoverer, user, ask, tool, confined=visit.caller.project_id is not None)
+    if tool is not None:
+        name = parse_form(WhyBody, fields | {"tool": tool}).tool
+        reasons = await explain(discoverer, user, ask, name, confined=context.caller.project_id is not None)
     return PlaygroundResult(
         discovery=discovery,
-        saved_percent=_saved(discovery),
-        definitions=_definitions(discovery, body.format),
-        curl=_curl(visit, said),
-        wanted=wanted,
+        saved_percent=_compute_saved_percent(discovery),
+        definitions=_render_definitions(discovery, body.format),
+        curl=_render_curl(context, user, fields),
+        tool=tool,
         reasons=reasons,
     )
 
 
-def _said(form: Form) -> dict[str, Any]:
-    """As the API would be asked: what was left empty is left out."""
-    chosen = {
+def _read_fields(form: Form) -> dict[str, Any]:
+    """Return the body of the equivalent API request, without the fields that are empty in the form."""
+    fields = {
         "query": form.text("query"),
-        "strategy": form.given("strategy"),
+        "strategy": form.optional_text("strategy"),
         "similarity_threshold": form.decimal("threshold"),
-        "limit": form.whole("limit"),
-        "tags": form.words("tags") or None,
-        "project_id": form.given("project_id"),
-        "format": form.given("format"),
+        "limit": form.integer("limit"),
+        "tags": form.comma_list("tags") or None,
+        "project_id": form.optional_text("project_id"),
+        "format": form.optional_text("format"),
     }
-    return {name: value for name, value in chosen.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _saved(discovery: Discovery) -> float:
+def _compute_saved_percent(discovery: Discovery) -> float:
     return max(0.0, 100 * (1 - discovery.tokens_selected / discovery.tokens_all)) if discovery.tokens_all else 0.0
 
 
-def _definitions(discovery: Discovery, shape: Format) -> str:
-    offers = [tool.offer for tool in discovery.tools]
-    shown = formats.render_definitions(offers, make_aliases(offers), shape)
-    return orjson.dumps([orjson.loads(each) for each in shown], option=orjson.OPT_INDENT_2).decode()
+def _render_definitions(discovery: Discovery, api_format: Format) -> str:
+    tools = [tool.offer for tool in discovery.tools]
+    definitions = render_definitions(tools, make_aliases(tools), api_format)
+    return orjson.dumps([orjson.loads(each) for each in definitions], option=orjson.OPT_INDENT_2).decode()
 
 
-def _curl(visit: PageContext, said: dict[str, Any]) -> str:
-    """Without the key, which is nowhere but with whoever has it."""
-    address = f"{visit.request.url.scheme}://{visit.request.url.netloc}/discover"
-    for_whom = f" \\\n  -H {shlex.quote(f'X-User-Id: {visit.user.id}')}" if visit.caller.kind != "user" else ""
+def _render_curl(context: PageContext, user: User, fields: dict[str, Any]) -> str:
+    """Return the same request as a curl command, without the key, which the server does not have."""
+    url = f"{context.request.url.scheme}://{context.request.url.netloc}/discover"
+    user_header = f" \\\n  -H {shlex.quote(f'X-User-Id: {user.id}')}" if context.caller.kind != "user" else ""
     return (
-        f'curl -s {address} -H "Authorization: Bearer $KEY"{for_whom} \\\n'
-        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(orjson.dumps(said).decode())}"
+        f'curl -s {url} -H "Authorization: Bearer $KEY"{user_header} \\\n'
+        f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(orjson.dumps(fields).decode())}"
     )
