@@ -1,15 +1,15 @@
-"""Who did what, newest first. An administrator who acts for nobody sees what concerns all users."""
+"""The activity page: audit events, newest first.
 
-from contextlib import AbstractAsyncContextManager
+An administrator who acts for no user sees the events of all users.
+"""
+
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 from app.audit.events import Event, EventFilter, list_events
-from app.console.forms import Form
-from app.console.page_context import AuditReadCaller, PageContext, page_router
-from app.db.engine import Session
+from app.console.page_context import AuditReadPage, PageContext, page_router
 from app.db.pagination import Page, PageRequest
 from app.errors import InvalidInput, ToolscoutError
 
@@ -19,40 +19,36 @@ _FILTERS = ("action", "actor", "target", "outcome", "since", "until")
 
 
 @router.get("/activity")
-async def show_activity(visit: AuditReadCaller) -> Response:
-    query = visit.query
+async def show_activity(context: AuditReadPage) -> Response:
+    query = context.query
     page, error = None, None
     try:
-        page = await _events(visit, query)
-    except ToolscoutError as found:
-        error = found
-    asked = urlencode({name: query.text(name) for name in _FILTERS if query.text(name)})
-    return visit.show("activity.html", error, page=page, form=query, asked=asked)
+        page = await _list_events(context)
+    except ToolscoutError as filter_error:
+        error = filter_error
+    filters = urlencode({name: query.text(name) for name in _FILTERS if query.text(name)})
+    return context.render("activity.html", error, page=page, form=query, filters=filters)
 
 
-async def _events(visit: PageContext, query: Form) -> Page[Event]:
-    wanted = EventFilter(
-        action=query.given("action"),
-        actor=query.given("actor"),
-        target=query.given("target"),
-        outcome=query.given("outcome"),
-        since=_moment(query.given("since")),
-        until=_moment(query.given("until")),
+async def _list_events(context: PageContext) -> Page[Event]:
+    query, user = context.query, context.caller.user
+    event_filter = EventFilter(
+        action=query.optional_text("action"),
+        actor=query.optional_text("actor"),
+        target=query.optional_text("target"),
+        outcome=query.optional_text("outcome"),
+        since=_parse_time(query.optional_text("since")),
+        until=_parse_time(query.optional_text("until")),
     )
-    user = visit.caller.user
-    async with _reader(visit) as session:
-        request = PageRequest(cursor=query.given("cursor"))
-        return await list_events(session, None if user is None else user.id, wanted, request)
+    request = PageRequest(cursor=query.optional_text("cursor"))
+    async with context.read_transaction() as session:
+        return await list_events(session, None if user is None else user.id, event_filter, request)
 
 
-def _reader(visit: PageContext) -> AbstractAsyncContextManager[Session]:
-    return visit.container.database.system_transaction() if visit.caller.user is None else visit.transaction()
-
-
-def _moment(text: str | None) -> datetime | None:
-    """As a browser's own field writes it; in UTC, as the page shows it."""
+def _parse_time(text: str | None) -> datetime | None:
+    """Parse the value of a `datetime-local` field, which has no time zone, as UTC."""
     try:
-        moment = None if text is None else datetime.fromisoformat(text)
+        time = None if text is None else datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput("a moment is written like 2030-01-31T12:00") from error
-    return moment if moment is None or moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        raise InvalidInput("a time must have the form 2030-01-31T12:00") from error
+    return time if time is None or time.tzinfo is not None else time.replace(tzinfo=UTC)

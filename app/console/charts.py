@@ -1,6 +1,6 @@
-"""Figures over time as shapes: what a template needs to draw them as SVG. Pure.
+"""Time series as shapes for SVG charts. Pure: the templates draw them.
 
-A plot has a fixed size and is stretched by the page; a line ends where there is no figure and begins anew behind it.
+A chart has a fixed size, which the page scales. A line has a gap where a value is missing.
 """
 
 import math
@@ -14,10 +14,11 @@ NARROW, WIDE = 320, 440
 _HEIGHT = 150
 LEFT, RIGHT = 46, 6
 _TOP, _BOTTOM = 8, 22
-_LABELS = 5
-_MOST_DOTS = 40
+_MAX_TIME_LABELS = 5
+_MAX_DOTS = 40
 
 Value = float | None
+FormatValue = Callable[[float], str]
 Kind = Literal["columns", "lines"]
 
 
@@ -44,14 +45,14 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Plot:
+class Chart:
     title: str
-    told: str
-    """For whoever cannot see it."""
-    names: Sequence[str]
-    rows: Sequence[tuple[float, str]]
-    """Where a line of the grid runs, and what it stands for."""
-    moments: Sequence[tuple[float, str]]
+    description: str
+    """A summary in words, for screen readers."""
+    legend: Sequence[str]
+    gridlines: Sequence[tuple[float, str]]
+    """The height of each horizontal line, and the value it stands for."""
+    time_labels: Sequence[tuple[float, str]]
     columns: Sequence[Column]
     lines: Sequence[Line]
     width: int
@@ -60,32 +61,35 @@ class Plot:
     right: int = RIGHT
 
 
-def plot(
+def make_chart(
     title: str,
-    moments: Sequence[datetime],
+    times: Sequence[datetime],
     series: Sequence[Series],
-    shown: Callable[[float], str],
+    format_value: FormatValue,
     kind: Kind,
     width: int = NARROW,
-) -> Plot:
+) -> Chart:
     values = [value for each in series for value in each.values if value is not None]
     top = _round_up(max(values, default=0.0))
-    frame = _Frame(len(moments), top, width)
-    labels = [_when(moment, moments) for moment in moments]
-    return Plot(
+    frame = _Frame(len(times), top, width)
+    labels = [_format_time(time, times) for time in times]
+    label_step = max(1, math.ceil(len(times) / _MAX_TIME_LABELS))
+    return Chart(
         title=title,
-        told=_told(title, series, shown),
-        names=[each.name for each in series] if len(series) > 1 else [],
-        rows=[(frame.y(top * share), shown(top * share)) for share in (0, 0.5, 1)],
-        moments=[(frame.x(n), labels[n]) for n in _spread(len(moments))],
-        columns=_columns(frame, series[0], labels, shown) if kind == "columns" else [],
-        lines=[_line(frame, each, labels, shown) for each in series] if kind == "lines" else [],
+        description=_describe(title, series, format_value),
+        legend=[each.name for each in series] if len(series) > 1 else [],
+        gridlines=[(frame.y(top * share), format_value(top * share)) for share in (0, 0.5, 1)],
+        time_labels=[(frame.x(n), labels[n]) for n in range(0, len(times), label_step)],
+        columns=_make_columns(frame, series[0], labels, format_value) if kind == "columns" else [],
+        lines=[_make_line(frame, each, labels, format_value) for each in series] if kind == "lines" else [],
         width=width,
     )
 
 
 @dataclass(frozen=True)
 class _Frame:
+    """Maps positions and values to coordinates."""
+
     count: int
     top: float
     width: int
@@ -94,8 +98,8 @@ class _Frame:
     def step(self) -> float:
         return (self.width - LEFT - RIGHT) / max(1, self.count)
 
-    def x(self, place: int) -> float:
-        return round(LEFT + self.step * (place + 0.5), 1)
+    def x(self, position: int) -> float:
+        return round(LEFT + self.step * (position + 0.5), 1)
 
     def y(self, value: float) -> float:
         return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / self.top, 1)
@@ -105,63 +109,56 @@ class _Frame:
         return self.y(0)
 
 
-def _columns(frame: _Frame, series: Series, labels: Sequence[str], shown: Callable[[float], str]) -> list[Column]:
-    wide = round(max(1.0, frame.step * 0.72), 1)
+def _make_columns(frame: _Frame, series: Series, labels: Sequence[str], format_value: FormatValue) -> list[Column]:
+    column_width = round(max(1.0, frame.step * 0.72), 1)
     return [
         Column(
-            x=round(frame.x(n) - wide / 2, 1),
+            x=round(frame.x(n) - column_width / 2, 1),
             y=frame.y(value),
-            width=wide,
+            width=column_width,
             height=round(frame.floor - frame.y(value), 1),
-            label=_point(labels[n], shown(value)),
+            label=f"{labels[n]}: {format_value(value)}",
         )
         for n, value in enumerate(series.values)
         if value
     ]
 
 
-def _line(frame: _Frame, series: Series, labels: Sequence[str], shown: Callable[[float], str]) -> Line:
+def _make_line(frame: _Frame, series: Series, labels: Sequence[str], format_value: FormatValue) -> Line:
     known = [(n, value) for n, value in enumerate(series.values) if value is not None]
-    # neighbours have one difference between their place in the whole and their place among the known
+    # consecutive values have the same difference between their position in the series and among the known values
     runs = [list(run) for _, run in groupby(enumerate(known), lambda each: each[1][0] - each[0])]
     points = [[(frame.x(n), frame.y(value)) for _, (n, value) in run] for run in runs]
-    alone = len(known) <= _MOST_DOTS
+    dots = [(frame.x(n), frame.y(value), f"{labels[n]}: {format_value(value)}") for n, value in known]
     return Line(
-        path=" ".join(_path(run) for run in points),
-        area=" ".join(f"{_path(run)}V{frame.floor}H{run[0][0]}Z" for run in points),
-        dots=[(frame.x(n), frame.y(value), _point(labels[n], shown(value))) for n, value in known] if alone else [],
+        path=" ".join(_make_path(run) for run in points),
+        area=" ".join(f"{_make_path(run)}V{frame.floor}H{run[0][0]}Z" for run in points),
+        dots=dots if len(dots) <= _MAX_DOTS else [],
     )
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
+def _make_path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x} {y}" for x, y in points)
 
 
-def _point(moment: str, value: str) -> str:
-    return f"{moment}: {value}"
-
-
-def _told(title: str, series: Sequence[Series], shown: Callable[[float], str]) -> str:
+def _describe(title: str, series: Sequence[Series], format_value: FormatValue) -> str:
     parts = []
     for each in series:
         known = [value for value in each.values if value is not None]
         if known:
-            parts.append(f"{each.name} from {shown(min(known))} to {shown(max(known))}, last {shown(known[-1])}")
-    return f"{title}: {'; '.join(parts) or 'nothing yet'}"
+            low, high, last = format_value(min(known)), format_value(max(known)), format_value(known[-1])
+            parts.append(f"{each.name} from {low} to {high}, last {last}")
+    return f"{title}: {'; '.join(parts) or 'no data'}"
 
 
-def _when(moment: datetime, moments: Sequence[datetime]) -> str:
-    days = (moments[-1] - moments[0]).days if moments else 0
-    return moment.strftime("%H:%M" if days < 2 else "%d %b" if days > 8 else "%a %H:%M")
-
-
-def _spread(count: int) -> list[int]:
-    """A few places, from the first to near the last, evenly."""
-    return list(range(0, count, max(1, math.ceil(count / _LABELS))))
+def _format_time(time: datetime, times: Sequence[datetime]) -> str:
+    """The longer the time range, the less precise the label."""
+    days = (times[-1] - times[0]).days if times else 0
+    return time.strftime("%H:%M" if days < 2 else "%d %b" if days > 8 else "%a %H:%M")
 
 
 def _round_up(value: float) -> float:
-    """To a figure that reads well at the end of a scale, and at its half."""
+    """Return a round number at or above the value, whose half is round as well, as the top of the scale."""
     if value <= 0:
         return 1.0
     size = 10.0 ** math.floor(math.log10(value))

@@ -1,25 +1,28 @@
-"""What a page says after a form was taken. By name, since an address must not be able to put words into our mouth."""
+"""The message that a page shows after a redirect.
 
-_SENTENCES = {
-    "choose-a-user": "Choose a user to act for: that page is about one user's tools.",
+A URL carries the message's name, not its text: a link must not be able to put words into the console.
+"""
+
+_MESSAGES = {
+    "select-user": "Select a user first: that page shows the data of one user.",
     "signed-out": "You are signed out.",
-    "server-added": "The server was added, and a first reindex asked for: see its run below.",
-    "push-server-added": "The server was added. Send its tools to it: the command is below.",
-    "server-changed": "The server was changed.",
-    "server-deleted": "The server is gone, and its tools with it.",
-    "reindexing": "A reindex was asked for: see its run below.",
-    "reindexing-all": "A reindex of all servers was asked for.",
-    "tool-changed": "The tool was changed.",
-    "tool-approved": "The definition was approved as it stands.",
-    "rules-stored": "The rules were stored, and hold from now on.",
-    "project-made": "The project was made.",
-    "project-changed": "The project was changed.",
-    "project-deleted": "The project is gone, and its keys with it.",
-    "key-revoked": "The key was revoked: it ends within a second, everywhere.",
-    "user-made": "The user was made.",
-    "user-changed": "The user was changed.",
+    "server-added": "Server added. Its tools are being indexed: see the run below.",
+    "push-server-added": "Server added. Push its tools with the command below.",
+    "server-changed": "Server saved.",
+    "server-deleted": "Server and its tools deleted.",
+    "reindex-requested": "Reindex requested: see the run below.",
+    "reindex-all-requested": "Reindex of all servers requested.",
+    "tool-changed": "Tool saved.",
+    "tool-approved": "Definition approved.",
+    "rules-saved": "Rules saved. They are in effect now.",
+    "project-created": "Project created.",
+    "project-changed": "Project saved.",
+    "project-deleted": "Project and its keys deleted.",
+    "key-revoked": "Key revoked. It stops working everywhere within a second.",
+    "user-created": "User created.",
+    "user-changed": "User saved.",
 }
 
 
-def flash_message(name: str | None) -> str | None:
-    return _SENTENCES.get(name or "")
+def get_flash_message(name: str | None) -> str | None:
+    return _MESSAGES.get(name or "")

@@ -1,18 +1,18 @@
-"""How discovery fares: the figures of `GET /stats`, drawn."""
+"""The overview page: the statistics of `GET /stats` as charts."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from starlette.responses import Response
 
-from app.console.charts import WIDE, Plot, Series, plot
-from app.console.page_context import AuditReadCaller, PageContext, page_router
-from app.console.rendering import short
+from app.console.charts import WIDE, Chart, Series, make_chart
+from app.console.page_context import AuditReadPage, PageContext, page_router
+from app.console.rendering import format_compact
 from app.usage.stats import Point, Stats, Step, Window, read_stats
 
 router = page_router()
 
-_WINDOWS: dict[str, tuple[str, timedelta, Step]] = {
+_TIME_RANGES: dict[str, tuple[str, timedelta, Step]] = {
     "hour": ("Hour", timedelta(hours=1), "minute"),
     "day": ("Day", timedelta(days=1), "hour"),
     "week": ("Week", timedelta(days=7), "hour"),
@@ -21,48 +21,52 @@ _WINDOWS: dict[str, tuple[str, timedelta, Step]] = {
 
 
 @router.get("/overview")
-async def show_overview(visit: AuditReadCaller) -> Response:
-    chosen = visit.query.text("window")
-    chosen = chosen if chosen in _WINDOWS else "day"
-    stats = await _stats(visit, chosen)
-    windows = [(name, label) for name, (label, _, _) in _WINDOWS.items()]
-    return visit.show("overview.html", stats=stats, plots=plots(stats), windows=windows, chosen=chosen)
+async def show_overview(context: AuditReadPage) -> Response:
+    requested = context.query.text("window")
+    selected = requested if requested in _TIME_RANGES else "day"
+    stats = await _read_stats(context, selected)
+    time_ranges = [(name, label) for name, (label, _, _) in _TIME_RANGES.items()]
+    return context.render(
+        "overview.html", stats=stats, charts=_make_charts(stats), time_ranges=time_ranges, selected=selected
+    )
 
 
-async def _stats(visit: PageContext, chosen: str) -> Stats:
-    """An administrator who acts for nobody sees all users together."""
-    _, length, step = _WINDOWS[chosen]
+async def _read_stats(context: PageContext, time_range: str) -> Stats:
+    """Read the user's statistics or, for an administrator who acts for no user, the sums over all users."""
+    _, length, step = _TIME_RANGES[time_range]
     now = datetime.now(UTC)
-    window = Window.create(now - length, now, step)
-    user, database = visit.caller.user, visit.container.database
-    async with database.system_transaction() if user is None else database.transaction(user.id) as session:
-        return await read_stats(session, None if user is None else user.id, window)
+    user = context.caller.user
+    async with context.read_transaction() as session:
+        return await read_stats(session, None if user is None else user.id, Window.create(now - length, now, step))
 
 
-def plots(stats: Stats) -> list[Plot]:
+def _make_charts(stats: Stats) -> list[Chart]:
     points = stats.points
-    moments = [point.at for point in points]
+    times = [point.at for point in points]
     discoveries = [Series("Discoveries", [point.discoveries for point in points])]
-    times = [Series("p50", [point.p50_ms for point in points]), Series("p95", [point.p95_ms for point in points])]
-    misses = [Series("no match", _shares(points, "no_match")), Series("fallback", _shares(points, "degraded"))]
-    hits = [Series("Cache hits", _shares(points, "cache_hits"))]
-    saved = [Series("Tokens saved", [point.tokens_saved for point in points])]
+    latencies = [Series("p50", [point.p50_ms for point in points]), Series("p95", [point.p95_ms for point in points])]
+    misses = [
+        Series("no match", _percents(points, "no_match")),
+        Series("fallback", _percents(points, "degraded")),
+    ]
+    cache_hits = [Series("Cache hits", _percents(points, "cache_hits"))]
+    tokens_saved = [Series("Tokens saved", [point.tokens_saved for point in points])]
     return [
-        plot("Discoveries", moments, discoveries, short, "columns", WIDE),
-        plot("Time to answer", moments, times, _milliseconds, "lines", WIDE),
-        plot("No match, and fallback", moments, misses, _percent, "lines"),
-        plot("Cache hits", moments, hits, _percent, "lines"),
-        plot("Tokens saved", moments, saved, short, "columns"),
+        make_chart("Discoveries", times, discoveries, format_compact, "columns", WIDE),
+        make_chart("Latency", times, latencies, _format_milliseconds, "lines", WIDE),
+        make_chart("No match and fallback", times, misses, _format_percent, "lines"),
+        make_chart("Cache hits", times, cache_hits, _format_percent, "lines"),
+        make_chart("Tokens saved", times, tokens_saved, format_compact, "columns"),
     ]
 
 
-def _shares(points: Sequence[Point], figure: str) -> list[float | None]:
-    return [100 * getattr(point, figure) / point.discoveries if point.discoveries else None for point in points]
+def _percents(points: Sequence[Point], field: str) -> list[float | None]:
+    return [100 * getattr(point, field) / point.discoveries if point.discoveries else None for point in points]
 
 
-def _percent(value: float) -> str:
+def _format_percent(value: float) -> str:
     return f"{value:.3g} %"
 
 
-def _milliseconds(value: float) -> str:
+def _format_milliseconds(value: float) -> str:
     return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"

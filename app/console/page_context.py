@@ -1,4 +1,4 @@
-"""What every page asks for: who is signed in, whether they may, and how to answer."""
+"""What every page needs: the signed-in caller, a check of the permission, and a way to render the response."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -12,10 +12,10 @@ from starlette.responses import RedirectResponse, Response
 
 from app.auth.permissions import Caller, Permission
 from app.auth.users import User
-from app.console.flash import flash_message
+from app.console.flash import get_flash_message
 from app.console.forms import Form, read_form
-from app.console.rendering import Pages
-from app.console.session_cookie import COOKIE, LIFE_S, SignedIn, open_session
+from app.console.rendering import Templates
+from app.console.session_cookie import COOKIE_NAME, ConsoleSession, clear_session_cookie, open_session
 from app.container import Container
 from app.db.engine import Session
 from app.dependencies import check_host_and_origin
@@ -23,8 +23,9 @@ from app.errors import Forbidden, ToolscoutError, Unauthenticated
 
 SIGN_IN = "/console/sign-in"
 
-# Not `no-referrer`: with that, browsers call the origin of our own forms "null", and `check_host_and_origin` could not know them.
-_SAFE = {
+# The referrer policy is not `no-referrer`: browsers would then send "Origin: null" with the console's own forms, which
+# the check of the origin would reject.
+_SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -36,7 +37,7 @@ _SAFE = {
 
 
 class NoUserSelected(ToolscoutError):
-    """An administrator has asked for a page about one user, and acts for none."""
+    """An administrator who acts for no user requested a page about one user."""
 
     code = "bad_request"
     status = 400
@@ -46,131 +47,115 @@ class NoUserSelected(ToolscoutError):
 class PageContext:
     request: Request
     container: Container
-    pages: Pages
+    templates: Templates
     caller: Caller
-    signed_in: SignedIn
+    console_session: ConsoleSession
     form: Form
 
     @property
     def user(self) -> User:
         if self.caller.user is None:
-            raise NoUserSelected("choose a user to act for")
+            raise NoUserSelected("select a user to act for")
         return self.caller.user
 
     @property
     def query(self) -> Form:
         return Form(self.request.query_params.multi_items())
 
-    @property
-    def wants_fragment(self) -> bool:
-        return _is_fragment(self.request)
-
-    def may(self, permission: str) -> bool:
+    def has_permission(self, permission: str) -> bool:
         return self.caller.has_permission(Permission(permission))
 
     def transaction(self) -> AbstractAsyncContextManager[Session]:
         return self.container.database.transaction(self.user.id)
 
-    def show(
+    def read_transaction(self) -> AbstractAsyncContextManager[Session]:
+        """Like `transaction`, but over all users for an administrator who acts for no user."""
+        return self.container.database.system_transaction() if self.caller.user is None else self.transaction()
+
+    def render(
         self, template: str, error: ToolscoutError | None = None, status: int | None = None, **values: Any
     ) -> Response:
-        """With an error: the same page again, with what was typed and what is wrong with it."""
-        shown = {
-            "visit": self,
-            "notice": flash_message(self.request.query_params.get("said")),
+        """Render a page. With an error, show it above the form, which keeps what the person typed."""
+        page_values = {
+            "context": self,
+            "notice": get_flash_message(self.request.query_params.get("notice")),
             "error": None if error is None else error.message,
         }
-        return self.pages.render(template, shown | values, status or (200 if error is None else error.status))
+        return self.templates.render(template, page_values | values, status or (200 if error is None else error.status))
 
 
-def go(path: str, **query: str) -> Response:
-    """After a form was taken: reloading the next page sends nothing again."""
-    address, hash_mark, place = path.partition("#")
+def redirect(path: str, **query: str) -> Response:
+    """Redirect with 303 after a form was accepted, so that reloading the next page does not submit it again."""
+    url, hash_mark, fragment = path.partition("#")
     if query:
-        address += ("&" if "?" in address else "?") + urlencode(query)
-    return RedirectResponse(address + hash_mark + place, 303)
+        url += ("&" if "?" in url else "?") + urlencode(query)
+    return RedirectResponse(url + hash_mark + fragment, 303)
 
 
-def keep_session(request: Request, response: Response, cookie: str) -> Response:
-    secure = request.url.scheme == "https"
-    response.set_cookie(
-        COOKIE, cookie, max_age=LIFE_S, path="/console", httponly=True, samesite="strict", secure=secure
-    )
-    return response
+async def get_templates(request: Request) -> Templates:
+    templates: Templates = request.app.state.templates
+    return templates
 
 
-def forget_session(response: Response) -> Response:
-    response.delete_cookie(COOKIE, path="/console", httponly=True, samesite="strict")
-    return response
+TemplatesDep = Annotated[Templates, Depends(get_templates)]
 
 
-async def get_pages(request: Request) -> Pages:
-    pages: Pages = request.app.state.pages
-    return pages
-
-
-PageParams = Annotated[Pages, Depends(get_pages)]
-
-
-async def get_page_context(request: Request, pages: PageParams) -> PageContext:
-    """Through the keyring, every time: a key that was revoked ends here as everywhere."""
+async def get_page_context(request: Request, templates: TemplatesDep) -> PageContext:
+    """Authenticate the session's key, as every request does: a revoked key ends the session."""
     container: Container = request.app.state.container
-    signed_in = open_session(container.sealer, request.cookies.get(COOKIE, ""))
-    if signed_in is None:
+    console_session = open_session(container.sealer, request.cookies.get(COOKIE_NAME, ""))
+    if console_session is None:
         raise Unauthenticated("sign in first")
-    caller = await container.authenticator.authenticate_digest(signed_in.digest, signed_in.user_id)
-    form = await posted(request)
-    visit = PageContext(request, container, pages, caller, signed_in, form)
-    request.state.visit = visit
-    if request.method == "POST" and not signed_in.knows(_token(request, form)):
-        raise Forbidden("this form is from another session: go back, reload the page and try again")
-    return visit
+    caller = await container.authenticator.authenticate_digest(console_session.key_digest, console_session.user_id)
+    form = await read_posted_form(request)
+    context = PageContext(request, container, templates, caller, console_session, form)
+    request.state.page_context = context
+    token = request.headers.get("x-csrf-token") or form.text("csrf")
+    if request.method == "POST" and not console_session.has_token(token):
+        raise Forbidden("this form belongs to another session: go back, reload the page and try again")
+    return context
 
 
-async def posted(request: Request) -> Form:
+async def read_posted_form(request: Request) -> Form:
     if request.method != "POST":
         return Form()
     return read_form(request.headers.get("content-type", ""), await request.body())
 
 
-def _token(request: Request, form: Form) -> str:
-    return request.headers.get("x-csrf-token") or form.text("csrf")
-
-
 def require(permission: Permission) -> Callable[[PageContext], Awaitable[PageContext]]:
-    """The page's declared permission, as the API's routes declare theirs."""
+    """Declare the permission that a page needs, as the API's routes do."""
 
-    async def check(visit: Annotated[PageContext, Depends(get_page_context)]) -> PageContext:
-        visit.caller.require_permission(permission)
-        return visit
+    async def check(context: Annotated[PageContext, Depends(get_page_context)]) -> PageContext:
+        context.caller.require_permission(permission)
+        return context
 
     return check
 
 
-DiscoverCaller = Annotated[PageContext, Depends(require(Permission.DISCOVER))]
-ToolsReadCaller = Annotated[PageContext, Depends(require(Permission.READ_TOOLS))]
-CatalogReadCaller = Annotated[PageContext, Depends(require(Permission.READ_CATALOG))]
-CatalogWriteCaller = Annotated[PageContext, Depends(require(Permission.WRITE_CATALOG))]
-AuditReadCaller = Annotated[PageContext, Depends(require(Permission.READ_AUDIT))]
-AdminCaller = Annotated[PageContext, Depends(require(Permission.ADMINISTER))]
+DiscoverPage = Annotated[PageContext, Depends(require(Permission.DISCOVER))]
+ToolsReadPage = Annotated[PageContext, Depends(require(Permission.READ_TOOLS))]
+CatalogReadPage = Annotated[PageContext, Depends(require(Permission.READ_CATALOG))]
+CatalogWritePage = Annotated[PageContext, Depends(require(Permission.WRITE_CATALOG))]
+AuditReadPage = Annotated[PageContext, Depends(require(Permission.READ_AUDIT))]
+AdminPage = Annotated[PageContext, Depends(require(Permission.ADMINISTER))]
 
 
 class _PageRoute(APIRoute):
-    """Tells errors as pages, sends whoever is not signed in to the sign-in, and lets no browser guess or keep."""
+    """Render errors as pages, redirect to the sign-in page if needed, and add the security headers."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
-        async def safe(request: Request) -> Response:
+        async def handle_page(request: Request) -> Response:
             try:
                 response = await handler(request)
             except ToolscoutError as error:
-                response = _told(request, error)
-            response.headers.update(_SAFE)
+                response = _render_error(request, error)
+            response.headers.update(_SECURITY_HEADERS)
             response.headers.setdefault("Cache-Control", "no-store")
             return response
 
-        return safe
+        return handle_page
 
 
 def page_router() -> APIRouter:
@@ -182,26 +167,26 @@ def page_router() -> APIRouter:
     )
 
 
-def _told(request: Request, error: ToolscoutError) -> Response:
-    visit: PageContext | None = getattr(request.state, "visit", None)
+def _render_error(request: Request, error: ToolscoutError) -> Response:
+    # the script requests parts of pages, into which it puts the response
+    is_fragment = "x-fragment" in request.headers
     if isinstance(error, NoUserSelected):
-        return go("/console/users", said="choose-a-user")
-    if isinstance(error, Unauthenticated) and not _is_fragment(request):
-        return forget_session(go(SIGN_IN, **_back(request)))
-    pages: Pages = request.app.state.pages
-    template = "part_error.html" if _is_fragment(request) else "error.html"
-    response: Response = pages.render(
-        template, {"visit": visit, "notice": None, "error": error.message, "title": error.title}, error.status
-    )
+        return redirect("/console/users", notice="select-user")
+    if isinstance(error, Unauthenticated) and not is_fragment:
+        return clear_session_cookie(redirect(SIGN_IN, **_return_path(request)))
+    templates: Templates = request.app.state.templates
+    values = {
+        "context": getattr(request.state, "page_context", None),
+        "notice": None,
+        "error": error.message,
+        "title": error.title,
+    }
+    response = templates.render("part_error.html" if is_fragment else "error.html", values, error.status)
     response.headers.update(error.headers)
     return response
 
 
-def _back(request: Request) -> dict[str, str]:
-    """Where to go on after signing in; what was being sent is lost, so only pages count."""
+def _return_path(request: Request) -> dict[str, str]:
+    """Return the page to open after signing in. A submitted form is lost, so only GET requests count."""
     path = request.url.path
     return {"back": path} if request.method == "GET" and path != "/console" else {}
-
-
-def _is_fragment(request: Request) -> bool:
-    return "x-fragment" in request.headers

@@ -14,7 +14,7 @@ from app.catalog.tool_names import make_aliases
 from app.catalog.tools import list_tags
 from app.catalog.visibility import Scope
 from app.console.forms import Form, parse_form
-from app.console.page_context import DiscoverCaller, PageContext, page_router
+from app.console.page_context import DiscoverPage, PageContext, page_router
 from app.discovery.discover import Discovery, discover
 from app.discovery.explain import Reason, explain
 from app.discovery.formats import Format, render_definitions
@@ -37,35 +37,35 @@ class PlaygroundResult:
 
 
 @router.get("/try")
-async def show_empty(visit: DiscoverCaller) -> Response:
-    return await _render_page(visit, Form(), None, None)
+async def show_empty(context: DiscoverPage) -> Response:
+    return await _render_page(context, Form(), None, None)
 
 
 @router.post("/try")
-async def try_message(visit: DiscoverCaller) -> Response:
+async def try_message(context: DiscoverPage) -> Response:
     """Show the answer to a message. It is a POST so that messages do not get into URLs and browser histories."""
     try:
-        return await _render_page(visit, visit.form, await _discover(visit), None)
+        return await _render_page(context, context.form, await _discover(context), None)
     except ToolscoutError as error:
-        return await _render_page(visit, visit.form, None, error)
+        return await _render_page(context, context.form, None, error)
 
 
 @router.post("/try/answer")
-async def show_answer(visit: DiscoverCaller) -> Response:
+async def show_answer(context: DiscoverPage) -> Response:
     """Return the answer alone, while a person types."""
-    result = await _discover(visit) if visit.form.text("query") else None
-    return visit.show("part_answer.html", answer=result, form=visit.form)
+    result = await _discover(context) if context.form.text("query") else None
+    return context.render("part_answer.html", answer=result, form=context.form)
 
 
 async def _render_page(
-    visit: PageContext, form: Form, result: PlaygroundResult | None, error: ToolscoutError | None
+    context: PageContext, form: Form, result: PlaygroundResult | None, error: ToolscoutError | None
 ) -> Response:
-    user, model = visit.user, visit.container.model
-    async with visit.transaction() as session:
-        tags = await list_tags(session, Scope(user.id, model.id, project_id=visit.caller.project_id))
-        projects = await list_all_projects(session, user.id) if visit.caller.project_id is None else []
+    user, model = context.user, context.container.model
+    async with context.transaction() as session:
+        tags = await list_tags(session, Scope(user.id, model.id, project_id=context.caller.project_id))
+        projects = await list_all_projects(session, user.id) if context.caller.project_id is None else []
     most_used_tags = sorted(tags, key=lambda tag: -tag[1])[:_MAX_TAGS]
-    return visit.show(
+    return context.render(
         "try.html",
         error,
         form=form,
@@ -76,20 +76,20 @@ async def _render_page(
     )
 
 
-async def _discover(visit: PageContext) -> PlaygroundResult:
-    fields = _read_fields(visit.form)
+async def _discover(context: PageContext) -> PlaygroundResult:
+    fields = _read_fields(context.form)
     body = parse_form(DiscoverBody, fields | {"explain": True})
-    discoverer, user, caller = visit.container.discoverer, visit.user, visit.caller
+    discoverer, caller = context.container.discoverer, context.caller
     request = replace(body.to_request(), dry_run=True)
     discovery = await discover(discoverer, caller, request)
-    tool = visit.form.given("why")
+    tool = context.form.optional_text("why")
     reasons: Sequence[Reason] = ()
     if tool is not None:
         reasons = await explain(discoverer, caller, request, parse_form(WhyBody, fields | {"tool": tool}).tool)
     return PlaygroundResult(
         discovery=discovery,
         definitions=_render_definitions(discovery, body.format),
-        curl=_render_curl(visit, user, fields),
+        curl=_render_curl(context, context.user, fields),
         tool=tool,
         reasons=reasons,
     )
@@ -99,12 +99,12 @@ def _read_fields(form: Form) -> dict[str, Any]:
     """Return the body of the equivalent API request, without the fields that are empty in the form."""
     fields = {
         "query": form.text("query"),
-        "strategy": form.given("strategy"),
+        "strategy": form.optional_text("strategy"),
         "similarity_threshold": form.decimal("threshold"),
-        "limit": form.whole("limit"),
-        "tags": form.words("tags") or None,
-        "project_id": form.given("project_id"),
-        "format": form.given("format"),
+        "limit": form.integer("limit"),
+        "tags": form.comma_list("tags") or None,
+        "project_id": form.optional_text("project_id"),
+        "format": form.optional_text("format"),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -115,10 +115,10 @@ def _render_definitions(discovery: Discovery, api_format: Format) -> str:
     return orjson.dumps([orjson.loads(each) for each in definitions], option=orjson.OPT_INDENT_2).decode()
 
 
-def _render_curl(visit: PageContext, user: User, fields: dict[str, Any]) -> str:
+def _render_curl(context: PageContext, user: User, fields: dict[str, Any]) -> str:
     """Return the same request as a curl command, without the key, which the server does not have."""
-    url = f"{visit.request.url.scheme}://{visit.request.url.netloc}/discover"
-    user_header = f" \\\n  -H {shlex.quote(f'X-User-Id: {user.id}')}" if visit.caller.kind != "user" else ""
+    url = f"{context.request.url.scheme}://{context.request.url.netloc}/discover"
+    user_header = f" \\\n  -H {shlex.quote(f'X-User-Id: {user.id}')}" if context.caller.kind != "user" else ""
     return (
         f'curl -s {url} -H "Authorization: Bearer $KEY"{user_header} \\\n'
         f"  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(orjson.dumps(fields).decode())}"

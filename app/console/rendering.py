@@ -1,4 +1,4 @@
-"""Templates and the few files beside them. What is put into a page is escaped there: most is strangers' text."""
+"""Render templates and serve static files. Templates escape every value: most texts come from MCP servers."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_FOR_EVER = "public, max-age=31536000, immutable"
+_CACHE_FOREVER = "public, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class Asset:
     content: bytes
     media_type: str
 
-    def response(self) -> Response:
-        return Response(self.content, media_type=self.media_type, headers={"Cache-Control": _FOR_EVER})
+    def to_response(self) -> Response:
+        return Response(self.content, media_type=self.media_type, headers={"Cache-Control": _CACHE_FOREVER})
 
 
-class Pages:
+class Templates:
     def __init__(self) -> None:
         self.assets = _read_assets()
-        self._templates = Environment(
+        self._environment = Environment(
             loader=PackageLoader("app.console"),
             autoescape=True,
             undefined=StrictUndefined,
@@ -35,53 +35,61 @@ class Pages:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._templates.filters.update(ago=ago, moment=moment, pretty=pretty, count=count, short=short, took=took)
-        self._templates.globals["asset"] = self._address
+        self._environment.filters.update(
+            ago=format_ago,
+            timestamp=format_timestamp,
+            pretty_json=format_json,
+            number=format_number,
+            compact=format_compact,
+            duration=format_duration,
+        )
+        self._environment.globals["asset_url"] = self._asset_url
 
     def render(self, template: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
-        return HTMLResponse(self._templates.get_template(template).render(values), status)
+        return HTMLResponse(self._environment.get_template(template).render(values), status)
 
-    def _address(self, name: str) -> str:
-        """Another one with every change, so that browsers may keep what they have."""
+    def _asset_url(self, name: str) -> str:
+        """Return a URL that changes with the content, so that browsers may cache the file forever."""
         return f"/console/static/{hashlib.sha256(self.assets[name].content).hexdigest()[:12]}/{name}"
 
 
 def _read_assets() -> dict[str, Asset]:
-    found = [entry for entry in (files("app.console") / "static").iterdir() if entry.is_file()]
-    return {entry.name: Asset(entry.read_bytes(), _MEDIA_TYPES[entry.name.rpartition(".")[2]]) for entry in found}
+    entries = [entry for entry in (files("app.console") / "static").iterdir() if entry.is_file()]
+    return {entry.name: Asset(entry.read_bytes(), _MEDIA_TYPES[entry.name.rpartition(".")[2]]) for entry in entries}
 
 
-_STEPS = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (float("inf"), 86_400, "d"))
+# (below this many seconds, seconds in a unit, unit)
+_AGO_UNITS = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (float("inf"), 86_400, "d"))
 
 
-def ago(at: datetime | None) -> str:
+def format_ago(at: datetime | None) -> str:
     if at is None:
         return "never"
     seconds = max(0.0, (datetime.now(UTC) - at).total_seconds())
-    size, unit = next((size, unit) for below, size, unit in _STEPS if seconds < below)
+    size, unit = next((size, unit) for below, size, unit in _AGO_UNITS if seconds < below)
     return "just now" if seconds < 5 else f"{int(seconds // size)} {unit} ago"
 
 
-def moment(at: datetime | None) -> str:
+def format_timestamp(at: datetime | None) -> str:
     return "" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def pretty(value: Any) -> str:
+def format_json(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
-def count(value: float) -> str:
+def format_number(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def short(value: float) -> str:
+def format_compact(value: float) -> str:
     for size, unit in ((1e9, " bn"), (1e6, " M"), (1e3, " k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
 
 
-def took(milliseconds: float | None) -> str:
+def format_duration(milliseconds: float | None) -> str:
     if milliseconds is None:
         return ""
     return f"{milliseconds:,.0f} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:,.1f} s"

@@ -1,49 +1,49 @@
-"""The web console: all its pages, in front of the same deeds as the other doors."""
+"""The web console: server-rendered pages that call the same use cases as the REST API."""
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
 from app.console import activity, overview, playground, projects, rules, servers, sign_in, tools, users
-from app.console.page_context import DiscoverCaller, PageParams, go, page_router
-from app.console.rendering import Pages
+from app.console.page_context import DiscoverPage, TemplatesDep, page_router, redirect
+from app.console.rendering import Templates
 from app.errors import NotFound
 
-_HOMES = (("audit:read", "/console/overview"), ("discover", "/console/try"))
+_HOME_PAGES = (("audit:read", "/console/overview"), ("discover", "/console/try"))
 
-_open = page_router()
-_last = page_router()
 _root = APIRouter(include_in_schema=False)
+_common = page_router()
+_catch_all = page_router()
 
 
 def add_console(app: FastAPI) -> None:
-    app.state.pages = Pages()
-    for page in (sign_in, overview, playground, servers, tools, rules, projects, users, activity):
-        app.include_router(page.router)
-    for router in (_root, _open, _last):
+    app.state.templates = Templates()
+    for module in (sign_in, overview, playground, servers, tools, rules, projects, users, activity):
+        app.include_router(module.router)
+    for router in (_root, _common, _catch_all):
         app.include_router(router)
 
 
 @_root.get("/")
-async def root(request: Request) -> Response:
-    """People come with a browser; programs know where they want to go."""
+async def redirect_root(request: Request) -> Response:
+    """Redirect browsers to the console. Other clients get a 404 that names the API's documentation."""
     if "text/html" not in request.headers.get("accept", ""):
-        raise NotFound("there is nothing here: the API is at /docs")
-    return go("/console")
+        raise NotFound("nothing is served here: the API is documented at /docs")
+    return redirect("/console")
 
 
-@_open.get("/static/{version}/{name}")
-async def static(pages: PageParams, version: str, name: str) -> Response:  # noqa: ARG001 it only makes addresses differ
-    if name not in pages.assets:
+@_common.get("/static/{version}/{name}")
+async def get_asset(templates: TemplatesDep, version: str, name: str) -> Response:  # noqa: ARG001 see `_asset_url`
+    if name not in templates.assets:
         raise NotFound("there is no such file")
-    return pages.assets[name].response()
+    return templates.assets[name].to_response()
 
 
-@_open.get("")
-async def home(visit: DiscoverCaller) -> Response:
-    """The first page that the key may see."""
-    return go(next(page for permission, page in _HOMES if visit.may(permission)))
+@_common.get("")
+async def redirect_home(context: DiscoverPage) -> Response:
+    """Redirect to the first page that the key may see."""
+    return redirect(next(path for permission, path in _HOME_PAGES if context.has_permission(permission)))
 
 
-@_last.get("/{anything:path}")
-async def nothing_there(visit: DiscoverCaller, anything: str) -> Response:  # noqa: ARG001 there is no such page
+@_catch_all.get("/{path:path}")
+async def page_not_found(context: DiscoverPage, path: str) -> Response:  # noqa: ARG001 any path, any signed-in caller
     raise NotFound("there is no such page")

@@ -1,4 +1,4 @@
-"""A user's servers: try one, add it, see how it fares, ask it again."""
+"""The pages for servers: test a connection, add a server, follow its index runs, change and delete it."""
 
 import shlex
 from typing import Any
@@ -8,200 +8,209 @@ from starlette.responses import Response
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
 from app.console.forms import Form, parse_form
-from app.console.page_context import CatalogReadCaller, CatalogWriteCaller, PageContext, go, page_router
+from app.console.page_context import CatalogReadPage, CatalogWritePage, PageContext, page_router, redirect
 from app.db.pagination import PageRequest
 from app.errors import InvalidInput, ToolscoutError
 from app.indexing import queue
 from app.indexing.parsing import Listing
+from app.management import servers as manage_servers
 from app.management.runs import request_reindex, request_reindex_of_all
-from app.management.servers import change_server, delete_server, register_server, try_server
 from app.schemas.base import given_fields
 from app.schemas.servers import NewServerBody, ServerChanges
 
 router = page_router()
 
-_RUNS_SHOWN = 20
+_MAX_RUNS_SHOWN = 20
 
 
 @router.get("/servers")
-async def list_servers(visit: CatalogReadCaller) -> Response:
-    async with visit.transaction() as session:
-        page = await servers.list_servers(session, visit.user.id, PageRequest(cursor=visit.query.given("cursor")))
-    return visit.show("servers.html", page=page)
+async def show_servers(context: CatalogReadPage) -> Response:
+    async with context.transaction() as session:
+        request = PageRequest(cursor=context.query.optional_text("cursor"))
+        page = await servers.list_servers(session, context.user.id, request)
+    return context.render("servers.html", page=page)
 
 
 @router.get("/servers/new")
-async def show_new(visit: CatalogWriteCaller) -> Response:
-    return _new(visit, Form())
+async def show_new_server(context: CatalogWritePage) -> Response:
+    return _render_new_server(context, Form())
 
 
 @router.post("/servers")
-async def add_server(visit: CatalogWriteCaller) -> Response:
-    """One form, two buttons: to try the connection, and to store the server."""
+async def add_server(context: CatalogWritePage) -> Response:
+    """Handle the form's two buttons: `test` lists the server's tools and stores nothing, `add` stores the server."""
     try:
-        wanted = NewServer(**parse_form(NewServerBody, _said(visit.form)).model_dump())
-        if visit.form.text("do") == "test":
-            limit = visit.container.settings.max_tools_per_server
-            listing = await try_server(visit.container.mcp_pool, visit.user.id, wanted, max_tools=limit)
-            return _new(visit, visit.form, listing)
-        return await _added(visit, wanted)
+        new_server = NewServer(**parse_form(NewServerBody, _to_body(context.form)).model_dump())
+        if context.form.text("do") == "test":
+            return _render_new_server(context, context.form, listing=await _list_tools(context, new_server))
+        return await _register_server(context, new_server)
     except ToolscoutError as error:
-        return visit.show("server_new.html", error, form=visit.form, listing=None, stdio=_stdio(visit))
+        return _render_new_server(context, context.form, error=error)
 
 
-async def _added(visit: PageContext, wanted: NewServer) -> Response:
-    container = visit.container
-    server, run = await register_server(
+async def _list_tools(context: PageContext, new_server: NewServer) -> Listing:
+    container = context.container
+    max_tools = container.settings.max_tools_per_server
+    return await manage_servers.try_server(container.mcp_pool, context.user.id, new_server, max_tools=max_tools)
+
+
+async def _register_server(context: PageContext, new_server: NewServer) -> Response:
+    container = context.container
+    server, run = await manage_servers.register_server(
         container.database,
         container.mcp_pool,
         container.sealer,
         container.worker,
-        visit.user.id,
-        wanted,
-        actor=visit.caller.actor,
+        context.user.id,
+        new_server,
+        actor=context.caller.actor,
     )
-    return go(f"/console/servers/{server.id}", said="server-added" if run else "push-server-added")
+    return redirect(f"/console/servers/{server.id}", notice="server-added" if run else "push-server-added")
 
 
-def _new(visit: PageContext, form: Form, listing: Listing | None = None) -> Response:
-    return visit.show("server_new.html", form=form, listing=listing, stdio=_stdio(visit))
-
-
-def _stdio(visit: PageContext) -> list[str]:
-    return sorted(visit.container.mcp_pool.stdio_servers.programs)
+def _render_new_server(
+    context: PageContext, form: Form, *, listing: Listing | None = None, error: ToolscoutError | None = None
+) -> Response:
+    stdio_programs = sorted(context.container.mcp_pool.stdio_servers.programs)
+    return context.render("server_new.html", error, form=form, listing=listing, stdio_programs=stdio_programs)
 
 
 @router.post("/servers/reindex")
-async def reindex_all(visit: CatalogWriteCaller) -> Response:
-    container, actor = visit.container, visit.caller.actor
-    await request_reindex_of_all(container.database, container.worker, visit.user.id, force=False, actor=actor)
-    return go("/console/servers", said="reindexing-all")
+async def reindex_all(context: CatalogWritePage) -> Response:
+    container, actor = context.container, context.caller.actor
+    await request_reindex_of_all(container.database, container.worker, context.user.id, force=False, actor=actor)
+    return redirect("/console/servers", notice="reindex-all-requested")
 
 
 @router.get("/servers/{server_id}")
-async def show_server(visit: CatalogReadCaller, server_id: str) -> Response:
-    return visit.show("server.html", **await _known(visit, server_id))
+async def show_server(context: CatalogReadPage, server_id: str) -> Response:
+    return await _render_server(context, "server.html", server_id)
 
 
 @router.get("/servers/{server_id}/runs")
-async def show_runs(visit: CatalogReadCaller, server_id: str) -> Response:
-    """Again and again, while a run is under way."""
-    return visit.show("part_runs.html", **await _known(visit, server_id))
+async def show_runs(context: CatalogReadPage, server_id: str) -> Response:
+    """Return the status and the runs alone. The script polls this while a run is in progress."""
+    return await _render_server(context, "part_runs.html", server_id)
 
 
-async def _known(visit: PageContext, server_id: str) -> dict[str, Any]:
-    async with visit.transaction() as session:
-        server = await servers.get_server(session, visit.user.id, server_id)
-        runs = (await queue.list_runs(session, visit.user.id, server_id, PageRequest(_RUNS_SHOWN))).items
-    return {"server": server, "runs": runs, "push_curl": _push_curl(visit, server)}
+async def _render_server(context: PageContext, template: str, server_id: str) -> Response:
+    async with context.transaction() as session:
+        server = await servers.get_server(session, context.user.id, server_id)
+        runs = (await queue.list_runs(session, context.user.id, server_id, PageRequest(_MAX_RUNS_SHOWN))).items
+    return context.render(template, server=server, runs=runs, push_curl=_render_push_curl(context, server))
 
 
 @router.post("/servers/{server_id}/reindex")
-async def reindex(visit: CatalogWriteCaller, server_id: str) -> Response:
-    container, actor, force = visit.container, visit.caller.actor, visit.form.on("force")
-    await request_reindex(container.database, container.worker, visit.user.id, server_id, force=force, actor=actor)
-    return go(f"/console/servers/{server_id}", said="reindexing")
+async def reindex(context: CatalogWritePage, server_id: str) -> Response:
+    container, actor, force = context.container, context.caller.actor, context.form.is_checked("force")
+    await request_reindex(container.database, container.worker, context.user.id, server_id, force=force, actor=actor)
+    return redirect(f"/console/servers/{server_id}", notice="reindex-requested")
 
 
 @router.get("/servers/{server_id}/change")
-async def show_change(visit: CatalogWriteCaller, server_id: str) -> Response:
-    async with visit.transaction() as session:
-        server = await servers.get_server(session, visit.user.id, server_id)
-    return visit.show("server_change.html", server=server, form=_form_of(server))
+async def show_change_form(context: CatalogWritePage, server_id: str) -> Response:
+    server = await _get_server(context, server_id)
+    return context.render("server_change.html", server=server, form=_to_form(server))
 
 
 @router.post("/servers/{server_id}/change")
-async def change(visit: CatalogWriteCaller, server_id: str) -> Response:
-    async with visit.transaction() as session:
-        server = await servers.get_server(session, visit.user.id, server_id)
+async def change_server(context: CatalogWritePage, server_id: str) -> Response:
+    server = await _get_server(context, server_id)
     try:
-        await _change(visit, server_id, _changes(server, visit.form))
+        await _change_server(context, server_id, _find_changes(server, context.form))
     except ToolscoutError as error:
-        return visit.show("server_change.html", error, server=server, form=visit.form)
-    return go(f"/console/servers/{server_id}", said="server-changed")
+        return context.render("server_change.html", error, server=server, form=context.form)
+    return redirect(f"/console/servers/{server_id}", notice="server-changed")
 
 
 @router.post("/servers/{server_id}/switch")
-async def switch(visit: CatalogWriteCaller, server_id: str) -> Response:
-    await _change(visit, server_id, {"enabled": visit.form.on("enabled")})
-    return go(f"/console/servers/{server_id}", said="server-changed")
+async def enable_or_disable_server(context: CatalogWritePage, server_id: str) -> Response:
+    await _change_server(context, server_id, {"enabled": context.form.is_checked("enabled")})
+    return redirect(f"/console/servers/{server_id}", notice="server-changed")
 
 
-async def _change(visit: PageContext, server_id: str, changes: dict[str, Any]) -> None:
+async def _change_server(context: PageContext, server_id: str, changes: dict[str, Any]) -> None:
     body = parse_form(ServerChanges, changes)
-    container = visit.container
-    await change_server(
+    container = context.container
+    await manage_servers.change_server(
         container.database,
         container.mcp_pool,
         container.sealer,
         container.worker,
-        visit.user.id,
+        context.user.id,
         server_id,
         given_fields(body),
-        actor=visit.caller.actor,
+        actor=context.caller.actor,
     )
 
 
 @router.get("/servers/{server_id}/delete")
-async def confirm_delete(visit: CatalogWriteCaller, server_id: str) -> Response:
-    async with visit.transaction() as session:
-        server = await servers.get_server(session, visit.user.id, server_id)
-    return visit.show("server_delete.html", server=server)
+async def confirm_deletion(context: CatalogWritePage, server_id: str) -> Response:
+    return context.render("server_delete.html", server=await _get_server(context, server_id))
 
 
 @router.post("/servers/{server_id}/delete")
-async def delete(visit: CatalogWriteCaller, server_id: str) -> Response:
-    container, ann_above = visit.container, visit.container.settings.search_ann_above
-    await delete_server(
+async def delete_server(context: CatalogWritePage, server_id: str) -> Response:
+    container = context.container
+    await manage_servers.delete_server(
         container.database,
         container.mcp_pool,
-        visit.user.id,
+        context.user.id,
         server_id,
-        ann_above=ann_above,
-        actor=visit.caller.actor,
+        ann_above=container.settings.search_ann_above,
+        actor=context.caller.actor,
     )
-    return go("/console/servers", said="server-deleted")
+    return redirect("/console/servers", notice="server-deleted")
 
 
-def _said(form: Form) -> dict[str, Any]:
+async def _get_server(context: PageContext, server_id: str) -> Server:
+    async with context.transaction() as session:
+        return await servers.get_server(session, context.user.id, server_id)
+
+
+def _to_body(form: Form) -> dict[str, Any]:
     transport = form.text("transport")
     return {
         "name": form.text("stdio") if transport == "stdio" else form.text("name"),
         "transport": transport,
         "description": form.text("description"),
-        "url": form.given("url") if transport in ("streamable_http", "sse") else None,
-        "headers": _headers(form),
-        "tags": form.words("tags"),
+        "url": form.optional_text("url") if transport in ("streamable_http", "sse") else None,
+        "headers": _read_headers(form),
+        "tags": form.comma_list("tags"),
     }
 
 
-def _headers(form: Form) -> dict[str, str]:
-    named = zip(form.all("header_name"), form.all("header_value"), strict=False)
-    headers = {name.strip(): value.strip() for name, value in named if name.strip() or value.strip()}
+def _read_headers(form: Form) -> dict[str, str]:
+    pairs = zip(form.all("header_name"), form.all("header_value"), strict=False)
+    headers = {name.strip(): value.strip() for name, value in pairs if name.strip() or value.strip()}
     if "" in headers:
-        raise InvalidInput("a header has a value and no name")
+        raise InvalidInput("a header has a value but no name")
     return headers
 
 
-def _form_of(server: Server) -> Form:
+def _to_form(server: Server) -> Form:
     texts = {"name": server.name, "url": server.url or "", "description": server.description}
     return Form([*texts.items(), ("tags", ", ".join(server.tags))])
 
 
-def _changes(server: Server, form: Form) -> dict[str, Any]:
-    """Only what differs: a credential that is not typed again stays as it is."""
-    texts = {"name": form.text("name"), "description": form.text("description"), "tags": form.words("tags")}
+def _find_changes(server: Server, form: Form) -> dict[str, Any]:
+    """Return only the fields that differ. Empty header fields keep the stored credentials."""
+    values: dict[str, Any] = {
+        "name": form.text("name"),
+        "description": form.text("description"),
+        "tags": form.comma_list("tags"),
+    }
     if server.url is not None:
-        texts["url"] = form.text("url")
-    changes = {name: value for name, value in texts.items() if value != getattr(server, name)}
-    headers = _headers(form)
+        values["url"] = form.text("url")
+    changes = {name: value for name, value in values.items() if value != getattr(server, name)}
+    headers = _read_headers(form)
     return changes | ({"headers": headers} if headers else {})
 
 
-def _push_curl(visit: PageContext, server: Server) -> str:
-    address = f"{visit.request.url.scheme}://{visit.request.url.netloc}/servers/{server.id}/tools"
-    for_whom = f" -H {shlex.quote(f'X-User-Id: {visit.user.id}')}" if visit.caller.kind != "user" else ""
+def _render_push_curl(context: PageContext, server: Server) -> str:
+    url = f"{context.request.url.scheme}://{context.request.url.netloc}/servers/{server.id}/tools"
+    user_header = f" -H {shlex.quote(f'X-User-Id: {context.user.id}')}" if context.caller.kind != "user" else ""
     return (
-        f'curl -s -X PUT {address} \\\n  -H "Authorization: Bearer $KEY"{for_whom} '
+        f'curl -s -X PUT {url} \\\n  -H "Authorization: Bearer $KEY"{user_header} '
         "-H 'Content-Type: application/json' \\\n  -d '{\"tools\": [...]}'"
     )

@@ -1,7 +1,7 @@
-"""Who is signed in, as a cookie that only we can read or write.
+"""The console's session: an encrypted cookie that names the key a person signed in with.
 
-It holds the key's digest and never the key: whoever could open it could still not call the API with it. The key is
-looked up anew with every request, so that revoking it ends the session.
+The cookie holds the key's digest, not the key, so that a decrypted cookie is no credential for the API. Every request
+looks the key up again: revoking the key ends the session.
 """
 
 import base64
@@ -12,43 +12,66 @@ import time
 from dataclasses import dataclass
 
 import orjson
+from starlette.requests import Request
+from starlette.responses import Response
 
 from app.crypto import Sealer, SecretOwner
 from app.errors import ConfigurationError
 
-COOKIE = "toolscout_session"
-LIFE_S = 12 * 3600
+COOKIE_NAME = "toolscout_session"
+LIFETIME_S = 12 * 3600
 
 _OWNER = SecretOwner("", "console", "session")
 
 
 @dataclass(frozen=True)
-class SignedIn:
-    digest: bytes
-    """Of the key."""
+class ConsoleSession:
+    key_digest: bytes
     user_id: str | None
-    """Whom a service or admin key acts for."""
-    token: str
-    """That every form of this session carries: another site's page cannot know it."""
-    ends_at: int
+    """The user that a service or admin key acts for."""
+    csrf_token: str
+    """Every form of this session carries it. A page of another site cannot know it."""
+    expires_at: int
 
-    def sealed(self, sealer: Sealer) -> str:
-        parts = [self.digest.hex(), self.user_id, self.token, self.ends_at]
+    def seal(self, sealer: Sealer) -> str:
+        """Return the session as an encrypted cookie value."""
+        parts = [self.key_digest.hex(), self.user_id, self.csrf_token, self.expires_at]
         return base64.urlsafe_b64encode(sealer.seal(orjson.dumps(parts), _OWNER)).decode()
 
-    def knows(self, token: str) -> bool:
-        return hmac.compare_digest(self.token.encode(), token.encode())
+    def has_token(self, token: str) -> bool:
+        return hmac.compare_digest(self.csrf_token.encode(), token.encode())
 
 
-def start_session(digest: bytes, user_id: str | None, ends_at: int | None = None) -> SignedIn:
-    return SignedIn(digest, user_id, secrets.token_urlsafe(24), ends_at or int(time.time()) + LIFE_S)
+def start_session(key_digest: bytes, user_id: str | None, expires_at: int | None = None) -> ConsoleSession:
+    csrf_token = secrets.token_urlsafe(24)
+    return ConsoleSession(key_digest, user_id, csrf_token, expires_at or int(time.time()) + LIFETIME_S)
 
 
-def open_session(sealer: Sealer, cookie: str) -> SignedIn | None:
-    """None for what is not ours, and for what has ended."""
+def open_session(sealer: Sealer, cookie: str) -> ConsoleSession | None:
+    """Decrypt a cookie value. Return None if it is not valid or has expired."""
     try:
         parts = sealer.open(base64.urlsafe_b64decode(cookie.encode()), _OWNER)
     except (ConfigurationError, binascii.Error, ValueError):
         return None
-    digest, user_id, token, ends_at = orjson.loads(parts)
-    return SignedIn(bytes.fromhex(digest), user_id, token, ends_at) if ends_at > time.time() else None
+    key_digest, user_id, csrf_token, expires_at = orjson.loads(parts)
+    if expires_at <= time.time():
+        return None
+    return ConsoleSession(bytes.fromhex(key_digest), user_id, csrf_token, expires_at)
+
+
+def set_session_cookie(request: Request, response: Response, session: ConsoleSession, sealer: Sealer) -> Response:
+    response.set_cookie(
+        COOKIE_NAME,
+        session.seal(sealer),
+        max_age=LIFETIME_S,
+        path="/console",
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return response
+
+
+def clear_session_cookie(response: Response) -> Response:
+    response.delete_cookie(COOKIE_NAME, path="/console", httponly=True, samesite="strict")
+    return response

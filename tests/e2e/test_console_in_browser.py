@@ -1,4 +1,4 @@
-"""The console in a real browser: a first visit from the sign-in to the sign-out, and every page looked at."""
+"""The console in a real browser: a first session from sign-in to sign-out, and a check of every page."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -9,37 +9,36 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from app.container import Container
-from tests.support.browser import ARTIFACTS, DESK, PHONE, Watched, open_browser
+from tests.support.browser import ARTIFACTS, DESKTOP, PHONE, CheckedPage, open_browser
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_server import FakeMcpServer
 
+pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_npm]  # axe-core comes through npm
+
 WEATHER = [
     tool("get_forecast", "The weather of the coming days at a place: highs, lows and the chance of rain"),
     tool("get_alerts", "Official warnings of storms, floods and heat"),
-    tool("delete_station", "Remove a weather station for ever"),
+    tool("delete_station", "Remove a weather station forever"),
 ]
 
-
-pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_npm]  # axe-core comes through npm
-
-PATIENCE_MS = 60_000
-"""A browser beside everything else takes its time."""
+TIMEOUT_MS = 60_000
+"""Generous: the browser shares the machine with other tests."""
 
 
 @pytest.fixture(scope="session")
 async def chromium() -> AsyncIterator[Browser]:
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
-    expect.set_options(timeout=PATIENCE_MS)
-    async with open_browser() as opened:
-        yield opened
+    expect.set_options(timeout=TIMEOUT_MS)
+    async with open_browser() as browser:
+        yield browser
 
 
 @pytest.fixture
-async def watched(chromium: Browser, address: str) -> AsyncIterator[Watched]:
+async def checked(chromium: Browser, address: str) -> AsyncIterator[CheckedPage]:
     context = await chromium.new_context(base_url=address)
-    context.set_default_timeout(PATIENCE_MS)
-    yield Watched(await context.new_page(), urlsplit(address).netloc)
+    context.set_default_timeout(TIMEOUT_MS)
+    yield CheckedPage(await context.new_page(), urlsplit(address).netloc)
     await context.close()
 
 
@@ -50,50 +49,50 @@ async def sign_in(page: Page, key: str) -> None:
     await page.get_by_role("button", name="Sign out").wait_for()
 
 
-async def test_a_first_visit_from_the_sign_in_to_the_sign_out(
-    watched: Watched, user: TestUser, mcp: FakeMcpServer
+async def test_a_first_session_from_sign_in_to_sign_out(
+    checked: CheckedPage, user: TestUser, mcp: FakeMcpServer
 ) -> None:
     mcp.tools = WEATHER
-    page = watched.page
+    page = checked.page
     await page.goto("/console")
-    await watched.judge("sign-in")
+    await checked.check("sign-in")
     await sign_in(page, user.key)
 
     await page.get_by_role("link", name="Servers").click()
-    await expect(page.get_by_text("No server yet")).to_be_visible()
+    await expect(page.get_by_text("No servers yet")).to_be_visible()
     await page.get_by_role("link", name="Add a server").click()
     await page.get_by_label("Name", exact=False).first.fill("weather")
-    await page.get_by_label("Address").fill(mcp.url)
-    await page.get_by_role("button", name="Test the connection").click()
-    await expect(page.get_by_text("offers 3 tools")).to_be_visible()
-    await watched.judge("server-tried")
-    mcp.stalled.add("tools/list")  # until the page has been seen
-    await page.get_by_role("button", name="Add the server").click()
+    await page.get_by_label("URL").fill(mcp.url)
+    await page.get_by_role("button", name="Test connection").click()
+    await expect(page.get_by_text("3 tools found")).to_be_visible()
+    await checked.check("server-tested")
+    mcp.stalled.add("tools/list")  # so that the run is still in progress when the page is shown
+    await page.get_by_role("button", name="Add server").click()
     await expect(page.get_by_role("progressbar")).to_be_visible()
     mcp.stalled.clear()
     await expect(page.get_by_text("succeeded")).to_be_visible()
     await expect(page.get_by_role("progressbar")).to_have_count(0)
     await expect(page.get_by_text("connected")).to_be_visible()
-    await watched.judge("server")
+    await checked.check("server")
 
     await page.get_by_role("link", name="Try a message").click()
     await page.get_by_label("Message").press_sequentially("will it rain at the weekend? the weather forecast please")
-    await expect(page.locator(".ranked .name").first).to_have_text("get_forecast")
-    await expect(page.locator(".ranked mark").first).to_be_visible()
-    await page.get_by_label("Why not").fill("delete_station")
+    await expect(page.locator(".results .name").first).to_have_text("get_forecast")
+    await expect(page.locator(".results mark").first).to_be_visible()
+    await page.get_by_label("Explain a tool").fill("delete_station")
     await expect(page.locator(".reasons")).to_contain_text("delete_station")
-    await page.get_by_text("The same by curl").click()
+    await page.get_by_text("The same request with curl").click()
     await expect(page.locator("#curl")).to_contain_text("Authorization: Bearer $KEY")
-    await watched.judge("try")
+    await checked.check("try")
 
     await page.get_by_role("link", name="Rules").click()
-    await page.get_by_role("button", name="Add a rule").click()
+    await page.get_by_role("button", name="Add rule").click()
     await page.get_by_label("Patterns").fill("delete_*")
-    await page.get_by_label("Sets").select_option("off")
+    await page.get_by_label("Effect").select_option("off")
     await expect(page.locator("#preview")).to_contain_text("delete_station")
-    await watched.judge("rules")
-    await page.get_by_role("button", name="Store the rules").click()
-    await expect(page.get_by_text("The rules were stored")).to_be_visible()
+    await checked.check("rules")
+    await page.get_by_role("button", name="Save rules").click()
+    await expect(page.get_by_text("Rules saved")).to_be_visible()
     assert not (await user.tools())["delete_station"]["visible"]
 
     mcp.tools = [{**WEATHER[0], "description": WEATHER[0]["description"] + ", in your language"}, *WEATHER[1:]]
@@ -106,26 +105,26 @@ async def test_a_first_visit_from_the_sign_in_to_the_sign_out(
     await expect(page.get_by_role("link", name="delete_station")).to_have_count(0)
     await page.get_by_role("link", name="get_forecast").click()
     await expect(page.locator("ins")).to_contain_text("in your language")
-    await watched.judge("tool-changed")
-    await page.get_by_role("button", name="Approve as it stands").click()
-    await expect(page.get_by_text("The definition was approved")).to_be_visible()
+    await checked.check("tool-changed")
+    await page.get_by_role("button", name="Approve definition").click()
+    await expect(page.get_by_text("Definition approved")).to_be_visible()
     assert (await user.tools())["get_forecast"]["state"] == "approved"
 
     await page.get_by_role("button", name="Sign out").click()
     await expect(page.get_by_text("You are signed out")).to_be_visible()
     await page.goto("/console/tools")
     await expect(page.get_by_label("Key", exact=True)).to_be_visible()
-    assert (watched.complaints, watched.foreign, watched.judged) == ([], [], [])
+    assert (checked.console_errors, checked.external_requests, checked.violations) == ([], [], [])
 
 
-async def test_every_other_page_of_a_user_is_fit_to_be_seen(
-    container: Container, watched: Watched, user: TestUser
+async def test_every_other_page_of_a_user_passes_the_checks(
+    container: Container, checked: CheckedPage, user: TestUser
 ) -> None:
     server_id = await user.add_tools(*WEATHER, server="weather", tags=["outdoors"])
     await user.discover("a weather forecast")
     await container.usage_counters.flush()
     project = (await user.http.post("/projects", json={"name": "support", "rules": [{"pattern": ["get_*"]}]})).json()
-    page = watched.page
+    page = checked.page
     await sign_in(page, user.key)
     for name, path in {
         "overview": "/overview",
@@ -139,52 +138,52 @@ async def test_every_other_page_of_a_user_is_fit_to_be_seen(
         "project": f"/projects/{project['id']}",
         "project-delete": f"/projects/{project['id']}/delete",
         "activity": "/activity",
-        "not-there": "/nowhere",
+        "not-found": "/nowhere",
     }.items():
         await page.goto(f"/console{path}")
-        await watched.judge(name)
-    # a browser tells its console of every 404, also of the one that was asked for
-    assert [said for said in watched.complaints if "nowhere" not in said] == []
-    assert (watched.foreign, watched.judged) == ([], [])
+        await checked.check(name)
+    # the browser logs every 404, including the intended one
+    assert [error for error in checked.console_errors if "nowhere" not in error] == []
+    assert (checked.external_requests, checked.violations) == ([], [])
 
 
-async def test_an_administrators_pages_are_fit_to_be_seen(
-    watched: Watched, user: TestUser, admin: httpx.AsyncClient
+async def test_the_pages_of_an_administrator_pass_the_checks(
+    checked: CheckedPage, user: TestUser, admin: httpx.AsyncClient
 ) -> None:
-    page = watched.page
+    page = checked.page
     await sign_in(page, ADMIN_KEY)
-    await expect(page.get_by_text("Of all users together")).to_be_visible()
+    await expect(page.get_by_text("All users combined")).to_be_visible()
     await page.get_by_role("link", name="Users", exact=True).click()
-    await watched.judge("users")
+    await checked.check("users")
     await page.get_by_role("link", name="Keys").click()
-    await watched.judge("keys")
+    await checked.check("keys")
     await page.get_by_label("User", exact=True).fill(user.id)
-    await page.get_by_role("button", name="Make the key").click()
+    await page.get_by_role("button", name="Create key").click()
     await expect(page.locator("#secret")).to_contain_text("ts_user_")
-    await watched.judge("key-made")
-    made = (await admin.get("/keys", params={"user_id": user.id})).json()["items"][0]
-    await page.goto(f"/console/keys/{made['id']}/revoke")
-    await watched.judge("key-revoke")
-    assert (watched.complaints, watched.foreign, watched.judged) == ([], [], [])
+    await checked.check("key-created")
+    created = (await admin.get("/keys", params={"user_id": user.id})).json()["items"][0]
+    await page.goto(f"/console/keys/{created['id']}/revoke")
+    await checked.check("key-revoke")
+    assert (checked.console_errors, checked.external_requests, checked.violations) == ([], [], [])
 
 
-LONGEST = "W" * 128
-TAG = "W" * 64
+LONGEST_NAME = "W" * 128
+LONGEST_TAG = "W" * 64
 
 
-async def test_names_as_long_as_they_may_be_fit_on_every_page(
-    container: Container, watched: Watched, admin: httpx.AsyncClient
+async def test_the_longest_names_fit_on_every_page(
+    container: Container, checked: CheckedPage, admin: httpx.AsyncClient
 ) -> None:
-    async with new_user(container, f"0{uuid.uuid4().hex}{LONGEST}"[:128]) as user:  # the first of all users
-        server_id = await user.add_tools(tool(LONGEST, LONGEST), server=LONGEST, tags=[TAG])
-        tool_id = (await user.tools())[LONGEST]["id"]
-        rules = [{"pattern": [LONGEST], "server": LONGEST, "tags": [TAG]}]
-        wanted = {"name": LONGEST, "rules": rules, "server_ids": [server_id]}
-        project = (await user.http.post("/projects", json=wanted)).json()
+    async with new_user(container, f"0{uuid.uuid4().hex}{LONGEST_NAME}"[:128]) as user:  # first in the list of users
+        server_id = await user.add_tools(tool(LONGEST_NAME, LONGEST_NAME), server=LONGEST_NAME, tags=[LONGEST_TAG])
+        tool_id = (await user.tools())[LONGEST_NAME]["id"]
+        rules = [{"pattern": [LONGEST_NAME], "server": LONGEST_NAME, "tags": [LONGEST_TAG]}]
+        body = {"name": LONGEST_NAME, "rules": rules, "server_ids": [server_id]}
+        project = (await user.http.post("/projects", json=body)).json()
         assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
-        await user.discover(LONGEST)
+        await user.discover(LONGEST_NAME)
         await container.usage_counters.flush()
-        page = watched.page
+        page = checked.page
         await sign_in(page, user.key)
         for path in (
             "overview",
@@ -202,36 +201,36 @@ async def test_names_as_long_as_they_may_be_fit_on_every_page(
             "activity",
         ):
             await page.goto(f"/console/{path}")
-            await watched.measure(path.replace("/", "-"))
+            await checked.check_width(path.replace("/", "-"))
         await page.goto("/console/try")
-        await page.get_by_label("Message").fill(LONGEST)
-        await expect(page.locator(".ranked .name").first).to_have_text(LONGEST)
-        await watched.measure("try-answered")
+        await page.get_by_label("Message").fill(LONGEST_NAME)
+        await expect(page.locator(".results .name").first).to_have_text(LONGEST_NAME)
+        await checked.check_width("try-answered")
         await page.get_by_role("button", name="Sign out").click()
         await sign_in(page, ADMIN_KEY)
         for path in ("users", "keys", "activity", "overview"):
             await page.goto(f"/console/{path}")
-            await watched.measure(f"all-{path}")
-        key = {"kind": "user", "user_id": user.id, "name": LONGEST}
-        made = (await admin.post("/keys", json=key)).json()
-        await page.goto(f"/console/keys/{made['id']}/revoke")
-        await expect(page.get_by_text(LONGEST, exact=True)).to_be_visible()
-        await watched.measure("key-revoke")
+            await checked.check_width(f"all-{path}")
+        key = {"kind": "user", "user_id": user.id, "name": LONGEST_NAME}
+        created = (await admin.post("/keys", json=key)).json()
+        await page.goto(f"/console/keys/{created['id']}/revoke")
+        await expect(page.get_by_text(LONGEST_NAME, exact=True)).to_be_visible()
+        await checked.check_width("key-revoke")
         await page.goto("/console/users")
-        await page.get_by_role("button", name=f"Act for {user.id}").click()
+        await page.get_by_role("button", name=f"Act for user {user.id}").click()
         await page.goto("/console/keys")
-        await watched.measure("acting-keys")
-    assert watched.judged == [], "\n".join(watched.judged)
+        await checked.check_width("acting-keys")
+    assert checked.violations == [], "\n".join(checked.violations)
 
 
-async def test_an_action_stands_in_one_line_beside_names_as_long_as_they_may_be(
-    container: Container, watched: Watched
+async def test_an_action_stays_on_one_line_next_to_the_longest_names(
+    container: Container, checked: CheckedPage
 ) -> None:
-    page = watched.page
-    async with new_user(container, f"0{uuid.uuid4().hex}{LONGEST}"[:128]) as user:
-        await user.add_tools(*WEATHER, server=LONGEST)
+    page = checked.page
+    async with new_user(container, f"0{uuid.uuid4().hex}{LONGEST_NAME}"[:128]) as user:
+        await user.add_tools(*WEATHER, server=LONGEST_NAME)
         await sign_in(page, ADMIN_KEY)
-        for width, height in (DESK, PHONE):
+        for width, height in (DESKTOP, PHONE):
             await page.set_viewport_size({"width": width, "height": height})
             await page.goto("/console/activity")
             lines = await page.locator(".action code").evaluate_all(
@@ -240,14 +239,12 @@ async def test_an_action_stands_in_one_line_beside_names_as_long_as_they_may_be(
             assert set(lines) == {1}
 
 
-async def test_the_keyboard_alone_finds_the_content_and_leads_through_the_pages(
-    watched: Watched, user: TestUser
-) -> None:
-    page = watched.page
+async def test_the_pages_can_be_used_with_the_keyboard_alone(checked: CheckedPage, user: TestUser) -> None:
+    page = checked.page
     await sign_in(page, user.key)
     await page.goto("/console/servers")
     await page.keyboard.press("Tab")
-    await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    await expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     await page.keyboard.press("Enter")
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("link", name="Add a server")).to_be_focused()
@@ -255,9 +252,7 @@ async def test_the_keyboard_alone_finds_the_content_and_leads_through_the_pages(
     await expect(page.get_by_role("heading", name="Add a server")).to_be_visible()
 
 
-async def test_all_but_what_moves_by_itself_works_without_scripts(
-    chromium: Browser, address: str, user: TestUser
-) -> None:
+async def test_the_console_works_without_scripts(chromium: Browser, address: str, user: TestUser) -> None:
     await user.add_tools(*WEATHER, server="weather")
     context = await chromium.new_context(base_url=address, java_script_enabled=False)
     page = await context.new_page()
@@ -265,21 +260,21 @@ async def test_all_but_what_moves_by_itself_works_without_scripts(
     await page.goto("/console/try")
     await page.get_by_label("Message").fill("the weather forecast please")
     await page.get_by_role("button", name="Find tools").click()
-    await expect(page.locator(".ranked .name").first).to_have_text("get_forecast")
+    await expect(page.locator(".results .name").first).to_have_text("get_forecast")
     await page.get_by_role("link", name="Rules").click()
-    await page.get_by_role("button", name="Add a rule").click()
+    await page.get_by_role("button", name="Add rule").click()
     await page.get_by_label("Patterns").fill("delete_*")
-    await page.get_by_label("Sets").select_option("off")
+    await page.get_by_label("Effect").select_option("off")
     await page.get_by_role("button", name="Preview").last.click()
     await expect(page.locator("#preview")).to_contain_text("delete_station")
-    await page.get_by_role("button", name="Store the rules").click()
-    await expect(page.get_by_text("The rules were stored")).to_be_visible()
+    await page.get_by_role("button", name="Save rules").click()
+    await expect(page.get_by_text("Rules saved")).to_be_visible()
     await context.close()
 
 
-async def test_axe_would_have_noticed(watched: Watched) -> None:
-    await watched.page.goto("/console/sign-in")
-    await watched.page.evaluate("document.documentElement.removeAttribute('lang')")
-    await watched.judge("spoiled")
-    assert all("html-has-lang" in fault for fault in watched.judged)
-    assert len(watched.judged) == 4
+async def test_the_check_reports_a_violation(checked: CheckedPage) -> None:
+    await checked.page.goto("/console/sign-in")
+    await checked.page.evaluate("document.documentElement.removeAttribute('lang')")
+    await checked.check("broken")
+    assert all("html-has-lang" in violation for violation in checked.violations)
+    assert len(checked.violations) == 4

@@ -1,61 +1,61 @@
-// What a page does beyond plain forms: answers while one types, progress that moves, copying. All of it may be missing.
+// Progressive enhancement: results while typing, live progress, copy buttons. Every page works without this script.
 "use strict";
 
-const PAUSE_MS = 180;
+const TYPING_PAUSE_MS = 180;
 const POLL_MS = 400;
-const token = document.querySelector("meta[name=csrf-token]")?.content;
+const csrfToken = document.querySelector("meta[name=csrf-token]")?.content;
 
-async function fragment(path, options = {}) {
-  const headers = { "X-Fragment": "1", ...(token && { "X-CSRF-Token": token }) };
-  const answer = await fetch(path, { ...options, headers, credentials: "same-origin" });
-  if (answer.status === 401) location.reload(); // the session has ended: the page itself leads to the sign-in
-  return answer.text();
+async function fetchFragment(path, options = {}) {
+  const headers = { "X-Fragment": "1", ...(csrfToken && { "X-CSRF-Token": csrfToken }) };
+  const response = await fetch(path, { ...options, headers, credentials: "same-origin" });
+  if (response.status === 401) location.reload(); // the session has expired: reloading leads to the sign-in page
+  return response.text();
 }
 
-function answerWhileTyping(form) {
+function updateWhileTyping(form) {
   const target = document.getElementById(form.dataset.target);
-  let waiting, asking;
+  let timer, controller;
   form.addEventListener("input", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(ask, PAUSE_MS);
+    clearTimeout(timer);
+    timer = setTimeout(update, TYPING_PAUSE_MS);
   });
-  for (const button of form.querySelectorAll("[data-quiet]")) button.hidden = true;
-  if ("atOnce" in form.dataset) ask();
+  for (const element of form.querySelectorAll("[data-without-script]")) element.hidden = true;
+  if ("immediate" in form.dataset) update();
 
-  async function ask() {
-    asking?.abort();
-    asking = new AbortController();
-    const { signal } = asking;
+  async function update() {
+    controller?.abort();
+    controller = new AbortController();
+    const { signal } = controller;
     target.setAttribute("aria-busy", "true");
     try {
-      const said = new URLSearchParams(new FormData(form));
-      const html = await fragment(form.dataset.live, { method: "POST", body: said, signal });
-      const open = [...target.querySelectorAll("details[open]")].map((each) => each.querySelector("pre")?.id);
+      const body = new URLSearchParams(new FormData(form));
+      const html = await fetchFragment(form.dataset.live, { method: "POST", body, signal });
+      const openIds = [...target.querySelectorAll("details[open]")].map((details) => details.querySelector("pre")?.id);
       target.innerHTML = html;
-      for (const id of open) target.querySelector(`#${CSS.escape(id)}`)?.closest("details").setAttribute("open", "");
-      enliven(target);
+      for (const id of openIds) target.querySelector(`#${CSS.escape(id)}`)?.closest("details").setAttribute("open", "");
+      addBehavior(target);
     } catch (error) {
-      if (error.name !== "AbortError") target.textContent = "The service does not answer just now.";
+      if (error.name !== "AbortError") target.textContent = "Toolscout does not respond. Try again in a moment.";
     } finally {
       if (!signal.aborted) target.removeAttribute("aria-busy");
     }
   }
 }
 
-async function follow(element) {
+async function poll(element) {
   await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   try {
-    const page = new DOMParser().parseFromString(await fragment(element.dataset.poll), "text/html");
+    const page = new DOMParser().parseFromString(await fetchFragment(element.dataset.poll), "text/html");
     const next = page.getElementById(element.id);
     if (!next) return;
     element.replaceWith(next);
-    enliven(next.parentElement);
+    addBehavior(next.parentElement);
   } catch {
-    follow(element); // away for a moment: the run goes on all the same
+    poll(element); // the network failed: the run goes on meanwhile
   }
 }
 
-async function copy(button) {
+async function copyText(button) {
   const source = document.getElementById(button.dataset.copy);
   try {
     await navigator.clipboard.writeText(source.textContent);
@@ -67,38 +67,38 @@ async function copy(button) {
   setTimeout(() => (button.textContent = "Copy"), 1500);
 }
 
-function showWhatFits(select) {
-  const form = select.form;
-  const show = () => {
-    for (const part of form.querySelectorAll(`[data-for*="${select.dataset.shows}:"]`)) {
-      part.hidden = !part.dataset.for.split(" ").includes(`${select.dataset.shows}:${select.value}`);
+function toggleFields(select) {
+  const name = select.dataset.toggles;
+  const toggle = () => {
+    for (const field of select.form.querySelectorAll(`[data-shown-for*="${name}:"]`)) {
+      field.hidden = !field.dataset.shownFor.split(" ").includes(`${name}:${select.value}`);
     }
   };
-  select.addEventListener("change", show);
-  show();
+  select.addEventListener("change", toggle);
+  toggle();
 }
 
-function enliven(root) {
+function addBehavior(root) {
   for (const button of root.querySelectorAll("[data-copy][hidden]")) {
     button.hidden = false;
-    button.addEventListener("click", () => copy(button));
+    button.addEventListener("click", () => copyText(button));
   }
   for (const element of root.querySelectorAll("[data-poll]")) {
-    if (!element.followed) {
-      element.followed = true;
-      follow(element);
+    if (!element.isPolled) {
+      element.isPolled = true;
+      poll(element);
     }
   }
 }
 
-for (const form of document.querySelectorAll("form[data-live]")) answerWhileTyping(form);
-for (const select of document.querySelectorAll("select[data-shows]")) showWhatFits(select);
-for (const form of document.querySelectorAll("form[data-submits]")) {
+for (const form of document.querySelectorAll("form[data-live]")) updateWhileTyping(form);
+for (const select of document.querySelectorAll("select[data-toggles]")) toggleFields(select);
+for (const form of document.querySelectorAll("form[data-submit-on-change]")) {
   form.addEventListener("change", (event) => event.target.matches("select") && form.requestSubmit());
 }
-for (const form of document.querySelectorAll("form[data-busy]")) {
-  form.addEventListener("submit", () => form.classList.add("busy-now"));
+for (const form of document.querySelectorAll("form[data-shows-progress]")) {
+  form.addEventListener("submit", () => form.classList.add("submitting"));
 }
-enliven(document);
-// on a phone the pages stand in one row, wider than the screen
+addBehavior(document);
+// on a phone the navigation is one row, wider than the screen
 document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });

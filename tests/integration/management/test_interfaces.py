@@ -13,7 +13,7 @@ from app.auth.authentication import Authenticator
 from app.container import Container
 from tests.support.checks import everything
 from tests.support.clients import TestUser, open_client
-from tests.support.console_client import Visitor, visitor_of
+from tests.support.console_client import ConsoleClient, open_console
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.worker_steps import until
 
@@ -78,7 +78,7 @@ async def make_world(user: TestUser, admin: httpx.AsyncClient) -> World:
 
 
 Rest = Callable[[World], Awaitable[httpx.Response]]
-Console = Callable[[World, Visitor], Awaitable[httpx.Response]]
+Console = Callable[[World, ConsoleClient], Awaitable[httpx.Response]]
 RULES = [{"pattern": ["read"], "enabled": True}, {"pattern": ["write"], "tags": ["careful"]}]
 RULE_ROWS = {"pattern": ["read", "write"], "server": ["", ""], "enabled": ["on", ""], "tags": ["", "careful"]}
 PROJECT_FORM = {"members": "all", "optimization": "hybrid", "do": "store"}
@@ -86,74 +86,74 @@ PROJECT_FORM = {"members": "all", "optimization": "hybrid", "do": "store"}
 CHANGES: dict[str, tuple[Rest, Console]] = {
     "register a server": (
         lambda w: w.user.http.post("/servers", json={"name": "new", "transport": "push"}),
-        lambda _, v: v.send("/console/servers", name="new", transport="push"),
+        lambda _, v: v.submit("/console/servers", name="new", transport="push"),
     ),
     "change a server": (
         lambda w: w.user.http.patch(f"/servers/{w.server_id}", json={"description": "other"}),
-        lambda w, v: v.send(f"/console/servers/{w.server_id}/change", name="files", description="other"),
+        lambda w, v: v.submit(f"/console/servers/{w.server_id}/change", name="files", description="other"),
     ),
     "rename a server": (
         lambda w: w.user.http.patch(f"/servers/{w.server_id}", json={"name": "other"}),
-        lambda w, v: v.send(f"/console/servers/{w.server_id}/change", name="other"),
+        lambda w, v: v.submit(f"/console/servers/{w.server_id}/change", name="other"),
     ),
     "disable a server": (
         lambda w: w.user.http.patch(f"/servers/{w.server_id}", json={"enabled": False}),
-        lambda w, v: v.send(f"/console/servers/{w.server_id}/switch"),
+        lambda w, v: v.submit(f"/console/servers/{w.server_id}/switch"),
     ),
     "delete a server": (
         lambda w: w.user.http.delete(f"/servers/{w.server_id}"),
-        lambda w, v: v.send(f"/console/servers/{w.server_id}/delete"),
+        lambda w, v: v.submit(f"/console/servers/{w.server_id}/delete"),
     ),
     "reindex a server": (
         lambda w: w.user.http.post(f"/servers/{w.server_id}/reindex"),
-        lambda w, v: v.send(f"/console/servers/{w.server_id}/reindex"),
+        lambda w, v: v.submit(f"/console/servers/{w.server_id}/reindex"),
     ),
     "reindex all servers": (
         lambda w: w.user.http.post("/reindex"),
-        lambda _, v: v.send("/console/servers/reindex"),
+        lambda _, v: v.submit("/console/servers/reindex"),
     ),
     "change a tool": (
         lambda w: w.user.http.patch(f"/tools/{w.tool_id}", json={"enabled": False}),
-        lambda w, v: v.send(f"/console/tools/{w.tool_id}", switch="off"),
+        lambda w, v: v.submit(f"/console/tools/{w.tool_id}", switch="off"),
     ),
     "approve a tool": (
         lambda w: w.user.http.post(f"/tools/{w.tool_id}/approve?definition_hash={w.definition_hash}"),
-        lambda w, v: v.send(f"/console/tools/{w.tool_id}/approve", definition_hash=w.definition_hash),
+        lambda w, v: v.submit(f"/console/tools/{w.tool_id}/approve", definition_hash=w.definition_hash),
     ),
     "replace rules": (
         lambda w: w.user.http.put("/rules", json={"rules": RULES}),
-        lambda _, v: v.send("/console/rules", do="store", **RULE_ROWS),
+        lambda _, v: v.submit("/console/rules", do="store", **RULE_ROWS),
     ),
     "create a project": (
         lambda w: w.user.http.post("/projects", json={"name": "new", "rules": RULES}),
-        lambda _, v: v.send("/console/projects", name="new", **PROJECT_FORM, **RULE_ROWS),
+        lambda _, v: v.submit("/console/projects", name="new", **PROJECT_FORM, **RULE_ROWS),
     ),
     "change a project": (
         lambda w: w.user.http.patch(f"/projects/{w.project_id}", json={"name": "other"}),
-        lambda w, v: v.send(f"/console/projects/{w.project_id}", name="other", **PROJECT_FORM),
+        lambda w, v: v.submit(f"/console/projects/{w.project_id}", name="other", **PROJECT_FORM),
     ),
     "delete a project": (
         lambda w: w.user.http.delete(f"/projects/{w.project_id}"),
-        lambda w, v: v.send(f"/console/projects/{w.project_id}/delete"),
+        lambda w, v: v.submit(f"/console/projects/{w.project_id}/delete"),
     ),
 }
 
 ADMIN_CHANGES: dict[str, tuple[Rest, Console]] = {
     "create a user": (
         lambda w: w.admin.post("/users", json={"id": f"new-{uuid.uuid4()}"}),
-        lambda _, v: v.send("/console/users", id=f"new-{uuid.uuid4()}"),
+        lambda _, v: v.submit("/console/users", id=f"new-{uuid.uuid4()}"),
     ),
     "change a user": (
         lambda w: w.admin.patch(f"/users/{w.stranger_id}", json={"discovery_enabled": False}),
-        lambda w, v: v.send(f"/console/users/{w.stranger_id}"),
+        lambda w, v: v.submit(f"/console/users/{w.stranger_id}"),
     ),
     "create a key": (
         lambda w: w.admin.post("/keys", json={"kind": "user", "user_id": w.stranger_id}),
-        lambda w, v: v.send("/console/keys", kind="user", user_id=w.stranger_id),
+        lambda w, v: v.submit("/console/keys", kind="user", user_id=w.stranger_id),
     ),
     "revoke a key": (
         lambda w: w.admin.delete(f"/keys/{w.stranger_key_id}"),
-        lambda w, v: v.send(f"/console/keys/{w.stranger_key_id}/revoke"),
+        lambda w, v: v.submit(f"/console/keys/{w.stranger_key_id}/revoke"),
     ),
 }
 
@@ -192,8 +192,8 @@ async def test_the_same_change_leaves_the_same_audit_events(
     over_rest = await read_events(world, container)
 
     world = await make_world(other_user, admin)
-    async with visitor_of(container, ADMIN_KEY if change in ADMIN_CHANGES else other_user.key) as visitor:
-        answer = await make_in_console(world, visitor)
+    async with open_console(container, ADMIN_KEY if change in ADMIN_CHANGES else other_user.key) as console:
+        answer = await make_in_console(world, console)
         assert answer.status_code in (201, 303), answer.text
     in_console = await read_events(world, container)
 
@@ -226,7 +226,7 @@ async def test_a_change_of_keys_or_users_clears_the_cache_of_callers(
         if interface == "REST":
             await make_over_rest(world)
         else:
-            async with visitor_of(container, ADMIN_KEY if change in ADMIN_CHANGES else user.key) as visitor:
-                await make_in_console(world, visitor)
+            async with open_console(container, ADMIN_KEY if change in ADMIN_CHANGES else user.key) as console:
+                await make_in_console(world, console)
         assert cleared == [change]
         assert (await http.get("/tools")).status_code == (200 if change == "change a user" else 401)
