@@ -708,10 +708,10 @@ class View:
 
     async def check_definition_cache(self) -> None:
         """The cache that discovery uses."""
-        shelf = self.machine.world.container.discoverer.definition_cache
+        cache = self.machine.world.container.discoverer.definition_cache
         version = await self._version()
         for _ in range(2):
-            offers = await shelf.take(self.session, self.scope, version, list(self.expected), core=False)
+            offers = await cache.take(self.session, self.scope, version, list(self.expected), core=False)
             assert offers.tools.keys() == self.expected.keys()
 
     async def check_other_projects(self) -> None:

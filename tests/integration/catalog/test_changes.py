@@ -647,7 +647,7 @@ async def test_orders_to_the_model_are_shown_with_their_place_and_the_reason(use
     assert shown["flags"] == ["instructions"]
     assert {finding["where"] for finding in shown["findings"]} == {"inputSchema.properties.city.description"}
     reasons = " ".join(finding["reason"] for finding in shown["findings"])
-    assert "set aside the instructions" in reasons
+    assert "tells the model to ignore its instructions" in reasons
     assert "secrets" in reasons
     assert shown["input_schema"] == COMMANDING["inputSchema"], "a sign for a person: nothing is taken out"
     assert shown["visible"]
