@@ -1,4 +1,4 @@
-"""Finds the servers that need an index run that nobody requested: missing vectors, or a list that is too old."""
+"""Finds the servers that need an index run without a request: missing vectors, or a list that is too old."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Another embedding model takes over under load, on two replicas: nobody notices but by the numbers."""
+"""Switching the embedding model under load, on two replicas: every answer comes from exactly one model."""
 
 import asyncio
 import inspect
@@ -53,16 +53,16 @@ class World:
         use = inspect.unwrap(commands.use)
         assert await use(self.settings, model.removeprefix("openai:"), **options) == 0
 
-    async def serve(self, model: str) -> None:
-        """Until all replicas do."""
+    async def wait_for_model(self, model: str) -> None:
+        """Wait until all replicas serve the model."""
 
-        async def all_of_them() -> bool:
+        async def all_serve() -> bool:
             return all(replica.model.id == model for replica in self.replicas)
 
-        await until(all_of_them)
+        await until(all_serve)
 
     async def calibrate(self, model: str, threshold: float) -> None:
-        """And wait until all replicas know of it."""
+        """Store a threshold and wait until all replicas use it."""
         stored = orjson.dumps(UNCALIBRATED.to_json() | {"threshold": threshold}).decode()
         self.as_owner("UPDATE embedding_models SET calibration = %s WHERE id = %s", stored, model)
 
@@ -80,8 +80,10 @@ class World:
 
 
 @asynccontextmanager
-async def opened(postgres: EmbeddedPostgres, folder: Path, replicas: int = 1, **changes: Any) -> AsyncIterator[World]:
-    """Questions are embedded each time, and never given up: a degraded answer would hide what these tests look for."""
+async def open_world(
+    postgres: EmbeddedPostgres, folder: Path, replicas: int = 1, **changes: Any
+) -> AsyncIterator[World]:
+    """Open replicas without a query cache and with a long embedding budget, so that no answer is degraded."""
     url = make_database(postgres)
     with running_embedding_server() as fake:
         patient = {"embedding_model": "alpha@64", "query_embed_budget_ms": 20_000, "query_cache_size": 0}
@@ -100,102 +102,99 @@ async def ask(http: Any, question: str) -> Answer:
     return question, body["no_match"], body["total_searched"], *found
 
 
-class Answered(NamedTuple):
-    asked: int
-    answered: int
+class TimedAnswer(NamedTuple):
+    started: int
+    ended: int
     answer: Answer
 
 
 @dataclass
 class Load:
-    """Asks without a pause; keeps, for each replica, what was answered and the moments around it."""
+    """Sends requests without a pause; records the answers of each replica with logical start and end times."""
 
     clients: list[Any]
-    answers: list[list[Answered]] = field(init=False)
+    answers: list[list[TimedAnswer]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.answers = [[] for _ in self.clients]
 
-    async def go_on(self) -> None:
+    async def run(self) -> None:
         moments = itertools.count()
         askers = [self._ask(*each, moments) for each in zip(self.clients, self.answers, strict=True) for _ in range(3)]
         await asyncio.gather(*askers)
 
-    async def _ask(self, http: Any, answers: list[Answered], moments: Iterator[int]) -> None:
-        for asked in moments:
-            answer = await ask(http, QUESTIONS[asked % len(QUESTIONS)])
-            answers.append(Answered(asked, next(moments), answer))
+    async def _ask(self, http: Any, answers: list[TimedAnswer], moments: Iterator[int]) -> None:
+        for started in moments:
+            answer = await ask(http, QUESTIONS[started % len(QUESTIONS)])
+            answers.append(TimedAnswer(started, next(moments), answer))
 
-    async def answered(self, more: int) -> None:
+    async def wait_for_answers(self, more: int) -> None:
         goal = [len(answers) + more for answers in self.answers]
 
-        async def enough() -> bool:
-            return all(len(answers) >= wanted for answers, wanted in zip(self.answers, goal, strict=True))
+        async def has_enough() -> bool:
+            return all(len(answers) >= count for answers, count in zip(self.answers, goal, strict=True))
 
-        await until(enough)
+        await until(has_enough)
 
 
 @asynccontextmanager
 async def under_load(clients: list[Any]) -> AsyncIterator[Load]:
     load = Load(clients)
-    running = asyncio.create_task(load.go_on())
+    running = asyncio.create_task(load.run())
     try:
         yield load
         assert not running.done()
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
-            await running  # whoever met anything but a good answer says so here
+            await running  # raises the error of a failed request
 
 
 @asynccontextmanager
-async def clients_of(world: World, user: TestUser) -> AsyncIterator[list[Any]]:
+async def open_clients(world: World, user: TestUser) -> AsyncIterator[list[Any]]:
     async with AsyncExitStack() as closing:
         opening = [open_client(replica, Authorization=f"Bearer {user.key}") for replica in world.replicas]
         yield [await closing.enter_async_context(each) for each in opening]
 
 
-def check_one_moment(answers: list[Answered], before: set[Answer], after: set[Answer]) -> None:
-    """Each answer is wholly the one's or wholly the other's, and whoever asks after the first of the other's gets those
-    alone."""
+def check_atomic_switch(answers: list[TimedAnswer], before: set[Answer], after: set[Answer]) -> None:
+    """Every answer comes from one model only, and after the first answer of the new model all answers do."""
     old, new = ([each for each in answers if each.answer in side] for side in (before, after))
     assert len(old) + len(new) == len(answers)
-    assert max(each.asked for each in old) < min(each.answered for each in new)
+    assert max(each.started for each in old) < min(each.ended for each in new)
 
 
-async def switched_under_load(world: World, clients: list[Any], model: str) -> None:
+async def switch_under_load(world: World, clients: list[Any], model: str) -> None:
     old = {await ask(clients[0], question) for question in QUESTIONS}
     async with under_load(clients) as load:
-        await load.answered(10)
+        await load.wait_for_answers(10)
         await world.use(model)
-        await world.serve(model)
-        await load.answered(10)
+        await world.wait_for_model(model)
+        await load.wait_for_answers(10)
     new = {await ask(clients[0], question) for question in QUESTIONS}
     assert not old & new
     for answers in load.answers:
-        check_one_moment(answers, old, new)
+        check_atomic_switch(answers, old, new)
 
 
-async def test_switches_under_load_have_one_moment_and_no_mixture_and_a_way_back(
-    postgres: EmbeddedPostgres, tmp_path: Path
-) -> None:
+async def test_switches_under_load_are_atomic_and_reversible(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     async with (
-        opened(postgres, tmp_path, replicas=2) as world,
+        open_world(postgres, tmp_path, replicas=2) as world,
         new_user(world.replicas[0]) as user,
-        clients_of(world, user) as clients,
+        open_clients(world, user) as clients,
     ):
         server_id = await user.add_tools(*TOOLS)
         await world.calibrate(ALPHA, threshold=0.85)
-        world.fake.delay_s = 0.03  # most requests are just being embedded when the moment comes
-        await switched_under_load(world, clients, BETA)
-        await switched_under_load(world, clients, GAMMA)  # of another dimension
+        world.fake.delay_s = 0.03  # most requests are being embedded at the moment of the switch
+        await switch_under_load(world, clients, BETA)
+        await switch_under_load(world, clients, GAMMA)  # of another dimension
 
-        # what changes now changes for all three, and the way back is as long as what has changed
+        # this change applies to all three models; switching back embeds only what has changed
         run = await user.push(server_id, [*TOOLS, tool("list_files", "List the files of a folder.")])
         assert run["state"] == "succeeded"
         world.fake.requests.clear()
         await world.use(ALPHA)
-        await world.serve(ALPHA)
+        await world.wait_for_model(ALPHA)
         assert [text for texts in world.fake.requests for text in texts if text.startswith("Tool:")] == [
             "Tool: list files. Server: files. Description: List the files of a folder."
         ]
@@ -203,8 +202,8 @@ async def test_switches_under_load_have_one_moment_and_no_mixture_and_a_way_back
 
 
 @contextmanager
-def command(world: World, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own, that can be killed."""
+def run_command(world: World, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in its own process and kill it at the end."""
     assert world.settings.database_url is not None
     environment = {
         "PATH": os.environ["PATH"],
@@ -223,26 +222,27 @@ def command(world: World, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         started.wait()
 
 
-async def test_a_change_that_is_killed_changes_nothing_and_goes_on_where_it_stood(
+async def test_a_killed_switch_changes_nothing_and_continues_where_it_stopped(
     postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    async with opened(postgres, tmp_path) as world, new_user(world.replicas[0]) as user:
+    async with open_world(postgres, tmp_path) as world, new_user(world.replicas[0]) as user:
         for number in range(SERVERS_PER_BATCH + 5):
             await user.add_tools(tool(f"tool_{number}", f"Does the work of day {number}."), server=f"server {number}")
         before = await ask(user.http, QUESTIONS[0])
-        world.fake.mode, world.fake.quick = "hang_later", 2  # to learn the dimension, and the first of two groups
-        with command(world, "model", "use", "beta@64"):
+        # it answers the request for the dimension and the first of two batches
+        world.fake.mode, world.fake.quick = "hang_later", 2
+        with run_command(world, "model", "use", "beta@64"):
 
-            async def one_group_is_done() -> bool:
+            async def is_one_batch_done() -> bool:
                 counted = world.as_owner("SELECT count(*) FROM mcp_tool_embeddings WHERE model = %s", BETA)
                 return counted == [(SERVERS_PER_BATCH,)]
 
-            await until(one_group_is_done)
+            await until(is_one_batch_done)
         world.fake.mode = "ok"
         world.fake.release()
         assert await ask(user.http, QUESTIONS[0]) == before
         world.fake.requests.clear()
         await world.use(BETA)
-        await world.serve(BETA)
+        await world.wait_for_model(BETA)
         assert len([text for texts in world.fake.requests for text in texts if text.startswith("Tool:")]) == 5
         assert (await ask(user.http, QUESTIONS[0]))[2] == SERVERS_PER_BATCH + 5

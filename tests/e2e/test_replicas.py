@@ -1,4 +1,4 @@
-"""Two replicas on one Postgres: what one is told the other knows, and neither's stop costs anybody a request."""
+"""Two replicas on one Postgres: both see every change, and stopping one fails no request."""
 
 import asyncio
 import re
@@ -20,20 +20,20 @@ from tests.support.factories import SECRET_KEY, SLOW_MACHINE_ENV, make_database,
 from tests.support.nginx import running_nginx
 from tests.support.worker_steps import until
 
-PER_SECOND = 50
-AT_ONCE = 10
-"""On a machine that cannot keep up, no more than it can answer in the time that a stop grants."""
-STOPPED_AFTER_S = 15
-"""What docker-compose.yml grants."""
+REQUESTS_PER_SECOND = 50
+MAX_CONCURRENT = 10
+"""A limit for slow machines: no more than can be answered within the grace period of a stop."""
+STOP_LIMIT_S = 15
+"""The grace period in docker-compose.yml."""
 QUESTION = {"query": "list the files", "limit": 5}
 TOOLS = [
     tool(name, f"Does {name.replace('_', ' ')}.") for name in ("list_files", "read_file", "send_mail", "get_weather")
 ]
-PASSING = re.compile(rb'"discovery_id":"[^"]+"|"search_duration_ms":[0-9.]+')
+VOLATILE_FIELDS = re.compile(rb'"discovery_id":"[^"]+"|"search_duration_ms":[0-9.]+')
 
 
 class Replicas:
-    """Both start at once, as they would after a release."""
+    """Two services that start at the same time, as after a release."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._settings = {"DATABASE_URL": url, "TOOLSCOUT_SECRET_KEY": SECRET_KEY, **SLOW_MACHINE_ENV}
@@ -44,25 +44,25 @@ class Replicas:
         with ThreadPoolExecutor(2) as threads:
             self.services = list(threads.map(self._start, (0, 1), (free_port(), free_port())))
 
-    def _start(self, place: int, port: int) -> Service:
-        return self._stacks[place].enter_context(running_service(self._folders[place], self._settings, port))
+    def _start(self, index: int, port: int) -> Service:
+        return self._stacks[index].enter_context(running_service(self._folders[index], self._settings, port))
 
-    def stop(self, place: int) -> float:
-        """How long it took."""
-        process = self.services[place].process
+    def stop(self, index: int) -> float:
+        """Stop the replica and return how long that took."""
+        process = self.services[index].process
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         return time.monotonic() - started
 
-    def restart(self, place: int) -> None:
-        self.services[place] = self._start(place, self.services[place].port)
+    def restart(self, index: int) -> None:
+        self.services[index] = self._start(index, self.services[index].port)
 
     def revive(self) -> None:
-        """Whichever a test has left stopped."""
-        for place, service in enumerate(self.services):
+        """Restart the replicas that a test has left stopped."""
+        for index, service in enumerate(self.services):
             if service.process.poll() is not None:
-                self.restart(place)
+                self.restart(index)
 
     def close(self) -> None:
         for stack in self._stacks:
@@ -77,7 +77,7 @@ def replicas(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactor
 
 
 class Owner:
-    """A user with a key and a server, made through the first replica."""
+    """A user with a key and a server, created through the first replica."""
 
     def __init__(self, replicas: Replicas) -> None:
         user_id = uuid.uuid4().hex
@@ -112,12 +112,12 @@ def owner(replicas: Replicas) -> Iterator[Owner]:
     made.close()
 
 
-def names(client: httpx.Client) -> set[str]:
+def found_names(client: httpx.Client) -> set[str]:
     return {found["tool"]["name"] for found in client.post("/discover", json=QUESTION).json()["tools"]}
 
 
-def within_a_second(look: Callable[[], bool]) -> bool:
-    """Who looks when the second is over sees it, however long the looking takes."""
+def becomes_true_within_a_second(look: Callable[[], bool]) -> bool:
+    """Check repeatedly, and once more after the second, however long a check takes."""
     deadline, is_last = time.monotonic() + 1, False
     while not is_last:
         is_last = time.monotonic() >= deadline
@@ -126,34 +126,34 @@ def within_a_second(look: Callable[[], bool]) -> bool:
     return False
 
 
-def test_a_change_through_one_is_seen_by_the_other_within_a_second(owner: Owner) -> None:
-    assert "list_files" in names(owner.second)
+def test_a_change_through_one_replica_is_visible_on_the_other_within_a_second(owner: Owner) -> None:
+    assert "list_files" in found_names(owner.second)
     owner.push([*TOOLS, tool("list_the_files_of_all", "Lists the files of all folders.")])
-    assert within_a_second(lambda: "list_the_files_of_all" in names(owner.second))
+    assert becomes_true_within_a_second(lambda: "list_the_files_of_all" in found_names(owner.second))
     owner.first.put("/rules", json={"rules": [{"pattern": ["list_files"], "enabled": False}]})
-    assert within_a_second(lambda: "list_files" not in names(owner.second))
+    assert becomes_true_within_a_second(lambda: "list_files" not in found_names(owner.second))
     owner.first.put("/rules", json={"rules": []})
-    assert within_a_second(lambda: "list_files" in names(owner.second))
+    assert becomes_true_within_a_second(lambda: "list_files" in found_names(owner.second))
 
 
-def test_a_key_revoked_through_one_is_refused_by_the_other_within_a_second(owner: Owner) -> None:
+def test_a_key_revoked_through_one_replica_is_rejected_by_the_other_within_a_second(owner: Owner) -> None:
     assert owner.second.get("/tools").status_code == 200
     owner.revoke()
-    assert within_a_second(lambda: owner.second.get("/tools").status_code == 401)
+    assert becomes_true_within_a_second(lambda: owner.second.get("/tools").status_code == 401)
 
 
 @pytest.mark.parametrize("shape", ["mcp", "openai", "openai_responses", "anthropic"])
-def test_both_answer_the_same_request_with_the_same_bytes(owner: Owner, shape: str) -> None:
+def test_both_replicas_return_the_same_bytes_for_the_same_request(owner: Owner, shape: str) -> None:
     question = QUESTION | {"format": shape, "explain": True}
     answers = [client.post("/discover", json=question).content for client in (owner.first, owner.second)]
-    first, second = (PASSING.sub(b"", answer) for answer in answers)
+    first, second = (VOLATILE_FIELDS.sub(b"", answer) for answer in answers)
     assert b"list_files" in first
     assert first == second
     assert answers[0] != answers[1]
 
 
 class Load:
-    """So many requests a second, whether the ones before are answered or not, up to a bound."""
+    """Sends requests at a fixed rate, up to a limit of unanswered ones."""
 
     def __init__(self, send: Callable[[], Awaitable[httpx.Response]]) -> None:
         self._send = send
@@ -163,19 +163,19 @@ class Load:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         stopped = asyncio.Event()
-        firing = asyncio.create_task(self._fire(stopped))
+        sending = asyncio.create_task(self._send_all(stopped))
         yield
         stopped.set()
-        await firing
+        await sending
 
-    async def _fire(self, stopped: asyncio.Event) -> None:
+    async def _send_all(self, stopped: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as requests:
             while not stopped.is_set():
-                if self._unanswered < AT_ONCE:
-                    requests.create_task(self._one())
-                await asyncio.sleep(1 / PER_SECOND)
+                if self._unanswered < MAX_CONCURRENT:
+                    requests.create_task(self._send_one())
+                await asyncio.sleep(1 / REQUESTS_PER_SECOND)
 
-    async def _one(self) -> None:
+    async def _send_one(self) -> None:
         self._unanswered += 1
         try:
             self.outcomes.append(str((await self._send()).status_code))
@@ -184,17 +184,15 @@ class Load:
         finally:
             self._unanswered -= 1
 
-    async def is_under_way(self) -> bool:
-        return len(self.outcomes) >= PER_SECOND
+    async def has_started(self) -> bool:
+        return len(self.outcomes) >= REQUESTS_PER_SECOND
 
     @property
     def failures(self) -> list[str]:
         return [outcome for outcome in self.outcomes if outcome != "200"]
 
 
-@pytest.mark.no_retry
-@pytest.mark.needs_nginx
-async def test_a_rolling_restart_behind_the_proxy_costs_nobody_a_request(
+async def test_a_rolling_restart_behind_a_proxy_fails_no_request(
     replicas: Replicas, owner: Owner, tmp_path: Path
 ) -> None:
     ports = [service.port for service in replicas.services]
@@ -202,29 +200,28 @@ async def test_a_rolling_restart_behind_the_proxy_costs_nobody_a_request(
         async with httpx.AsyncClient(base_url=url, headers=owner.bearer, timeout=30) as http:
             load = Load(lambda: http.post("/discover", json=QUESTION))
             async with load.running():
-                for place in (0, 1):
-                    assert await asyncio.to_thread(replicas.stop, place) < STOPPED_AFTER_S
-                    await asyncio.to_thread(replicas.restart, place)
-    assert len(load.outcomes) > PER_SECOND
+                for index in (0, 1):
+                    assert await asyncio.to_thread(replicas.stop, index) < STOP_LIMIT_S
+                    await asyncio.to_thread(replicas.restart, index)
+    assert len(load.outcomes) > REQUESTS_PER_SECOND
     assert load.failures == []
 
 
-@pytest.mark.no_retry
-async def test_a_stop_under_load_costs_nobody_a_request_that_was_let_in(replicas: Replicas, owner: Owner) -> None:
-    """Straight to the replica, on connections that are kept. Whoever is no longer let in goes to the other."""
+async def test_a_stop_under_load_fails_no_accepted_request(replicas: Replicas, owner: Owner) -> None:
+    """Without a proxy, on persistent connections. A refused connection is retried on the other replica."""
     first, second = (service.url for service in replicas.services)
     async with httpx.AsyncClient(headers=owner.bearer, timeout=30) as http:
 
-        async def ask() -> httpx.Response:
+        async def send() -> httpx.Response:
             try:
                 return await http.post(f"{first}/discover", json=QUESTION)
             except httpx.ConnectError:
                 return await http.post(f"{second}/discover", json=QUESTION)
 
-        load = Load(ask)
+        load = Load(send)
         async with load.running():
-            await until(load.is_under_way)
-            assert await asyncio.to_thread(replicas.stop, 0) < STOPPED_AFTER_S
+            await until(load.has_started)
+            assert await asyncio.to_thread(replicas.stop, 0) < STOP_LIMIT_S
     assert load.failures == []
     with pytest.raises(httpx.ConnectError):
         owner.first.get("/healthz")

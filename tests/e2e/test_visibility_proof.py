@@ -1,9 +1,9 @@
-"""At no point can a tool be found and not be run, or the reverse, and no user ever sees another's.
+"""A tool can be found exactly when it can be run, and no user ever sees another user's tools.
 
-A thousand sequences of whatever decides over what is visible, done by the product's own deeds as the app's role. After
-each step the ways that lead to a tool are compared with what the design says in words, which `Person.sees` says in
-Python and without a look at `verdicts.Judge`: every kind of search, what is offered when search fails, the listing,
-the tags, and the look-up of a tool that is to be run.
+Hypothesis generates sequences of everything that affects visibility; the product's own use cases execute them as the
+app role. After each step, every way to a tool is compared with a model of the design, `Person.visible_tools`, which is
+independent of the product's `PolicyEvaluator`: each kind of search, the fallback when search fails, the list, the tags,
+and the look-up of a tool to run.
 """
 
 import asyncio
@@ -65,12 +65,12 @@ pytestmark = pytest.mark.no_retry
 
 SEQUENCES = int(os.environ.get("PROOF_SEQUENCES", "60"))
 STEPS = 5
-"""The first of them chooses where to look first; four deeds, after a beginning in the midst of things."""
+"""The first step chooses which view is checked first; then four actions, from a state with much going on."""
 
 ACTOR = "proof"
 LEASE_S = 60.0
 ANN_ABOVE = 20_000
-MOST = 50
+MAX_RESULTS = 50
 STRICT = Policy(hold_changed=True, find_failing=False)
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ Tags = frozenset[str]
 
 
 class Definition(NamedTuple):
-    """All of a tool that may differ from listing to listing."""
+    """The parts of a tool that may change between listings."""
 
     wording: str
     only_reads: bool
@@ -88,12 +88,12 @@ Listing = dict[str, Definition]
 
 
 @dataclass
-class Known:
-    """What is known of a tool, also while its server does not offer it."""
+class ToolState:
+    """The state of a tool, also while its server does not list it."""
 
     definition: Definition
     approved: Definition
-    offered: bool = True
+    is_listed: bool = True
     switch: bool | None = None
     tags: Tags = frozenset()
 
@@ -106,17 +106,17 @@ class Server:
     permissions: dict[str, bool]
     tags: Tags
     failing: bool = False
-    tools: dict[str, Known] = field(default_factory=dict)
+    tools: dict[str, ToolState] = field(default_factory=dict)
 
-    def now_offers(self, listing: Mapping[str, Definition]) -> None:
+    def apply_listing(self, listing: Mapping[str, Definition]) -> None:
         for name, known in self.tools.items():
-            known.offered = name in listing
+            known.is_listed = name in listing
         for name, definition in listing.items():
-            self.tools.setdefault(name, Known(definition, definition)).definition = definition
+            self.tools.setdefault(name, ToolState(definition, definition)).definition = definition
 
     @property
-    def offered(self) -> dict[str, Known]:
-        return {name: known for name, known in self.tools.items() if known.offered}
+    def listed_tools(self) -> dict[str, ToolState]:
+        return {name: known for name, known in self.tools.items() if known.is_listed}
 
 
 @dataclass
@@ -139,62 +139,62 @@ class Person:
     def server_names(self) -> set[str]:
         return {server.name for server in self.servers.values()}
 
-    def members(self, places: set[int] | None) -> set[str] | None:
-        return None if places is None else {key for place, key in enumerate(self.servers) if place in places}
+    def server_ids_at(self, positions: set[int] | None) -> set[str] | None:
+        return None if positions is None else {key for number, key in enumerate(self.servers) if number in positions}
 
-    def tools(self) -> list["OfferedTool"]:
-        return [OfferedTool(server, *each) for server in self.servers.values() for each in server.offered.items()]
+    def tools(self) -> list["ListedTool"]:
+        return [ListedTool(server, *each) for server in self.servers.values() for each in server.listed_tools.items()]
 
-    def changed_tools(self) -> list["OfferedTool"]:
+    def changed_tools(self) -> list["ListedTool"]:
         return [tool for tool in self.tools() if tool.known.definition != tool.known.approved]
 
-    def sees_within(self, policy: Policy, project_id: str | None) -> dict[str, Tags]:
-        """Nothing, within a project that is not theirs."""
+    def visible_tools_within(self, policy: Policy, project_id: str | None) -> dict[str, Tags]:
+        """Return nothing for a project of another user."""
         if project_id is None:
-            return self.sees(policy, None)
-        return self.sees(policy, self.projects[project_id]) if project_id in self.projects else {}
+            return self.visible_tools(policy, None)
+        return self.visible_tools(policy, self.projects[project_id]) if project_id in self.projects else {}
 
-    def sees(self, policy: Policy, project: Project | None) -> dict[str, Tags]:
-        """By tool key, with their tags."""
+    def visible_tools(self, policy: Policy, project: Project | None) -> dict[str, Tags]:
+        """Return the tags of all visible tools, by tool key."""
         return {
             tool.key: self._tags(tool.server, tool.name, tool.known, project)
             for tool in self.tools()
-            if self._may_see(policy, tool.server, tool.name, tool.known)
-            and (project is None or _is_inside(project, tool.server, tool.name, tool.known))
+            if self._is_visible(policy, tool.server, tool.name, tool.known)
+            and (project is None or _is_in_project(project, tool.server, tool.name, tool.known))
         }
 
-    def _may_see(self, policy: Policy, server: Server, name: str, known: Known) -> bool:
+    def _is_visible(self, policy: Policy, server: Server, name: str, known: ToolState) -> bool:
         permitted = server.permissions.get(name, server.permissions.get("*", True))
         held = policy.hold_changed and known.definition != known.approved
         failing = server.failing and not policy.find_failing
-        ruled = said_by(self.rules, server.name, name)
+        ruled = evaluate_rules(self.rules, server.name, name)
         switch = known.switch if known.switch is not None else ruled is not False
         return server.enabled and permitted and switch and not held and not failing
 
-    def _tags(self, server: Server, name: str, known: Known, project: Project | None) -> Tags:
+    def _tags(self, server: Server, name: str, known: ToolState, project: Project | None) -> Tags:
         rules = [*self.rules, *(project.rules if project else ())]
         added = {tag for each in rules if matches(each, server.name, name) for tag in each.tags}
         return known.tags | server.tags | added
 
 
-class OfferedTool(NamedTuple):
+class ListedTool(NamedTuple):
     server: Server
     name: str
-    known: Known
+    known: ToolState
 
     @property
     def key(self) -> str:
         return tool_id(self.server.id, self.name)
 
 
-def _is_inside(project: Project, server: Server, name: str, known: Known) -> bool:
+def _is_in_project(project: Project, server: Server, name: str, known: ToolState) -> bool:
     member = project.members is None or server.id in project.members
     harmless = known.definition.only_reads or not project.read_only
-    return member and harmless and said_by(project.rules, server.name, name) is not False
+    return member and harmless and evaluate_rules(project.rules, server.name, name) is not False
 
 
-def said_by(rules: Sequence[Rule], server: str, tool: str) -> bool | None:
-    """The first matching rule that sets `enabled` decides; where any says `enabled: true`, the rest is disabled."""
+def evaluate_rules(rules: Sequence[Rule], server: str, tool: str) -> bool | None:
+    """The first matching rule that sets `enabled` decides. If any rule enables tools, all others are disabled."""
     for each in rules:
         if each.enabled is not None and matches(each, server, tool):
             return each.enabled
@@ -220,13 +220,13 @@ PATTERNS: dict[str, Callable[[str], bool]] = {
 TOOLS = "read_file", "write_file", "read_mail", "send_mail", "list_all"
 SERVERS = "alpha", "beta", "gamma"
 TAGS = "red", "blue", "green"
-ASKED = "any thing"
-"""The description of every tool has a word of it, so that a search by words finds them all too."""
+QUERY = "any thing"
+"""Every tool's description contains one of its words, so that lexical search finds all tools as well."""
 
 people = st.sampled_from([0, 0, 0, 1])
-some = st.integers(0, 29)
-"""One of however many there are."""
-mostly = st.sampled_from([True, True, True, False])
+indexes = st.integers(0, 29)
+"""An index into a collection of any size, see `pick`."""
+mostly_true = st.sampled_from([True, True, True, False])
 tags = st.sampled_from([Tags(), *(Tags({tag}) for tag in TAGS), Tags(TAGS[:2])])
 permissions = st.sampled_from(
     [{}, {"*": False}, {"*": False, "read_file": True}, {"read_file": False}, {"*": True, "list_all": False}]
@@ -261,7 +261,7 @@ policies = st.builds(Policy, hold_changed=st.booleans(), find_failing=st.boolean
 
 
 class InstantEmbedder:
-    """The fake endpoint's vectors without the endpoint. `meanwhile` happens once, in the middle of a run."""
+    """Computes the fake endpoint's vectors in this process. `meanwhile` is called once, in the middle of a run."""
 
     batch_size = 64
     is_local = False
@@ -284,24 +284,24 @@ class InstantEmbedder:
     async def aclose(self) -> None: ...
 
 
-class AtOnce(ThreadPoolExecutor):
-    """No threads: what a step of this size gives them to do is less than waking them."""
+class InlineExecutor(ThreadPoolExecutor):
+    """Runs everything in the calling thread: the work of a step is less than the cost of a thread switch."""
 
     def submit(self, work: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
         done: Future[T] = Future()
         try:
             done.set_result(work(*arguments, **named))
-        except Exception as error:  # noqa: BLE001 whatever it is, it is for whoever asked
+        except Exception as error:  # noqa: BLE001 the caller gets every error
             done.set_exception(error)
         return done
 
 
-_GUARDED = "mcp_servers", "mcp_tools", "mcp_tool_embeddings", "projects", "tool_rules"
-_KEPT = "policy", "users", *_GUARDED
-_KEEP = "CREATE SCHEMA kept;" + ";".join(f"CREATE TABLE kept.{name} AS TABLE {name}" for name in _KEPT)
+_TABLES_WITH_RLS = "mcp_servers", "mcp_tools", "mcp_tool_embeddings", "projects", "tool_rules"
+_SAVED_TABLES = "policy", "users", *_TABLES_WITH_RLS
+_SAVE = "CREATE SCHEMA saved;" + ";".join(f"CREATE TABLE saved.{name} AS TABLE {name}" for name in _SAVED_TABLES)
 _RESTORE = (
     "BEGIN; DELETE FROM users; DELETE FROM policy;"
-    + ";".join(f"INSERT INTO {name} TABLE kept.{name}" for name in _KEPT)
+    + ";".join(f"INSERT INTO {name} TABLE saved.{name}" for name in _SAVED_TABLES)
     + "; UPDATE users SET catalog_version = nextval('catalog_versions')"
     + f"; UPDATE policy SET hold_changed = {STRICT.hold_changed}, find_failing = {STRICT.find_failing}; COMMIT"
 )
@@ -309,45 +309,47 @@ _RESTORE = (
 
 @dataclass(frozen=True)
 class World:
-    """The service, on a loop of its own, since hypothesis drives it from outside any. Its owner's connection does
-    nothing but bring the beginning back."""
+    """The service, on its own event loop, since hypothesis runs outside of any.
+
+    The owner's connection only restores the initial state.
+    """
 
     loop: asyncio.AbstractEventLoop
     container: Container
     indexer: Indexer
     embedder: InstantEmbedder
-    asked: Vectors
+    query_vectors: Vectors
     owner: psycopg.Connection[Any]
-    beginning: list[Person] = field(default_factory=list)
+    initial_state: list[Person] = field(default_factory=list)
 
-    def do(self, deed: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(deed)
+    def do(self, action: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(action)
 
-    def begin_anew(self) -> list[Person]:
+    def restore(self) -> list[Person]:
         self.owner.execute(_RESTORE.encode())
-        return copy.deepcopy(self.beginning)
+        return copy.deepcopy(self.initial_state)
 
 
 class Story:
-    """What is done by the product, each time with a note of it."""
+    """Executes actions through the product and applies them to the model."""
 
     def __init__(self, world: World, people: list[Person]) -> None:
         self.world = world
         self.people = people
         self.policy = STRICT
         self.touched: list[Person] = []
-        self.gone_keys: list[str] = []
-        self.gone_projects: list[str] = []
+        self.deleted_keys: list[str] = []
+        self.deleted_projects: list[str] = []
 
-    def every_key(self) -> list[str]:
-        """Of all that is, was or will be again, whosever it is."""
+    def all_tool_keys(self) -> list[str]:
+        """Return the keys of all tools of all users, deleted ones included."""
         every = (server for person in self.people for server in person.servers.values())
-        return [*(tool_id(server.id, name) for server in every for name in server.tools), *self.gone_keys]
+        return [*(tool_id(server.id, name) for server in every for name in server.tools), *self.deleted_keys]
 
-    async def as_(self, person: Person, deed: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    async def run_as(self, person: Person, action: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         self.touched = [person]
         async with self.world.container.database.transaction(person.id) as session:
-            return await deed(session, *arguments)
+            return await action(session, *arguments)
 
     async def manage(self, person: Person, use_case: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
         """A use case opens its own transaction."""
@@ -365,10 +367,9 @@ class Story:
     async def add_server(
         self, person: Person, name: str, listing: Listing, tags: Tags, permissions: dict[str, bool], *, enabled: bool
     ) -> Server:
-        wanted = NewServer(name, "push", tags=sorted(tags), enabled=enabled, tool_permissions=permissions)
-        container = self.world.container
-        services = container.mcp_pool, container.sealer, container.worker
-        made, _ = await self.manage(person, register_server, *services, person.id, wanted)
+        new_server = NewServer(name, "push", tags=sorted(tags), enabled=enabled, tool_permissions=permissions)
+        sealer = self.world.container.sealer
+        made, _ = await self.run_as(person, register_server, sealer, person.id, new_server, ACTOR)
         server = Server(made.id, name, enabled, permissions, tags)
         person.servers[server.id] = server
         await self.push(person, server, listing)
@@ -376,16 +377,16 @@ class Story:
 
     async def push(self, person: Person, server: Server, listing: Listing, *, force: bool = False) -> None:
         body = orjson.dumps({"tools": [_as_mcp(name, definition) for name, definition in listing.items()]})
-        refused = bool(server.offered) and not listing and not force
+        refused = bool(server.listed_tools) and not listing and not force
         assert await self.index(person, server, body, force=force) == ("failed" if refused else "succeeded")
         server.failing = False
         if not refused:
-            server.now_offers(listing)
+            server.apply_listing(listing)
 
     async def index(
         self, person: Person, server: Server, body: bytes | None, *, fetch: bool = True, force: bool = False
     ) -> str:
-        """The whole way of a run, from the queue to its end, as a worker goes it."""
+        """Queue, claim and process a run, as a worker does."""
         database = self.world.container.database
         async with database.transaction(person.id) as session:
             run = await queue.enqueue(session, person.id, server.id, body, fetch_from_server=fetch, force=force)
@@ -400,41 +401,41 @@ class Story:
         server.failing = False
 
     async def change_server(self, person: Person, server: Server, change: Mapping[str, Any]) -> None:
-        """Only what is decided; what is searched of the name comes with the run that follows."""
+        """Change the server. A new name becomes searchable with the run that follows."""
         values = {name: sorted(value) if name == "tags" else value for name, value in change.items()}
-        await self.as_(person, servers.update_server, self.world.container.sealer, person.id, server.id, values)
+        await self.run_as(person, servers.update_server, self.world.container.sealer, person.id, server.id, values)
         if "name" in change:
             lists: list[Person | Project] = [person, *person.projects.values()]
-            for ruled in lists:
-                ruled.rules = [_following(each, server.name, change["name"]) for each in ruled.rules]
+            for owner in lists:
+                owner.rules = [_rename_server(each, server.name, change["name"]) for each in owner.rules]
         for name, value in change.items():
             setattr(server, {"tool_permissions": "permissions"}.get(name, name), value)
 
-    async def hear_of(self, person: Person, server: Server, *, well: bool) -> None:
+    async def record_contact(self, person: Person, server: Server, *, well: bool) -> None:
         if well:
-            await self.as_(person, servers.record_contact, person.id, server.id)
+            await self.run_as(person, servers.record_contact, person.id, server.id)
         else:
-            await self.as_(person, servers.record_failure, person.id, server.id, "timeout", "it does not answer")
+            await self.run_as(person, servers.record_failure, person.id, server.id, "timeout", "connection timed out")
         server.failing = not well
 
     async def remove_server(self, person: Person, server: Server) -> None:
         await self.delete_server(person, server.id)
         del person.servers[server.id]
-        self.gone_keys += [tool_id(server.id, name) for name in server.tools]
+        self.deleted_keys += [tool_id(server.id, name) for name in server.tools]
         for project in person.projects.values():
             if project.members is not None:
                 project.members.discard(server.id)
 
-    async def switch(self, person: Person, tool: OfferedTool, switch: bool | None) -> None:
-        await self.as_(person, tools.update_tool, person.id, tool.key, {"enabled": switch})
+    async def switch(self, person: Person, tool: ListedTool, switch: bool | None) -> None:
+        await self.run_as(person, tools.update_tool, person.id, tool.key, {"enabled": switch})
         tool.known.switch = switch
 
-    async def tag(self, person: Person, tool: OfferedTool, tags: Tags) -> None:
-        await self.as_(person, tools.update_tool, person.id, tool.key, {"tags": sorted(tags)})
+    async def tag(self, person: Person, tool: ListedTool, tags: Tags) -> None:
+        await self.run_as(person, tools.update_tool, person.id, tool.key, {"tags": sorted(tags)})
         tool.known.tags = tags
 
-    async def approve(self, person: Person, tool: OfferedTool) -> None:
-        await self.as_(person, tools.approve_tool, person.id, tool.key)
+    async def approve(self, person: Person, tool: ListedTool) -> None:
+        await self.run_as(person, tools.approve_tool, person.id, tool.key)
         tool.known.approved = tool.known.definition
 
     async def set_rules(self, person: Person, rules: Sequence[Rule]) -> None:
@@ -442,7 +443,7 @@ class Story:
         person.rules = rules
 
     async def add_project(self, person: Person, members: set[str] | None, rules: Sequence[Rule], **also: Any) -> None:
-        name = f"project {len(person.projects) + len(self.gone_projects)}"
+        name = f"project {len(person.projects) + len(self.deleted_projects)}"
         values = {"name": name, "server_ids": None if members is None else sorted(members), **also}
         made = await self.manage(person, manage_projects.create_project, person.id, values, rules)
         person.projects[made.id] = Project(made.id, members, rules, **also)
@@ -460,7 +461,7 @@ class Story:
     async def remove_project(self, person: Person, project: Project) -> None:
         await self.delete_project(person, project.id)
         del person.projects[project.id]
-        self.gone_projects.append(project.id)
+        self.deleted_projects.append(project.id)
 
     async def start_with(self, policy: Policy) -> None:
         self.policy = policy
@@ -468,14 +469,16 @@ class Story:
         self.touched = self.people
 
 
-def _following(each: Rule, old: str, new: str) -> Rule:
-    """What was said of a server stays said of it under its new name."""
+def _rename_server(each: Rule, old: str, new: str) -> Rule:
+    """Rules for a server also apply after it has been renamed."""
     return replace(each, server=new) if each.server == old else each
 
 
-async def begin(story: Story) -> None:
-    """In the midst of things, so that few steps lead far: tools that are switched either way, tagged, held, ruled out,
-    not permitted, and gone but not forgotten."""
+async def create_initial_state(story: Story) -> None:
+    """Create a state in which few steps have many effects.
+
+    There are tools that are switched on and off, tagged, held, disabled by a rule, not permitted, and soft-deleted.
+    """
     ada, ben = story.people
     await story.start_with(STRICT)
     for person in story.people:
@@ -505,257 +508,268 @@ class Visibility(RuleBasedStateMachine):
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
-        self.story = Story(world, world.begin_anew())
-        self.looks = 0
-        self.unseen = self.story.people
+        self.story = Story(world, world.restore())
+        self.checks = 0
+        self.unchecked = self.story.people
 
     @property
     def ada(self) -> Person:
         return self.story.people[0]
 
-    @rule(who=people, which=some, tool=st.sampled_from(TOOLS), definition=st.one_of(st.none(), definitions))
-    def a_tool_comes_changes_or_goes(self, who: int, which: int, tool: str, definition: Definition | None) -> None:
+    @rule(who=people, which=indexes, tool=st.sampled_from(TOOLS), definition=st.one_of(st.none(), definitions))
+    def add_change_or_remove_a_tool(self, who: int, which: int, tool: str, definition: Definition | None) -> None:
         person = self.story.people[who]
-        if server := one_of(person.servers, which):
-            listing = {name: known.definition for name, known in server.offered.items() if name != tool}
+        if server := pick(person.servers, which):
+            listing = {name: known.definition for name, known in server.listed_tools.items() if name != tool}
             changed = listing if definition is None else {**listing, tool: definition}
             self.world.do(self.story.push(person, server, changed))
 
     @rule(
-        which=some, listing=listings, force=st.booleans(), decided=st.one_of(st.none(), rules, server_changes, switches)
+        which=indexes,
+        listing=listings,
+        force=st.booleans(),
+        decision=st.one_of(st.none(), rules, server_changes, switches),
     )
-    def a_list_is_pushed(self, which: int, listing: Listing, force: bool, decided: Any) -> None:
-        """Forced, it is embedded anew, and meanwhile somebody may decide something."""
-        if server := one_of(self.ada.servers, which):
-            self.world.embedder.meanwhile = lambda: self._decide(server, which, decided)
+    def push_a_list(self, which: int, listing: Listing, force: bool, decision: Any) -> None:
+        """With force, the tools are embedded again, and a decision may change meanwhile."""
+        if server := pick(self.ada.servers, which):
+            self.world.embedder.meanwhile = lambda: self._decide(server, which, decision)
             self.world.do(self.story.push(self.ada, server, listing, force=force))
             self.world.embedder.meanwhile = None
 
-    async def _decide(self, server: Server, which: int, decided: Any) -> None:
-        if isinstance(decided, list):
-            await self.story.set_rules(self.ada, decided)
-        elif isinstance(decided, dict) and decided.get("name") not in self.ada.server_names:
-            await self.story.change_server(self.ada, server, decided)
-        elif isinstance(decided, bool) and server.offered:
-            name = one_of(list(server.offered), which)
-            await self.story.switch(self.ada, OfferedTool(server, name, server.tools[name]), decided)
+    async def _decide(self, server: Server, which: int, decision: Any) -> None:
+        if isinstance(decision, list):
+            await self.story.set_rules(self.ada, decision)
+        elif isinstance(decision, dict) and decision.get("name") not in self.ada.server_names:
+            await self.story.change_server(self.ada, server, decision)
+        elif isinstance(decision, bool) and server.listed_tools:
+            name = pick(list(server.listed_tools), which)
+            await self.story.switch(self.ada, ListedTool(server, name, server.tools[name]), decision)
 
     @precondition(lambda self: len(self.ada.servers) < len(SERVERS))
-    @rule(listing=listings, tags=tags, permissions=permissions, enabled=mostly)
-    def a_server_comes(self, listing: Listing, tags: Tags, permissions: dict[str, bool], enabled: bool) -> None:
+    @rule(listing=listings, tags=tags, permissions=permissions, enabled=mostly_true)
+    def add_a_server(self, listing: Listing, tags: Tags, permissions: dict[str, bool], enabled: bool) -> None:
         name = min(set(SERVERS) - self.ada.server_names)
         self.world.do(self.story.add_server(self.ada, name, listing, tags, permissions, enabled=enabled))
 
-    @rule(who=people, which=some, change=server_changes)
-    def a_server_changes(self, who: int, which: int, change: dict[str, Any]) -> None:
+    @rule(who=people, which=indexes, change=server_changes)
+    def change_a_server(self, who: int, which: int, change: dict[str, Any]) -> None:
         person = self.story.people[who]
-        server = one_of(person.servers, which)
+        server = pick(person.servers, which)
         if server is None or change.get("name") in person.server_names:
             return
         self.world.do(self.story.change_server(person, server, change))
         if "name" in change:
-            self.all_ways_lead_to_the_same_tools()
+            self.all_views_agree()
             assert self.world.do(self.story.index(person, server, None, fetch=False)) == "succeeded"
 
-    @rule(which=some, well=st.booleans(), by_indexing=st.sampled_from([False, False, False, True]), force=st.booleans())
-    def a_server_is_heard_of(self, which: int, well: bool, by_indexing: bool, force: bool) -> None:
-        if (server := one_of(self.ada.servers, which)) is None:
+    @rule(
+        which=indexes, well=st.booleans(), by_indexing=st.sampled_from([False, False, False, True]), force=st.booleans()
+    )
+    def contact_a_server(self, which: int, well: bool, by_indexing: bool, force: bool) -> None:
+        if (server := pick(self.ada.servers, which)) is None:
             return
         if by_indexing:
             self.world.do(self.story.reindex(self.ada, server, force=force))
         else:
-            self.world.do(self.story.hear_of(self.ada, server, well=well))
+            self.world.do(self.story.record_contact(self.ada, server, well=well))
 
     @precondition(lambda self: self.ada.servers)
-    @rule(which=some)
-    def a_server_goes(self, which: int) -> None:
-        self.world.do(self.story.remove_server(self.ada, one_of(self.ada.servers, which)))
+    @rule(which=indexes)
+    def delete_a_server(self, which: int) -> None:
+        self.world.do(self.story.remove_server(self.ada, pick(self.ada.servers, which)))
 
-    @rule(who=people, which=some, switch=switches)
-    def a_tool_is_switched(self, who: int, which: int, switch: bool | None) -> None:
+    @rule(who=people, which=indexes, switch=switches)
+    def switch_a_tool(self, who: int, which: int, switch: bool | None) -> None:
         person = self.story.people[who]
-        if tool := one_of(person.tools(), which):
+        if tool := pick(person.tools(), which):
             self.world.do(self.story.switch(person, tool, switch))
 
-    @rule(who=people, which=some, tags=tags)
-    def a_tool_is_tagged(self, who: int, which: int, tags: Tags) -> None:
+    @rule(who=people, which=indexes, tags=tags)
+    def tag_a_tool(self, who: int, which: int, tags: Tags) -> None:
         person = self.story.people[who]
-        if tool := one_of(person.tools(), which):
+        if tool := pick(person.tools(), which):
             self.world.do(self.story.tag(person, tool, tags))
 
     @precondition(lambda self: self.ada.changed_tools())
-    @rule(which=some)
-    def a_tool_is_approved(self, which: int) -> None:
-        self.world.do(self.story.approve(self.ada, one_of(self.ada.changed_tools(), which)))
+    @rule(which=indexes)
+    def approve_a_tool(self, which: int) -> None:
+        self.world.do(self.story.approve(self.ada, pick(self.ada.changed_tools(), which)))
 
     @rule(who=people, rules=rules)
-    def rules_are_set(self, who: int, rules: list[Rule]) -> None:
+    def set_rules(self, who: int, rules: list[Rule]) -> None:
         self.world.do(self.story.set_rules(self.story.people[who], rules))
 
     @precondition(lambda self: len(self.ada.projects) < 2)
     @rule(members=memberships, read_only=st.booleans(), rules=rules)
-    def a_project_comes(self, members: set[int] | None, read_only: bool, rules: list[Rule]) -> None:
-        of_them = self.ada.members(members)
+    def add_a_project(self, members: set[int] | None, read_only: bool, rules: list[Rule]) -> None:
+        of_them = self.ada.server_ids_at(members)
         self.world.do(self.story.add_project(self.ada, of_them, rules, read_only=read_only))
 
     @precondition(lambda self: self.ada.projects)
-    @rule(which=some, change=project_changes)
-    def a_project_changes(self, which: int, change: dict[str, Any]) -> None:
-        meant = {**change, "members": self.ada.members(change["members"])} if "members" in change else change
-        self.world.do(self.story.change_project(self.ada, one_of(self.ada.projects, which), meant))
+    @rule(which=indexes, change=project_changes)
+    def change_a_project(self, which: int, change: dict[str, Any]) -> None:
+        meant = {**change, "members": self.ada.server_ids_at(change["members"])} if "members" in change else change
+        self.world.do(self.story.change_project(self.ada, pick(self.ada.projects, which), meant))
 
     @precondition(lambda self: self.ada.projects)
-    @rule(which=some)
-    def a_project_goes(self, which: int) -> None:
-        self.world.do(self.story.remove_project(self.ada, one_of(self.ada.projects, which)))
+    @rule(which=indexes)
+    def delete_a_project(self, which: int) -> None:
+        self.world.do(self.story.remove_project(self.ada, pick(self.ada.projects, which)))
 
     @rule(policy=policies)
-    def the_service_starts_with_other_settings(self, policy: Policy) -> None:
+    def restart_with_other_settings(self, policy: Policy) -> None:
         self.world.do(self.story.start_with(policy))
 
-    @rule(who=people, which=some, within=some)
-    def a_tool_is_called(self, who: int, which: int, within: int) -> None:
-        """Anybody's by anybody, also within a project of somebody else's or one that is gone. Nothing runs: whoever
-        pushes tools runs them."""
-        person, key = self.story.people[who], one_of(self.story.every_key(), which)
+    @rule(who=people, which=indexes, within=indexes)
+    def call_a_tool(self, who: int, which: int, within: int) -> None:
+        """Call any tool as any user, also within a project of another user or a deleted one.
+
+        Nothing is run: the servers are of type `push`.
+        """
+        person, key = self.story.people[who], pick(self.story.all_tool_keys(), which)
         theirs = {project_id for each in self.story.people for project_id in each.projects}
-        project_id = one_of([None, *sorted(theirs), *self.story.gone_projects], within)
-        may = key in person.sees_within(self.story.policy, project_id)
+        project_id = pick([None, *sorted(theirs), *self.story.deleted_projects], within)
+        is_visible = key in person.visible_tools_within(self.story.policy, project_id)
         scope = Scope(person.id, self.world.container.model.id, project_id=project_id)
-        with pytest.raises(ServerUnreachable if may else ToolNotFound) as refused:
+        with pytest.raises(ServerUnreachable if is_visible else ToolNotFound) as refused:
             self.world.do(execute(self.world.container.executor, ExecutionRequest(scope, ACTOR, {}, tool_key=key)))
         assert getattr(refused.value, "cause", "push") == "push"
 
     @precondition(lambda self: self.ada.tools() and self.ada.projects)
-    @rule(which=some, deed=st.integers(0, 5))
-    def somebody_reaches_for_what_is_anothers(self, which: int, deed: int) -> None:
+    @rule(which=indexes, action=st.integers(0, 5))
+    def change_what_belongs_to_another_user(self, which: int, action: int) -> None:
         story, (ada, ben) = self.story, self.story.people
-        server, tool, project = one_of(ada.servers, which), one_of(ada.tools(), which), one_of(ada.projects, which)
+        server, tool, project = pick(ada.servers, which), pick(ada.tools(), which), pick(ada.projects, which)
         attempts: list[Callable[[], Coroutine[Any, Any, Any]]] = [
-            lambda: story.as_(ben, tools.update_tool, ben.id, tool.key, {"enabled": False}),
-            lambda: story.as_(ben, tools.approve_tool, ben.id, tool.key),
+            lambda: story.run_as(ben, tools.update_tool, ben.id, tool.key, {"enabled": False}),
+            lambda: story.run_as(ben, tools.approve_tool, ben.id, tool.key),
             lambda: story.delete_server(ben, server.id),
             lambda: story.manage(ben, manage_projects.create_project, ben.id, {"server_ids": [server.id]}, []),
             lambda: story.manage(ben, manage_projects.change_project, ben.id, project.id, {"read_only": True}, []),
             lambda: story.delete_project(ben, project.id),
         ]
         with pytest.raises(NotFound):
-            self.world.do(attempts[deed]())
+            self.world.do(attempts[action]())
         story.touched = story.people
 
     @initialize(first=st.integers(0, 29))
-    def begin_to_look(self, first: int) -> None:
-        self.looks = first
+    def choose_first_check(self, first: int) -> None:
+        self.checks = first
 
     @invariant()
-    def all_ways_lead_to_the_same_tools(self) -> None:
-        """The two that matter most within each project, and one of the others in one of them."""
+    def all_views_agree(self) -> None:
+        """Check search and look-up within each project, and one of the other views in one of them."""
         touched, self.story.touched = self.story.touched, []
-        self.unseen = [person for person in self.story.people if person not in touched] if touched else self.unseen
+        self.unchecked = (
+            [person for person in self.story.people if person not in touched] if touched else self.unchecked
+        )
         for person in touched:
-            self.world.do(self._look(person))
+            self.world.do(self._check(person))
 
     def teardown(self) -> None:
-        """Nor has anything become of those whom nobody touched."""
-        for person in self.unseen:
-            self.world.do(self._look(person))
+        """Nothing has changed for users whom no action has touched."""
+        for person in self.unchecked:
+            self.world.do(self._check(person))
 
-    async def _look(self, person: Person) -> None:
+    async def _check(self, person: Person) -> None:
         container = self.world.container
-        places = [None, *person.projects]
-        self.looks += 1
+        project_ids = [None, *person.projects]
+        self.checks += 1
         async with container.database.snapshot(person.id) as session:
-            for project_id in places:
+            for project_id in project_ids:
                 scope = Scope(person.id, container.model.id, project_id=project_id)
-                look = Look(self, session, scope, person.sees_within(self.story.policy, project_id))
-                await look.by_searching()
-                await look.by_calling()
-                if project_id == one_of(places, self.looks // len(OTHER_WAYS)):
-                    await one_of(OTHER_WAYS, self.looks)(look)
+                view = View(self, session, scope, person.visible_tools_within(self.story.policy, project_id))
+                await view.check_search()
+                await view.check_execution()
+                if project_id == pick(project_ids, self.checks // len(OTHER_CHECKS)):
+                    await pick(OTHER_CHECKS, self.checks)(view)
 
 
 @dataclass(frozen=True)
-class Look:
-    """At what a person sees, within a project or not; `expected` are the tags by tool."""
+class View:
+    """What a user sees in a scope; `expected` has the tags by tool key."""
 
     machine: Visibility
     session: Session
     scope: Scope
     expected: dict[str, Tags]
 
-    async def by_searching(self) -> None:
-        hits = await self._found(self.scope)
+    async def check_search(self) -> None:
+        hits = await self._search(self.scope)
         assert hits == self.expected
 
-    async def by_calling(self) -> None:
-        """The look-up of `execute`."""
-        offers = await read_definitions(self.session, self.scope, self.machine.story.every_key(), core=False)
-        assert offers.tools.keys() == self.expected.keys()
+    async def check_execution(self) -> None:
+        """The look-up that `execute` uses."""
+        definitions = await read_definitions(self.session, self.scope, self.machine.story.all_tool_keys(), core=False)
+        assert definitions.tools.keys() == self.expected.keys()
 
-    async def by_searching_for_less(self) -> None:
-        tag = one_of(TAGS, self.machine.looks)
+    async def check_filtered_search(self) -> None:
+        tag = pick(TAGS, self.machine.checks)
         tagged = {key: tags for key, tags in self.expected.items() if tag in tags}
-        assert await self._found(replace(self.scope, tags=[tag])) == tagged
+        assert await self._search(replace(self.scope, tags=[tag])) == tagged
 
-    async def by_falling_back(self) -> None:
-        everything = await list_visible_definitions(self.session, self.scope, MOST)
-        assert {offer.tool_id for offer in everything.definitions} == self.expected.keys()
+    async def check_fallback(self) -> None:
+        everything = await list_visible_definitions(self.session, self.scope, MAX_RESULTS)
+        assert {definition.tool_id for definition in everything.definitions} == self.expected.keys()
         assert everything.searched == len(self.expected)
 
-    async def by_listing(self) -> None:
-        scope, wanted = self.scope, tools.ToolFilter(visible=True, project_id=self.scope.project_id)
-        page = await tools.list_tools(self.session, scope.user_id, scope.model, wanted, PageRequest(MOST))
+    async def check_list(self) -> None:
+        scope, visible = self.scope, tools.ToolFilter(visible=True, project_id=self.scope.project_id)
+        page = await tools.list_tools(self.session, scope.user_id, scope.model, visible, PageRequest(MAX_RESULTS))
         assert {tool.id: frozenset(tool.tags) for tool in page.items} == self.expected
 
-    async def by_tags(self) -> None:
+    async def check_tags(self) -> None:
         counted = await tools.list_tags(self.session, self.scope)
         assert dict(counted) == Counter(tag for tags in self.expected.values() for tag in tags)
 
-    async def by_what_is_remembered(self) -> None:
-        """As a discovery takes what it has found."""
-        shelf = self.machine.world.container.discoverer.definition_cache
+    async def check_definition_cache(self) -> None:
+        """The cache that discovery uses."""
+        cache = self.machine.world.container.discoverer.definition_cache
         version = await self._version()
         for _ in range(2):
-            offers = await shelf.get_many(self.session, self.scope, version, list(self.expected), core=False)
-            assert offers.tools.keys() == self.expected.keys()
+            cached = await cache.get_many(self.session, self.scope, version, list(self.expected), core=False)
+            assert cached.tools.keys() == self.expected.keys()
 
-    async def elsewhere(self) -> None:
-        """Within what is another's, or gone, there is nothing."""
+    async def check_other_projects(self) -> None:
+        """Projects of other users and deleted projects contain nothing."""
         story = self.machine.story
         theirs = [key for person in story.people if person.id != self.scope.user_id for key in person.projects]
-        for project_id in (*theirs, *story.gone_projects):
+        for project_id in (*theirs, *story.deleted_projects):
             scope = replace(self.scope, project_id=project_id)
-            assert not (await read_definitions(self.session, scope, story.every_key(), core=False)).tools
+            assert not (await read_definitions(self.session, scope, story.all_tool_keys(), core=False)).tools
 
-    async def _found(self, scope: Scope) -> dict[str, Tags]:
-        strategy: Strategy = one_of(("hybrid", "semantic", "bm25"), self.machine.looks)
+    async def _search(self, scope: Scope) -> dict[str, Tags]:
+        strategy: Strategy = pick(("hybrid", "semantic", "bm25"), self.machine.checks)
         world = self.machine.world
-        vectors = None if strategy == "bm25" else list(world.asked)
-        question = ScoringParams(parse_query(ASKED), strategy, threshold=0.0, tags=TAGS)
-        found = await world.container.searcher.hybrid_search.find(self.session, scope, question, vectors, limit=MOST)
-        assert found.searched == len(found.hits)
-        return {hit.tool_id: frozenset(hit.matched_tags) for hit in found.hits}
+        vectors = None if strategy == "bm25" else list(world.query_vectors)
+        params = ScoringParams(parse_query(QUERY), strategy, threshold=0.0, tags=TAGS)
+        result = await world.container.searcher.hybrid_search.find(
+            self.session, scope, params, vectors, limit=MAX_RESULTS
+        )
+        assert result.searched == len(result.hits)
+        return {hit.tool_id: frozenset(hit.matched_tags) for hit in result.hits}
 
     async def _version(self) -> int:
         [(version,)] = await self.session.rows("SELECT catalog_version FROM users")
         return int(version)
 
 
-Way = Callable[[Look], Awaitable[None]]
-OTHER_WAYS: list[Way] = [
-    Look.by_listing,
-    Look.by_searching_for_less,
-    Look.by_falling_back,
-    Look.by_tags,
-    Look.by_what_is_remembered,
-    Look.elsewhere,
+Check = Callable[[View], Awaitable[None]]
+OTHER_CHECKS: list[Check] = [
+    View.check_list,
+    View.check_filtered_search,
+    View.check_fallback,
+    View.check_tags,
+    View.check_definition_cache,
+    View.check_other_projects,
 ]
 
 
-def one_of(those: Any, which: int) -> Any:
-    """None where there are none."""
-    values = list(those.values()) if isinstance(those, dict) else those
-    return values[which % len(values)] if values else None
+def pick(items: Any, index: int) -> Any:
+    """Return an item, or None if there are none."""
+    values = list(items.values()) if isinstance(items, dict) else items
+    return values[index % len(values)] if values else None
 
 
 def _as_mcp(name: str, definition: Definition) -> dict[str, Any]:
@@ -770,10 +784,10 @@ def _as_mcp(name: str, definition: Definition) -> dict[str, Any]:
 @pytest.fixture
 def world(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     loop = uvloop.new_event_loop()
-    loop.set_default_executor(AtOnce())
+    loop.set_default_executor(InlineExecutor())
     closing = AsyncExitStack()
     url = make_database(postgres)
-    # what the whole suite has loaded need not be looked through a thousand times
+    # objects of other tests need not be traversed by every collection
     gc.freeze()
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000)
@@ -781,16 +795,16 @@ def world(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
         with running_embedding_server() as fake, psycopg.connect(url, autocommit=True) as owner:
             owner.execute(f"ALTER DATABASE {owner.info.dbname} SET synchronous_commit = off".encode())
             strict = {"hold_changed_tools": STRICT.hold_changed, "find_failing_servers": STRICT.find_failing}
-            wanted = fake.settings(index_concurrency=0, database_pool_size=1, **strict)
-            opening = open_container(make_settings(tmp_path_factory.mktemp("proof"), **wanted), url, resolve_nothing)
+            options = fake.settings(index_concurrency=0, database_pool_size=1, **strict)
+            opening = open_container(make_settings(tmp_path_factory.mktemp("proof"), **options), url, resolve_nothing)
             container = loop.run_until_complete(closing.enter_async_context(opening))
             embedder = InstantEmbedder(container.model.id)
-            asked = loop.run_until_complete(embedder.embed_queries([ASKED]))
-            opened = World(loop, container, _indexer(container, embedder), embedder, asked, owner)
+            query_vectors = loop.run_until_complete(embedder.embed_queries([QUERY]))
+            opened = World(loop, container, _indexer(container, embedder), embedder, query_vectors, owner)
             story = Story(opened, [Person("ada"), Person("ben")])
-            opened.do(begin(story))
-            opened.beginning.extend(story.people)
-            owner.execute(_KEEP.encode())
+            opened.do(create_initial_state(story))
+            opened.initial_state.extend(story.people)
+            owner.execute(_SAVE.encode())
             yield opened
     finally:
         gc.set_threshold(*thresholds)
@@ -801,10 +815,10 @@ def world(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _indexer(container: Container, embedder: InstantEmbedder) -> Indexer:
-    kept = [replace(container.models.current, embedder=embedder)]
+    loaded = [replace(container.models.current, embedder=embedder)]
 
     async def models() -> list[LoadedModel]:
-        return kept
+        return loaded
 
     return Indexer(
         database=container.database,
@@ -819,15 +833,15 @@ def _indexer(container: Container, embedder: InstantEmbedder) -> Indexer:
     )
 
 
-async def _who_works(world: World) -> list[tuple[Any, ...]]:
+async def _read_role(world: World) -> list[tuple[Any, ...]]:
     statement = "SELECT current_user, bool_and(row_security_active(t)) FROM unnest(%(tables)s::text[]) t"
     async with world.container.database.snapshot("ada") as session:
-        return await session.rows(statement, {"tables": list(_GUARDED)})
+        return await session.rows(statement, {"tables": list(_TABLES_WITH_RLS)})
 
 
 @contextmanager
-def untraced() -> Iterator[None]:
-    """Measuring coverage would more than double the cost, and show nothing that other tests do not."""
+def without_coverage() -> Iterator[None]:
+    """Coverage would more than double the run time, and other tests cover the same code."""
     measuring = Coverage.current()
     if measuring is not None:
         measuring.stop()
@@ -836,14 +850,14 @@ def untraced() -> Iterator[None]:
         measuring.start()
 
 
-def test_whatever_happens_what_can_be_found_is_what_can_be_run(world: World) -> None:
-    assert world.do(_who_works(world)) == [(APP_ROLE, True)]
+def test_a_tool_can_be_found_exactly_when_it_can_be_run(world: World) -> None:
+    assert world.do(_read_role(world)) == [(APP_ROLE, True)]
 
     class InThisWorld(Visibility):
         def __init__(self) -> None:
             super().__init__(world)
 
-    wanted = settings(
+    options = settings(
         max_examples=SEQUENCES,
         stateful_step_count=STEPS,
         deadline=None,
@@ -854,5 +868,5 @@ def test_whatever_happens_what_can_be_found_is_what_can_be_run(world: World) -> 
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    with untraced():
-        run_state_machine_as_test(InThisWorld, settings=wanted)
+    with without_coverage():
+        run_state_machine_as_test(InThisWorld, settings=options)

@@ -653,7 +653,7 @@ async def test_instructions_to_the_model_are_reported_with_place_and_reason(user
     assert shown["flags"] == ["instructions"]
     assert {finding["where"] for finding in shown["findings"]} == {"inputSchema.properties.city.description"}
     reasons = " ".join(finding["reason"] for finding in shown["findings"])
-    assert "set aside the instructions" in reasons
+    assert "tells the model to ignore its instructions" in reasons
     assert "secrets" in reasons
     assert shown["input_schema"] == COMMANDING["inputSchema"], "a sign for a person: nothing is taken out"
     assert shown["visible"]

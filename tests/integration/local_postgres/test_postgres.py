@@ -111,7 +111,7 @@ def postgres_elsewhere(
 
 
 @contextlib.contextmanager
-def suspended(postgres: int) -> Iterator[None]:
+def suspend(postgres: int) -> Iterator[None]:
     os.kill(postgres, signal.SIGSTOP)
     try:
         yield
@@ -202,7 +202,7 @@ def test_kill_9_of_the_parent_ends_postgres_and_keeps_the_data(folder: Path, ser
 
 def test_a_start_waits_for_a_predecessor_that_is_still_shutting_down(folder: Path, server: EmbeddedPostgres) -> None:
     with postgres_elsewhere(folder) as (parent, postgres), ThreadPoolExecutor(1) as pool:
-        with suspended(postgres):
+        with suspend(postgres):
             parent.kill()
             parent.wait()
             start = pool.submit(server.start)
@@ -217,7 +217,7 @@ def test_a_predecessor_that_does_not_end_is_reported_with_its_pid(
     folder: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.local_postgres.postgres.PREDECESSOR_TIMEOUT_S", 0.1)
-    with postgres_elsewhere(folder) as (parent, postgres), suspended(postgres):
+    with postgres_elsewhere(folder) as (parent, postgres), suspend(postgres):
         parent.kill()
         parent.wait()
         with pytest.raises(ConfigurationError, match=rf"pid .*{postgres}.* still running in {folder}"):
@@ -242,7 +242,7 @@ async def test_supervise_restarts_postgres_after_kill_9_and_the_data_is_kept(ser
     killed_pid, word = server.pid, insert_word(server)
     assert killed_pid is not None
 
-    async with supervised(server):
+    async with supervise(server):
         os.kill(killed_pid, signal.SIGKILL)
         await asyncio.to_thread(wait_until, lambda: server.pid != killed_pid and accepts_connections(server))
 
@@ -255,15 +255,15 @@ async def test_supervise_retries_while_postgres_cannot_start(
     monkeypatch.setattr("app.local_postgres.postgres.POLL_S", 0.02)
     await asyncio.to_thread(server.start)
     assert server.pid is not None
-    async with supervised(server):
-        with damaged(folder):
+    async with supervise(server):
+        with damage_cluster(folder):
             os.kill(server.pid, signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: caplog.text.count("failed to restart Postgres") > 1)
         await asyncio.to_thread(wait_until, lambda: accepts_connections(server))
 
 
 @contextlib.asynccontextmanager
-async def supervised(server: EmbeddedPostgres) -> AsyncIterator[None]:
+async def supervise(server: EmbeddedPostgres) -> AsyncIterator[None]:
     supervisor = asyncio.create_task(server.supervise())
     yield
     supervisor.cancel()
@@ -300,7 +300,7 @@ def test_a_long_path_below_a_private_folder_works_and_only_gains_the_execute_bit
 
 
 def test_a_damaged_cluster_is_refused_with_the_end_of_the_log(folder: Path, server: EmbeddedPostgres) -> None:
-    with damaged(folder):
+    with damage_cluster(folder):
         for _ in range(2):  # a failed start releases the lock
             with pytest.raises(ConfigurationError, match=r"failed to start Postgres in (.*\n)*.*pg_control"):
                 server.start()
@@ -309,7 +309,7 @@ def test_a_damaged_cluster_is_refused_with_the_end_of_the_log(folder: Path, serv
 
 
 @contextlib.contextmanager
-def damaged(folder: Path) -> Iterator[None]:
+def damage_cluster(folder: Path) -> Iterator[None]:
     control, hidden = folder / "postgres" / "global" / "pg_control", folder / "pg_control"
     control.rename(hidden)
     try:
