@@ -16,7 +16,7 @@ from app.container import Container, open_container
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.conftest import TestUser, allowing, make_database, make_settings, new_user, tool
 from tests.support.checks import Json, assert_problem
-from tests.support.mcp_server import FakeMcpServer, Fault, Listener, gzip_bomb, hang, listener, oversized
+from tests.support.mcp_server import FakeMcpServer, Fault, Listener, gzip_bomb, hang, listener, oversized_result
 from tests.support.urls import FORBIDDEN_URLS
 from tests.support.wire_server import WireServer, create_certificate, http_response, running_wire_server
 
@@ -389,7 +389,7 @@ async def test_an_answer_that_is_too_large_has_a_clear_cause(
     user: TestUser, mcp: FakeMcpServer, kind: str, stage: str
 ) -> None:
     answers: dict[str, tuple[ASGIApp, str]] = {
-        "plain": (oversized(megabytes=3), "too_large"),
+        "plain": (oversized_result(megabytes=3), "too_large"),
         "bomb": (gzip_bomb(megabytes=20), "too_large"),
         "unknown encoding": (
             Response(b"x", headers={"Content-Encoding": "br"}, media_type="application/json"),
