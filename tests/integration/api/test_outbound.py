@@ -126,15 +126,15 @@ async def service(
 
 @pytest.fixture
 async def user(service: Container) -> AsyncIterator[TestUser]:
-    async with new_user(service) as made:
-        yield made
+    async with new_user(service) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
 async def shared_user(service: Container) -> AsyncIterator[TestUser]:
     """A user for all tests whose requests are only rejected."""
-    async with new_user(service) as made:
-        yield made
+    async with new_user(service) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
