@@ -80,7 +80,7 @@ class CallRecord:
         self._result: ExecutionResult | None = None
 
     @asynccontextmanager
-    async def audited(self) -> AsyncIterator[None]:
+    async def audit_call(self) -> AsyncIterator[None]:
         """Record the outcome when the block ends, even if the caller has disconnected and cancelled the call."""
         outcome, failure = ToolscoutError.code, None
         try:

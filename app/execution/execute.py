@@ -68,7 +68,7 @@ async def execute(
     failed or its outcome is unknown."""
     timeout_s = executor.timeout_s if request.timeout_s is None else request.timeout_s
     record = CallRecord(executor.database, executor.sealer, executor.usage_counters, request)
-    async with record.audited():  # when the block ends: store the outcome, audit the call, count it
+    async with record.audit_call():  # when the block ends: store the outcome, audit the call, count it
         check_serializable(request.arguments)
         if request.dialogue is not None:
             check_serializable(request.dialogue.responses or {})

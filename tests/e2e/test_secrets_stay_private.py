@@ -1,4 +1,4 @@
-"""What users entrust to us goes where it belongs and nowhere else: not into logs, other servers, metrics or a dump."""
+"""Tests that users' secrets reach only their own server: not logs, other servers, metrics or a dump of the database."""
 
 import base64
 import time
@@ -17,75 +17,78 @@ from bench.service import Service, running_service
 from tests.support.factories import outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer, Fault, malformed_json, raw_result, running_mcp_server
 
-USER = "keeper"
+USER = "alice"
 Json = dict[str, Any]
 
-CREDENTIAL = "canary-of-a-credential-3f1c"
-CLIENT_HEADER = "canary-of-a-client-header-88d2"
-ARGUMENT = "canary-of-an-argument-51aa"
-RESULT = "canary-of-a-result-c07e"
-MESSAGE = "canary-of-a-message-4d4d"
-KEPT_MESSAGE = "canary-of-a-message-that-is-to-be-kept-77b0"
-ALL = [CREDENTIAL, CLIENT_HEADER, ARGUMENT, RESULT, MESSAGE, KEPT_MESSAGE]
-WITH_A_LOG = "diarist"
+CREDENTIAL = "canary-credential-3f1c"
+CLIENT_HEADER = "canary-client-header-88d2"
+ARGUMENT = "canary-argument-51aa"
+RESULT = "canary-result-c07e"
+MESSAGE = "canary-message-4d4d"
+LOGGED_MESSAGE = "canary-logged-message-77b0"
+CANARIES = [CREDENTIAL, CLIENT_HEADER, ARGUMENT, RESULT, MESSAGE, LOGGED_MESSAGE]
+USER_WITH_LOG = "bob"
 
 
 @dataclass
-class World:
+class Scenario:
     service: Service
     trusted: FakeMcpServer
-    """Gets the credential."""
+    """The server that gets the credential."""
     other: FakeMcpServer
     answers: list[str] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """After all that can happen to a secret has happened to it."""
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenario]:
+    """A service after requests, calls and failures that involve every canary."""
     with running_mcp_server() as trusted, running_mcp_server("streamable_http", "legacy") as other:
         settings = {"TOOLSCOUT_OUTBOUND_ALLOW": outbound_allow(trusted, other), "TOOLSCOUT_LOG_LEVEL": "DEBUG"}
         with running_service(tmp_path_factory.mktemp("canaries"), settings) as service:
-            world = World(service, trusted, other)
+            scenario = Scenario(service, trusted, other)
             with service.admin(USER) as http:
                 http.headers.update(
                     {"X-Canary": CLIENT_HEADER, "Cookie": f"c={CLIENT_HEADER}", "Baggage": CLIENT_HEADER}
                 )
-                live_through(world, http)
-            with service.admin(WITH_A_LOG) as http:
-                keep_a_log(http)
-            yield world
+                use_all_canaries(scenario, http)
+            with service.admin(USER_WITH_LOG) as http:
+                log_a_message(http)
+            yield scenario
 
 
-def live_through(world: World, http: httpx.Client) -> None:
-    for server in (world.trusted, world.other):
+def use_all_canaries(scenario: Scenario, http: httpx.Client) -> None:
+    for server in (scenario.trusted, scenario.other):
         server.tools = [tool("note", "Keeps a note."), tool("fail", "Fails."), tool("shout", "Shouts.")]
-        server.on_call = {"note": lambda _: {"content": [{"type": "text", "text": RESULT}]}, "shout": refuse}
+        server.on_call = {
+            "note": lambda _: {"content": [{"type": "text", "text": RESULT}]},
+            "shout": raise_with_canaries,
+        }
         server.on_call["fail"] = lambda _: {"content": [{"type": "text", "text": RESULT}], "isError": True}
     headers = {"Authorization": f"Bearer {CREDENTIAL}", "X-Token": CREDENTIAL}
-    keys = register(http, "trusted", world.trusted, headers) | register(http, "other", world.other, {})
+    keys = register(http, "trusted", scenario.trusted, headers) | register(http, "other", scenario.other, {})
     http.post("/discover", json={"query": f"keep a note of {MESSAGE}"}).raise_for_status()
     for key in keys.values():
-        world.answers.append(run(http, key).text)
-        world.answers.append(run(http, key, Accept="text/event-stream").text)
-        world.answers.append(run(http, key, **{"Idempotency-Key": f"key-{key}"}).text)
-    spoil(world.trusted, http, keys["trusted.note"])
+        scenario.answers.append(execute(http, key).text)
+        scenario.answers.append(execute(http, key, Accept="text/event-stream").text)
+        scenario.answers.append(execute(http, key, **{"Idempotency-Key": f"key-{key}"}).text)
+    cause_unreadable_answers(scenario.trusted, http, keys["trusted.note"])
     http.post("/execute", json={"tool_key": keys["trusted.note"], "arguments": [ARGUMENT]})
     http.post("/execute", json={"tool_key": ARGUMENT, "arguments": {}})
 
 
-def keep_a_log(http: httpx.Client) -> None:
+def log_a_message(http: httpx.Client) -> None:
     settings = {"settings": {"selection_log": True}}
-    http.patch(f"/users/{WITH_A_LOG}", json=settings).raise_for_status()
-    http.post("/discover", json={"query": KEPT_MESSAGE}).raise_for_status()
+    http.patch(f"/users/{USER_WITH_LOG}", json=settings).raise_for_status()
+    http.post("/discover", json={"query": LOGGED_MESSAGE}).raise_for_status()
     for _ in range(1_200):
         if http.get("/selections").json()["items"]:
             return
         time.sleep(0.05)
-    raise AssertionError("what was to be kept is not there")
+    raise AssertionError("the message was not logged")
 
 
-def spoil(server: FakeMcpServer, http: httpx.Client, key: str) -> None:
-    """Answers that nobody can read tend to be logged by whoever cannot read them."""
+def cause_unreadable_answers(server: FakeMcpServer, http: httpx.Client, key: str) -> None:
+    """Make the server send answers that cannot be parsed: parsers tend to log what they cannot read."""
     broken = b'{"content": "' + RESULT.encode() + b'"}'
     for answer in (
         malformed_json,
@@ -93,82 +96,82 @@ def spoil(server: FakeMcpServer, http: httpx.Client, key: str) -> None:
         raw_result(b'{"resultType": "complete", "content": [{"type": 7}]}'),
     ):
         server.fault = Fault(answer, on=["tools/call"])
-        assert run(http, key).status_code in (502, 504)
+        assert execute(http, key).status_code in (502, 504)
     server.fault = Fault(raw_result(b'{"tools": [{"name": "' + RESULT.encode() + b'"}]}'), on=["tools/list"])
     [server_id] = [item["id"] for item in http.get("/servers").json()["items"] if item["name"] == "trusted"]
     assert http.post(f"/servers/{server_id}/reindex", params={"wait": True}).json()["state"] == "failed"
     server.fault = None
 
 
-def refuse(_arguments: Json) -> Json:
-    """A server that says aloud what it was told."""
+def raise_with_canaries(_arguments: Json) -> Json:
+    """A server that quotes its credential in an error."""
     raise MCPError(-32000, f"no such token: {CREDENTIAL}, {RESULT}")
 
 
 def register(http: httpx.Client, name: str, server: FakeMcpServer, headers: dict[str, str]) -> dict[str, str]:
     body = {"name": name, "transport": server.transport, "url": server.url, "headers": headers}
     server_id = http.post("/servers", json=body).json()["id"]
-    run = http.post(f"/servers/{server_id}/reindex", params={"wait": True}).json()
-    assert run["state"] == "succeeded", run
+    index_run = http.post(f"/servers/{server_id}/reindex", params={"wait": True}).json()
+    assert index_run["state"] == "succeeded", index_run
     found = http.get("/tools", params={"server_id": server_id}).json()["items"]
     return {f"{name}.{item['name']}": item["id"] for item in found}
 
 
-def run(http: httpx.Client, key: str, **headers: str) -> httpx.Response:
+def execute(http: httpx.Client, key: str, **headers: str) -> httpx.Response:
     return http.post("/execute", json={"tool_key": key, "arguments": {"text": ARGUMENT}}, headers=headers)
 
 
-def spellings(canary: str) -> list[str]:
+def encodings(canary: str) -> list[str]:
     return [canary, canary.encode().hex(), base64.b64encode(canary.encode()).decode().rstrip("=")[:-2]]
 
 
-def traces_in(text: str) -> list[str]:
-    return [canary for canary in ALL if any(spelling in text for spelling in spellings(canary))]
+def find_canaries(text: str) -> list[str]:
+    return [canary for canary in CANARIES if any(encoding in text for encoding in encodings(canary))]
 
 
-def test_the_canaries_did_go_where_they_belong(world: World) -> None:
-    """Or the tests below would show nothing."""
-    sent = [dict(request.headers) for request in world.trusted.requests if request.rpc_method == "tools/call"]
+def test_the_canaries_reach_their_own_server(scenario: Scenario) -> None:
+    """Otherwise the tests below would show nothing."""
+    sent = [dict(request.headers) for request in scenario.trusted.requests if request.rpc_method == "tools/call"]
     assert sent
     assert all(headers["authorization"] == f"Bearer {CREDENTIAL}" for headers in sent)
-    assert {arguments["text"] for _, arguments in world.trusted.calls + world.other.calls} == {ARGUMENT}
-    assert sum(RESULT in answer for answer in world.answers) == len(world.answers)
+    assert {arguments["text"] for _, arguments in scenario.trusted.calls + scenario.other.calls} == {ARGUMENT}
+    assert sum(RESULT in answer for answer in scenario.answers) == len(scenario.answers)
 
 
-def test_no_log_line_holds_any(world: World) -> None:
-    log = (world.service.folder / "service.log").read_text()
+def test_the_log_contains_no_canary(scenario: Scenario) -> None:
+    log = (scenario.service.folder / "service.log").read_text()
     assert '"level":"debug"' in log or '"level":"info"' in log
-    assert traces_in(log) == []
+    assert find_canaries(log) == []
 
 
-def test_a_credential_and_the_clients_headers_reach_no_other_server(world: World) -> None:
-    seen = "".join(str(request.headers) + request.body.decode() for request in world.other.requests)
-    assert ARGUMENT in seen
-    assert traces_in(seen) == [ARGUMENT]
-    assert CLIENT_HEADER not in "".join(str(request.headers) for request in world.trusted.requests)
+def test_the_credential_and_the_clients_headers_reach_no_other_server(scenario: Scenario) -> None:
+    received = "".join(str(request.headers) + request.body.decode() for request in scenario.other.requests)
+    assert ARGUMENT in received
+    assert find_canaries(received) == [ARGUMENT]
+    assert CLIENT_HEADER not in "".join(str(request.headers) for request in scenario.trusted.requests)
 
 
-def test_metrics_and_audit_hold_none(world: World) -> None:
-    with world.service.admin() as http:
+def test_metrics_and_audit_contain_no_canary(scenario: Scenario) -> None:
+    with scenario.service.admin() as http:
         metrics, audit = http.get("/metrics").text, http.get("/audit", params={"limit": 200}).text
     assert "toolscout_upstream_seconds" in metrics
     assert "tool.execute" in audit
-    assert traces_in(metrics + audit) == []
+    assert find_canaries(metrics + audit) == []
 
 
-def test_a_dump_of_the_database_holds_none_in_the_clear(world: World) -> None:
-    dump = whole_database(world.service.folder / "data")
-    kept = dump.pop("selections")
-    everything = "\n".join(dump.values())
-    assert USER in everything
-    assert traces_in(everything) == []
-    # a message is kept of those alone who wish it, in the one table that is for it
-    assert traces_in(kept) == [KEPT_MESSAGE]
-    assert USER not in kept
+def test_a_dump_of_the_database_contains_no_canary_in_plain_text(scenario: Scenario) -> None:
+    dump = dump_database(scenario.service.folder / "data")
+    selections = dump.pop("selections")
+    other_tables = "\n".join(dump.values())
+    assert USER in other_tables
+    assert find_canaries(other_tables) == []
+    # messages are stored only for users with a selection log, and only in its table
+    assert find_canaries(selections) == [LOGGED_MESSAGE]
+    assert USER not in selections
 
 
-def whole_database(data_dir: Path) -> dict[str, str]:
-    """Every row of every table, as the superuser sees it."""
+def dump_database(data_dir: Path) -> dict[str, str]:
+    """Return every row of every table, as the superuser sees it."""
     with psycopg.connect(EmbeddedPostgres(data_dir).url) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
         rows = {name: connection.execute(f"SELECT t::text FROM {name} t".encode()).fetchall() for (name,) in tables}

@@ -1,5 +1,5 @@
-"""MCP servers that nobody here wrote: registered, indexed, found and run, over real sockets and real pipes.
-Over MCP also by clients that nobody here wrote."""
+"""Tests with third-party MCP servers and clients. The servers are registered, indexed, found and run over real sockets
+and pipes."""
 
 import base64
 import functools
@@ -27,15 +27,15 @@ from tests.support.mcp_client import MODES, Mode, connect_client, get_text
 from tests.support.paths import NPM_PACKAGES
 
 USER = "traveller"
-FROM_NPM = NPM_PACKAGES / "@modelcontextprotocol"
-EVERYTHING = FROM_NPM / "server-everything/dist/index.js"
-INSPECTOR = FROM_NPM / "inspector-cli/build/cli.js"
+NPM_SCOPE = NPM_PACKAGES / "@modelcontextprotocol"
+EVERYTHING = NPM_SCOPE / "server-everything/dist/index.js"
+INSPECTOR = NPM_SCOPE / "inspector-cli/build/cli.js"
 Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def everything() -> Iterator[str]:
-    """The reference server of the protocol's authors, over streamable HTTP. Its address."""
+    """The address of the protocol's reference server, over streamable HTTP."""
     port = free_port()
     environment = {"PATH": os.environ["PATH"], "PORT": str(port)}
     command = ["node", str(EVERYTHING), "streamableHttp"]
@@ -75,7 +75,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def website(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("website")
     (folder / "index.html").write_text("<html><body><h1>Opening hours</h1><p>From nine to five.</p></body></html>")
-    handler = functools.partial(_Quiet, directory=str(folder))
+    handler = functools.partial(_QuietHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -84,7 +84,7 @@ def website(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join()
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
@@ -92,16 +92,16 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory, everything: str, repository: Path) -> dict[str, str]:
     programs = {
-        "time": {"argv": [program("mcp-server-time")]},
-        "git": {"argv": [program("mcp-server-git"), "--repository", str(repository)]},
-        "fetch": {"argv": [program("mcp-server-fetch"), "--ignore-robots-txt", "--allow-private-ips"]},
+        "time": {"argv": [find_program("mcp-server-time")]},
+        "git": {"argv": [find_program("mcp-server-git"), "--repository", str(repository)]},
+        "fetch": {"argv": [find_program("mcp-server-fetch"), "--ignore-robots-txt", "--allow-private-ips"]},
     }
-    listed = tmp_path_factory.mktemp("operator") / "stdio.json"
-    listed.write_text(json.dumps(programs))
-    return {"TOOLSCOUT_STDIO_SERVERS": str(listed), "TOOLSCOUT_OUTBOUND_ALLOW": everything, **SLOW_MACHINE_ENV}
+    registry = tmp_path_factory.mktemp("operator") / "stdio.json"
+    registry.write_text(json.dumps(programs))
+    return {"TOOLSCOUT_STDIO_SERVERS": str(registry), "TOOLSCOUT_OUTBOUND_ALLOW": everything, **SLOW_MACHINE_ENV}
 
 
-def program(name: str) -> str:
+def find_program(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
@@ -109,17 +109,17 @@ def program(name: str) -> str:
 def service(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, str], everything: str) -> Iterator[Service]:
     with running_service(tmp_path_factory.mktemp("service"), settings) as running:
         with running.admin(USER) as http:
-            wanted = [{"name": name, "transport": "stdio"} for name in ("time", "git", "fetch")]
-            wanted += [{"name": "everything", "transport": "streamable_http", "url": f"http://{everything}/mcp"}]
-            registered = [http.post("/servers", json=server) for server in wanted]
+            bodies = [{"name": name, "transport": "stdio"} for name in ("time", "git", "fetch")]
+            bodies += [{"name": "everything", "transport": "streamable_http", "url": f"http://{everything}/mcp"}]
+            registered = [http.post("/servers", json=body) for body in bodies]
             assert [answer.status_code for answer in registered] == [201] * 4
             for answer in registered:
-                await_indexed(http, answer.json()["id"])
+                wait_until_indexed(http, answer.json()["id"])
         yield running
 
 
-def await_indexed(http: httpx.Client, server_id: str) -> None:
-    """Nobody has asked for it: registering is enough. The first run counts: a server may announce a change later."""
+def wait_until_indexed(http: httpx.Client, server_id: str) -> None:
+    """Wait for the first run, which registering starts. Later runs do not count: a server may announce a change."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         *_, run = http.get(f"/servers/{server_id}/runs").json()["items"]
@@ -130,13 +130,13 @@ def await_indexed(http: httpx.Client, server_id: str) -> None:
     raise AssertionError(run)
 
 
-def discovered(service: Service, message: str, server: str, name: str) -> Json:
-    """The tool, which must be among the first three that are found."""
+def discover_tool(service: Service, message: str, server: str, name: str) -> Json:
+    """Return the tool, which must be among the first three results."""
     with service.admin(USER) as http:
         found: list[Json] = http.post("/discover", json={"query": message}).json()["tools"]
-    named = {(tool["server_name"], tool["tool"]["name"]): tool for tool in found[:3]}
-    assert (server, name) in named
-    return named[server, name]
+    by_name = {(tool["server_name"], tool["tool"]["name"]): tool for tool in found[:3]}
+    assert (server, name) in by_name
+    return by_name[server, name]
 
 
 def run_tool(service: Service, found: Json, arguments: Json) -> Json:
@@ -147,39 +147,39 @@ def run_tool(service: Service, found: Json, arguments: Json) -> Json:
     return result
 
 
-def test_from_a_question_to_the_time_in_tokyo(service: Service) -> None:
-    found = discovered(service, "what time is it in Tokyo", "time", "get_current_time")
+def test_the_time_tool_is_found_and_run(service: Service) -> None:
+    found = discover_tool(service, "what time is it in Tokyo", "time", "get_current_time")
     result = run_tool(service, found, {"timezone": "Asia/Tokyo"})
-    told = json.loads(result["content"][0]["text"])
-    assert told["timezone"] == "Asia/Tokyo"
-    assert told["datetime"].endswith("+09:00")
+    time_info = json.loads(result["content"][0]["text"])
+    assert time_info["timezone"] == "Asia/Tokyo"
+    assert time_info["datetime"].endswith("+09:00")
 
 
-def test_a_tool_that_fails_says_so_in_its_own_words(service: Service) -> None:
-    found = discovered(service, "what time is it in Tokyo", "time", "get_current_time")
+def test_the_error_of_a_tool_is_returned_as_its_result(service: Service) -> None:
+    found = discover_tool(service, "what time is it in Tokyo", "time", "get_current_time")
     result = run_tool(service, found, {"timezone": "Atlantis/Capital"})
     assert result["isError"] is True
     assert "Atlantis" in result["content"][0]["text"]
 
 
-def test_the_history_of_a_repository_is_read_through_git(service: Service, repository: Path) -> None:
-    found = discovered(service, "show me the commit log of the repository", "git", "git_log")
+def test_the_log_of_a_repository_is_read_with_the_git_server(service: Service, repository: Path) -> None:
+    found = discover_tool(service, "show me the commit log of the repository", "git", "git_log")
     assert "Found the engine" in str(run_tool(service, found, {"repo_path": str(repository)}))
 
 
-def test_a_page_is_fetched(service: Service, website: str) -> None:
-    found = discovered(service, "fetch the contents of a web page", "fetch", "fetch")
+def test_a_page_is_fetched_with_the_fetch_server(service: Service, website: str) -> None:
+    found = discover_tool(service, "fetch the contents of a web page", "fetch", "fetch")
     assert "From nine to five" in str(run_tool(service, found, {"url": website}))
 
 
-def test_an_answer_with_a_picture_comes_whole(service: Service) -> None:
+def test_a_result_with_an_image_is_returned(service: Service) -> None:
     with service.admin(USER) as http:
         [tool] = http.get("/tools", params={"name": "get-tiny-image"}).json()["items"]
     kinds = [block["type"] for block in run_tool(service, {"tool_key": tool["id"]}, {})["content"]]
     assert "image" in kinds
 
 
-def test_the_models_own_call_is_enough(service: Service) -> None:
+def test_a_models_tool_call_runs_the_tool(service: Service) -> None:
     with service.admin(USER) as http:
         found = http.post("/discover", json={"query": "add two numbers", "format": "openai"}).json()
         function = next(d["function"] for d in found["definitions"] if d["function"]["name"] == "get-sum")
@@ -193,7 +193,7 @@ def test_the_models_own_call_is_enough(service: Service) -> None:
     assert "5" in answer.json()["result"]["content"][0]["text"]
 
 
-def test_progress_of_a_long_operation_comes_as_events(service: Service) -> None:
+def test_progress_of_a_long_operation_is_streamed(service: Service) -> None:
     with service.admin(USER) as http:
         [tool] = http.get("/tools", params={"name": "trigger-long-running-operation"}).json()["items"]
         body = {"tool_key": tool["id"], "arguments": {"duration": 1, "steps": 4}}
@@ -206,45 +206,47 @@ def test_progress_of_a_long_operation_comes_as_events(service: Service) -> None:
 @pytest.fixture(scope="module")
 def key(service: Service) -> str:
     with service.admin() as http:
-        made: str = http.post("/keys", json={"kind": "user", "user_id": USER}).json()["key"]
-    return made
+        created: str = http.post("/keys", json={"kind": "user", "user_id": USER}).json()["key"]
+    return created
 
 
 def test_the_inspector_lists_discovers_and_executes(service: Service, key: str) -> None:
-    listed = inspected(service, key, "--method", "tools/list")
+    listed = run_inspector(service, key, "--method", "tools/list")
     assert [tool["name"] for tool in listed["tools"]] == ["tool_discovery", "tool_execute"]
-    found = inspected(service, key, *calling("tool_discovery", query=["add two numbers"]))["structuredContent"]
+    found = run_inspector(service, key, *call_options("tool_discovery", query=["add two numbers"]))["structuredContent"]
     best = found["results"][0]
     assert (best["serverName"], best["toolName"]) == ("everything", "get-sum")
-    executed = inspected(service, key, *calling("tool_execute", toolKey=best["toolKey"], arguments={"a": 2, "b": 3}))
+    executed = run_inspector(
+        service, key, *call_options("tool_execute", toolKey=best["toolKey"], arguments={"a": 2, "b": 3})
+    )
     assert executed["content"] == [{"type": "text", "text": "The sum of 2 and 3 is 5."}]
 
 
-def calling(tool: str, **arguments: Any) -> list[str]:
+def call_options(tool: str, **arguments: Any) -> list[str]:
     pairs = [f"{name}={json.dumps(value)}" for name, value in arguments.items()]
     return ["--method", "tools/call", "--tool-name", tool, "--tool-arg", *pairs]
 
 
-def inspected(service: Service, key: str, *arguments: str) -> Json:
-    """What the MCP Inspector's command line prints."""
-    whole = ["node", str(INSPECTOR), "--cli", f"{service.url}/mcp", "--transport", "http", *arguments]
-    whole += ["--header", f"Authorization: Bearer {key}"]
-    ended = subprocess.run(
-        whole,
-        cwd=INSPECTOR.parent,  # it finds its own package.json only from there
+def run_inspector(service: Service, key: str, *arguments: str) -> Json:
+    """Return the JSON that the command line of the MCP Inspector prints."""
+    command_line = ["node", str(INSPECTOR), "--cli", f"{service.url}/mcp", "--transport", "http", *arguments]
+    command_line += ["--header", f"Authorization: Bearer {key}"]
+    completed = subprocess.run(
+        command_line,
+        cwd=INSPECTOR.parent,  # it finds its package.json only from there
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert ended.returncode == 0, ended.stderr
-    printed: Json = json.loads(ended.stdout)
+    assert completed.returncode == 0, completed.stderr
+    printed: Json = json.loads(completed.stdout)
     return printed
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_client_finds_a_long_operation_and_sees_its_progress(service: Service, key: str, mode: Mode) -> None:
+async def test_a_client_gets_the_progress_of_a_long_operation(service: Service, key: str, mode: Mode) -> None:
     reports: list[tuple[float, float | None]] = []
 
     async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -253,7 +255,7 @@ async def test_a_client_finds_a_long_operation_and_sees_its_progress(service: Se
     async with connect_client(f"{service.url}/mcp", key, mode) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["tool_discovery", "tool_execute"]
         call = {
-            "toolKey": await found_over_mcp(client, "a long running operation", "trigger-long-running-operation"),
+            "toolKey": await find_key_over_mcp(client, "a long running operation", "trigger-long-running-operation"),
             "arguments": {"duration": 0.4, "steps": 4},
         }
         result = await client.call_tool("tool_execute", call, progress_callback=report)
@@ -262,7 +264,7 @@ async def test_a_client_finds_a_long_operation_and_sees_its_progress(service: Se
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_a_tool_answers_reaches_a_client_whole(service: Service, key: str, mode: Mode) -> None:
+async def test_results_reach_a_client_unchanged(service: Service, key: str, mode: Mode) -> None:
     async with connect_client(f"{service.url}/mcp", key, mode) as client:
         echoed = await run_over_mcp(client, "echo back the input", "echo", {"message": "Good morning, Ada"})
         assert get_text(echoed) == "Echo: Good morning, Ada"
@@ -281,19 +283,17 @@ async def test_what_a_tool_answers_reaches_a_client_whole(service: Service, key:
         assert "Unsupported URL protocol" in get_text(failed)
 
 
-async def test_tools_that_only_those_get_who_can_be_asked_back_are_not_offered(
-    service: Service, key: str, everything: str
-) -> None:
-    """The server speaks the older protocol, whose questions to the user do not pass through us."""
-    asking = {"trigger-elicitation-request", "trigger-url-elicitation"}
+async def test_tools_that_require_elicitation_are_not_listed(service: Service, key: str, everything: str) -> None:
+    """The server speaks the older protocol, whose questions to the user are not forwarded."""
+    eliciting = {"trigger-elicitation-request", "trigger-url-elicitation"}
     async with connect_client(f"http://{everything}/mcp", "none", elicitation_callback=decline) as client:
-        assert asking <= {tool.name for tool in (await client.list_tools()).tools}
+        assert eliciting <= {tool.name for tool in (await client.list_tools()).tools}
     async with connect_client(f"{service.url}/mcp/full", key, elicitation_callback=decline) as client:
         listed = await client.call_tool("list_tools", {"server": "everything"})
     assert listed.structured_content is not None
     names = {tool["name"] for tool in listed.structured_content["tools"]}
     assert "echo" in names
-    assert not asking & names
+    assert not eliciting & names
 
 
 async def decline(*_: object) -> ElicitResult:
@@ -301,20 +301,20 @@ async def decline(*_: object) -> ElicitResult:
 
 
 async def run_over_mcp(client: Client, message: str, name: str, arguments: Json) -> CallToolResult:
-    tool_key = await found_over_mcp(client, message, name)
+    tool_key = await find_key_over_mcp(client, message, name)
     return await client.call_tool("tool_execute", {"toolKey": tool_key, "arguments": arguments})
 
 
-async def found_over_mcp(client: Client, message: str, name: str) -> str:
-    """The tool's key; it must be among the first three that are found."""
+async def find_key_over_mcp(client: Client, message: str, name: str) -> str:
+    """Return the key of the tool, which must be among the first three results."""
     found = await client.call_tool("tool_discovery", {"query": [message]})
     assert found.structured_content is not None
-    named = {tool["toolName"]: tool["toolKey"] for tool in found.structured_content["results"][:3]}
-    assert name in named
-    return str(named[name])
+    by_name = {tool["toolName"]: tool["toolKey"] for tool in found.structured_content["results"][:3]}
+    assert name in by_name
+    return str(by_name[name])
 
 
-def test_asking_unchanged_servers_again_embeds_nothing(service: Service) -> None:
+def test_reindexing_unchanged_servers_embeds_nothing(service: Service) -> None:
     with service.admin(USER) as http:
         runs = [
             http.post(f"/servers/{server['id']}/reindex", params={"wait": True}).json()
@@ -326,13 +326,13 @@ def test_asking_unchanged_servers_again_embeds_nothing(service: Service) -> None
     }
 
 
-def test_the_commands_do_the_same_from_a_terminal(service: Service, settings: dict[str, str]) -> None:
-    listed = command(service, settings, "server", "list", "--user", USER)
+def test_the_commands_list_reindex_and_execute(service: Service, settings: dict[str, str]) -> None:
+    listed = run_command(service, settings, "server", "list", "--user", USER)
     assert sorted(line.split()[0] for line in listed.stdout.splitlines()) == ["everything", "fetch", "git", "time"]
     assert listed.stdout.count("connected") == 4
-    reindexed = command(service, settings, "server", "reindex", "time", "--user", USER)
+    reindexed = run_command(service, settings, "server", "reindex", "time", "--user", USER)
     assert "2 unchanged" in reindexed.stdout
-    executed = command(service, settings, "execute", "time.convert_time", TOKYO_TO_LONDON, "--user", USER)
+    executed = run_command(service, settings, "execute", "time.convert_time", TOKYO_TO_LONDON, "--user", USER)
     assert "Europe/London" in executed.stdout
 
 
@@ -343,37 +343,39 @@ def test_a_server_added_from_a_terminal_is_indexed_when_the_command_ends(
     service: Service, settings: dict[str, str], everything: str
 ) -> None:
     with service.admin("walker") as http:
-        http.get("/tools")  # a user is made when first named
+        http.get("/tools")  # a user is created on first use
     url = f"http://{everything}/mcp"
-    added = command(service, settings, "server", "add", "all", url, "--user", "walker", "--header", "X-Token=secret")
+    added = run_command(
+        service, settings, "server", "add", "all", url, "--user", "walker", "--header", "X-Token=secret"
+    )
     assert "added" in added.stdout
     with service.admin("walker") as http:
         [server] = http.get("/servers").json()["items"]
     assert (server["status"], server["header_names"]) == ("connected", ["X-Token"])
     assert server["tool_count"] > 10
-    assert "removed" in command(service, settings, "server", "remove", "all", "--user", "walker").stdout
+    assert "removed" in run_command(service, settings, "server", "remove", "all", "--user", "walker").stdout
     with service.admin("walker") as http:
         assert http.get("/servers").json()["items"] == []
 
 
-def test_a_call_that_lacks_an_argument_says_which(service: Service, settings: dict[str, str]) -> None:
-    refused = command(service, settings, "execute", "time.get_current_time", "{}", "--user", USER, check=False)
-    assert refused.returncode != 0
-    assert "'timezone' is a required property" in refused.stderr + refused.stdout
+def test_the_error_for_a_missing_argument_names_it(service: Service, settings: dict[str, str]) -> None:
+    failed = run_command(service, settings, "execute", "time.get_current_time", "{}", "--user", USER, check=False)
+    assert failed.returncode != 0
+    assert "'timezone' is a required property" in failed.stderr + failed.stdout
 
 
-def command(
+def run_command(
     service: Service, settings: dict[str, str], *arguments: str, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data"), **settings}
-    whole = [sys.executable, "-m", "app", *arguments]
-    return subprocess.run(whole, env=environment, capture_output=True, text=True, check=check, timeout=60)
+    command_line = [sys.executable, "-m", "app", *arguments]
+    return subprocess.run(command_line, env=environment, capture_output=True, text=True, check=check, timeout=60)
 
 
 def test_no_program_outlives_the_service(tmp_path: Path, settings: dict[str, str]) -> None:
     with running_service(tmp_path, settings) as running, running.admin(USER) as http:
         server_id = http.post("/servers", json={"name": "time", "transport": "stdio"}).json()["id"]
-        await_indexed(http, server_id)
+        wait_until_indexed(http, server_id)
         [started] = [
             child
             for child in psutil.Process(running.process.pid).children()

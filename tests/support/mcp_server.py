@@ -125,7 +125,7 @@ def raw_result(result: bytes) -> ASGIApp:
     return _stream(lambda: [result])
 
 
-def oversized(megabytes: int) -> ASGIApp:
+def oversized_result(megabytes: int) -> ASGIApp:
     """An answer to `tools/list` and `tools/call` that is correct except for its size."""
     return _stream(lambda: _huge_result(megabytes))
 

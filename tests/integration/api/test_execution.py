@@ -320,10 +320,10 @@ async def address(container: Container) -> AsyncIterator[str]:
     server = _Server(uvicorn.Config(get_app(container), log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
 
-    async def started() -> bool:
+    async def is_started() -> bool:
         return server.started
 
-    await until(started)
+    await until(is_started)
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     server.should_exit = True
     await serving

@@ -17,7 +17,7 @@ from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.checks import Json, assert_problem
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import make_database, make_settings, outbound_allow, tool
-from tests.support.mcp_server import FakeMcpServer, Fault, Listener, gzip_bomb, hang, listener, oversized
+from tests.support.mcp_server import FakeMcpServer, Fault, Listener, gzip_bomb, hang, listener, oversized_result
 from tests.support.urls import FORBIDDEN_URLS
 from tests.support.wire_server import WireServer, create_certificate, http_response, running_wire_server
 
@@ -127,15 +127,15 @@ async def service(
 
 @pytest.fixture
 async def user(service: Container) -> AsyncIterator[TestUser]:
-    async with new_user(service) as made:
-        yield made
+    async with new_user(service) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
 async def shared_user(service: Container) -> AsyncIterator[TestUser]:
     """A user for all tests whose requests are only rejected."""
-    async with new_user(service) as made:
-        yield made
+    async with new_user(service) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
@@ -390,7 +390,7 @@ async def test_an_answer_that_is_too_large_has_a_clear_cause(
     user: TestUser, mcp: FakeMcpServer, kind: str, stage: str
 ) -> None:
     answers: dict[str, tuple[ASGIApp, str]] = {
-        "plain": (oversized(megabytes=3), "too_large"),
+        "plain": (oversized_result(megabytes=3), "too_large"),
         "bomb": (gzip_bomb(megabytes=20), "too_large"),
         "unknown encoding": (
             Response(b"x", headers={"Content-Encoding": "br"}, media_type="application/json"),

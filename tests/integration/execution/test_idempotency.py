@@ -110,8 +110,8 @@ async def test_keys_of_different_users_are_independent(
     user: TestUser, other_user: TestUser, container: Container, mcp: FakeMcpServer
 ) -> None:
     mcp.on_call["pay"] = lambda arguments: {"content": [{"type": "text", "text": f"{arguments} {uuid.uuid4().hex}"}]}
-    for each in (user, other_user):
-        await connect_with_tools(each, mcp, "pay")
+    for owner in (user, other_user):
+        await connect_with_tools(owner, mcp, "pay")
     mine, theirs = await send(user, "pay", "k", {"owner": "me"}), await send(other_user, "pay", "k", {"owner": "them"})
     assert ("me" in result_text(mine), "them" in result_text(theirs)) == (True, True)
     assert result_text(await send(user, "pay", "k", {"owner": "me"})) == result_text(mine)
@@ -203,9 +203,9 @@ async def test_stored_responses_are_encrypted_and_bound_to_their_row(
         assert CANARY in result_text(await send(user, "pay", key, {"secret": f"{CANARY} {key}"}))
     rows = await query(container, user, "SELECT key, to_jsonb(t)::text, request, answer FROM tool_calls t ORDER BY key")
     assert [key for key, *_ in rows] == ["one", "two"]
-    for _, shown, request, answer in rows:
+    for _, row_text, request, answer in rows:
         assert len(answer) > len(CANARY)
-        for content in (shown.encode(), bytes(request), bytes(answer)):
+        for content in (row_text.encode(), bytes(request), bytes(answer)):
             assert CANARY.encode() not in content
             assert CANARY.encode().hex().encode() not in content
     await query(

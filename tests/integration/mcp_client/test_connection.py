@@ -26,7 +26,7 @@ from tests.support.mcp_server import (
     hang,
     listener,
     malformed_json,
-    oversized,
+    oversized_result,
     raw_result,
     running_mcp_server,
     status,
@@ -53,7 +53,7 @@ def parse_text(result: Json) -> Any:
     return json.loads(result["content"][0]["text"])
 
 
-def scripted(**answers: Json) -> ASGIApp:
+def scripted_answers(**answers: Json) -> ASGIApp:
     """Answer these methods with these results or errors as JSON, and all other methods with 202."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,7 +211,7 @@ async def test_a_server_without_tools_need_not_implement_tools_list(mcp: FakeMcp
     handshake = {"server_discover": {"result": {**DISCOVERED, "capabilities": {}}}}
     if era == "legacy":
         handshake = {"server_discover": NOT_FOUND, "initialize": {"result": {**INITIALIZED, "capabilities": {}}}}
-    mcp.fault = Fault(scripted(**handshake, tools_list=NOT_FOUND))
+    mcp.fault = Fault(scripted_answers(**handshake, tools_list=NOT_FOUND))
     async with running_pool(mcp) as mcp_pool:
         assert await mcp_pool.list_tools(make_endpoint(mcp)) == []
 
@@ -238,7 +238,7 @@ BAD_ANSWERS: dict[str, tuple[ASGIApp, str]] = {
     "nested_too_deeply": (raw_result(b"[" * 5000 + b"]" * 5000), "protocol"),
     "half_sse": (truncated_sse, "closed"),
     "drop": (drop, "closed"),
-    "oversized": (oversized(megabytes=2), "too_large"),
+    "oversized": (oversized_result(megabytes=2), "too_large"),
     "401": (status(401, CANARY), "unauthorized"),
     "403": (JSONResponse({"detail": CANARY}, 403), "unauthorized"),
     "404": (status(404, CANARY), "status_404"),
@@ -438,7 +438,7 @@ LOST_ANSWERS: dict[str, ASGIApp] = {
     "wrong_content_type": wrong_content_type,
     "not_mcp": raw_result(b'{"resultType": "complete", "content": "%s"}' % CANARY.encode()),
     "status_202": Response(status_code=202),
-    "oversized": oversized(megabytes=2),
+    "oversized": oversized_result(megabytes=2),
     "500": status(500),
     "502": JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": -32603, "message": "gone"}}, 502),
     "400": status(400),
@@ -665,7 +665,7 @@ async def test_concurrent_calls_share_a_session_and_fail_independently(server: F
     assert count_handshakes(server) == 1
 
 
-@pytest.mark.parametrize("answer", [drop, status(401), oversized(megabytes=2)], ids=["drop", "401", "oversized"])
+@pytest.mark.parametrize("answer", [drop, status(401), oversized_result(megabytes=2)], ids=["drop", "401", "oversized"])
 async def test_a_call_that_loses_its_http_connection_does_not_affect_other_calls(
     streamable: FakeMcpServer, answer: ASGIApp
 ) -> None:

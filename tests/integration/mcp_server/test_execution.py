@@ -705,12 +705,12 @@ async def test_every_execution_is_audited_with_its_key(
     keys = await connect_tools(user, mcp, "read", "fail")
     expected = []
     for key in ({"kind": "user", "user_id": user.id}, {"kind": "service"}):
-        made = (await admin.post("/keys", json=key)).json()
-        headers = {"Authorization": f"Bearer {made['key']}", "X-User-Id": user.id}
+        created = (await admin.post("/keys", json=key)).json()
+        headers = {"Authorization": f"Bearer {created['key']}", "X-User-Id": user.id}
         for tool_key, outcome in ((keys["read"], "succeeded"), (keys["fail"], "tool_error"), ("x", "TOOL_NOT_FOUND")):
             body = make_message("tools/call", {"name": "tool_execute", "arguments": {"toolKey": tool_key}})
             assert (await send_message(client, body, **headers)).status_code == 200
             target = None if tool_key == "x" else tool_key
-            expected.append((f"{key['kind']}:{made['id']}", target, outcome))
+            expected.append((f"{key['kind']}:{created['id']}", target, outcome))
     events = (await user.http.get("/audit", params={"action": "tool.execute"})).json()["items"]
     assert [(event["actor"], event["target"], event["outcome"]) for event in reversed(events)] == expected

@@ -511,8 +511,8 @@ async def test_servers_are_listed_with_their_number_of_visible_tools(
     tools_user: TestUser, other_user: TestUser
 ) -> None:
     answer = await call_structured(tools_user, "list_servers", {})
-    shown = [(item["name"], item["description"], item["tools"]) for item in answer["servers"]]
-    assert shown == [("office", "", 3), ("weather", "The weather of the world.", 2)]
+    listed = [(item["name"], item["description"], item["tools"]) for item in answer["servers"]]
+    assert listed == [("office", "", 3), ("weather", "The weather of the world.", 2)]
     assert (await call_structured(other_user, "list_servers", {})) == {"servers": []}
 
 

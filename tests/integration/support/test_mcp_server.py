@@ -29,7 +29,7 @@ from tests.support.mcp_server import (
     hang,
     listener,
     malformed_json,
-    oversized,
+    oversized_result,
     raw_result,
     redirect,
     running_mcp_server,
@@ -346,7 +346,7 @@ async def test_a_redirect_is_followed_only_by_clients_that_follow_redirects(stre
 
 async def test_an_answer_can_be_huge_and_compressed(streamable: FakeMcpServer) -> None:
     async with connect(streamable) as client:
-        streamable.fault = Fault(oversized(megabytes=3))
+        streamable.fault = Fault(oversized_result(megabytes=3))
         assert (await client.call_tool("read", {})).content == []
     streamable.fault = Fault(gzip_bomb(megabytes=50))
     async with httpx2.AsyncClient(timeout=60) as http, http.stream("POST", streamable.url, json={"id": 7}) as answer:
