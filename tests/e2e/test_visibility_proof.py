@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,6 @@ import orjson
 import psycopg
 import pytest
 import uvloop
-from coverage import Coverage
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -809,17 +808,6 @@ async def _who_works(world: World) -> list[tuple[Any, ...]]:
         return await session.rows(statement, {"tables": list(_GUARDED)})
 
 
-@contextmanager
-def untraced() -> Iterator[None]:
-    """Measuring coverage would more than double the cost, and show nothing that other tests do not."""
-    measuring = Coverage.current()
-    if measuring is not None:
-        measuring.stop()
-    yield
-    if measuring is not None:
-        measuring.start()
-
-
 def test_whatever_happens_what_can_be_found_is_what_can_be_run(world: World) -> None:
     assert world.do(_who_works(world)) == [(APP_ROLE, True)]
 
@@ -838,5 +826,4 @@ def test_whatever_happens_what_can_be_found_is_what_can_be_run(world: World) -> 
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    with untraced():
-        run_state_machine_as_test(InThisWorld, settings=wanted)
+    run_state_machine_as_test(InThisWorld, settings=wanted)
