@@ -23,7 +23,7 @@ class KnownUser:
     vectors: Matrix
 
     def nearest(self, query: npt.NDArray[np.float32], k: int) -> list[str]:
-        """Return the names of the k nearest tools by exact search: cosines of the stored half-precision vectors, ties by name."""
+        """Return the names of the k nearest tools: cosines of the stored half-precision vectors, ties by name."""
         stored = self.vectors.astype(np.float16).astype(np.float64)
         half_query = query.astype(np.float16).astype(np.float64)
         cosines = stored @ half_query / (np.linalg.norm(stored, axis=1) * np.linalg.norm(half_query))
