@@ -36,7 +36,8 @@ programs:
 	@$(PYTHON) tests/support/programs.py
 
 suite: $(DEV) $(THIRD_PARTY)
-	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --retry-failed --cov=app --cov-report=term
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --retry-failed \
+		-p tests.support.coverage --min-branches=90
 
 proof: $(DEV) ## run the random proofs at length: 1,000 histories of visibility, kills at 20 moments
 	PROOF_SEQUENCES=1000 PROOF_KILLS=10 $(BIN)/pytest tests/e2e/test_visibility_proof.py tests/e2e/test_crash_recovery.py

@@ -38,7 +38,8 @@ def running_service(
 ) -> Iterator[Service]:
     port = port or free_port()
     environment = {
-        "PATH": os.environ["PATH"],
+        # the socket of the embedded Postgres is among the temporary files
+        **{name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ},
         "TOOLSCOUT_PORT": str(port),
         "TOOLSCOUT_DATA_DIR": str(folder / "data"),
         "TOOLSCOUT_ADMIN_API_KEY": ADMIN_KEY,

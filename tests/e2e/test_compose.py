@@ -1,4 +1,4 @@
-"""What `docker compose up` would start, as far as it can be known without Docker: order, secrets, limits, files."""
+"""docker-compose.yml, as far as it can be checked without Docker: start order, secrets, limits, files."""
 
 import re
 import shutil
@@ -17,10 +17,10 @@ from tests.support.paths import ROOT
 TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = ["migrate", "app", "worker"]
+OUR_SERVICES = ["migrate", "app", "worker"]
 
 
-def test_everything_starts_in_the_order_of_health() -> None:
+def test_services_start_when_the_services_they_need_are_healthy() -> None:
     assert SERVICES["postgres"]["image"] == "pgvector/pgvector:pg18"
     assert SERVICES["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
     for name in ("app", "worker"):
@@ -28,7 +28,7 @@ def test_everything_starts_in_the_order_of_health() -> None:
     assert SERVICES["proxy"]["depends_on"]["app"]["condition"] == "service_healthy"
 
 
-def test_migrations_run_once_and_by_a_command_that_exists() -> None:
+def test_migrations_run_once_with_an_existing_command() -> None:
     assert SERVICES["migrate"]["restart"] == "no"
     program, *arguments = SERVICES["migrate"]["command"]
     assert program == "toolscout"
@@ -39,16 +39,16 @@ def test_migrations_run_once_and_by_a_command_that_exists() -> None:
     command.make_context(name, options)
 
 
-def test_two_replicas_answer_behind_one_port_and_a_worker_works_apart() -> None:
+def test_two_replicas_serve_one_port_and_a_separate_worker_indexes() -> None:
     assert SERVICES["app"]["deploy"]["replicas"] == 2
     assert SERVICES["app"]["environment"]["TOOLSCOUT_ROLE"] == "web"
     assert SERVICES["worker"]["environment"]["TOOLSCOUT_ROLE"] == "worker"
-    open_to_all = [name for name, service in SERVICES.items() for port in service.get("ports", []) if port[0] == "$"]
-    assert open_to_all == ["proxy"]
+    published = [name for name, service in SERVICES.items() for port in service.get("ports", []) if port[0] == "$"]
+    assert published == ["proxy"]
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_only_settings_that_exist_are_set_and_secrets_only_as_files(name: str) -> None:
+@pytest.mark.parametrize("name", OUR_SERVICES)
+def test_only_existing_settings_are_set_and_secrets_only_as_files(name: str) -> None:
     files = {f"{variable_name(field)}_FILE": variable_name(field) for field in secret_fields()}
     known = {variable_name(field) for field in Settings.model_fields}
     environment = SERVICES[name]["environment"]
@@ -56,11 +56,11 @@ def test_only_settings_that_exist_are_set_and_secrets_only_as_files(name: str) -
     for variable in environment.keys() & files.keys():
         assert environment[variable].removeprefix("/run/secrets/") in SERVICES[name]["secrets"]
     plain = {value for variable, value in environment.items() if variable in files.values()}
-    assert all(re.fullmatch(r"\$\{\w+:-\}", value) for value in plain), "nothing unless the operator says so"
+    assert all(re.fullmatch(r"\$\{\w+:-\}", value) for value in plain), "empty unless the operator sets it"
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_secret_of_a_service_is_declared_and_every_mounted_file_exists(name: str) -> None:
+def test_every_secret_volume_and_network_of_a_service_is_declared(name: str) -> None:
     assert set(SERVICES[name].get("secrets", [])) <= COMPOSE["secrets"].keys()
     for source, *_ in (volume.split(":") for volume in SERVICES[name].get("volumes", [])):
         assert (ROOT / source).exists() if source.startswith("./") else source in COMPOSE["volumes"]
@@ -68,73 +68,73 @@ def test_every_secret_of_a_service_is_declared_and_every_mounted_file_exists(nam
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_is_bounded_and_gains_no_privileges(name: str) -> None:
+def test_every_service_has_limits_and_gains_no_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}
     assert service["security_opt"] == ["no-new-privileges:true"]
-    if name != "postgres":  # whose image begins as root and hands over
+    if name != "postgres":  # its image starts as root and drops the privileges itself
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
 
 
 @pytest.mark.parametrize("name", sorted(set(SERVICES) - {"migrate"}))
-def test_every_service_that_stays_is_asked_for_its_health(name: str) -> None:
+def test_every_long_running_service_has_a_health_check(name: str) -> None:
     assert "healthcheck" in SERVICES[name] or "HEALTHCHECK" in (ROOT / "Dockerfile").read_text()
-    assert ("healthcheck" in SERVICES[name]) == (name not in OURS)
+    assert ("healthcheck" in SERVICES[name]) == (name not in OUR_SERVICES)
 
 
-def test_nobody_is_killed_while_requests_are_still_being_answered() -> None:
+def test_no_service_is_killed_while_it_drains() -> None:
     for name in ("app", "worker"):
         drain_s = float(SERVICES[name]["environment"]["TOOLSCOUT_DRAIN_S"])
         assert drain_s + _GRACE_S < 10
         assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) > drain_s + _GRACE_S + 5
 
 
-def test_the_database_has_no_way_out_and_nobody_outside_a_way_in() -> None:
+def test_the_database_is_on_an_internal_network_without_ports() -> None:
     assert SERVICES["postgres"]["networks"] == ["inside"]
     assert COMPOSE["networks"]["inside"]["internal"] is True
     assert "ports" not in SERVICES["postgres"]
 
 
-def test_everything_that_can_be_set_is_in_the_example() -> None:
-    wanted = set(re.findall(r"\$\{(\w+)", TEXT))
-    offered = set(re.findall(r"^# (\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
-    assert wanted
-    assert wanted == offered
+def test_every_variable_is_in_the_example_of_the_environment() -> None:
+    used = set(re.findall(r"\$\{(\w+)", TEXT))
+    documented = set(re.findall(r"^# (\w+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert used
+    assert used == documented
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
-    """A folder in which the secrets have been made."""
+def deployment(tmp_path: Path) -> Path:
+    """A folder in which the secrets have been created."""
     (tmp_path / "deploy").mkdir()
     shutil.copy(ROOT / "deploy/make-secrets", tmp_path / "deploy")
     subprocess.run([tmp_path / "deploy/make-secrets"], check=True, capture_output=True)
     return tmp_path
 
 
-def test_every_secret_that_is_mounted_is_made(made: Path) -> None:
+def test_every_mounted_secret_is_created(deployment: Path) -> None:
     mounted = {Path(secret["file"]) for secret in COMPOSE["secrets"].values()}
-    assert mounted == {path.relative_to(made) for path in (made / "secrets").iterdir()}
-    assert (made / "secrets").stat().st_mode & 0o777 == 0o700
+    assert mounted == {path.relative_to(deployment) for path in (deployment / "secrets").iterdir()}
+    assert (deployment / "secrets").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_service_takes_the_secrets_that_are_made(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(made)
+def test_the_service_accepts_the_created_secrets(deployment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(deployment)
     for variable, path in SERVICES["app"]["environment"].items():
         if variable.endswith("_FILE"):
-            monkeypatch.setenv(variable, str(path).replace("/run/secrets", str(made / "secrets")))
+            monkeypatch.setenv(variable, str(path).replace("/run/secrets", str(deployment / "secrets")))
     settings = Settings()
     assert settings.secret_key is not None
     assert settings.database_url is not None
     assert decode_secret_key(settings.secret_key.get_secret_value())
-    password = (made / "secrets/database_password").read_text().strip()
+    password = (deployment / "secrets/database_password").read_text().strip()
     assert settings.database_url.get_secret_value() == f"postgresql://toolscout:{password}@postgres:5432/toolscout"
 
 
-def test_secrets_that_are_there_stay_as_they_are(made: Path) -> None:
-    before = {path.name: path.read_text() for path in (made / "secrets").iterdir()}
+def test_existing_secrets_are_not_changed(deployment: Path) -> None:
+    before = {path.name: path.read_text() for path in (deployment / "secrets").iterdir()}
     assert len(set(before.values())) == len(before)
-    (made / "secrets/grafana_password").unlink()
-    subprocess.run([made / "deploy/make-secrets"], check=True, capture_output=True)
-    after = {path.name: path.read_text() for path in (made / "secrets").iterdir()}
+    (deployment / "secrets/grafana_password").unlink()
+    subprocess.run([deployment / "deploy/make-secrets"], check=True, capture_output=True)
+    after = {path.name: path.read_text() for path in (deployment / "secrets").iterdir()}
     assert {name for name in before if before[name] != after[name]} == {"grafana_password"}

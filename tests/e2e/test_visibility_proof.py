@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,6 @@ import orjson
 import psycopg
 import pytest
 import uvloop
-from coverage import Coverage
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -839,17 +838,6 @@ async def _read_role(world: World) -> list[tuple[Any, ...]]:
         return await session.rows(statement, {"tables": list(_TABLES_WITH_RLS)})
 
 
-@contextmanager
-def without_coverage() -> Iterator[None]:
-    """Coverage would more than double the run time, and other tests cover the same code."""
-    measuring = Coverage.current()
-    if measuring is not None:
-        measuring.stop()
-    yield
-    if measuring is not None:
-        measuring.start()
-
-
 def test_a_tool_can_be_found_exactly_when_it_can_be_run(world: World) -> None:
     assert world.do(_read_role(world)) == [(APP_ROLE, True)]
 
@@ -868,5 +856,4 @@ def test_a_tool_can_be_found_exactly_when_it_can_be_run(world: World) -> None:
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    with without_coverage():
-        run_state_machine_as_test(InThisWorld, settings=options)
+    run_state_machine_as_test(InThisWorld, settings=options)

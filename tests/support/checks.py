@@ -1,4 +1,4 @@
-"""What many tests of the doors ask: is this a proper problem, what do all pages hold, which rows are left."""
+"""Checks and requests that many tests of the interfaces share: problems, pages of lists, rows, routes."""
 
 import asyncio
 import uuid
@@ -39,11 +39,11 @@ FIELDS_OF_A_PROBLEM = {"type", "title", "status", "detail", "code", "request_id"
 TENANT_COLUMN = {"users": "id"} | {name: "user_id" for name, table in metadata.tables.items() if "user_id" in table.c}
 JSON_TYPE = {"Content-Type": "application/json"}
 OPEN_PATHS = {"/healthz", "/readyz", "/metrics"}
-"""They ask for no permission."""
+"""They need no permission."""
 QUESTIONS = {"/catalog/search", "/discover", "/discover/why", "/eval", "/feedback", "/rules/preview"}
-"""They are posted, and change nothing that anybody has set."""
+"""POST requests that change nothing."""
 MCP_PATHS = {"/mcp", "/mcp/full", "/projects/{project_id}/mcp", "/projects/{project_id}/mcp/full"}
-"""What is done there the meta-tools do, each with a permission of its own."""
+"""The meta-tools check their own permissions."""
 
 _CHECKS = {each(Permission.DISCOVER).__code__ for each in (require, require_in_console)}
 
@@ -54,13 +54,13 @@ def assert_problem(answer: httpx.Response, status: int, code: str | None = None)
     body: Json = answer.json()
     assert body.keys() - {"errors", "outcome", "cause"} == FIELDS_OF_A_PROBLEM
     assert (body["status"], body["code"]) == (status, code or CODES[status])
-    assert body["request_id"], "a problem must say which request it belongs to"
+    assert body["request_id"], "a problem must carry the id of its request"
     assert body["request_id"] == answer.headers["x-request-id"]
     return body
 
 
 def assert_refused(answer: httpx.Response, status: int) -> str:
-    """As the door tells it: REST by a problem, MCP by JSON-RPC. Its words."""
+    """Check that a request was refused, by a problem (REST) or a JSON-RPC error (MCP), and return the message."""
     if not answer.request.url.path.endswith(("/mcp", "/mcp/full")):
         return str(assert_problem(answer, status)["detail"])
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json"), answer.text
@@ -77,12 +77,12 @@ def without_request_id(answer: httpx.Response) -> tuple[int, Json]:
 
 
 async def pages(http: httpx.AsyncClient, path: str, limit: int, **query: Any) -> list[list[Json]]:
-    """Every page of a list, by following its cursors."""
+    """Return every page of a list, by following its cursors."""
     found: list[list[Json]] = []
     cursor: str | None = None
     while True:
-        given = {"limit": limit, **query} | ({} if cursor is None else {"cursor": cursor})
-        answer = await http.get(path, params=given)
+        params = {"limit": limit, **query} | ({} if cursor is None else {"cursor": cursor})
+        answer = await http.get(path, params=params)
         assert answer.status_code == 200, answer.text
         found.append(answer.json()["items"])
         cursor = answer.json()["next_cursor"]
@@ -91,10 +91,12 @@ async def pages(http: httpx.AsyncClient, path: str, limit: int, **query: Any) ->
 
 
 async def everything(http: httpx.AsyncClient, path: str, **query: Any) -> list[Json]:
+    """Return all items of a list."""
     return [item for page in await pages(http, path, limit=200, **query) for item in page]
 
 
 async def finished_run(http: httpx.AsyncClient, run_id: str) -> Json:
+    """Wait until the run has ended, and return it."""
     for _ in range(1_200):
         answer = await http.get(f"/runs/{run_id}")
         assert answer.status_code == 200, answer.text
@@ -106,24 +108,25 @@ async def finished_run(http: httpx.AsyncClient, run_id: str) -> Json:
 
 
 async def rows_of(container: Container, user_id: str) -> dict[str, int]:
-    """How many rows the user has in each table, looked up behind row-level security."""
+    """Count the rows of a user in each table, without the filter of row-level security."""
     async with container.database.system_transaction() as session:
         counts = {}
         for table, column in TENANT_COLUMN.items():
-            if table != "audit_events":  # what was done stays known
+            if table != "audit_events":  # audit events outlive the user
                 statement = f"SELECT count(*) FROM {table} WHERE {column} = %(owner)s"
                 [(counts[table],)] = await session.rows(statement, {"owner": user_id})
         return counts
 
 
 async def leave_a_call(container: Container, user_id: str) -> None:
-    """The trace of a call with an `Idempotency-Key`."""
+    """Insert the record of a call with an `Idempotency-Key`."""
     statement = "INSERT INTO tool_calls (user_id, key, request, given_up_at) VALUES (%(owner)s, %(key)s, '', now())"
     async with container.database.transaction(user_id) as session:
         await session.rows(statement, {"owner": user_id, "key": uuid.uuid4().hex})
 
 
 async def want_selections(container: Container, user_id: str, *, wanted: bool = True) -> None:
+    """Switch the selection log of a user on or off."""
     statement = (
         "UPDATE users SET settings = jsonb_build_object('selection_log', %(on)s::boolean) WHERE id = %(user_id)s"
     )
@@ -133,15 +136,14 @@ async def want_selections(container: Container, user_id: str, *, wanted: bool = 
 
 
 async def write_down(container: Container) -> None:
-    """What else would be written, and learnt, some time later."""
+    """Write the usage counters and the selection log now, and update the priors."""
     assert await container.usage_counters.flush()
     await container.usage_counters.update_priors()
     await container.selections.flush()
 
 
 async def find_and_praise(container: Container, user: TestUser, query: str) -> str:
-    """The id of a discovery whose first tool its user was content with; all that is counted and kept of it is
-    written."""
+    """Run a discovery, report that its first tool succeeded, write everything, and return the id of the discovery."""
     await want_selections(container, user.id)
     http = user.http
     found = (await http.post("/discover", json={"query": query, "similarity_threshold": 0})).json()
@@ -149,7 +151,7 @@ async def find_and_praise(container: Container, user: TestUser, query: str) -> s
     body = {"discovery_id": found["discovery_id"], "tool_key": tool_key, "outcome": "succeeded"}
     assert (await http.post("/feedback", json=body)).status_code == 204
     await write_down(container)
-    await want_selections(container, user.id, wanted=False)  # what tests make them say is not to be found there
+    await want_selections(container, user.id, wanted=False)  # later questions of the test are not logged
     return str(found["discovery_id"])
 
 
@@ -162,7 +164,7 @@ class DoorRoute:
 
 
 def door_routes(app: FastAPI) -> list[DoorRoute]:
-    """Every route of the API and of MCP; the framework's own pages (`/docs`, `/openapi.json`) are none of them."""
+    """Return every route of REST and MCP, without the pages of the framework (`/docs`, `/openapi.json`)."""
     described = app.openapi()["paths"]
     return _listed(app, lambda method, path: "requestBody" in described[path][method.lower()], described=True)
 
@@ -176,14 +178,14 @@ def _listed(app: FastAPI, takes_body: Callable[[str, str], bool], *, described: 
     for context in iter_route_contexts(app.routes):
         route = context.original_route
         if isinstance(route, APIRoute) and route.include_in_schema is described:
-            asked = frozenset(_permissions(route.dependant))
+            permissions = frozenset(_permissions(route.dependant))
             path = route.path
-            found += [DoorRoute(method, path, asked, takes_body(method, path)) for method in route.methods or ()]
+            found += [DoorRoute(method, path, permissions, takes_body(method, path)) for method in route.methods or ()]
     return sorted(found, key=lambda route: (route.path, route.method))
 
 
 def _permissions(dependant: Dependant) -> Iterator[Permission]:
-    """What every `require(…)` below this point asks for: its check has closed over the permission."""
+    """Yield the permission of every `require(…)` in the tree of dependencies: the check is a closure over it."""
     for dependency in dependant.dependencies:
         if isinstance(call := dependency.call, FunctionType) and call.__code__ in _CHECKS:
             yield from (cell.cell_contents for cell in call.__closure__ or ())

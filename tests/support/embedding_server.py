@@ -1,8 +1,8 @@
-"""An OpenAI-compatible embedding endpoint on loopback that can be told to misbehave.
+"""An OpenAI-compatible embedding endpoint on loopback that can be made to fail.
 
-Its vectors are bags of hashed words, so that texts which share words are near each other. A model named `NAME@N` has N
-dimensions, puts its words into its own half of them, and adds its own share of what all its texts have in common:
-cosines within a model tell which one it was, and across two models they are 0.
+Its vectors are bags of hashed words, so that texts with common words are near each other. A model named `NAME@N` has N
+dimensions, uses one half of them for its words, and adds a constant of its own to all texts: cosines within a model
+show which model it was, and cosines across two models are 0.
 """
 
 import json
@@ -35,9 +35,11 @@ Mode = Literal[
 
 
 class FakeEmbeddingServer:
-    """`mode` may be changed at any time; `requests` holds the texts of every request, `models` whom they were for. What
-    came while it was `hang` is answered when it is released, by the mode of then. With `hang_later` as many requests as
-    `quick` says are answered at once."""
+    """`mode` may be changed at any time. `requests` holds the texts of every request, `models` the requested models.
+
+    Requests that arrive in the mode `hang` are answered on `release()`, in the mode of that moment. In the mode
+    `hang_later` the first `quick` requests are answered at once.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -54,13 +56,15 @@ class FakeEmbeddingServer:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def release(self) -> None:
-        """Whoever hangs; later ones hang anew."""
+        """Answer all requests that hang. Later requests hang again."""
         self.gate, opened = threading.Event(), self.gate
         opened.set()
 
     def settings(self, **changes: Any) -> dict[str, Any]:
-        """For `open_service`: this server as the embedder, with a breaker that is quick to try again. Its budget is one
-        that also a slow machine keeps; who wants it to run out makes it smaller."""
+        """Return settings for `open_service`: this server as the embedder, and a circuit breaker that retries soon.
+
+        The query budget suffices on a slow machine; a test of the budget sets a smaller one.
+        """
         return {
             "embedding_provider": "openai",
             "embedding_model": "fake-words",
@@ -80,7 +84,7 @@ def embed(text: str, dimension: int = DIMENSION) -> list[float]:
 
 
 def embed_by(model: str, text: str) -> list[float]:
-    """The first letter says which half is the model's: two that are compared in a test must not share it."""
+    """Embed a text as this model does. The first letter of its name chooses the half of the dimensions."""
     name, _, dimension = model.partition("@")
     if not dimension:
         return embed(text)
@@ -114,7 +118,7 @@ def _answer(server: FakeEmbeddingServer, model: str, texts: list[str]) -> dict[s
     if server.mode == "doubled_index":
         items = [{**item, "index": 0} for item in items]
     if server.mode == "wrong_shape":
-        return {"object": "list", "model": "fake", "data": "nothing of the kind"}
+        return {"object": "list", "model": "fake", "data": "not a list"}
     return {"object": "list", "model": "fake", "data": items, "usage": {"prompt_tokens": 1, "total_tokens": 1}}
 
 
@@ -126,7 +130,7 @@ def _handler(server: FakeEmbeddingServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.quick -= 1
             hangs = server.mode == "hang" or (server.mode == "hang_later" and server.quick < 0)
-            gate = server.gate  # before anybody can see that it has come
+            gate = server.gate  # before a test can see the request
             server.models.append(body["model"])
             server.requests.append(body["input"])
             time.sleep(server.delay_s)
@@ -143,7 +147,7 @@ def _handler(server: FakeEmbeddingServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, *arguments: object) -> None:
-            """Keeps the tests' output quiet."""
+            """Log nothing."""
 
     return Handler
 
@@ -153,7 +157,7 @@ class _QuietServer(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, *arguments: object) -> None:
-        """A client that hangs up while we pretend to hang is what the tests want."""
+        """Ignore clients that disconnect while a request hangs: tests do that."""
 
 
 @contextmanager

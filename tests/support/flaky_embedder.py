@@ -1,10 +1,10 @@
-"""Ways to have a fake embedding server change by itself, with a certain request."""
+"""Request logs that change the mode of a fake embedding server when a certain request arrives."""
 
 from tests.support.embedding_server import FakeEmbeddingServer, Mode
 
 
 class ChangesAfter(list[list[str]]):
-    """A request log to put in place of the server's: after so many requests the server is in another mode."""
+    """Replaces the request log of the server: after this many requests the server changes its mode."""
 
     def __init__(self, server: FakeEmbeddingServer, requests: int, mode: Mode) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class ChangesAfter(list[list[str]]):
 
 
 class Refuses(list[list[str]]):
-    """A request log to put in place of the server's: requests that hold a certain text get no vector of use."""
+    """Replaces the request log of the server: requests that contain a text get vectors of zeros."""
 
     def __init__(self, server: FakeEmbeddingServer, text: str) -> None:
         super().__init__()

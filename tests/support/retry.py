@@ -10,12 +10,12 @@ the last lines of the run name it. Three kinds of failures are final at once:
 The second run uses the seed of the first, so that a failure that depends on the seed repeats itself.
 """
 
-import os
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -47,36 +47,35 @@ class _RetryPlugin:
         if report.failed:
             self._failures[report.nodeid].append(report)
 
-    # inside the hook of pytest-cov, so that the data of the second runs are there when it reports
+    # inside the hook of the coverage plugin, so that it counts what the second runs have measured
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         result = yield
         if len(self._failures) > MAX_RETRIES:
             self._note = f"no test was retried: {len(self._failures)} tests failed, more than {MAX_RETRIES}"
             return result
-        for number, (nodeid, reports) in enumerate(self._failures.items()):
-            if _may_retry(reports) and self._passes_alone(nodeid, number):
+        for nodeid, reports in self._failures.items():
+            if _may_retry(reports) and self._passes_alone(nodeid):
                 self._flaky.append(nodeid)
                 session.testsfailed -= len(reports)
         return result
 
-    def _passes_alone(self, nodeid: str, number: int) -> bool:
+    def _passes_alone(self, nodeid: str) -> bool:
         command = [sys.executable, "-m", "pytest", nodeid, "-n", "0", "-q", "-p", "no:cacheprovider"]
         command += [f"--rootdir={self._config.rootpath}"]
         seed = self._config.getoption("randomly_seed", None)
         command += ["-p", "no:randomly"] if seed is None else [f"--randomly-seed={seed}"]
-        environment = dict(os.environ)
-        if sources := self._config.getoption("cov_source", None):
-            command += [*(f"--cov={source}" for source in sources), "--cov-report=", "--cov-fail-under=0"]
-            command += ["--cov-branch"] if self._config.getoption("cov_branch") else []
-            # pytest-cov combines all files of this pattern into its report
-            environment["COVERAGE_FILE"] = str(Path.cwd() / f".coverage.retry-{number}")
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return False
+        with TemporaryDirectory() as folder:
+            coverage = self._config.pluginmanager.get_plugin("coverage-report")
+            measured = Path(folder) / "coverage.json"
+            if coverage is not None:
+                command += ["-p", "tests.support.coverage", f"--coverage-out={measured}"]
+            try:
+                done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
+            except subprocess.TimeoutExpired:
+                return False
+            if coverage is not None and measured.exists():
+                coverage.add(measured.read_text())
         return done.returncode == 0
 
     @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""Fills a service's database with users whose vectors we know, past the embedder: the oracle must know them too."""
+"""Inserts users whose vectors are known, without the embedder: an exact search in numpy needs the same vectors."""
 
 import uuid
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ class KnownUser:
     vectors: Matrix
 
     def nearest(self, query: npt.NDArray[np.float32], k: int) -> list[str]:
-        """The oracle: cosines of the half-precision vectors that Postgres holds, ties by name."""
+        """Return the names of the k nearest tools: cosines of the stored half-precision vectors, ties by name."""
         stored = self.vectors.astype(np.float16).astype(np.float64)
-        asked = query.astype(np.float16).astype(np.float64)
-        cosines = stored @ asked / (np.linalg.norm(stored, axis=1) * np.linalg.norm(asked))
+        half_query = query.astype(np.float16).astype(np.float64)
+        cosines = stored @ half_query / (np.linalg.norm(stored, axis=1) * np.linalg.norm(half_query))
         order = sorted(range(len(self.names)), key=lambda i: (-cosines[i], self.names[i]))
         return [self.names[i] for i in order[:k]]
 
@@ -39,7 +39,7 @@ def owner_connection(container: Container) -> psycopg.Connection[tuple[object, .
 
 
 def add_user(container: Container, names: Sequence[str], vectors: Matrix) -> KnownUser:
-    """One server `shared` with these tools."""
+    """Insert a user with one server, `shared`, that has these tools."""
     user, server = f"user-{uuid.uuid4().hex[:12]}", str(uuid.uuid4())
     ids = [str(uuid.uuid5(uuid.UUID(server), name)) for name in names]
     with owner_connection(container) as connection, connection.cursor() as cursor:

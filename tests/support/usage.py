@@ -1,4 +1,4 @@
-"""What many tests of usage ask: what stands in the tables, and what a user has experienced."""
+"""Reads the tables of usage, and records the outcomes of calls."""
 
 from app.container import Container
 from app.db.engine import Database
@@ -9,7 +9,7 @@ FAST = DiscoverySample(0.0045, degraded=False, no_match=False, cache_hit=True, t
 
 
 async def uses(database: Database, user_id: str) -> dict[str, dict[str, int]]:
-    """By tool; counters of zero are left out."""
+    """Return the counters of each tool of a user, without those that are zero."""
     statement = f"SELECT tool_id, {', '.join(USAGE_KINDS)} FROM tool_usage WHERE user_id = %(user_id)s"
     async with database.transaction(user_id) as session:
         rows = await session.rows(statement, {"user_id": user_id})
@@ -17,14 +17,14 @@ async def uses(database: Database, user_id: str) -> dict[str, dict[str, int]]:
 
 
 async def figures(database: Database, user_id: str) -> list[tuple[int, ...]]:
-    """Minute by minute."""
+    """Return the discovery statistics of a user, one row a minute."""
     statement = f"SELECT {', '.join(STAT_COLUMNS)} FROM discovery_stats WHERE user_id = %(user_id)s ORDER BY at"
     async with database.transaction(user_id) as session:
         return await session.rows(statement, {"user_id": user_id})
 
 
 async def live_through(container: Container, user_id: str, tool_id: str, *outcomes: bool) -> None:
-    """Calls that ended so; then what there is to learn from them is learnt."""
+    """Record calls with these outcomes, and update the priors from them."""
     usage_counters = UsageCounters(container.database)
     for succeeded in outcomes:
         usage_counters.record_call(user_id, tool_id, succeeded=succeeded)

@@ -1,4 +1,4 @@
-"""Index runs taken step by step in place of the worker, and looks into the tables that no route allows."""
+"""Runs index runs step by step instead of the worker, and reads tables that no route shows."""
 
 import asyncio
 import uuid
@@ -27,6 +27,8 @@ LEASE_S = 60.0
 
 @dataclass(frozen=True)
 class Hand:
+    """Claims and runs queued index runs of a service whose worker is idle."""
+
     container: Container
     indexer: Indexer
 
@@ -40,7 +42,7 @@ class Hand:
         return claimed
 
     async def perform(self) -> queue.Claim:
-        """The oldest run, from its claim to its end."""
+        """Claim the oldest run and run it to its end."""
         claimed = await self.take()
         await reindex_server(self.indexer, claimed)
         return claimed
@@ -55,15 +57,10 @@ class Hand:
 
 
 @asynccontextmanager
-async def working(hand: Hand, **pace: float) -> AsyncIterator[Worker]:
-    """A worker that looks often: the routes of the service that is driven by hand wake nobody."""
-    usual: dict[str, Any] = {
-        "runs_at_once": 1,
-        "pending_retry_s": 60.0,
-        "reindex_every_s": 0.0,
-        "poll_interval_s": 0.02,
-    }
-    worker = Worker(hand.indexer, WorkerConfig(**(usual | pace)))
+async def working(hand: Hand, **config: float) -> AsyncIterator[Worker]:
+    """Start a worker that polls often: the routes of a service with an idle worker notify nobody."""
+    defaults: dict[str, Any] = {"runs_at_once": 1, "pending_retry_s": 60.0, "reindex_every_s": 0.0, "idle_s": 0.02}
+    worker = Worker(hand.indexer, WorkerConfig(**(defaults | config)))
     worker.start()
     try:
         yield worker
@@ -77,11 +74,11 @@ async def rows(container: Container, statement: str, **parameters: Any) -> list[
 
 
 async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 60.0) -> T:
-    """What `look` sees, as soon as that is true."""
+    """Poll until `look` returns something true, and return that."""
     async with asyncio.timeout(seconds):
         while True:
-            if seen := await look():
-                return seen
+            if found := await look():
+                return found
             await asyncio.sleep(0.02)
 
 
@@ -89,7 +86,7 @@ async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 60.0) 
 async def holding(
     container: Container, statement: str, *parameters: str
 ) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-    """A connection, as the owner, with a lock that others run into until this ends."""
+    """Hold the locks of a statement, as the owner, until the block ends."""
     url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     async with await psycopg.AsyncConnection.connect(url) as blocker:
         await blocker.execute(statement.encode(), parameters)
@@ -97,10 +94,10 @@ async def holding(
 
 
 async def waiting(blocker: psycopg.AsyncConnection[Any], count: int) -> None:
-    """For a lock in this database: in others, other services lock what they like."""
+    """Wait until this many sessions of this database wait for a lock. Other databases belong to other services."""
 
     async def look() -> bool:
-        await blocker.execute("SELECT pg_stat_clear_snapshot()")  # else it sees what was there when it first looked
+        await blocker.execute("SELECT pg_stat_clear_snapshot()")  # the statistics are otherwise those of the first look
         cursor = await blocker.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
@@ -111,7 +108,7 @@ async def waiting(blocker: psycopg.AsyncConnection[Any], count: int) -> None:
 
 
 async def send(user: TestUser, server_id: str, tools: list[Any], **query: Any) -> dict[str, Any]:
-    """Pushes without waiting: the accepted run."""
+    """Push tools without waiting, and return the accepted run."""
     answer = await user.http.put(f"/servers/{server_id}/tools", json={"tools": tools}, params=query)
     assert answer.status_code == 202, answer.text
     run: dict[str, Any] = answer.json()
@@ -127,7 +124,7 @@ async def finished(user: TestUser, run_id: str) -> dict[str, Any]:
 
 
 async def asked(fake: FakeEmbeddingServer, times: int = 1) -> None:
-    """Returns when so many requests have reached the embedder."""
+    """Wait until this many requests have reached the embedder."""
 
     async def look() -> bool:
         return len(fake.requests) >= times
@@ -141,17 +138,17 @@ async def server_of(user: TestUser, server_id: str) -> dict[str, Any]:
 
 
 def levels_of(log: pytest.LogCaptureFixture, run_id: str) -> list[str]:
-    """Of what is told of this run: others, of services that are there for all tests, may be told of meanwhile."""
+    """Return the levels of the log records about this run; shared services may log other runs at the same time."""
     return [record.levelname for record in log.records if vars(record).get("run_id") == run_id]
 
 
 def listing_of(tools: str) -> ASGIApp:
-    """Answers `tools/list` with these, written in JSON, whatever the server offers by then."""
+    """Answer `tools/list` with these tools, given as JSON, whatever tools the server has."""
     return raw_result(f'{{"tools": {tools}, "ttlMs": 0, "cacheScope": "private", "resultType": "complete"}}'.encode())
 
 
 def unheard(name: str) -> dict[str, Any]:
-    """A tool whose text nobody has had embedded before, so that no cache knows it."""
+    """Return a tool with a unique text, so that no cache holds its vector."""
     return tool(name, f"Does {uuid.uuid4().hex}.")
 
 

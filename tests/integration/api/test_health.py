@@ -1,4 +1,4 @@
-"""What an operator sees: health, metrics, logs; and what they never show."""
+"""Health, metrics and logs, and the secrets that none of them may show."""
 
 import logging
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ CANARY = "canary4410be"
 METRICS_KEY = "a-key-for-metrics"
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"])
-async def test_what_operators_and_newcomers_need_asks_for_no_key(client: httpx.AsyncClient, path: str) -> None:
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/docs", "/redoc", "/openapi.json"])
+async def test_health_metrics_and_documentation_need_no_key(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.get(path)).status_code == 200
 
 
@@ -31,7 +31,7 @@ async def test_readiness_names_the_model_in_use(client: httpx.AsyncClient, conta
     assert (await client.get("/readyz")).json() == {"status": "ok", "model": container.model.id, "warnings": []}
 
 
-async def test_without_its_database_the_service_lives_but_is_not_ready_and_lets_nobody_in(
+async def test_without_its_database_the_service_is_alive_but_not_ready_and_answers_503(
     open_service: OpenService, postgres: EmbeddedPostgres
 ) -> None:
     requests = [("GET", "/readyz", None), ("GET", "/servers", None), ("POST", "/discover", {"query": "list files"})]
@@ -47,7 +47,7 @@ async def test_without_its_database_the_service_lives_but_is_not_ready_and_lets_
             assert (await user.http.request(method, path, json=body)).status_code == 200
 
 
-async def test_a_process_that_is_about_to_stop_is_not_ready_and_lets_its_clients_go(open_service: OpenService) -> None:
+async def test_a_draining_process_is_not_ready_and_closes_its_connections(open_service: OpenService) -> None:
     async with open_service() as service, new_user(service) as user:
         before = await user.http.get("/tools")
         assert (await user.http.get("/readyz")).status_code == 200
@@ -59,7 +59,7 @@ async def test_a_process_that_is_about_to_stop_is_not_ready_and_lets_its_clients
     assert (after.status_code, after.headers.get("connection")) == (200, "close")
 
 
-async def samples(http: httpx.AsyncClient, **headers: str) -> list[tuple[str, dict[str, str]]]:
+async def scrape(http: httpx.AsyncClient, **headers: str) -> list[tuple[str, dict[str, str]]]:
     answer = await http.get("/metrics", headers=headers)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -67,11 +67,11 @@ async def samples(http: httpx.AsyncClient, **headers: str) -> list[tuple[str, di
     return [(sample.name, sample.labels) for family in families for sample in family.samples]
 
 
-async def test_metrics_tell_of_requests_searches_and_runs(user: TestUser) -> None:
+async def test_metrics_cover_requests_searches_and_runs(user: TestUser) -> None:
     await user.add_tools(tool("list_files", "Lists files."))
     await user.discover("list files")
     await user.discover("something that no tool does at all", similarity_threshold=1)
-    found = await samples(user.http)
+    found = await scrape(user.http)
     assert {name for name, _ in found} >= {
         "toolscout_requests_total",
         "toolscout_request_seconds_bucket",
@@ -88,7 +88,7 @@ async def test_metrics_tell_of_requests_searches_and_runs(user: TestUser) -> Non
     assert ("toolscout_index_runs_total", {"state": "succeeded"}) in found
 
 
-async def test_no_label_is_made_by_a_user(open_service: OpenService) -> None:
+async def test_no_label_contains_text_of_a_user(open_service: OpenService) -> None:
     async with open_service() as service, new_user(service) as user:
         server_id = await user.add_tools(tool(CANARY, CANARY), server=CANARY, tags=[CANARY])
         await user.discover(CANARY, tags=[CANARY])
@@ -101,7 +101,7 @@ async def test_no_label_is_made_by_a_user(open_service: OpenService) -> None:
             (CANARY.upper(), f"/{CANARY}"),
         ]:
             await user.http.request(method, path, headers={"X-Request-Id": CANARY})
-        found = await samples(user.http)
+        found = await scrape(user.http)
         templates = {route.path for route in door_routes(get_app(service))}
     text = str(found)
     assert not [secret for secret in (CANARY, CANARY.upper(), server_id, user.id, user.key) if secret in text]
@@ -110,18 +110,18 @@ async def test_no_label_is_made_by_a_user(open_service: OpenService) -> None:
         assert ("toolscout_requests_total", {"method": method, "route": route, "status": "404"}) in found
 
 
-async def test_metrics_ask_for_their_key_where_one_is_set(open_service: OpenService) -> None:
+async def test_metrics_require_the_metrics_key_when_it_is_set(open_service: OpenService) -> None:
     async with open_service(metrics_key=SecretStr(METRICS_KEY)) as service, open_client(service) as http:
         for wrong in ({}, {"Authorization": f"Bearer {ADMIN_KEY}"}, {"Authorization": METRICS_KEY}):
             answer = await http.get("/metrics", headers=wrong)
             assert_problem(answer, 401)
             assert METRICS_KEY not in answer.text
-        assert await samples(http, Authorization=f"Bearer {METRICS_KEY}")
+        assert await scrape(http, Authorization=f"Bearer {METRICS_KEY}")
         assert (await http.get("/healthz")).status_code == 200
 
 
-class Lines(logging.Handler):
-    """Keeps every line just as it would be printed."""
+class LogLines(logging.Handler):
+    """Stores every line as it would be printed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,8 +136,8 @@ class Lines(logging.Handler):
 
 
 @pytest.fixture
-def log() -> Iterator[Lines]:
-    handler = Lines()
+def log() -> Iterator[LogLines]:
+    handler = LogLines()
     ours, root = logging.getLogger("toolscout"), logging.getLogger()
     level = ours.level
     root.addHandler(handler)
@@ -147,8 +147,8 @@ def log() -> Iterator[Lines]:
     root.removeHandler(handler)
 
 
-async def test_no_line_of_the_log_holds_a_text_or_a_key(
-    user: TestUser, admin: httpx.AsyncClient, container: Container, log: Lines
+async def test_no_log_line_contains_a_text_or_a_key(
+    user: TestUser, admin: httpx.AsyncClient, container: Container, log: LogLines
 ) -> None:
     server_id = await user.add_tools(tool(f"read_{CANARY}", CANARY), server=CANARY, description=CANARY)
     await user.push(server_id, [{"name": CANARY, "description": [CANARY]}])
@@ -168,12 +168,12 @@ async def test_no_line_of_the_log_holds_a_text_or_a_key(
     assert len(log.entries("toolscout.access")) > 10
     assert log.entries("toolscout.worker")
     secrets = [CANARY, CANARY.upper(), user.key, ADMIN_KEY, made, user.key[3:], made[3:]]
-    # the HTTP client of the tests logs what it asks for, too
+    # the HTTP client of the tests logs its requests, too
     ours = [line for line in log.lines if not orjson.loads(line)["logger"].startswith(("httpx", "httpcore"))]
     assert not [line for line in ours for secret in secrets if secret in line]
 
 
-async def test_a_request_is_logged_once_under_the_id_that_its_answer_bears(user: TestUser, log: Lines) -> None:
+async def test_a_request_is_logged_once_with_the_id_of_its_response(user: TestUser, log: LogLines) -> None:
     answer = await user.http.post("/discover", json={"query": "list files"}, headers={"X-Request-Id": CANARY})
     assert answer.headers["x-request-id"] != CANARY
     logged = log.entries("toolscout.access")
@@ -183,7 +183,7 @@ async def test_a_request_is_logged_once_under_the_id_that_its_answer_bears(user:
     assert entry["level"] == "info"
 
 
-def test_a_line_of_the_log_cannot_be_broken_by_what_it_says(log: Lines) -> None:
+def test_the_content_of_a_log_line_cannot_break_it(log: LogLines) -> None:
     logging.getLogger("toolscout.test").info("a\nb\x1b[2J\u2028", extra={"reason": 'x"\n'})
     [line] = [each for each in log.lines if orjson.loads(each)["logger"] == "toolscout.test"]
     assert "\n" not in line

@@ -1,5 +1,9 @@
 """The plugin that runs failed tests a second time, on small suites in other processes."""
 
+import os
+import sys
+from textwrap import dedent
+
 import pytest
 
 from tests.support.paths import ROOT
@@ -34,12 +38,10 @@ MEASURED = """
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the others take longer to import than these suites run
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist -p pytest_cov -p randomly")
-    for variable in ("COV_CORE_SOURCE", "COV_CORE_DATAFILE", "COVERAGE_FILE"):
-        monkeypatch.delenv(variable, raising=False)
-    pytester.makepyfile(measured=MEASURED)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist -p randomly")
+    (pytester.mkpydir("measured") / "__init__.py").write_text(dedent(MEASURED))
     return pytester
 
 
@@ -64,16 +66,20 @@ def test_a_test_that_passes_the_second_time_is_named_and_does_not_fail_the_run(
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_the_second_run_counts_for_coverage(suite: pytest.Pytester, workers: str) -> None:
+def test_the_second_run_counts_for_coverage(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    monkeypatch.setenv("COVERAGE_SOURCE", str(suite.path / "measured"))
     suite.makepyfile(test_it=SUITE)
-    options = ("-n", workers, "--cov=measured", "--cov-branch", "--cov-fail-under=100")
+    options = ("-n", workers, "-p", "tests.support.coverage", "--min-branches=100")
     result = run(suite, *options)
     assert result.ret == 0, result.stdout.str()
-    assert "100%" in result.stdout.str()
-    # without the second run the branch is missing
-    for flag in suite.path.glob("flaky"):
-        flag.unlink()
-    assert suite.runpytest_subprocess(*options).ret == 1
+    result.stdout.fnmatch_lines(["100.0 % of all branches ran; at least 100 % are required"])
+    # without the second run, half of the branches are missing
+    (suite.path / "flaky").unlink()
+    result = suite.runpytest_subprocess(*options)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["50.0 % of all branches ran; at least 100 % are required"])
 
 
 def test_a_test_that_fails_twice_fails_the_run(suite: pytest.Pytester) -> None:
