@@ -3,8 +3,10 @@
 A URL carries the message's name, not its text: a link must not be able to put words into the console.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 _MESSAGES = {
-    "select-user": "Select a user first: that page shows the data of one user.",
     "signed-out": "You are signed out.",
     "server-added": "Server added. Its tools are being indexed: see the run below.",
     "push-server-added": "Server added. Push its tools with the command below.",
@@ -24,5 +26,18 @@ _MESSAGES = {
 }
 
 
-def get_flash_message(name: str | None) -> str | None:
-    return _MESSAGES.get(name or "")
+_WARNINGS = {
+    "select-user": "Select a user first: that page shows the data of one user.",
+}
+
+
+@dataclass(frozen=True)
+class FlashMessage:
+    text: str
+    level: Literal["good", "warn"]
+
+
+def get_flash_message(name: str | None) -> FlashMessage | None:
+    if name in _WARNINGS:
+        return FlashMessage(_WARNINGS[name], "warn")
+    return FlashMessage(_MESSAGES[name], "good") if name in _MESSAGES else None

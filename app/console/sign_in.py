@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from app.auth.keys import hash_key
 from app.auth.users import get_user
-from app.console.flash import get_flash_message
+from app.console.flash import FlashMessage, get_flash_message
 from app.console.forms import Form
 from app.console.page_context import (
     SIGN_IN,
@@ -68,7 +68,7 @@ async def act_for(context: AdminPage) -> Response:
 
 
 def _render_page(
-    templates: Templates, form: Form, error: str | None, status: int, notice: str | None = None
+    templates: Templates, form: Form, error: str | None, status: int, notice: FlashMessage | None = None
 ) -> Response:
     values = {"context": None, "form": form, "error": error, "notice": notice}
     return templates.render("sign_in.html", values, status)
