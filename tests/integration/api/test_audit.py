@@ -1,4 +1,4 @@
-"""Who did what to what: one row for each deed, never what was said in it, and nobody can change it afterwards."""
+"""The audit log: one row for each change and call, without any content, and nobody can change it afterwards."""
 
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -32,19 +32,19 @@ from tests.support.worker_steps import until
 CANARY = "canary-9c2e"
 
 
-async def rows(http: httpx.AsyncClient, **query: Any) -> list[Json]:
+async def list_rows(http: httpx.AsyncClient, **query: Any) -> list[Json]:
     return await everything(http, "/audit", **query)
 
 
-async def actor_of(user: TestUser, admin: httpx.AsyncClient) -> str:
-    """The user's only key."""
+async def get_actor(user: TestUser, admin: httpx.AsyncClient) -> str:
+    """Return the actor that stands for the only key of the user."""
     [key] = [each["id"] for each in await everything(admin, "/keys") if each["user_id"] == user.id]
     return f"user:{key}"
 
 
 @dataclass(frozen=True)
 class World:
-    """What the deeds below are done to."""
+    """The objects that the changes below are applied to."""
 
     began: str
     user: TestUser
@@ -68,44 +68,44 @@ async def world(user: TestUser, admin: httpx.AsyncClient, mcp: FakeMcpServer) ->
     return World(datetime.now(UTC).isoformat(), user, admin, *ids)
 
 
-async def deeds_since(world: World, **query: Any) -> list[Json]:
-    """What a test before has begun may end among them, and what the server asks for itself."""
-    found = await rows(world.admin, since=world.began, **query)
+async def rows_since(world: World, **query: Any) -> list[Json]:
+    """Return the rows of requests since the world was built, without runs and calls of earlier tests."""
+    found = await list_rows(world.admin, since=world.began, **query)
     requested = (row for row in found if not row["actor"].startswith("server:"))
-    lasting = {"server.reindex", "tool.execute"}
-    return [row for row in requested if row["action"] not in lasting or row["user_id"] == world.user.id]
+    asynchronous = {"server.reindex", "tool.execute"}
+    return [row for row in requested if row["action"] not in asynchronous or row["user_id"] == world.user.id]
 
 
 @dataclass(frozen=True)
-class Deed:
+class Change:
     action: str
     body: Json | None = None
     target: str | None = None
-    """Of the row: a field of the world, or of the answer."""
+    """The target in the row: the name of a field of `World`, or of the response."""
     by_admin: bool = False
 
 
-DEEDS: dict[tuple[str, str], Deed] = {
-    ("POST", "/execute"): Deed("tool.execute", {"tool_key": "{tool_id}"}, "tool_id"),
-    ("POST", "/servers"): Deed("server.create", {"name": "new", "transport": "push"}, "id"),
-    ("PATCH", "/servers/{server_id}"): Deed("server.change", {"description": "other"}, "server_id"),
-    ("DELETE", "/servers/{server_id}"): Deed("server.delete", None, "server_id"),
-    ("PUT", "/servers/{server_id}/tools"): Deed("server.reindex", {"tools": [tool("pushed")]}, "server_id"),
-    ("POST", "/servers/{server_id}/reindex"): Deed("server.reindex", None, "server_id"),
-    ("POST", "/reindex"): Deed("server.reindex", None, "server_id"),
-    ("PATCH", "/tools/{tool_id}"): Deed("tool.change", {"pinned": True}, "tool_id"),
-    ("POST", "/tools/{tool_id}/approve"): Deed("tool.approve", None, "tool_id"),
-    ("PUT", "/rules"): Deed("rules.replace", {"rules": [{"pattern": ["read"], "enabled": True}]}),
-    ("POST", "/projects"): Deed("project.create", {"name": "new", "server_ids": None}, "id"),
-    ("PATCH", "/projects/{project_id}"): Deed("project.change", {"name": "other"}, "project_id"),
-    ("DELETE", "/projects/{project_id}"): Deed("project.delete", None, "project_id"),
-    ("PUT", "/core-tools"): Deed("core_tools.replace", {"tools": [tool("native")]}),
-    ("DELETE", "/selections"): Deed("selections.delete"),
-    ("POST", "/users"): Deed("user.create", {"id": "{stranger_id}-2"}, "id", by_admin=True),
-    ("PATCH", "/users/{user_id}"): Deed("user.change", {"name": "other"}, "stranger_id", by_admin=True),
-    ("DELETE", "/users/{user_id}"): Deed("user.delete", None, "stranger_id", by_admin=True),
-    ("POST", "/keys"): Deed("key.create", {"kind": "service"}, "id", by_admin=True),
-    ("DELETE", "/keys/{key_id}"): Deed("key.revoke", None, "key_id", by_admin=True),
+CHANGES: dict[tuple[str, str], Change] = {
+    ("POST", "/execute"): Change("tool.execute", {"tool_key": "{tool_id}"}, "tool_id"),
+    ("POST", "/servers"): Change("server.create", {"name": "new", "transport": "push"}, "id"),
+    ("PATCH", "/servers/{server_id}"): Change("server.change", {"description": "other"}, "server_id"),
+    ("DELETE", "/servers/{server_id}"): Change("server.delete", None, "server_id"),
+    ("PUT", "/servers/{server_id}/tools"): Change("server.reindex", {"tools": [tool("pushed")]}, "server_id"),
+    ("POST", "/servers/{server_id}/reindex"): Change("server.reindex", None, "server_id"),
+    ("POST", "/reindex"): Change("server.reindex", None, "server_id"),
+    ("PATCH", "/tools/{tool_id}"): Change("tool.change", {"pinned": True}, "tool_id"),
+    ("POST", "/tools/{tool_id}/approve"): Change("tool.approve", None, "tool_id"),
+    ("PUT", "/rules"): Change("rules.replace", {"rules": [{"pattern": ["read"], "enabled": True}]}),
+    ("POST", "/projects"): Change("project.create", {"name": "new", "server_ids": None}, "id"),
+    ("PATCH", "/projects/{project_id}"): Change("project.change", {"name": "other"}, "project_id"),
+    ("DELETE", "/projects/{project_id}"): Change("project.delete", None, "project_id"),
+    ("PUT", "/core-tools"): Change("core_tools.replace", {"tools": [tool("native")]}),
+    ("DELETE", "/selections"): Change("selections.delete"),
+    ("POST", "/users"): Change("user.create", {"id": "{stranger_id}-2"}, "id", by_admin=True),
+    ("PATCH", "/users/{user_id}"): Change("user.change", {"name": "other"}, "stranger_id", by_admin=True),
+    ("DELETE", "/users/{user_id}"): Change("user.delete", None, "stranger_id", by_admin=True),
+    ("POST", "/keys"): Change("key.create", {"kind": "service"}, "id", by_admin=True),
+    ("DELETE", "/keys/{key_id}"): Change("key.revoke", None, "key_id", by_admin=True),
 }
 
 
@@ -115,35 +115,35 @@ def test_every_route_that_changes_something_is_in_the_table(container: Container
         for route in door_routes(get_app(container))
         if route.method not in ("GET", "HEAD", "OPTIONS") and route.path not in QUESTIONS | MCP_PATHS
     }
-    assert DEEDS.keys() == changing
+    assert CHANGES.keys() == changing
 
 
-async def perform(world: World, method: str, path: str, deed: Deed) -> httpx.Response:
+async def perform(world: World, method: str, path: str, change: Change) -> httpx.Response:
     filled = {**vars(world), "user_id": world.stranger_id}
-    body = None if deed.body is None else {**deed.body}
+    body = None if change.body is None else {**change.body}
     for name in ("tool_key", "id"):
         if body is not None and name in body:
             body[name] = body[name].format(**filled)
-    http = world.admin if deed.by_admin else world.user.http
+    http = world.admin if change.by_admin else world.user.http
     answer = await http.request(method, path.format(**filled), json=body)
     assert answer.is_success, answer.text
     return answer
 
 
-@pytest.mark.parametrize(("method", "path"), DEEDS.keys())
+@pytest.mark.parametrize(("method", "path"), CHANGES.keys())
 async def test_every_change_leaves_one_row(world: World, method: str, path: str) -> None:
-    deed = DEEDS[method, path]
-    answer = await perform(world, method, path, deed)
+    change = CHANGES[method, path]
+    answer = await perform(world, method, path, change)
 
-    [row] = await until(lambda: deeds_since(world, action=deed.action))
-    of_the_answer = answer.json() if answer.content else {}
-    target = None if deed.target is None else vars(world).get(deed.target, of_the_answer.get(deed.target))
-    actor = "admin:bootstrap" if deed.by_admin else await actor_of(world.user, world.admin)
+    [row] = await until(lambda: rows_since(world, action=change.action))
+    body = answer.json() if answer.content else {}
+    target = None if change.target is None else vars(world).get(change.target, body.get(change.target))
+    actor = "admin:bootstrap" if change.by_admin else await get_actor(world.user, world.admin)
     assert (row["actor"], row["target"], row["outcome"]) == (actor, target, "succeeded")
     assert 0 < row["duration_ms"] < 60_000
     assert abs(datetime.fromisoformat(row["at"]) - datetime.now(UTC)) < timedelta(minutes=1)
-    # an index run is nobody's request: it is done by a worker, later
-    assert row["request_id"] == (None if deed.action == "server.reindex" else answer.headers["x-request-id"])
+    # the worker runs an index run later, outside of any request
+    assert row["request_id"] == (None if change.action == "server.reindex" else answer.headers["x-request-id"])
 
 
 async def test_a_change_that_is_refused_leaves_no_row(world: World) -> None:
@@ -157,12 +157,12 @@ async def test_a_change_that_is_refused_leaves_no_row(world: World) -> None:
     assert (await world.user.http.post("/rules/preview", json={"rules": []})).status_code == 200
     assert_problem(await world.admin.delete("/users/nobody-here"), 404)
     assert_problem(await world.user.http.post("/users", json={"id": "x"}), 403)
-    assert await deeds_since(world) == []
+    assert await rows_since(world) == []
     assert (await world.user.http.patch(f"/tools/{world.tool_id}", json={"pinned": True})).status_code == 200
-    assert len(await deeds_since(world)) == 1
+    assert len(await rows_since(world)) == 1
 
 
-async def test_there_is_never_a_change_without_its_row(world: World, container: Container) -> None:
+async def test_a_change_whose_row_cannot_be_written_does_not_happen(world: World, container: Container) -> None:
     path = f"/tools/{world.tool_id}"
     before = (await world.user.http.get(path)).json()
     with audit_insert_revoked(container):
@@ -187,7 +187,7 @@ async def test_every_execution_leaves_one_row_whatever_its_outcome(
 
     await run("succeeded")
     await run("TOOL_NOT_FOUND", str(uuid.uuid4()))
-    for enabled in (False, True):  # one that may not be used is known by its key all the same
+    for enabled in (False, True):  # a disabled tool is not found, but its key is known
         await user.http.patch(f"/tools/{key}", json={"enabled": enabled})
         await run("succeeded" if enabled else "TOOL_NOT_FOUND")
     await run("TOOL_VALIDATION_ERROR", arguments={"n": "x"})
@@ -200,22 +200,22 @@ async def test_every_execution_leaves_one_row_whatever_its_outcome(
     mcp.fault = None
     with stopped_server(mcp):
         await run("SERVER_CONNECTION_ERROR")
-    found = await rows(user.http, action="tool.execute")
+    found = await list_rows(user.http, action="tool.execute")
     assert [(row["outcome"], row["target"], row["request_id"]) for row in reversed(found)] == expected
-    assert {row["actor"] for row in found} == {await actor_of(user, admin)}
+    assert {row["actor"] for row in found} == {await get_actor(user, admin)}
     assert all(row["duration_ms"] > 0 for row in found)
     assert [row["duration_ms"] >= 100 for row in reversed(found)][6]
 
 
-async def test_an_index_run_that_fails_is_told_with_its_cause(user: TestUser, mcp: FakeMcpServer) -> None:
+async def test_a_failed_index_run_is_recorded_with_its_cause(user: TestUser, mcp: FakeMcpServer) -> None:
     server_id = await connect_with_tools(user, mcp, "read")
     mcp.fault = Fault(status(403))
     assert (await user.reindex(server_id))["state"] == "failed"
-    failed_run, good_run = (await rows(user.http, action="server.reindex"))[:2]
+    failed_run, good_run = (await list_rows(user.http, action="server.reindex"))[:2]
     assert (failed_run["outcome"], good_run["outcome"]) == ("unauthorized", "succeeded")
 
 
-async def test_nothing_of_what_was_said_is_in_the_audit(
+async def test_no_content_is_in_the_audit_log(
     user: TestUser, container: Container, admin: httpx.AsyncClient, mcp: FakeMcpServer
 ) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
@@ -229,13 +229,13 @@ async def test_nothing_of_what_was_said_is_in_the_audit(
     project = {"name": CANARY, "server_ids": [server_id], "rules": rules}
     assert (await user.http.post("/projects", json=project)).status_code == 201
     await admin.patch(f"/users/{user.id}", json={"name": CANARY})
-    answer = await user.execute(f"{CANARY} tool", {"said": CANARY})
+    answer = await user.execute(f"{CANARY} tool", {"text": CANARY})
     assert CANARY in answer.text
     assert CANARY in (await user.execute(f"{CANARY} tool", {"n": CANARY})).text
     assert any(CANARY in request.headers.get("x-secret", "") for request in mcp.requests)
     mcp.on_call[f"{CANARY} tool"] = raise_disk_full
-    await user.execute(f"{CANARY} tool", {"said": CANARY})
-    call = {"type": "tool_use", "name": CANARY, "input": {"said": CANARY}}
+    await user.execute(f"{CANARY} tool", {"text": CANARY})
+    call = {"type": "tool_use", "name": CANARY, "input": {"text": CANARY}}
     await user.http.post("/execute", json={"tool_call": call}, headers={"Idempotency-Key": CANARY})
     async with container.database.transaction(user.id) as session:
         found = [text for (text,) in await session.rows("SELECT to_jsonb(t)::text FROM audit_events t")]
@@ -245,16 +245,16 @@ async def test_nothing_of_what_was_said_is_in_the_audit(
         assert user.key not in text
 
 
-async def test_rows_are_found_by_what_they_say(user: TestUser, admin: httpx.AsyncClient, mcp: FakeMcpServer) -> None:
+async def test_rows_are_filtered_by_their_fields(user: TestUser, admin: httpx.AsyncClient, mcp: FakeMcpServer) -> None:
     server_id = await connect_with_tools(user, mcp, "read")
     assert_ok(await user.execute("read"))
     assert_problem(await user.http.post("/execute", json={"tool_key": "nothing"}), 404, "TOOL_NOT_FOUND")
-    everything_of_mine = await rows(user.http)
+    all_rows = await list_rows(user.http)
 
     async def check(expected: Callable[[Json], bool], **query: str) -> None:
-        found = await rows(user.http, **query)
-        assert found == [row for row in everything_of_mine if expected(row)]
-        assert 0 < len(found) < len(everything_of_mine)
+        found = await list_rows(user.http, **query)
+        assert found == [row for row in all_rows if expected(row)]
+        assert 0 < len(found) < len(all_rows)
 
     await check(lambda row: row["action"] == "tool.execute", action="tool.execute")
     await check(lambda row: row["target"] == server_id, target=server_id)
@@ -262,45 +262,45 @@ async def test_rows_are_found_by_what_they_say(user: TestUser, admin: httpx.Asyn
     await check(lambda row: row["actor"] == "admin:bootstrap", actor="admin:bootstrap")
     both = {"action": "tool.execute", "outcome": "succeeded"}
     await check(lambda row: both.items() <= row.items(), **both)
-    middle = everything_of_mine[2]["at"]
+    middle = all_rows[2]["at"]
     await check(lambda row: row["at"] >= middle, since=middle)
     await check(lambda row: row["at"] < middle, until=middle)
-    assert await rows(user.http, action="nothing") == []
-    assert await rows(user.http, target=str(uuid.uuid4())) == []
+    assert await list_rows(user.http, action="nothing") == []
+    assert await list_rows(user.http, target=str(uuid.uuid4())) == []
 
 
-def _in_tokyo(connection: Any, _record: object) -> None:
+def _set_tokyo_time(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("SET timezone = 'Asia/Tokyo'")
     cursor.close()
 
 
 @pytest.fixture
-async def elsewhere(container: Container) -> AsyncIterator[None]:
-    """A Postgres whose own zone is not UTC."""
+async def tokyo_time(container: Container) -> AsyncIterator[None]:
+    """A Postgres whose time zone is not UTC."""
     engine = container.database.engine
-    event.listen(engine.sync_engine, "connect", _in_tokyo)
+    event.listen(engine.sync_engine, "connect", _set_tokyo_time)
     await engine.dispose()
     yield
-    event.remove(engine.sync_engine, "connect", _in_tokyo)
+    event.remove(engine.sync_engine, "connect", _set_tokyo_time)
     await engine.dispose()
 
 
-async def test_a_moment_without_a_zone_is_in_utc(user: TestUser, elsewhere: None) -> None:
+async def test_a_time_without_a_zone_is_in_utc(user: TestUser, tokyo_time: None) -> None:
     await user.add_server()
     now = datetime.now(UTC)
     for moment, expected in ((now - timedelta(minutes=5), True), (now + timedelta(minutes=5), False)):
         naive = moment.replace(tzinfo=None).isoformat()
-        assert bool(await rows(user.http, since=naive)) is expected
-        assert bool(await rows(user.http, until=naive)) is not expected
+        assert bool(await list_rows(user.http, since=naive)) is expected
+        assert bool(await list_rows(user.http, until=naive)) is not expected
 
 
 @pytest.mark.parametrize(
-    "moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00Z", "1e9", "2026-11-16"]
+    "time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00Z", "1e9", "2026-11-16"]
 )
-async def test_no_moment_is_too_far_away(user: TestUser, moment: str) -> None:
+async def test_no_time_is_too_far_away(user: TestUser, time: str) -> None:
     for name in ("since", "until"):
-        answer = await user.http.get("/audit", params={name: moment})
+        answer = await user.http.get("/audit", params={name: time})
         assert answer.status_code in (200, 422), answer.text
 
 
@@ -308,38 +308,38 @@ async def test_no_moment_is_too_far_away(user: TestUser, moment: str) -> None:
     "query",
     [{"since": "yesterday"}, {"until": ""}, {"action": "x" * 257}, {"limit": 0}, {"cursor": "x"}, {"limit": 201}],
 )
-async def test_a_question_that_cannot_be_understood_is_refused(user: TestUser, query: dict[str, Any]) -> None:
+async def test_an_invalid_filter_is_refused(user: TestUser, query: dict[str, Any]) -> None:
     assert_problem(await user.http.get("/audit", params=query), 422)
     assert (await user.http.get("/audit", params={"limit": 200})).status_code == 200
 
 
-async def test_pages_hold_every_row_once_newest_first(user: TestUser) -> None:
+async def test_pages_contain_every_row_once_newest_first(user: TestUser) -> None:
     server_id = await user.add_tools(tool("read"))
     for number in range(5):
         await user.http.patch(f"/servers/{server_id}", json={"description": f"{number}"})
-    whole = await rows(user.http)
+    whole = await list_rows(user.http)
     assert len(whole) >= 8
     for limit in (1, 2, 3, len(whole)):
         found = await pages(user.http, "/audit", limit)
         assert [row for page in found for row in page] == whole
         assert all(len(page) == limit for page in found[:-1])
-    moments = [row["at"] for row in whole]
-    assert moments == sorted(moments, reverse=True)
+    times = [row["at"] for row in whole]
+    assert times == sorted(times, reverse=True)
     changes = await pages(user.http, "/audit", 2, action="server.change")
     assert [len(page) for page in changes] == [2, 2, 1]
 
 
-async def test_rows_that_come_in_while_one_pages_shift_nothing(user: TestUser) -> None:
+async def test_rows_that_arrive_between_two_pages_shift_nothing(user: TestUser) -> None:
     for number in range(4):
         await user.add_server(f"server {number}")
-    whole = await rows(user.http)
+    whole = await list_rows(user.http)
     first = (await user.http.get("/audit", params={"limit": 2})).json()
     await user.add_server("late")
     second = (await user.http.get("/audit", params={"limit": 2, "cursor": first["next_cursor"]})).json()
     assert first["items"] + second["items"] == whole[:4]
 
 
-async def test_a_user_sees_their_own_rows_alone_and_an_administrator_all(
+async def test_a_user_sees_only_their_own_rows_and_an_administrator_all(
     user: TestUser, other_user: TestUser, container: Container, admin: httpx.AsyncClient
 ) -> None:
     began = datetime.now(UTC).isoformat()
@@ -347,7 +347,7 @@ async def test_a_user_sees_their_own_rows_alone_and_an_administrator_all(
     service_key = (await admin.post("/keys", json={"kind": "service"})).json()["key"]
 
     async def owners(http: httpx.AsyncClient, **query: str) -> set[str]:
-        return {row["user_id"] for row in await rows(http, **query)}
+        return {row["user_id"] for row in await list_rows(http, **query)}
 
     assert await owners(user.http) == {user.id}
     assert await owners(user.http, target=theirs) == set()
@@ -365,10 +365,8 @@ async def test_a_user_sees_their_own_rows_alone_and_an_administrator_all(
         assert_problem(await http.get("/audit"), 401)
 
 
-async def test_the_predicate_alone_keeps_users_apart(
-    user: TestUser, other_user: TestUser, container: Container
-) -> None:
-    """In the system's scope row-level security lets everything pass."""
+async def test_the_predicate_alone_separates_users(user: TestUser, other_user: TestUser, container: Container) -> None:
+    """In the system scope, row-level security filters nothing."""
     for each in (user, other_user):
         await each.add_server()
     async with container.database.system_transaction() as session:
@@ -378,21 +376,21 @@ async def test_the_predicate_alone_keeps_users_apart(
     assert {row.user_id for row in all_of_them.items} >= {user.id, other_user.id}
 
 
-async def test_the_keys_that_end_with_their_project_are_told_of(world: World) -> None:
+async def test_keys_that_are_revoked_with_their_project_are_recorded(world: World) -> None:
     async def bound_key() -> str:
         body = {"kind": "user", "user_id": world.user.id, "project_id": world.project_id}
         key_id: str = (await world.admin.post("/keys", json=body)).json()["id"]
         return key_id
 
-    ended_before, alive = await bound_key(), await bound_key()
-    assert (await world.admin.delete(f"/keys/{ended_before}")).status_code == 204
+    revoked_before, active = await bound_key(), await bound_key()
+    assert (await world.admin.delete(f"/keys/{revoked_before}")).status_code == 204
     assert (await world.user.http.delete(f"/projects/{world.project_id}")).status_code == 204
-    actor = await actor_of(world.user, world.admin)
-    told = [(row["actor"], row["target"]) for row in await deeds_since(world, action="key.revoke")]
-    assert told == [(actor, alive), ("admin:bootstrap", ended_before)]
+    actor = await get_actor(world.user, world.admin)
+    revoked = [(row["actor"], row["target"]) for row in await rows_since(world, action="key.revoke")]
+    assert revoked == [(actor, active), ("admin:bootstrap", revoked_before)]
 
 
-async def test_a_user_that_a_key_mentions_first_is_that_keys_doing(
+async def test_a_user_created_by_a_first_mention_is_attributed_to_the_key(
     admin: httpx.AsyncClient, container: Container
 ) -> None:
     made = (await admin.post("/keys", json={"kind": "service", "name": "backend"})).json()
@@ -401,19 +399,17 @@ async def test_a_user_that_a_key_mentions_first_is_that_keys_doing(
         async with open_client(container, **{"Authorization": f"Bearer {key}", "X-User-Id": user_id}) as http:
             assert (await http.get("/tools")).status_code == 200
         container.authenticator.clear_cache()
-    told = [(row["actor"], row["user_id"]) for row in await rows(admin, action="user.create", target=user_id)]
-    assert told == [(f"service:{made['id']}", user_id)]
+    created = [(row["actor"], row["user_id"]) for row in await list_rows(admin, action="user.create", target=user_id)]
+    assert created == [(f"service:{made['id']}", user_id)]
 
 
-async def test_what_was_done_outlives_whom_it_was_done_to(
-    user: TestUser, container: Container, admin: httpx.AsyncClient
-) -> None:
+async def test_rows_outlive_the_deleted_user(user: TestUser, container: Container, admin: httpx.AsyncClient) -> None:
     began = (datetime.now(UTC) - timedelta(minutes=1)).isoformat()
     server_id = await user.add_server()
     assert (await admin.delete(f"/users/{user.id}")).status_code == 204
-    kept = {row["action"] for row in await rows(admin, since=began) if row["user_id"] == user.id}
-    assert kept >= {"user.create", "key.create", "server.create", "user.delete"}
-    assert [row["action"] for row in await rows(admin, target=server_id)] == ["server.create"]
+    actions = {row["action"] for row in await list_rows(admin, since=began) if row["user_id"] == user.id}
+    assert actions >= {"user.create", "key.create", "server.create", "user.delete"}
+    assert [row["action"] for row in await list_rows(admin, target=server_id)] == ["server.create"]
     assert_problem(await user.http.get("/audit"), 401)
 
 
@@ -431,20 +427,22 @@ async def test_what_was_done_outlives_whom_it_was_done_to(
     ids=lambda statement: statement.split(" (")[0],
 )
 @pytest.mark.parametrize("scope", ["user", "system"])
-async def test_the_app_itself_cannot_change_what_is_written(
+async def test_the_app_itself_cannot_change_rows(
     user: TestUser, container: Container, statement: str, scope: str
 ) -> None:
     await user.add_server()
-    before = await rows(user.http)
+    before = await list_rows(user.http)
     database = container.database
     with pytest.raises(QueryFailed) as refusal:
         async with database.transaction(user.id) if scope == "user" else database.system_transaction() as session:
             await session.rows(statement)
     assert any(reason in str(refusal.value.__cause__) for reason in ("permission denied", "must be owner"))
-    assert await rows(user.http) == before
+    assert await list_rows(user.http) == before
 
 
-async def test_nobody_writes_into_anothers_audit(user: TestUser, other_user: TestUser, container: Container) -> None:
+async def test_a_user_cannot_write_rows_of_another_user(
+    user: TestUser, other_user: TestUser, container: Container
+) -> None:
     def row(owner: str) -> Any:
         values = {"user_id": owner, "id": str(uuid.uuid4()), "actor": "a", "action": "forged", "outcome": "o"}
         return insert(audit_events).values(**values)
@@ -454,13 +452,13 @@ async def test_nobody_writes_into_anothers_audit(user: TestUser, other_user: Tes
             async with container.database.transaction(user.id) as session:
                 await session.execute(row(owner))
         assert "row-level security" in str(refusal.value.__cause__)
-    assert await rows(other_user.http, action="forged") == []
+    assert await list_rows(other_user.http, action="forged") == []
     async with container.database.transaction(user.id) as session:
         await session.execute(row(user.id))
-    assert len(await rows(user.http, action="forged")) == 1
+    assert len(await list_rows(user.http, action="forged")) == 1
 
 
-async def test_a_call_through_a_service_is_the_services_deed_for_its_user(
+async def test_a_call_with_a_service_key_is_recorded_for_its_user_with_the_key_as_actor(
     user: TestUser, container: Container, admin: httpx.AsyncClient, mcp: FakeMcpServer
 ) -> None:
     await connect_with_tools(user, mcp, "read")
@@ -469,5 +467,5 @@ async def test_a_call_through_a_service_is_the_services_deed_for_its_user(
     async with open_client(container, **{"X-API-Key": made["key"], "X-User-Id": user.id}) as http:
         assert_ok(await http.post("/execute", json={"tool_key": key}))
     assert await list_executions(container, user.id) == [("succeeded", key)]
-    [row] = await rows(user.http, action="tool.execute")
+    [row] = await list_rows(user.http, action="tool.execute")
     assert row["actor"] == f"service:{made['id']}"

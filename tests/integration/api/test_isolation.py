@@ -1,4 +1,7 @@
-"""Nobody sees or touches what is another user's: with both barriers up, and with either of them alone."""
+"""No user sees or changes anything of another user: with both barriers, and with either of them alone.
+
+The barriers are the predicate `user_id = …` of every statement and row-level security in Postgres.
+"""
 
 import asyncio
 import random
@@ -37,7 +40,7 @@ from tests.support.worker_steps import rows, until
 
 pytestmark = pytest.mark.no_retry
 
-# What is removed to see whether the rest suffices.
+# the barrier that is removed, to see whether the other one suffices
 Removed = Literal["nothing", "predicates", "row-level security"]
 
 _PREDICATE = re.compile(r"(?:\w+\.)?user_id = %\(user_id\w*\)s(?:::\w+)?")
@@ -46,27 +49,27 @@ _PREDICATE_OF_USERS = re.compile(r"(?<=WHERE )users\.id = %\(\w+\)s(?:::\w+)?")
 
 @dataclass
 class PredicateRemover:
-    """Rewrites statements so that they ask for everybody's rows."""
+    """Removes the predicate from statements, so that they select the rows of all users."""
 
-    through_sqlalchemy: int = 0
-    through_the_driver: int = 0
+    from_sqlalchemy: int = 0
+    from_driver: int = 0
 
     def before_cursor_execute(self, _c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
-        statement, count = _without_predicate(statement)
-        self.through_sqlalchemy += count
+        statement, count = _remove_predicate(statement)
+        self.from_sqlalchemy += count
         return statement, parameters
 
-    def plain(self, statement: str) -> str:
-        statement, count = _without_predicate(statement)
-        self.through_the_driver += count
+    def rewrite(self, statement: str) -> str:
+        statement, count = _remove_predicate(statement)
+        self.from_driver += count
         return statement
 
     @property
     def count(self) -> int:
-        return self.through_sqlalchemy + self.through_the_driver
+        return self.from_sqlalchemy + self.from_driver
 
 
-def _without_predicate(statement: str) -> tuple[str, int]:
+def _remove_predicate(statement: str) -> tuple[str, int]:
     statement, count = _PREDICATE.subn("TRUE", statement)
     if statement.startswith("UPDATE users"):
         statement, more = _PREDICATE_OF_USERS.subn("TRUE", statement)
@@ -77,10 +80,10 @@ def _without_predicate(statement: str) -> tuple[str, int]:
 @contextmanager
 def predicates_removed(container: Container, remover: PredicateRemover) -> Iterator[None]:
     engine = container.database.engine.sync_engine
-    to_the_driver = Session.rows
+    original_rows = Session.rows
 
     async def rows(session: Session, statement: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        return await to_the_driver(session, remover.plain(statement), parameters)
+        return await original_rows(session, remover.rewrite(statement), parameters)
 
     event.listen(engine, "before_cursor_execute", remover.before_cursor_execute, retval=True)
     with pytest.MonkeyPatch.context() as patched:
@@ -89,7 +92,7 @@ def predicates_removed(container: Container, remover: PredicateRemover) -> Itera
     event.remove(engine, "before_cursor_execute", remover.before_cursor_execute)
 
 
-def _as_superuser(connection: Any, *_: Any) -> None:
+def _become_superuser(connection: Any, *_: Any) -> None:
     cursor = connection.cursor()
     cursor.execute("RESET ROLE")
     cursor.close()
@@ -97,17 +100,17 @@ def _as_superuser(connection: Any, *_: Any) -> None:
 
 @asynccontextmanager
 async def row_level_security_removed(container: Container) -> AsyncIterator[None]:
-    """The owner of the test database is a superuser, whom no policy binds."""
+    """Work as the owner of the test database, a superuser, to whom no policy applies."""
     engine = container.database.engine
-    event.listen(engine.sync_engine, "connect", _as_superuser)
+    event.listen(engine.sync_engine, "connect", _become_superuser)
     await engine.dispose()
     yield
-    event.remove(engine.sync_engine, "connect", _as_superuser)
+    event.remove(engine.sync_engine, "connect", _become_superuser)
 
 
 @dataclass(frozen=True)
 class Belongings:
-    """What a user has: every name and text of it holds the mark."""
+    """The objects of a user. Every name and text of them contains the mark."""
 
     mark: str
     ids: dict[str, str]
@@ -118,7 +121,7 @@ class Belongings:
 
 
 async def add_belongings(user: TestUser) -> Belongings:
-    # one word to a search, as "nobody" is: digits behind letters would be two
+    # letters alone: a search splits a word before digits
     mark = "mark" + "".join(secrets.choice(ascii_lowercase) for _ in range(12))
     server_id = await user.add_server(mark, description=mark, tags=[mark])
     run = await user.push(server_id, [tool(f"{mark}_read", f"Reads the file {mark}.")])
@@ -131,13 +134,13 @@ async def add_belongings(user: TestUser) -> Belongings:
     return Belongings(mark, ids)
 
 
-async def furnish(container: Container, user: TestUser) -> Belongings:
-    """Once for each user, since there is one list of core tools and one of rules."""
+async def add_everything(container: Container, user: TestUser) -> Belongings:
+    """Give a user one object of every kind. Once for each user: core tools and rules are one list each."""
     await leave_a_call(container, user.id)
     belongings = await add_belongings(user)
     mark = belongings.mark
-    for said in ("quickly", "carefully"):
-        await user.push(belongings.ids["server_id"], [tool(f"{mark}_read", f"Reads the file {mark} {said}.")])
+    for adverb in ("quickly", "carefully"):
+        await user.push(belongings.ids["server_id"], [tool(f"{mark}_read", f"Reads the file {mark} {adverb}.")])
     answer = await user.http.put("/core-tools", json={"tools": [tool(f"{mark}_core", mark)]})
     assert answer.status_code == 200
     rules = [{"pattern": [f"{mark}_*"], "server": mark, "tags": [f"{mark}-ruled"]}]
@@ -146,7 +149,7 @@ async def furnish(container: Container, user: TestUser) -> Belongings:
     return belongings
 
 
-def belongings_of_nobody() -> Belongings:
+def missing_belongings() -> Belongings:
     names = "server_id", "tool_id", "run_id", "project_id", "discovery_id"
     return Belongings("nobody", {name: str(uuid.uuid4()) for name in names})
 
@@ -161,19 +164,19 @@ class World:
     theirs: Belongings
     remover: PredicateRemover = field(default_factory=PredicateRemover)
 
-    async def rows_of_the_other(self) -> Json:
-        """All of them, as text."""
+    async def rows_of_other(self) -> Json:
+        """Return all rows of the other user, as text."""
         async with self.container.database.system_transaction() as session:
             found = {}
             for table, column in TENANT_COLUMN.items():
-                # when a key was last used is no change
+                # the time of the last use is not a change
                 changing = " - 'last_used_at'" if table == "api_keys" else ""
                 statement = f"SELECT (to_jsonb(t){changing})::text FROM {table} t WHERE {column} = %(owner)s ORDER BY 1"
                 found[table] = await session.rows(statement, {"owner": self.other.id})
             return found
 
     async def settle(self) -> None:
-        """What a test has queued, counted or added ends with it, or would change the next one's answers."""
+        """Wait for queued runs, write usage and delete what the test has added: it would change the next test."""
         await until(self._is_quiet)
         await write_down(self.container)
         for user, belongings in ((self.me, self.mine), (self.other, self.theirs)):
@@ -190,9 +193,11 @@ class World:
 
 
 @asynccontextmanager
-async def furnished_world(container: Container, removed: Removed) -> AsyncIterator[World]:
+async def open_world(container: Container, removed: Removed) -> AsyncIterator[World]:
     async with new_user(container) as me, new_user(container) as other:
-        yield World(container, removed, me, other, await furnish(container, me), await furnish(container, other))
+        yield World(
+            container, removed, me, other, await add_everything(container, me), await add_everything(container, other)
+        )
 
 
 @pytest.fixture(scope="module", params=["nothing", "predicates", "row-level security"])
@@ -203,7 +208,7 @@ async def opened_world(
     removed: Removed = request.param
     async with (
         open_container(settings, make_database(postgres)) as container,
-        furnished_world(container, removed) as world,
+        open_world(container, removed) as world,
         row_level_security_removed(container) if removed == "row-level security" else nullcontext(),
     ):
         yield world
@@ -211,7 +216,7 @@ async def opened_world(
 
 @pytest.fixture
 async def world(opened_world: World) -> AsyncIterator[World]:
-    """For the length of one test without that barrier; a test that met no predicate would show nothing."""
+    """Remove the barrier for one test. A test without any predicate would prove nothing, so it fails."""
     before = opened_world.remover.count
     with opened_world.without_predicates():
         yield opened_world
@@ -220,19 +225,19 @@ async def world(opened_world: World) -> AsyncIterator[World]:
     await opened_world.settle()
 
 
-def traces_in(text: str, belongings: Belongings) -> list[str]:
+def find_traces(text: str, belongings: Belongings) -> list[str]:
     return [trace for trace in belongings.traces if trace in text]
 
 
-async def test_each_barrier_is_really_gone_where_it_is_said_to_be(world: World) -> None:
+async def test_the_barriers_are_really_removed(world: World) -> None:
     async with world.container.database.transaction(world.me.id) as session:
         seen = await session.rows("SELECT DISTINCT user_id FROM mcp_tools")
         statement = "SELECT DISTINCT user_id FROM mcp_tools WHERE user_id = %(user_id)s"
-        asked_for = await session.rows(statement, {"user_id": world.me.id})
+        with_predicate = await session.rows(statement, {"user_id": world.me.id})
         [(role,)] = await session.rows("SELECT current_user")
-    everybody = {(world.me.id,), (world.other.id,)}
-    assert set(seen) == (everybody if world.removed == "row-level security" else {(world.me.id,)})
-    assert set(asked_for) == {(world.me.id,)}
+    both = {(world.me.id,), (world.other.id,)}
+    assert set(seen) == (both if world.removed == "row-level security" else {(world.me.id,)})
+    assert set(with_predicate) == {(world.me.id,)}
     assert (role == APP_ROLE) is (world.removed != "row-level security")
 
 
@@ -260,28 +265,28 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
 
 def test_the_table_of_routes_with_an_id_is_complete(container: Container) -> None:
     routes = {(route.method, route.path) for route in door_routes(get_app(container)) if "{" in route.path}
-    of_administrators = {(method, path) for method, path in routes if path.startswith(("/users/", "/keys/"))}
-    assert {(method, path) for method, path, _ in ROUTES_WITH_AN_ID} == routes - of_administrators
+    admin_routes = {(method, path) for method, path in routes if path.startswith(("/users/", "/keys/"))}
+    assert {(method, path) for method, path, _ in ROUTES_WITH_AN_ID} == routes - admin_routes
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES_WITH_AN_ID)
-async def test_anothers_id_answers_exactly_as_a_missing_one(
+async def test_an_id_of_another_user_answers_exactly_like_a_missing_id(
     world: World, method: str, path: str, body: Json | None
 ) -> None:
-    async def ask(belongings: Belongings) -> httpx.Response:
+    async def request(belongings: Belongings) -> httpx.Response:
         return await world.me.http.request(method, path.format(**belongings.ids), json=body)
 
-    before = await world.rows_of_the_other()
-    foreign = await ask(world.theirs)
+    before = await world.rows_of_other()
+    foreign = await request(world.theirs)
     assert_refused(foreign, 404)
-    assert without_request_id(foreign) == without_request_id(await ask(belongings_of_nobody()))
-    assert not traces_in(foreign.text, world.theirs)
-    assert (await ask(world.mine if method == "GET" else await add_belongings(world.me))).is_success
-    assert await world.rows_of_the_other() == before
+    assert without_request_id(foreign) == without_request_id(await request(missing_belongings()))
+    assert not find_traces(foreign.text, world.theirs)
+    assert (await request(world.mine if method == "GET" else await add_belongings(world.me))).is_success
+    assert await world.rows_of_other() == before
 
 
 @pytest.mark.parametrize("caller", ["service", "admin"])
-async def test_a_key_that_acts_for_me_reaches_no_further_than_mine(opened_world: World, caller: str) -> None:
+async def test_a_key_that_acts_for_a_user_reaches_only_that_user(opened_world: World, caller: str) -> None:
     world = opened_world
     async with open_client(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         key = (await admin.post("/keys", json={"kind": caller})).json()["key"]
@@ -289,14 +294,14 @@ async def test_a_key_that_acts_for_me_reaches_no_further_than_mine(opened_world:
         for method, path, body in ROUTES_WITH_AN_ID:
             with world.without_predicates():
                 foreign = await http.request(method, path.format(**world.theirs.ids), json=body)
-                missing = await http.request(method, path.format(**belongings_of_nobody().ids), json=body)
+                missing = await http.request(method, path.format(**missing_belongings().ids), json=body)
             assert_refused(foreign, 404)
             assert without_request_id(foreign) == without_request_id(missing)
         assert (await http.get("/servers/{server_id}".format(**world.mine.ids))).status_code == 200
 
 
-Ask = Callable[[Belongings], tuple[str, str, Json]]
-IDS_ELSEWHERE: dict[str, Ask] = {
+MakeRequest = Callable[[Belongings], tuple[str, str, Json]]
+IDS_ELSEWHERE: dict[str, MakeRequest] = {
     "server_ids of a discovery": lambda b: (
         "POST",
         "/discover",
@@ -319,12 +324,12 @@ IDS_ELSEWHERE: dict[str, Ask] = {
     ),
     "server_id of a list of tools": lambda b: ("GET", "/tools", {"params": {"server_id": b.ids["server_id"]}}),
     "name in a list of tools": lambda b: ("GET", "/tools", {"params": {"name": b.mark}}),
-    "a tool's key that one asks about": lambda b: (
+    "the key of a tool to explain": lambda b: (
         "POST",
         "/discover/why",
         {"json": {"query": "read the file", "tool": b.ids["tool_id"]}},
     ),
-    "a tool's name that one asks about": lambda b: (
+    "the name of a tool to explain": lambda b: (
         "POST",
         "/discover/why",
         {"json": {"query": "read the file", "tool": f"{b.mark}_read"}},
@@ -338,26 +343,28 @@ IDS_ELSEWHERE: dict[str, Ask] = {
 VOLATILE = {"discovery_id", "search_duration_ms", "embedding_generated", "request_id"}
 
 
-@pytest.mark.parametrize("ask", IDS_ELSEWHERE.values(), ids=IDS_ELSEWHERE.keys())
-async def test_anothers_id_in_a_body_or_query_finds_exactly_what_a_missing_one_does(world: World, ask: Ask) -> None:
-    async def answered(belongings: Belongings) -> tuple[int, Json, str]:
-        method, path, content = ask(belongings)
+@pytest.mark.parametrize("make_request", IDS_ELSEWHERE.values(), ids=IDS_ELSEWHERE.keys())
+async def test_an_id_of_another_user_in_a_body_or_query_finds_exactly_what_a_missing_id_finds(
+    world: World, make_request: MakeRequest
+) -> None:
+    async def request(belongings: Belongings) -> tuple[int, Json, str]:
+        method, path, content = make_request(belongings)
         answer = await world.me.http.request(method, path, **content)
         shown = {key: value for key, value in answer.json().items() if key not in VOLATILE}
         return answer.status_code, shown, answer.text
 
-    foreign_status, foreign, foreign_text = await answered(world.theirs)
-    missing_status, missing, _ = await answered(belongings_of_nobody())
+    foreign_status, foreign, foreign_text = await request(world.theirs)
+    missing_status, missing, _ = await request(missing_belongings())
     assert (foreign_status, foreign) == (missing_status, missing)
     assert foreign_status == 200
-    assert not traces_in(foreign_text, world.theirs)
-    own_status, _, own_text = await answered(world.mine)
+    assert not find_traces(foreign_text, world.theirs)
+    own_status, _, own_text = await request(world.mine)
     assert own_status == 200
     assert world.mine.ids["tool_id"] in own_text
 
 
-async def test_labels_of_an_evaluation_mean_ones_own_tools_alone(world: World) -> None:
-    async def evaluated(belongings: Belongings) -> Json:
+async def test_labels_of_an_evaluation_refer_only_to_tools_of_the_user(world: World) -> None:
+    async def evaluate(belongings: Belongings) -> Json:
         labels = [belongings.ids["tool_id"], f"{belongings.mark}_read", f"{belongings.mark}.{belongings.mark}_read"]
         item = {"message": "read the file", "tools": labels}
         answer = await world.me.http.post("/eval", json={"items": [item], "limit": 50, "suggest": True})
@@ -366,17 +373,17 @@ async def test_labels_of_an_evaluation_mean_ones_own_tools_alone(world: World) -
         assert [each["label"] for each in body["unknown_labels"]] in ([], labels)
         return body
 
-    asked = (belongings_of_nobody(), world.theirs, world.mine)
-    missing, foreign, own = [await evaluated(each) for each in asked]
+    cases = (missing_belongings(), world.theirs, world.mine)
+    missing, foreign, own = [await evaluate(each) for each in cases]
     assert len(foreign["unknown_labels"]) == len(missing["unknown_labels"]) == 3
     for part in ("answers", "misses", "suggestions"):
         assert foreign[part] == missing[part]
-        assert not traces_in(str(foreign[part]), world.theirs)
+        assert not find_traces(str(foreign[part]), world.theirs)
     assert own["unknown_labels"] == []
     assert own["measures"]["recall_at_10"] == 1
 
 
-MISSING_ELSEWHERE: dict[str, Ask] = {
+MISSING_ELSEWHERE: dict[str, MakeRequest] = {
     "project_id of an evaluation": lambda b: (
         "POST",
         "/eval",
@@ -387,7 +394,7 @@ MISSING_ELSEWHERE: dict[str, Ask] = {
         "/discover",
         {"json": {"query": "read the file", "project_id": b.ids["project_id"]}},
     ),
-    "project_id of a question why": lambda b: (
+    "project_id of an explanation": lambda b: (
         "POST",
         "/discover/why",
         {"json": {"query": "read the file", "tool": "read", "project_id": b.ids["project_id"]}},
@@ -412,91 +419,91 @@ MISSING_ELSEWHERE: dict[str, Ask] = {
 }
 
 
-@pytest.mark.parametrize("ask", MISSING_ELSEWHERE.values(), ids=MISSING_ELSEWHERE.keys())
-async def test_anothers_project_or_server_that_a_request_is_about_answers_exactly_as_a_missing_one(
-    world: World, ask: Ask
+@pytest.mark.parametrize("make_request", MISSING_ELSEWHERE.values(), ids=MISSING_ELSEWHERE.keys())
+async def test_a_project_or_server_of_another_user_in_a_request_answers_exactly_like_a_missing_one(
+    world: World, make_request: MakeRequest
 ) -> None:
-    async def answered(belongings: Belongings) -> httpx.Response:
-        method, path, content = ask(belongings)
+    async def request(belongings: Belongings) -> httpx.Response:
+        method, path, content = make_request(belongings)
         return await world.me.http.request(method, path, **content)
 
-    before = await world.rows_of_the_other()
-    foreign = await answered(world.theirs)
+    before = await world.rows_of_other()
+    foreign = await request(world.theirs)
     assert_problem(foreign, 404)
-    assert without_request_id(foreign) == without_request_id(await answered(belongings_of_nobody()))
-    assert not traces_in(foreign.text, world.theirs)
-    assert (await answered(world.mine)).is_success
-    assert await world.rows_of_the_other() == before
+    assert without_request_id(foreign) == without_request_id(await request(missing_belongings()))
+    assert not find_traces(foreign.text, world.theirs)
+    assert (await request(world.mine)).is_success
+    assert await world.rows_of_other() == before
 
 
-async def test_a_project_of_mine_takes_no_server_of_theirs(world: World) -> None:
+async def test_a_project_accepts_no_server_of_another_user(world: World) -> None:
     async def put(*server_ids: str) -> httpx.Response:
         return await world.me.http.patch(path, json={"server_ids": list(server_ids)})
 
     mine = await add_belongings(world.me)
     path = f"/projects/{mine.ids['project_id']}"
     foreign = await put(mine.ids["server_id"], world.theirs.ids["server_id"])
-    missing = await put(mine.ids["server_id"], belongings_of_nobody().ids["server_id"])
+    missing = await put(mine.ids["server_id"], missing_belongings().ids["server_id"])
     assert_problem(foreign, 404)
     assert without_request_id(foreign) == without_request_id(missing)
     assert (await world.me.http.get(path)).json()["server_ids"] == [mine.ids["server_id"]]
     assert (await put(mine.ids["server_id"], world.mine.ids["server_id"])).status_code == 200
 
 
-async def test_nothing_is_run_in_a_project_of_theirs(world: World) -> None:
+async def test_nothing_runs_in_a_project_of_another_user(world: World) -> None:
     async def run(project_id: str) -> httpx.Response:
         body = {"tool_key": world.mine.ids["tool_id"], "project_id": project_id}
         return await world.me.http.post("/execute", json=body)
 
     foreign = await run(world.theirs.ids["project_id"])
     assert_problem(foreign, 404, "TOOL_NOT_FOUND")
-    missing = await run(belongings_of_nobody().ids["project_id"])
+    missing = await run(missing_belongings().ids["project_id"])
     assert without_request_id(foreign) == without_request_id(missing)
-    # it is found, and then has no server to run on: its tools were pushed
+    # found, but its tools were pushed, so there is no server to call
     assert (await run(world.mine.ids["project_id"])).json()["code"] == "SERVER_CONNECTION_ERROR"
 
 
-async def test_nothing_is_told_of_a_tool_of_theirs(world: World) -> None:
-    # one of its own: what was praised and found irrelevant is no example any more, and others look for mine
+async def test_feedback_on_a_tool_of_another_user_is_refused(world: World) -> None:
+    # its own discovery: contradicting feedback removes an example that other tests need
     discovery_id = await find_and_praise(world.container, world.me, f"{world.mine.mark}_read")
 
-    async def tell(tool_key: str) -> httpx.Response:
+    async def send_feedback(tool_key: str) -> httpx.Response:
         body = {"discovery_id": discovery_id, "tool_key": tool_key, "outcome": "irrelevant"}
         return await world.me.http.post("/feedback", json=body)
 
-    before = await world.rows_of_the_other()
-    foreign = await tell(world.theirs.ids["tool_id"])
+    before = await world.rows_of_other()
+    foreign = await send_feedback(world.theirs.ids["tool_id"])
     assert_problem(foreign, 404)
-    assert without_request_id(foreign) == without_request_id(await tell(belongings_of_nobody().ids["tool_id"]))
-    assert (await tell(world.mine.ids["tool_id"])).status_code == 204
-    assert await world.rows_of_the_other() == before
+    assert without_request_id(foreign) == without_request_id(await send_feedback(missing_belongings().ids["tool_id"]))
+    assert (await send_feedback(world.mine.ids["tool_id"])).status_code == 204
+    assert await world.rows_of_other() == before
 
 
-async def test_wiping_my_selections_leaves_theirs(world: World) -> None:
-    before = await world.rows_of_the_other()
+async def test_deleting_selections_leaves_those_of_other_users(world: World) -> None:
+    before = await world.rows_of_other()
     assert before["selections"]
     await find_and_praise(world.container, world.me, f"{world.mine.mark}_read")
     assert await everything(world.me.http, "/selections")
     assert (await world.me.http.delete("/selections")).status_code == 204
     assert await everything(world.me.http, "/selections") == []
-    assert await world.rows_of_the_other() == before
-    await find_and_praise(world.container, world.me, f"{world.mine.mark}_read")  # for the tests that follow
+    assert await world.rows_of_other() == before
+    await find_and_praise(world.container, world.me, f"{world.mine.mark}_read")  # later tests need one
 
 
-async def test_what_is_learnt_of_mine_changes_nothing_of_theirs(world: World) -> None:
-    before = await world.rows_of_the_other()
+async def test_priors_of_one_user_change_nothing_of_another_user(world: World) -> None:
+    before = await world.rows_of_other()
     usage_counters = world.container.usage_counters
     for _ in range(40):
         usage_counters.record_call(world.me.id, world.mine.ids["tool_id"], succeeded=True)
         usage_counters.record_call(world.me.id, world.theirs.ids["tool_id"], succeeded=True)
     assert await usage_counters.flush()
     await usage_counters.update_priors()
-    assert await world.rows_of_the_other() == before
+    assert await world.rows_of_other() == before
     found = await world.me.discover(f"{world.mine.mark}_read", explain=True, include_core_tools=False)
     assert found["tools"][0]["explanation"]["prior"] > 0
 
 
-async def test_a_key_of_mine_is_bound_to_no_project_of_theirs(world: World) -> None:
+async def test_a_key_cannot_be_bound_to_a_project_of_another_user(world: World) -> None:
     async with open_client(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
 
         async def bind(project_id: str) -> httpx.Response:
@@ -504,7 +511,7 @@ async def test_a_key_of_mine_is_bound_to_no_project_of_theirs(world: World) -> N
 
         foreign = await bind(world.theirs.ids["project_id"])
         assert_problem(foreign, 404)
-        assert without_request_id(foreign) == without_request_id(await bind(belongings_of_nobody().ids["project_id"]))
+        assert without_request_id(foreign) == without_request_id(await bind(missing_belongings().ids["project_id"]))
         made = await bind(world.mine.ids["project_id"])
     assert made.status_code == 201, made.text
     async with open_client(world.container, **{"X-API-Key": made.json()["key"]}) as http:
@@ -531,14 +538,16 @@ LISTS: list[tuple[str, str, Json | None]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), LISTS)
-async def test_nothing_of_another_user_is_in_any_list(world: World, method: str, path: str, body: Json | None) -> None:
+async def test_no_list_contains_anything_of_another_user(
+    world: World, method: str, path: str, body: Json | None
+) -> None:
     path = path.format(**world.mine.ids)
     answer = await world.me.http.request(method, path, json=body)
     assert answer.is_success
     further = await everything(world.me.http, path) if '"next_cursor":"' in answer.text else []
     text = f"{answer.text} {further}"
-    assert traces_in(text, world.mine)
-    assert not traces_in(text, world.theirs)
+    assert find_traces(text, world.mine)
+    assert not find_traces(text, world.theirs)
     assert world.other.id not in text
 
 
@@ -554,7 +563,7 @@ async def test_nothing_of_another_user_is_in_any_list(world: World, method: str,
         "/selections",
     ],
 )
-async def test_anothers_cursor_opens_no_page_of_theirs(world: World, path: str) -> None:
+async def test_a_cursor_of_another_user_shows_no_rows_of_that_user(world: World, path: str) -> None:
     await add_belongings(world.other)
     await find_and_praise(world.container, world.other, f"{world.theirs.mark}_read")
     await world.other.http.post("/servers/{server_id}/reindex".format(**world.theirs.ids), params={"wait": True})
@@ -563,14 +572,14 @@ async def test_anothers_cursor_opens_no_page_of_theirs(world: World, path: str) 
     mine = path.format(**world.mine.ids)
     answer = await world.me.http.get(mine, params={"cursor": theirs.json()["next_cursor"]})
     assert answer.status_code == 200
-    all_of_mine = await everything(world.me.http, mine)
-    assert all_of_mine
-    assert all(item in all_of_mine for item in answer.json()["items"])
-    assert not traces_in(answer.text, world.theirs)
+    own_items = await everything(world.me.http, mine)
+    assert own_items
+    assert all(item in own_items for item in answer.json()["items"])
+    assert not find_traces(answer.text, world.theirs)
 
 
-async def test_a_new_list_of_tools_for_a_server_of_mine_leaves_theirs_alone(world: World) -> None:
-    before = await world.rows_of_the_other()
+async def test_changes_of_one_user_change_no_row_of_another_user(world: World) -> None:
+    before = await world.rows_of_other()
     mine = await add_belongings(world.me)
     await world.me.push(mine.ids["server_id"], [tool("another"), tool("zebra")])
     await world.me.push(mine.ids["server_id"], [], force=True)
@@ -580,12 +589,12 @@ async def test_a_new_list_of_tools_for_a_server_of_mine_leaves_theirs_alone(worl
     for stored in ({"rules": [{"pattern": ["*"], "enabled": False}]}, rules):
         assert (await world.me.http.put("/rules", json=stored)).status_code == 200
     assert (await world.me.http.delete(f"/servers/{mine.ids['server_id']}")).status_code == 204
-    assert await world.rows_of_the_other() == before
+    assert await world.rows_of_other() == before
 
 
-async def test_with_both_barriers_gone_the_other_users_rows_do_appear(open_service: OpenService) -> None:
-    """Shows that the tests above would notice."""
-    async with open_service() as container, furnished_world(container, "predicates") as world:
+async def test_with_both_barriers_removed_rows_of_the_other_user_appear(open_service: OpenService) -> None:
+    """Prove that the tests above would notice a leak."""
+    async with open_service() as container, open_world(container, "predicates") as world:
         path = "/servers/{server_id}".format(**world.theirs.ids)
         assert_problem(await world.me.http.get(path), 404)
         async with row_level_security_removed(container):
@@ -596,27 +605,27 @@ async def test_with_both_barriers_gone_the_other_users_rows_do_appear(open_servi
                     world.mine.ids["server_id"],
                     world.theirs.ids["server_id"],
                 }
-    assert world.remover.through_sqlalchemy > 0
-    assert world.remover.through_the_driver > 0
+    assert world.remover.from_sqlalchemy > 0
+    assert world.remover.from_driver > 0
 
 
-async def test_on_one_connection_interleaved_and_cancelled_requests_never_see_anothers_rows(
+async def test_interleaved_and_cancelled_requests_on_one_connection_never_see_rows_of_another_user(
     open_service: OpenService,
 ) -> None:
     chance = random.Random(20_261_116)
-    async with open_service(database_pool_size=1) as container, furnished_world(container, "nothing") as world:
+    async with open_service(database_pool_size=1) as container, open_world(container, "nothing") as world:
         sides = [(world.me, world.mine, world.theirs), (world.other, world.theirs, world.mine)]
 
-        async def ask(user: TestUser, own: Belongings, foreign: Belongings) -> None:
+        async def list_something(user: TestUser, own: Belongings, foreign: Belongings) -> None:
             method, path, body = chance.choice(LISTS[:-1])
             answer = await user.http.request(method, path.format(**own.ids), json=body)
             assert answer.status_code == 200, answer.text
-            assert traces_in(answer.text, own)
-            assert not traces_in(answer.text, foreign)
+            assert find_traces(answer.text, own)
+            assert not find_traces(answer.text, foreign)
 
         answered = cancelled = 0
         for _ in range(30):
-            tasks = [asyncio.create_task(ask(*side)) for side in sides * 4]
+            tasks = [asyncio.create_task(list_something(*side)) for side in sides * 4]
             await asyncio.sleep(chance.random() * 0.02)
             for task in chance.sample(tasks, 4):
                 task.cancel()
@@ -626,7 +635,7 @@ async def test_on_one_connection_interleaved_and_cancelled_requests_never_see_an
             assert not [outcome for outcome in ended if isinstance(outcome, Exception)]
         assert min(answered, cancelled) > 30
         for side in sides:
-            await ask(*side)
+            await list_something(*side)
 
 
 async def test_the_app_works_as_a_role_that_row_level_security_binds(container: Container) -> None:
@@ -650,8 +659,8 @@ async def test_every_table_of_a_tenant_has_row_level_security(container: Contain
     assert {name for (name,) in secured} == TENANT_COLUMN.keys()
 
 
-async def test_without_a_user_a_connection_sees_nothing(container: Container, user: TestUser) -> None:
-    await furnish(container, user)
+async def test_a_connection_without_a_user_sees_nothing(container: Container, user: TestUser) -> None:
+    await add_everything(container, user)
     counts = [f"SELECT count(*) FROM {table}" for table in TENANT_COLUMN]
     async with container.database.engine.connect() as connection:
         assert [(await connection.exec_driver_sql(count)).scalar() for count in counts] == [0] * len(counts)
@@ -659,9 +668,7 @@ async def test_without_a_user_a_connection_sees_nothing(container: Container, us
         assert all([(await session.rows(count))[0][0] for count in counts])
 
 
-async def test_a_row_can_be_written_for_oneself_alone(
-    container: Container, user: TestUser, other_user: TestUser
-) -> None:
+async def test_a_user_can_write_only_their_own_rows(container: Container, user: TestUser, other_user: TestUser) -> None:
     statement = (
         "INSERT INTO core_tools (user_id, name, id, position, definition, tokens)"
         " VALUES (%(owner)s, 'planted', 'planted', 0, '{}', 0) RETURNING user_id"
