@@ -5,9 +5,9 @@ With `--check` nothing is written, and the exit status says whether the pages ar
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 
+from app.cli.main import build_cli
 from docs.generators import api, cli, metrics, settings
 
 REFERENCE = Path(__file__).with_name("reference")
@@ -15,7 +15,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "api.md": api.render_page,
     "settings.md": settings.render_page,
     "metrics.md": metrics.render_page,
-    "cli.md": lambda: cli.render_page(import_module("app.cli.main").build_cli()),
+    "cli.md": lambda: cli.render_page(build_cli()),
 }
 
 

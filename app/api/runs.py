@@ -4,12 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
 from app.api.strict_json import StrictRoute, require_json
@@ -18,9 +17,10 @@ from app.container import Container
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.errors import NotFound, QueryInterrupted, Unavailable
 from app.indexing import queue
-from app.indexing.queue import Run, RunState
+from app.indexing.queue import Run
 from app.management import runs as manage_runs
-from app.schemas.base import Input, Items, Output, render_page
+from app.schemas.base import Items, render_page
+from app.schemas.runs import PushBody, RunOut, render_run
 from app.text.strict_json import parse_json
 
 router = APIRouter(tags=["runs"], route_class=StrictRoute)
@@ -31,36 +31,6 @@ _MAX_POLL_INTERVAL_S = 0.5
 
 Wait = Annotated[bool, Query(description="respond when the run has finished (after five minutes at the latest)")]
 Force = Annotated[bool, Query(description="embed all tools again, and accept an empty list")]
-
-
-class RunProgressOut(Output):
-    done: int
-    total: int
-
-
-class RunOut(Output):
-    id: str
-    server_id: str
-    state: RunState
-    progress: RunProgressOut
-    counts: dict[str, int]
-    refused: list[dict[str, Any]]
-    warnings: list[str]
-    error: dict[str, str] | None = Field(
-        description="`cause`, one stable word, and `message`; also set after a failed attempt that will be retried"
-    )
-    created_at: datetime
-    finished_at: datetime | None
-
-
-class PushBody(Input):
-    tools: list[Any] = Field(
-        max_length=100_000,
-        description="the server's complete list of MCP tools",
-        examples=[
-            [{"name": "search_repositories", "description": "Search repositories", "inputSchema": {"type": "object"}}]
-        ],
-    )
 
 
 # Not declared as a parameter: FastAPI would parse megabytes on the event loop before the key is checked.
@@ -76,11 +46,6 @@ def parse_push(body: bytes) -> bytes:
     except ValidationError as error:
         raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in error.errors()]) from error
     return body
-
-
-def render_run(run: Run) -> RunOut:
-    progress = {"done": run.done, "total": run.total}
-    return RunOut.model_validate({**vars(run), "counts": run.all_counts, "progress": progress})
 
 
 @router.put("/servers/{server_id}/tools", status_code=202, responses={200: {"model": RunOut}}, openapi_extra=_PUSH_BODY)

@@ -7,7 +7,6 @@ from typing import Annotated, Self
 import orjson
 import typer
 
-from app.api.evaluation import render_evaluation
 from app.auth.permissions import Caller
 from app.cli.context import ProjectOption, UserOption, open_for_user, with_settings
 from app.cli.group import make_group
@@ -20,6 +19,7 @@ from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
 from app.evaluation.lint import Suggestions, lint_descriptions
 from app.evaluation.run import DEFAULT_LIMIT
 from app.evaluation.summary import Summary
+from app.schemas.evaluation import render_evaluation
 from app.settings import Settings
 
 _MAX_MESSAGE_LENGTH = 60

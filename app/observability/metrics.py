@@ -26,7 +26,7 @@ _DISCOVERY_SERIES = [
 
 
 class Metrics:
-    """Every metric of this process. docs/operations.md explains each one, and a test compares the two.
+    """Every metric of this process. docs/reference/metrics.md explains each one, and a test compares the two.
 
     Series whose labels are known in advance start at zero: an alert cannot see the first failure as an increase if the
     series only begins with it.

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.evaluation import MAX_ITEMS
 from app.container import Container
+from app.schemas.evaluation import MAX_ITEMS
 from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, open_client
 from tests.support.factories import tool
