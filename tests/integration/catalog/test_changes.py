@@ -196,7 +196,7 @@ async def test_the_order_of_a_list_is_a_change(user: TestUser) -> None:
 async def test_history_is_paged_newest_first_and_limited_in_length(
     user: TestUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "CHANGES_KEPT", 3)
+    monkeypatch.setattr(store, "MAX_CHANGES_PER_TOOL", 3)
     server_id = await user.add_tools({**FORECAST, "title": "0"}, REFUND)
     await user.push(server_id, [{**FORECAST, "title": "0"}, {**REFUND, "title": "once"}])
     for number in range(1, 6):
@@ -438,7 +438,7 @@ async def list_aliases(user: TestUser) -> list[str]:
 async def test_only_the_latest_removed_tools_are_remembered(
     strict: Container, strict_user: TestUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "VANISHED_KEPT", 2)
+    monkeypatch.setattr(store, "MAX_DELETED_TOOLS", 2)
     server_id = await strict_user.add_tools(REFUND, *(tool(f"old_{number}") for number in range(3)))
     await strict_user.push(server_id, [REFUND, FORECAST])
     await strict_user.push(server_id, [REFUND])

@@ -253,7 +253,7 @@ async def test_a_response_is_replayed_even_if_the_tool_was_disabled_since(user: 
 async def test_keys_older_than_a_day_are_deleted(
     user: TestUser, container: Container, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_FIRST_S", 0)
+    monkeypatch.setattr(retention, "_FIRST_RUN_S", 0)
     await connect_with_tools(user, mcp, "pay")
     for key in ("old", "young"):
         assert_ok(await send(user, "pay", key))

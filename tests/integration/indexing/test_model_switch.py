@@ -313,7 +313,7 @@ async def test_a_replica_that_cannot_use_the_new_model_warns_and_serves_the_old_
         ready = await readiness(keyless)
         assert ready["model"] == local
         [warning] = ready["warnings"]
-        assert "CANNOT SERVE the active model, openai:beta@48" in warning
+        assert "cannot load the active model openai:beta@48" in warning
         assert "OPENAI_API_KEY" in warning
         found = await user.discover("read a file")
         assert (found["degraded"], found["tools"][0]["source"]) == (False, "semantic")

@@ -551,7 +551,7 @@ async def test_an_unexpected_error_is_reported_without_its_cause_and_logged_once
     body = make_message("tools/call", DISCOVERY)
     headers = make_headers(body) if era == "modern" else OLDER_HEADERS
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
-        patch.setattr("app.mcp_server.tools.discover", raise_unexpected)
+        patch.setattr("app.mcp_server.tools.discover_each", raise_unexpected)
         answer = await post_raw(reader.http, body, headers)
     error = parse_rpc(answer)["error"]
     assert error["code"] == INTERNAL_ERROR

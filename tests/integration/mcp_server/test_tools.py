@@ -232,7 +232,7 @@ class CallerWithPermissions(Caller):
 
     granted: frozenset[Permission] = frozenset()
 
-    def may(self, permission: Permission) -> bool:
+    def has_permission(self, permission: Permission) -> bool:
         return permission in self.granted
 
 
