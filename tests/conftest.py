@@ -27,6 +27,7 @@ from tests.support.factories import (
     ADMIN_KEY,
     OpenService,
     make_database,
+    make_empty_database,
     make_settings,
     outbound_allow,
     resolve_nothing,
@@ -103,6 +104,12 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
 def fresh_database(postgres: EmbeddedPostgres) -> str:
     """The URL of a database with the newest schema and no rows, as its owner."""
     return make_database(postgres)
+
+
+@pytest.fixture
+def empty_database(postgres: EmbeddedPostgres) -> str:
+    """The URL of a database without a schema, as its owner."""
+    return make_empty_database(postgres)
 
 
 @pytest.fixture(scope="session")

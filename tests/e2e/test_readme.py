@@ -103,7 +103,7 @@ def test_the_first_start_prints_the_address_of_the_console_and_the_demo_key_sign
     assert address is not None
     assert key is not None
     with httpx.Client(follow_redirects=True, timeout=60) as browser:
-        assert "Sign in with one of your keys" in browser.get(address[0]).text
+        assert "Sign in with an API key" in browser.get(address[0]).text
         page = browser.post(f"{address[0]}/sign-in", data={"key": key[0]})
     assert page.url.path == "/console/overview"
     assert "Signed in as</span> <strong>demo" in page.text

@@ -21,7 +21,7 @@ from app.errors import ConfigurationError
 from app.local_postgres.database import owner_connection
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, running_service
-from tests.support.factories import SLOW_MACHINE_ENV, make_database, outbound_allow
+from tests.support.factories import SLOW_MACHINE_ENV, make_empty_database, outbound_allow
 from tests.support.mcp_server import FakeMcpServer, running_mcp_server
 from tests.support.paths import ROOT
 from tests.support.version_0_1_0 import FACTS, OldReplica, find_transaction, make_ids, restore_dump
@@ -55,7 +55,7 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 120) -> None:
 def test_a_database_of_0_1_0_is_upgraded_while_a_replica_of_0_1_0_serves(
     postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
-    url = make_database(postgres)
+    url = make_empty_database(postgres)
     restore_dump(url)
     replica = OldReplica(url)
     with running_mcp_server() as mcp, replica.running():
@@ -198,31 +198,31 @@ def make_data_folder(folder: Path) -> Path:
     return data
 
 
-def test_the_migration_of_0_1_0_and_of_the_new_version_exclude_each_other(fresh_database: str) -> None:
-    restore_dump(fresh_database)
-    with psycopg.connect(fresh_database, autocommit=True) as old:
+def test_the_migration_of_0_1_0_and_of_the_new_version_exclude_each_other(empty_database: str) -> None:
+    restore_dump(empty_database)
+    with psycopg.connect(empty_database, autocommit=True) as old:
         old.execute("SELECT pg_advisory_lock(7300418256)")
-        with psycopg.connect(fresh_database, autocommit=True) as owner:
+        with psycopg.connect(empty_database, autocommit=True) as owner:
             name = owner.info.dbname
             owner.execute(f"ALTER DATABASE {name} SET lock_timeout = '100ms'".encode())
         with pytest.raises(ConfigurationError, match="lock timeout"):
-            migrate(fresh_database)
+            migrate(empty_database)
         old.execute("SELECT pg_advisory_unlock(7300418256)")
-    assert migrate(fresh_database) == head_revision()
+    assert migrate(empty_database) == head_revision()
 
 
-def test_an_index_run_of_0_1_0_and_a_model_switch_of_the_new_version_exclude_each_other(fresh_database: str) -> None:
-    restore_dump(fresh_database)
+def test_an_index_run_of_0_1_0_and_a_model_switch_of_the_new_version_exclude_each_other(empty_database: str) -> None:
+    restore_dump(empty_database)
     [lock] = [entry for entry in find_transaction("advisory") if "advisory" in entry["sql"]]
-    with psycopg.connect(fresh_database, cursor_factory=psycopg.RawCursor) as old:
+    with psycopg.connect(empty_database, cursor_factory=psycopg.RawCursor) as old:
         old.execute(lock["sql"].encode(), lock["parameters"])
-        with owner_connection(fresh_database) as connection:
+        with owner_connection(empty_database) as connection:
             connection.exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
             with pytest.raises(OperationalError, match="lock timeout"):
                 lock_models_exclusive(connection)
             connection.rollback()
         old.rollback()
-        with owner_connection(fresh_database) as connection:
+        with owner_connection(empty_database) as connection:
             connection.exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
             lock_models_exclusive(connection)
 

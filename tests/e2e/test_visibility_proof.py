@@ -367,8 +367,9 @@ class Story:
         self, person: Person, name: str, listing: Listing, tags: Tags, permissions: dict[str, bool], *, enabled: bool
     ) -> Server:
         new_server = NewServer(name, "push", tags=sorted(tags), enabled=enabled, tool_permissions=permissions)
-        sealer = self.world.container.sealer
-        made, _ = await self.run_as(person, register_server, sealer, person.id, new_server, ACTOR)
+        container = self.world.container
+        services = container.mcp_pool, container.sealer, container.worker
+        made, _ = await self.manage(person, register_server, *services, person.id, new_server)
         server = Server(made.id, name, enabled, permissions, tags)
         person.servers[server.id] = server
         await self.push(person, server, listing)

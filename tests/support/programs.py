@@ -78,8 +78,6 @@ def main() -> int:
         return 0
     _print("Some tests need programs that are not installed:", missing)
     if _can_install():
-        for program in missing:
-            print(f"installing {program.name} …", flush=True)
         _install(missing)
         missing = find_missing()
         if not missing:
@@ -113,6 +111,7 @@ def _install(programs: list[Program]) -> None:
     with _no_services_started():
         _apt_get("update")
         for program in programs:
+            print(f"installing {program.name} …", flush=True)
             _apt_get("install", "--yes", "--no-install-recommends", *program.apt_packages.split())
 
 

@@ -59,7 +59,12 @@ class Hand:
 @asynccontextmanager
 async def working(hand: Hand, **config: float) -> AsyncIterator[Worker]:
     """Start a worker that polls often: the routes of a service with an idle worker notify nobody."""
-    defaults: dict[str, Any] = {"runs_at_once": 1, "pending_retry_s": 60.0, "reindex_every_s": 0.0, "poll_interval_s": 0.02}
+    defaults: dict[str, Any] = {
+        "runs_at_once": 1,
+        "pending_retry_s": 60.0,
+        "reindex_every_s": 0.0,
+        "poll_interval_s": 0.02,
+    }
     worker = Worker(hand.indexer, WorkerConfig(**(defaults | config)))
     worker.start()
     try:

@@ -323,6 +323,6 @@ async def test_a_replica_that_cannot_use_the_new_model_warns_and_serves_the_old_
         await keyless.models.refresh()
         ready = await readiness(keyless)
         assert ready["model"] == BETA
-        assert "CANNOT EMBED with openai:beta@48" in ready["warnings"][0]
+        assert "cannot embed with openai:beta@48" in ready["warnings"][0]
         found = await user.discover("read a file")
         assert (found["degraded_reason"], found["tools"][0]["source"]) == ("embedder_not_configured", "lexical")
