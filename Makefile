@@ -25,7 +25,7 @@ check: $(DEV) ## check style, types and import directions
 	$(BIN)/lint-imports --no-cache
 
 unit: $(DEV) ## run the unit tests: no Postgres, less than a minute
-	$(BIN)/pytest --numprocesses auto tests/unit
+	$(BIN)/python -m pytest --numprocesses auto tests/unit
 
 test: programs ## run `check` and all tests, with coverage; as root on Debian or Ubuntu, install the programs they need
 	@$(MAKE) --no-print-directory --jobs=2 $(DEV) $(THIRD_PARTY)
@@ -36,14 +36,14 @@ programs:
 	@$(PYTHON) tests/support/programs.py
 
 suite: $(DEV) $(THIRD_PARTY)
-	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --retry-failed \
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --retry-failed \
 		-p tests.support.coverage --min-branches=90
 
 proof: $(DEV) ## run the random proofs at length: 1,000 histories of visibility, kills at 20 moments
-	PROOF_SEQUENCES=1000 PROOF_KILLS=10 $(BIN)/pytest tests/e2e/test_visibility_proof.py tests/e2e/test_crash_recovery.py
+	PROOF_SEQUENCES=1000 PROOF_KILLS=10 $(BIN)/python -m pytest tests/e2e/test_visibility_proof.py tests/e2e/test_crash_recovery.py
 
 bench-test: $(BENCH) ## test the comparison with peers, which needs the packages of the bench
-	$(BIN)/pytest tests/integration/bench
+	$(BIN)/python -m pytest tests/integration/bench
 
 migrate: $(RUN) ## bring the schema of the database up to date
 	@$(BIN)/toolscout migrate
