@@ -25,7 +25,7 @@ check: $(DEV) ## check style, types and import directions
 	$(BIN)/lint-imports --no-cache
 
 unit: $(DEV) ## run the unit tests: no Postgres, less than a minute
-	$(BIN)/python -m pytest --numprocesses auto tests/unit
+	$(BIN)/python -m pytest tests/unit
 
 test: programs ## run `check` and all tests, with coverage; as root on Debian or Ubuntu, install the programs they need
 	@$(MAKE) --no-print-directory --jobs=2 $(DEV) $(THIRD_PARTY)
