@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from app.auth.authentication import Authenticator
 from app.catalog.definitions import DefinitionCache
-from app.catalog.policy import Policy
 from app.catalog.visibility import apply_policy
+from app.catalog.visibility_policy import Policy
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.migrate import migrate
@@ -19,9 +19,9 @@ from app.discovery.inline.documents import InlineToolParser
 from app.discovery.inline.search import InlineSearcher
 from app.embeddings.base import Embedder
 from app.embeddings.factory import activate_first_model, make_configured_embedder, make_embedder, make_query_embedder
-from app.embeddings.models import Models
+from app.embeddings.loaded_models import Models
 from app.embeddings.repository import EmbeddingModel, read_active_model
-from app.embeddings.tokens import load_token_counter
+from app.embeddings.token_counter import load_token_counter
 from app.errors import ConfigurationError
 from app.execution import idempotency
 from app.execution.execute import Executor

@@ -28,7 +28,7 @@ from app.api import (
 )
 from app.api.docs import add_docs
 from app.api.middleware.body_limit import BodySizeLimitMiddleware
-from app.api.middleware.concurrency import ConcurrencyLimitMiddleware
+from app.api.middleware.concurrency_limit import ConcurrencyLimitMiddleware
 from app.api.middleware.drain import ConnectionDrainMiddleware
 from app.api.middleware.request_log import RequestLogMiddleware
 from app.api.middleware.unhandled_errors import UnhandledErrorMiddleware

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.audit import events
 from app.audit.events import EventFilter
 from app.dependencies import AuditReader, PageParams

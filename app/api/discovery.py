@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Response
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.catalog.tool_names import make_aliases
 from app.dependencies import ContainerDep, DiscoverCaller
 from app.discovery.discover import Discovery, discover

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.dependencies import ContainerDep, DiscoverCaller
 from app.evaluation.evaluate import EvalOptions, evaluate
 from app.evaluation.lint import lint_descriptions

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Request, Response
 
 from app.api.problems import PROBLEM_RESPONSE, problem_body
 from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.catalog.visibility import Scope
 from app.dependencies import ContainerDep, ExecuteCaller, Tenant
 from app.errors import ArgumentsInvalid, ToolscoutError

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.catalog.visibility import Scope
 from app.dependencies import AuditReader, ContainerDep, DiscoverCaller
 from app.discovery.feedback import give_feedback

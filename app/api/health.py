@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.dependencies import ContainerDep
 from app.errors import Unauthenticated, Unavailable
 from app.schemas.health import Health, Readiness

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.dependencies import ContainerDep, DiscoverCaller
 from app.discovery.inline.documents import InlineTool
 from app.discovery.inline.search import FoundTool, InlineSearchResult, search_inline

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.auth import keys
 from app.auth.keys import NewKey
 from app.dependencies import AdminCaller, ContainerDep, PageParams, SystemSession

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.catalog import projects
 from app.catalog.rules import get_rules, list_rules_by_project
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.catalog.rules import get_rules
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, Session, Tenant
 from app.management import rules as manage_rules

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
-from app.api.strict_json import StrictRoute, require_json
+from app.api.strict_route import StrictRoute, require_json
 from app.catalog import servers
 from app.container import Container
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant

@@ -5,7 +5,7 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Query, Response
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.dependencies import (
     AuditReadCaller,
     AuditReader,

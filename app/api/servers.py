@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.catalog import servers
 from app.catalog.servers import NewServer
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.auth.permissions import Caller, Permission
 from app.catalog import core_tools, tools
 from app.catalog.projects import get_project

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from app.api.strict_json import StrictRoute
+from app.api.strict_route import StrictRoute
 from app.auth import users
 from app.dependencies import AdminCaller, ContainerDep, PageParams, SystemSession
 from app.management import users as manage_users

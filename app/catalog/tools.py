@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Row, Select, any_, false, func, literal, select, update
 
-from app.catalog.policy import EnabledBy, HiddenBy
 from app.catalog.projects import project_number
 from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, recompute_visibility
+from app.catalog.visibility_policy import EnabledBy, HiddenBy
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass

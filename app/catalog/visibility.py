@@ -18,9 +18,9 @@ from typing import Any
 import orjson
 from sqlalchemy import select, update
 
-from app.catalog.policy import Policy, PolicyEvaluator, ToolFacts, VisibilityDecision
 from app.catalog.projects import list_all_projects, project_number
 from app.catalog.rules import Rule, RuleSet, list_rules_by_project
+from app.catalog.visibility_policy import Policy, PolicyEvaluator, ToolFacts, VisibilityDecision
 from app.db.engine import Database, Session
 from app.db.tables import USER_RULES, catalog_versions, mcp_servers, users
 from app.errors import NotFound, ToolscoutError

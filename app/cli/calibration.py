@@ -25,7 +25,7 @@ from app.evaluation.calibrate import (
     load_user_tools,
 )
 from app.evaluation.fit import ErrorRates
-from app.evaluation.labelled import LabelledMessage
+from app.evaluation.labelled_messages import LabelledMessage
 from app.local_postgres.database import owner_connection
 from app.management.models import store_calibration
 from app.search.in_memory import TenantIndex

@@ -15,7 +15,7 @@ from app.cli.progress import ProgressBar
 from app.demo.seed import DEMO_USER
 from app.errors import InvalidInput
 from app.evaluation.evaluate import EvalOptions, Evaluation, Miss, NotFirst, evaluate
-from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
+from app.evaluation.labelled_messages import LabelledMessage, parse_labelled_messages
 from app.evaluation.lint import Suggestions, lint_descriptions
 from app.evaluation.run import DEFAULT_LIMIT
 from app.evaluation.summary import Summary

@@ -8,8 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.auth.permissions import Caller
-from app.catalog.policy import NOT_A_MEMBER, HiddenBy, OutsideBy, ProjectVisibility, ToolFacts, VisibilityDecision
 from app.catalog.visibility import Scope, load_evaluator, read_facts
+from app.catalog.visibility_policy import (
+    NOT_A_MEMBER,
+    HiddenBy,
+    OutsideBy,
+    ProjectVisibility,
+    ToolFacts,
+    VisibilityDecision,
+)
 from app.discovery.discover import Discoverer, Discovery, discover
 from app.discovery.request import DiscoveryRequest
 from app.search.postgres import Evidence

@@ -16,8 +16,8 @@ from app.embeddings.calibration import Calibration
 from app.errors import InvalidInput
 from app.evaluation.evaluate import ProgressCallback
 from app.evaluation.fit import ErrorRates, Sample, TrainingData, error_rates, fit_calibration
-from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
-from app.evaluation.resolver import make_resolver
+from app.evaluation.label_resolver import make_resolver
+from app.evaluation.labelled_messages import LabelledMessage, parse_labelled_messages
 from app.search.in_memory import IndexedTool, TenantIndex
 from app.search.query import Query, parse_query
 from app.search.searcher import Searcher

@@ -7,8 +7,8 @@ from app.auth.permissions import Caller
 from app.discovery.discover import Discoverer
 from app.discovery.explain import Reason, explain
 from app.discovery.request import DiscoveryRequest, resolve_options
-from app.evaluation.labelled import LabelledMessage
-from app.evaluation.resolver import LabelResolver, load_resolver
+from app.evaluation.label_resolver import LabelResolver, load_resolver
+from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.run import EvalAnswer, answer_message, make_request
 from app.evaluation.summary import Summary, summarize
 from app.search.query import parse_query

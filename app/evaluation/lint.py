@@ -9,7 +9,7 @@ from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.discover import Discoverer
 from app.discovery.request import DiscoveryRequest, resolve_options
 from app.evaluation.evaluate import FOUND_WITHIN, ProgressCallback
-from app.evaluation.labelled import LabelledMessage
+from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.lint_rules import DescribedTool, Problem, SimilarPair, find_problems, find_similar_pairs
 from app.evaluation.run import answer_message
 from app.search.query import parse_query

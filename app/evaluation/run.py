@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from app.auth.permissions import Caller
 from app.discovery.discover import Discoverer, Discovery, discover
 from app.discovery.request import DiscoveryRequest
-from app.evaluation.labelled import LabelledMessage
+from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.scores import Measures, score_ranking
 
 DEFAULT_LIMIT = 10

@@ -22,11 +22,11 @@ from app.catalog.visibility import Scope
 from app.crypto import Sealer
 from app.db.engine import Database, Session
 from app.errors import ServerUnreachable, ToolFailed, ToolNotFound, Unavailable
+from app.execution.argument_validation import check_arguments, check_serializable, remove_invalid_parts
 from app.execution.call_record import CallRecord
 from app.execution.models import ExecutionRequest, ExecutionResult, TargetTool
 from app.execution.progress import ProgressReports
 from app.execution.results import make_serializable, truncate
-from app.execution.validation import check_arguments, check_serializable, remove_invalid_parts
 from app.mcp_client.connection import INPUT_REQUIRED
 from app.mcp_client.pool import McpPool
 from app.observability.metrics import Metrics, observe_duration

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from app.catalog.servers import get_server
 from app.catalog.visibility import ServerLock, lock_server
-from app.embeddings.models import LoadedModel
+from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import lock_models_shared
 from app.errors import NotFound
 from app.indexing import store

@@ -13,7 +13,7 @@ from typing import Protocol
 from sqlalchemy import Connection, text
 
 from app.embeddings import repository
-from app.embeddings.models import LoadedModel
+from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, list_models, lock_models_exclusive
 from app.errors import Conflict, NotFound
 from app.indexing.backfill import MISSING, ProgressCallback, backfill_vectors, count_missing_vectors

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from app.indexing.injection import find_instructions
+from app.indexing.prompt_injection import find_instructions
 from app.indexing.sanitize import Finding, sanitize
 from app.mcp_types import ToolDefinition
 from app.text.invisible import remove_hidden

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from app.catalog.policy import Policy
 from app.catalog.servers import Server, get_endpoint, get_server, record_contact
 from app.catalog.visibility import ServerLock, lock_server, read_policy
+from app.catalog.visibility_policy import Policy
 from app.crypto import Sealer
 from app.db.engine import Database
-from app.embeddings.models import LoadedModel
+from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import lock_models_shared
 from app.indexing import queue, store
 from app.indexing.document_embedder import DocumentEmbedder, load_cached_vectors

@@ -9,9 +9,9 @@ from pgvector import HalfVector
 from sqlalchemy import bindparam, case, delete, func, insert, null, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from app.catalog.policy import VisibilityDecision
 from app.catalog.tools import update_tool_counts
 from app.catalog.visibility import evaluate_tools, write_decisions
+from app.catalog.visibility_policy import VisibilityDecision
 from app.db.engine import Session
 from app.db.tables import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.embeddings.base import Vector

@@ -9,7 +9,7 @@ from app.audit.record import record_event
 from app.db.engine import Database
 from app.embeddings import repository
 from app.embeddings.calibration import Calibration
-from app.embeddings.models import LoadedModel
+from app.embeddings.loaded_models import LoadedModel
 from app.indexing import model_switch
 from app.indexing.backfill import ProgressCallback
 from app.indexing.model_switch import OwnerConnection

@@ -6,10 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.audit.record import record_event
-from app.catalog.policy import NOT_A_MEMBER, PolicyEvaluator, ProjectVisibility, ToolFacts, VisibilityDecision
 from app.catalog.projects import get_project
 from app.catalog.rules import Rule, RuleMatch, RuleSet, check_rules, store_rules
 from app.catalog.visibility import load_evaluator, lock_user, read_facts, recompute_visibility
+from app.catalog.visibility_policy import (
+    NOT_A_MEMBER,
+    PolicyEvaluator,
+    ProjectVisibility,
+    ToolFacts,
+    VisibilityDecision,
+)
 from app.db.engine import Database
 from app.db.tables import USER_RULES
 

@@ -18,8 +18,8 @@ from app.container import Container
 from app.dependencies import ContainerDep, DiscoverCaller, check_host_and_origin
 from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server.cancellation import RunningCalls
+from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS
 from app.mcp_server.server import REQUEST_CONTEXT, McpRequestContext, MetaServer
-from app.mcp_server.tools import ALL_TOOLS, BASIC_TOOLS
 from app.observability.logging import request_id
 from app.text.strict_json import Json, parse_json
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, model_validator
 
 from app.evaluation.evaluate import Evaluation, Miss, NotFirst
-from app.evaluation.labelled import LabelledMessage
+from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.lint import Suggestions
 from app.evaluation.lint_rules import Problem, SimilarityKind, SimilarPair
 from app.evaluation.run import DEFAULT_LIMIT, EvalAnswer

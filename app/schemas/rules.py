@@ -6,8 +6,8 @@ from typing import Annotated
 from pydantic import Field
 
 from app.catalog.patterns import MAX_PATTERN
-from app.catalog.policy import EnabledBy, HiddenBy, OutsideBy
 from app.catalog.rules import Rule
+from app.catalog.visibility_policy import EnabledBy, HiddenBy, OutsideBy
 from app.management.rules import Preview, PreviewedTool
 from app.schemas.base import Identifier, Input, Name, Output, Tags
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from app.catalog.policy import ANY_TOOL
 from app.catalog.servers import Status, check_transport
+from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import Transport
 from app.schemas.base import Input, Name, Output, Tags
 

@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import Field
 
 from app.catalog.core_tools import MAX_CORE_TOOLS
-from app.catalog.policy import EnabledBy, HiddenBy
 from app.catalog.tools import State
+from app.catalog.visibility_policy import EnabledBy, HiddenBy
 from app.indexing.sanitize import Flag
 from app.schemas.base import Input, Output, Tags
 

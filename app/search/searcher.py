@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from app.catalog.visibility import Scope
 from app.db.engine import Database, Session
 from app.embeddings.base import Vector
-from app.embeddings.models import Models
+from app.embeddings.loaded_models import Models
 from app.embeddings.repository import EmbeddingModel
 from app.errors import EmbeddingFailed
 from app.limits.fair_queue import FairScheduler

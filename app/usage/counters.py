@@ -14,8 +14,8 @@ from typing import TypeVar
 from app.db.engine import Database
 from app.errors import DatabaseDown, QueryFailed
 from app.usage import priors
-from app.usage.flusher import PeriodicFlusher
 from app.usage.histogram import BUCKETS, bucket_index
+from app.usage.periodic_flusher import PeriodicFlusher
 from app.usage.repository import USAGE_KINDS, UsageBatch, UsageKind, add_counts
 
 logger = logging.getLogger("toolscout.usage")

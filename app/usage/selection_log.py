@@ -20,7 +20,7 @@ from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
 from app.db.tables import selections
 from app.errors import QueryFailed, QueryInterrupted, Unavailable
-from app.usage.flusher import PeriodicFlusher
+from app.usage.periodic_flusher import PeriodicFlusher
 
 logger = logging.getLogger("toolscout.usage")
 

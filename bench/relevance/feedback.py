@@ -11,7 +11,7 @@ from app.catalog.visibility import Scope
 from app.container import Container
 from app.discovery.discover import Discovery, discover
 from app.discovery.feedback import give_feedback
-from app.evaluation.labelled import LabelledMessage
+from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.run import DEFAULT_LIMIT, make_request
 from app.evaluation.scores import Interval, Measures, mean_measures, paired_interval, score_ranking
 from app.usage.priors import MAX_PRIOR, update_priors

@@ -9,7 +9,7 @@ import orjson
 
 from app import evaluation
 from app.demo.seed import load_catalogue
-from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
+from app.evaluation.labelled_messages import LabelledMessage, parse_labelled_messages
 from app.text.strict_json import Json
 
 OWN = Path(evaluation.__file__).parent / "messages" / "own"

@@ -36,15 +36,15 @@ from hypothesis.stateful import (
 from app.auth.users import insert_user
 from app.catalog import servers, tools
 from app.catalog.definitions import list_visible_definitions, read_definitions
-from app.catalog.policy import Policy
 from app.catalog.rules import Rule
 from app.catalog.servers import NewServer
 from app.catalog.visibility import Scope, apply_policy
+from app.catalog.visibility_policy import Policy
 from app.container import Container, open_container
 from app.db.engine import APP_ROLE, Session
 from app.db.pagination import PageRequest
 from app.embeddings.base import Vectors, check_vectors
-from app.embeddings.models import LoadedModel
+from app.embeddings.loaded_models import LoadedModel
 from app.errors import NotFound, ServerUnreachable, ToolNotFound
 from app.execution.execute import execute
 from app.execution.models import ExecutionRequest

@@ -12,7 +12,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import INTERNAL_ERROR
 
 from app.container import Container
-from app.execution.validation import check_arguments, remove_invalid_parts
+from app.execution.argument_validation import check_arguments, remove_invalid_parts
 from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer

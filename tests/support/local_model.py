@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.embeddings.granite import Granite, find_packaged_pack
-from app.embeddings.tokens import load_token_counter
+from app.embeddings.token_counter import load_token_counter
 
 
 def share_packaged_model(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from app.discovery.inline.documents import InlineTool, InlineToolParser, ParsedT
 from app.discovery.inline.vectors import VectorSource
 from app.discovery.request import DiscoveryRequest, resolve_options
 from app.embeddings.base import Vector
-from app.embeddings.models import LoadedModel
+from app.embeddings.loaded_models import LoadedModel
 from app.indexing.parsing import Refusal
 from app.search.in_memory import IndexedTool, ScoredTool, TenantIndex
 from app.search.interleave import interleave

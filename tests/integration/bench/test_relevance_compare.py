@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from app.container import Container
-from app.evaluation.labelled import LabelledMessage
+from app.evaluation.labelled_messages import LabelledMessage
 from bench.relevance.compare import OURS, compare
 from bench.relevance.plot import draw
 from bench.relevance.sets import BenchSet, BenchTool

@@ -1,7 +1,7 @@
 """The feedback simulation: of two equal tools, the successful one comes first, within the bounds of the prior."""
 
 from app.container import Container
-from app.evaluation.labelled import LabelledMessage
+from app.evaluation.labelled_messages import LabelledMessage
 from app.usage.priors import MAX_PRIOR, MIN_OUTCOMES
 from bench.relevance.feedback import format_simulation, simulate
 from bench.relevance.sets import BenchSet, BenchTool

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.catalog.policy import Policy
 from app.catalog.servers import record_failure
 from app.catalog.visibility import apply_policy
+from app.catalog.visibility_policy import Policy
 from app.container import Container, open_container
 from app.indexing import store
 from app.local_postgres.postgres import EmbeddedPostgres

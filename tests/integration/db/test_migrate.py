@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 
 import app.db.migrate
-from app.catalog.policy import Policy
 from app.catalog.visibility import apply_policy, recompute_visibility
+from app.catalog.visibility_policy import Policy
 from app.container import open_container
 from app.db.engine import Database
 from app.db.migrate import head_revision, migrate, parse_version

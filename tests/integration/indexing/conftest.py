@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from app.container import Container, open_container
-from app.embeddings.models import LoadedModel
+from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
 from app.local_postgres.postgres import EmbeddedPostgres

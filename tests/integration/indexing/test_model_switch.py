@@ -13,7 +13,7 @@ from sqlalchemy import text
 from app.catalog.visibility import Scope
 from app.container import Container, open_container
 from app.embeddings.factory import make_embedder
-from app.embeddings.models import LoadedModel
+from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import register
 from app.errors import Conflict, NotFound
 from app.indexing.backfill import backfill_vectors, count_missing_vectors

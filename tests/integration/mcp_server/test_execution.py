@@ -21,8 +21,8 @@ from mcp_types import (
     ElicitResult,
 )
 
-from app.catalog.policy import Policy
 from app.catalog.visibility import apply_policy
+from app.catalog.visibility_policy import Policy
 from app.container import Container
 from app.mcp_client import connection
 from app.mcp_server.responses import ERROR_META, TRUNCATED_META

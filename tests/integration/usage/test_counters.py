@@ -13,7 +13,7 @@ from app.db.engine import Database
 from app.db.migrate import migrate
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.usage import counters as counters_module
-from app.usage import flusher
+from app.usage import periodic_flusher
 from app.usage.counters import UsageCounters
 from app.usage.histogram import bucket_index
 from app.usage.repository import expired_rows
@@ -215,8 +215,8 @@ async def test_an_interrupted_flush_is_repeated_later(
     container: Container, user: TestUser, monkeypatch: pytest.MonkeyPatch, caplog: Log
 ) -> None:
     """A service may be stopped during a flush, and the database may be too slow for the final one."""
-    monkeypatch.setattr(flusher, "_FLUSH_EVERY_S", 0)
-    monkeypatch.setattr(flusher, "_FINAL_FLUSH_S", 0.05)
+    monkeypatch.setattr(periodic_flusher, "_FLUSH_EVERY_S", 0)
+    monkeypatch.setattr(periodic_flusher, "_FINAL_FLUSH_S", 0.05)
     usage_counters = UsageCounters(container.database)
     usage_counters.record_discovery(user.id, ["a"], FAST)
     await usage_counters.flush()

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from app.container import Container
-from app.evaluation.labelled import parse_labelled_messages
+from app.evaluation.labelled_messages import parse_labelled_messages
 from app.usage import selection_log
 from app.usage.selection_log import Selection, SelectionLog
 from tests.support.checks import Json, assert_problem, everything, pages, want_selections

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.embeddings.base import Vector
-from app.evaluation.labelled import LabelledMessage
+from app.evaluation.labelled_messages import LabelledMessage
 from bench.relevance.baselines import Dense, PlainBm25, fuse, reciprocal_rank_fusion
 from bench.relevance.sets import OWN, BenchTool, add_haystack, last_user_text, read_set, take_sample
 

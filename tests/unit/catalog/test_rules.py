@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from app.catalog.policy import Policy, PolicyEvaluator, ToolFacts
 from app.catalog.rules import MAX_PATTERNS, MAX_TAGS, Rule, RuleSet
+from app.catalog.visibility_policy import Policy, PolicyEvaluator, ToolFacts
 from app.errors import InvalidInput
 
 

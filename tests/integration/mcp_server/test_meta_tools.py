@@ -15,7 +15,7 @@ from app.auth.permissions import Caller, Permission
 from app.container import Container, open_container
 from app.errors import ArgumentsInvalid, Forbidden
 from app.local_postgres.postgres import EmbeddedPostgres
-from app.mcp_server.tools import ALL_TOOLS, BASIC_TOOLS, MetaTool, ToolCall
+from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS, MetaTool, ToolCall
 from tests.integration.discovery.test_fallback import broken_search
 from tests.support.checks import assert_refused
 from tests.support.clients import TestUser, new_user, open_client

@@ -4,7 +4,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from app.auth.permissions import Permission
-from app.mcp_server.tools import ALL_TOOLS, BASIC_TOOLS, MetaTool
+from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS, MetaTool
 
 BASIC_NAMES = ["tool_discovery", "tool_execute"]
 ALL_NAMES = [*BASIC_NAMES, "list_servers", "list_tools", "get_tool_details", "search_tools"]

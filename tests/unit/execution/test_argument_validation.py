@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from app.errors import ArgumentsInvalid
-from app.execution.validation import check_arguments, check_serializable, is_valid_schema
+from app.execution.argument_validation import check_arguments, check_serializable, is_valid_schema
 from tests.support.calls import Json, check_call
 from tests.support.mcp_server import listener
 
@@ -332,8 +332,8 @@ HOSTILE_SCHEMAS: dict[str, tuple[Json, Json]] = {
 @pytest.mark.parametrize(("schema", "arguments"), HOSTILE_SCHEMAS.values(), ids=HOSTILE_SCHEMAS.keys())
 def test_a_hostile_schema_takes_bounded_time(monkeypatch: pytest.MonkeyPatch, schema: Json, arguments: Json) -> None:
     """With a smaller budget than in production, to keep the test short."""
-    monkeypatch.setattr("app.execution.validation._SCHEMA_BUDGET_S", 0.1)
-    monkeypatch.setattr("app.execution.validation._ARGUMENTS_BUDGET_S", 0.1)
+    monkeypatch.setattr("app.execution.argument_validation._SCHEMA_BUDGET_S", 0.1)
+    monkeypatch.setattr("app.execution.argument_validation._ARGUMENTS_BUDGET_S", 0.1)
     schema_text = json.dumps(schema)
     started = time.process_time()
     is_valid_schema(schema_text)
@@ -344,8 +344,8 @@ def test_a_hostile_schema_takes_bounded_time(monkeypatch: pytest.MonkeyPatch, sc
 
 def test_the_largest_schema_is_checked_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a larger budget: coverage measurement and a busy machine slow the check down several times."""
-    monkeypatch.setattr("app.execution.validation._SCHEMA_BUDGET_S", 60.0)
-    monkeypatch.setattr("app.execution.validation._ARGUMENTS_BUDGET_S", 60.0)
+    monkeypatch.setattr("app.execution.argument_validation._SCHEMA_BUDGET_S", 60.0)
+    monkeypatch.setattr("app.execution.argument_validation._ARGUMENTS_BUDGET_S", 60.0)
     schema = {"properties": {f"p{i}": {} for i in range(1_900)}, "required": ["a"]}
     assert error_paths(schema, {"b": 1}) == ["arguments"]
 

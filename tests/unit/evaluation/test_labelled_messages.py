@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import InvalidInput
-from app.evaluation.labelled import LabelledMessage, parse_labelled_messages
+from app.evaluation.labelled_messages import LabelledMessage, parse_labelled_messages
 
 
 def test_a_message_and_its_tools_are_parsed() -> None:

@@ -1,6 +1,6 @@
 """The side-by-side diff of two definitions."""
 
-from app.console.diff import DiffRow, diff_definitions
+from app.console.definition_diff import DiffRow, diff_definitions
 
 
 def marked_texts(row: DiffRow) -> tuple[list[str], list[str]]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.indexing.injection import KINDS, find_instructions
 from app.indexing.parsing import MAX_TOOL_BYTES
+from app.indexing.prompt_injection import KINDS, find_instructions
 from app.indexing.sanitize import MAX_FINDINGS, Finding, sanitize
 from tests.support.factories import tool
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from app.usage import flusher as flusher_module
-from app.usage.flusher import PeriodicFlusher
+from app.usage import periodic_flusher as flusher_module
+from app.usage.periodic_flusher import PeriodicFlusher
 from tests.support.worker_steps import until
 
 Log = pytest.LogCaptureFixture

@@ -21,9 +21,9 @@ from app.discovery.discover import Discovery, discover, discover_each
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import interleave_selections
 from app.errors import ArgumentsInvalid, InvalidInput, NotFound, ToolNotFound
+from app.execution.argument_validation import check_arguments
 from app.execution.execute import execute, execute_with_progress
 from app.execution.models import ExecutionRequest
-from app.execution.validation import check_arguments
 from app.mcp_server import responses
 from app.mcp_types import Dialogue
 from app.search.query import Query, parse_query_with_context
