@@ -58,7 +58,7 @@ CHROMIUM = Program(
     "chromium",
     "shows the pages of the console",
     ("chromium", "chromium-browser", "google-chrome"),
-    "chromium fonts-dejavu-core",
+    "chromium fonts-dejavu-core libatomic1",  # the last one is for the Node.js that drives it
     "--cask chromium",
 )
 PROGRAMS = (CURL, NPM, PROMTOOL, NGINX, CHROMIUM)
