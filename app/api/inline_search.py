@@ -14,7 +14,10 @@ router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 @router.post("/catalog/search")
 async def post_catalog_search(body: SearchBody, caller: DiscoverCaller, container: ContainerDep) -> SearchOut:
-    """Find the tools that these queries need among the tools in the request. Nothing is stored."""
+    """Find the tools that these queries need among the tools in the request.
+
+    The tools are not stored; their vectors are cached under a hash of the text.
+    """
     queries = [parse_query_with_context(query, body.context or "") for query in body.query]
     tools = [InlineTool(**vars(tool)) for tool in body.tools]
     result = await search_inline(container.inline_searcher, caller, queries, tools, body.max_results)

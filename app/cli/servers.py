@@ -77,7 +77,7 @@ async def _register(container: Container, user_id: str, new_server: NewServer) -
         )
     except Conflict as error:
         raise Conflict(
-            f"{error.message}; to index it again, run `toolscout server reindex {new_server.name}`"
+            f"{error.message}; to index it again, run {_reindex_command(new_server.name, user_id)}"
         ) from None
 
 
@@ -220,6 +220,11 @@ async def _follow_run(container: Container, server: Server, run: Run) -> int:
     return _print_run(server, run)
 
 
+def _reindex_command(server_name: str, user_id: str) -> str:
+    user_option = "" if user_id == DEMO_USER else f" --user {user_id}"
+    return f"`toolscout server reindex {server_name}{user_option}`"
+
+
 def _is_waiting_for_retry(run: Run) -> bool:
     """Whether an attempt has failed, and the run stays queued for the next one."""
     return not run.is_finished and run.error is not None
@@ -229,7 +234,7 @@ def _print_run(server: Server, run: Run) -> int:
     print_lines(f"  refused {refusal['name']}: {refusal['reason']}" for refusal in run.refused)
     print_lines(f"  {warning}" for warning in run.warnings)
     if run.error is not None:
-        command = f"`toolscout server reindex {server.name}`"
+        command = _reindex_command(server.name, run.user_id)
         next_step = (
             f"a running service retries by itself; to retry now, run {command}"
             if _is_waiting_for_retry(run)

@@ -57,9 +57,9 @@ def test_a_server_is_added_used_reindexed_and_removed(command: Command, mcp: Fak
     mcp.tools = []
     output = command("server", "reindex", "files", "--user", "ada", status=1)
     assert "empty_listing" in output
-    assert "the server stays registered; to retry, run `toolscout server reindex files`\n" in output
+    assert "the server stays registered; to retry, run `toolscout server reindex files --user ada`\n" in output
     output = command("server", "add", "files", mcp.url, "--user", "ada", status=1)
-    assert output.endswith("a server named 'files'; to index it again, run `toolscout server reindex files`")
+    assert output.endswith("a server named 'files'; to index it again, run `toolscout server reindex files --user ada`")
     assert "removed" in command("server", "remove", "files", "--user", "ada")
     assert "no servers yet" in command("server", "list", "--user", "ada")
 
@@ -351,7 +351,8 @@ def test_adding_a_server_that_cannot_be_reached_fails_without_waiting_for_retrie
     command("key", "create", "--user", "kim")
     output = command("server", "add", "gone", "--user", "kim", status=1)
     assert "gone: failed (" in output
-    assert "a running service retries by itself; to retry now, run `toolscout server reindex gone`\n" in output
+    retry = "`toolscout server reindex gone --user kim`"
+    assert f"a running service retries by itself; to retry now, run {retry}\n" in output
     assert "gone" in command("server", "list", "--user", "kim")
 
 
