@@ -16,6 +16,7 @@ import pytest
 from app.container import Container, open_container
 from app.embeddings.circuit_breaker import CircuitBreaker
 from app.local_postgres.postgres import EmbeddedPostgres
+from tests.support.broken_search import broken_search
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, Mode, running_embedding_server
 from tests.support.factories import ADMIN_KEY, OpenService, make_database, make_settings, tool
@@ -274,19 +275,6 @@ async def test_cached_queries_are_not_shared_between_users(
             answer = await each.discover("weather forecast for two")
             assert answer["degraded"] is False
             assert len(fake.requests) == requests
-
-
-@asynccontextmanager
-async def broken_search(container: Container) -> AsyncIterator[None]:
-    """Rename a column that the search needs; visible tools can still be listed."""
-    url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    rename = "ALTER TABLE mcp_tool_embeddings RENAME COLUMN {} TO {}"
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
-        await owner.execute(rename.format("lexical", "away").encode())
-        try:
-            yield
-        finally:
-            await owner.execute(rename.format("away", "lexical").encode())
 
 
 async def test_a_failing_search_returns_all_visible_tools(service: Container, fake: FakeEmbeddingServer) -> None:

@@ -16,7 +16,7 @@ from app.container import Container, open_container
 from app.errors import ArgumentsInvalid, Forbidden
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS, MetaTool, ToolCall
-from tests.integration.discovery.test_fallback import broken_search
+from tests.support.broken_search import broken_search
 from tests.support.checks import assert_refused
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
