@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
 from bench.service import running_service
 from tests.support.calls import wait_for_calls
@@ -12,6 +13,8 @@ from tests.support.factories import outbound_allow, tool
 from tests.support.mcp_client import connect_client, get_text
 from tests.support.mcp_server import running_mcp_server
 from tests.support.worker_steps import until
+
+pytestmark = pytest.mark.no_retry
 
 RESULT = {"content": [{"type": "text", "text": "done"}]}
 

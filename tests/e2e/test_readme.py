@@ -139,12 +139,14 @@ def test_the_runnable_commands_of_a_page_run(demo: Service, tmp_path: Path, page
     assert re.search(EXPECTED_OUTPUT[page_name(page)], done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.needs_curl
 def test_a_request_of_a_page_that_is_refused_is_noticed(demo: Service, tmp_path: Path) -> None:
     request = "curl -s http://127.0.0.1:8000/tools -H"
     assert run_as_reader(demo, tmp_path, f'{request} "Authorization: Bearer $KEY"').returncode == 0
     assert run_as_reader(demo, tmp_path, f'{request} "Authorization: Bearer nobody"').returncode != 0
 
 
+@pytest.mark.needs_curl
 def test_the_answer_in_the_readme_is_the_real_one(demo: Service, tmp_path: Path) -> None:
     text = README.read_text()
     documented = re.findall(r'"(\w+)":', text.partition("```json\n")[2].partition("```")[0])

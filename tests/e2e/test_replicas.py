@@ -192,6 +192,8 @@ class Load:
         return [outcome for outcome in self.outcomes if outcome != "200"]
 
 
+@pytest.mark.no_retry
+@pytest.mark.needs_nginx
 async def test_a_rolling_restart_behind_a_proxy_fails_no_request(
     replicas: Replicas, owner: Owner, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ async def test_a_rolling_restart_behind_a_proxy_fails_no_request(
     assert load.failures == []
 
 
+@pytest.mark.no_retry
 async def test_a_stop_under_load_fails_no_accepted_request(replicas: Replicas, owner: Owner) -> None:
     """Without a proxy, on persistent connections. A refused connection is retried on the other replica."""
     first, second = (service.url for service in replicas.services)

@@ -26,6 +26,8 @@ from tests.support.factories import SLOW_MACHINE_ENV
 from tests.support.mcp_client import MODES, Mode, connect_client, get_text
 from tests.support.paths import NPM_PACKAGES
 
+pytestmark = pytest.mark.needs_npm
+
 USER = "traveller"
 NPM_SCOPE = NPM_PACKAGES / "@modelcontextprotocol"
 EVERYTHING = NPM_SCOPE / "server-everything/dist/index.js"

@@ -28,6 +28,8 @@ from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, Fault, drop
 from tests.support.worker_steps import until
 
+pytestmark = pytest.mark.no_retry
+
 CANARY = "canary-4f1b"
 
 

@@ -16,6 +16,8 @@ from tests.support.mcp_client import MODES, Mode, connect_client, get_error
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.usage import uses
 
+pytestmark = pytest.mark.no_retry
+
 
 @pytest.fixture
 async def shutdown(container: Container) -> AsyncIterator[asyncio.Event]:
