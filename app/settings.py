@@ -125,7 +125,9 @@ class Settings(BaseSettings):
         800,
         ge=10,
         le=60_000,
-        description="milliseconds to wait for the embedding of a query before falling back to lexical search",
+        description="milliseconds that an OpenAI-compatible endpoint may take to embed a query before falling back to "
+        "lexical search; time in which this process is too busy to receive the answer does not count; the local model "
+        "has no such limit",
     )
     index_embed_timeout_s: float = Field(
         60.0, gt=0, description="timeout in seconds for embedding one batch of tools while indexing"

@@ -18,6 +18,11 @@ from app.settings import Settings
 MAX_DIMENSION = 3_200
 """A row of `mcp_tool_embeddings` must fit a page of 8 KiB: 2 bytes per dimension, plus its terms, names and ids."""
 
+LONGEST_STALL_S = 5.0
+"""How much later than the budget of a query the HTTP client gives up. `QueryEmbedder` ends a query at its budget. The
+client measures by the clock, which includes stalls of the event loop, so its timeout must only end calls that have no
+budget: the probes."""
+
 CreateIndex = Callable[[Connection, str, int], None]
 
 
@@ -82,9 +87,7 @@ async def probe_dimension(embedder: Embedder) -> int:
 
 def _make_openai_embedder(settings: Settings, name: str | None) -> Embedder:
     # Imported here because the client takes a second to import, which every command would pay.
-    from openai import AsyncOpenAI  # noqa: PLC0415
-
-    from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder  # noqa: PLC0415
+    from app.embeddings.openai import DEFAULT_MODEL, OpenAIEmbedder, make_client  # noqa: PLC0415
 
     name = name or DEFAULT_MODEL
     if settings.openai_api_key is None and settings.openai_base_url is None:
@@ -94,6 +97,6 @@ def _make_openai_embedder(settings: Settings, name: str | None) -> Embedder:
         )
     # An endpoint on the operator's own machine often needs no key, but the client requires one.
     key = "none" if settings.openai_api_key is None else settings.openai_api_key.get_secret_value()
-    client = AsyncOpenAI(api_key=key, base_url=settings.openai_base_url)
-    budget_s = settings.query_embed_budget_ms / 1000
-    return OpenAIEmbedder(client, name, query_timeout_s=budget_s, index_timeout_s=settings.index_embed_timeout_s)
+    client = make_client(key, settings.openai_base_url)
+    timeout_s = settings.query_embed_budget_ms / 1000 + LONGEST_STALL_S
+    return OpenAIEmbedder(client, name, query_timeout_s=timeout_s, index_timeout_s=settings.index_embed_timeout_s)

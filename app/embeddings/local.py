@@ -49,6 +49,7 @@ class LocalEmbedder:
         return vectors
 
     async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        """Embed after the queries that came before. A query that is cancelled while it waits is not computed."""
         return await self._embed(self._query_executor, texts)
 
     async def aclose(self) -> None:

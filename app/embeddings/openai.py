@@ -2,8 +2,16 @@
 
 from collections.abc import Sequence
 
+import httpx2
 import numpy as np
-from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, OpenAIError
+from openai import (
+    APIConnectionError,
+    APIStatusError,
+    APITimeoutError,
+    AsyncOpenAI,
+    DefaultAsyncHttpxClient,
+    OpenAIError,
+)
 from openai.types import CreateEmbeddingResponse
 
 from app.embeddings.base import Vectors, check_vectors
@@ -13,6 +21,15 @@ DEFAULT_MODEL = "text-embedding-3-small"
 
 # The client backs off with jitter and respects Retry-After. A query has no time for retries.
 _INDEX_RETRIES = 4
+
+# Without a limit, no query waits in this process for a connection while its budget passes. The requests in flight,
+# which are limited elsewhere, bound the connections. Idle ones are limited as in the client's default.
+_CONNECTION_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
+
+
+def make_client(api_key: str, base_url: str | None) -> AsyncOpenAI:
+    http_client = DefaultAsyncHttpxClient(limits=_CONNECTION_LIMITS)
+    return AsyncOpenAI(api_key=api_key, base_url=base_url, http_client=http_client)
 
 
 class OpenAIEmbedder:

@@ -1,4 +1,8 @@
-"""Embed queries within a time budget. Cache the vectors, and embed concurrent identical queries only once."""
+"""Embed queries. Cache the vectors, and embed concurrent identical queries only once.
+
+Time that a query spends waiting in this process is no failure of the embedder: it uses up no budget and opens no
+circuit breaker.
+"""
 
 import asyncio
 import hashlib
@@ -9,12 +13,15 @@ from dataclasses import dataclass
 
 from cachetools import TTLCache
 
-from app.embeddings.base import Embedder, Vector
+from app.embeddings.base import Embedder, Vector, Vectors
 from app.embeddings.circuit_breaker import CircuitBreaker
 from app.errors import EmbeddingFailed
 from app.observability.metrics import Metrics, count_embedding_failures
 
 QUERY_CACHE_S = 300.0
+
+_BUDGET_SLICES = 32
+"""A stall of the event loop costs a remote embedder one slice of its budget: 25 ms of the default."""
 
 # The user is part of the key: with a shared entry, the response time would tell one user what another has asked.
 _Key = tuple[str, str, bytes]
@@ -28,19 +35,29 @@ class QueryVectors:
     """False if the vectors come from the cache."""
 
 
+@dataclass
+class _PendingQuery:
+    task: asyncio.Task[Sequence[Vector]]
+    callers: int = 0
+    """How many requests wait for the task."""
+
+
 class QueryEmbedder:
     """Only the event loop uses the cache and the pending tasks, so neither needs a lock."""
 
     def __init__(
         self, embedder: Embedder, breaker: CircuitBreaker, metrics: Metrics, budget_s: float, cache_size: int
     ) -> None:
-        """`cache_size` is the number of vectors to cache; a query has one vector for each of its texts."""
+        """`budget_s` limits the time that a remote embedder takes for a query.
+
+        `cache_size` is the number of vectors to cache; a query has one vector for each of its texts.
+        """
         self._embedder = embedder
         self._breaker = breaker
         self._metrics = metrics
         self._budget_s = budget_s
         self._cache: TTLCache[_Key, Sequence[Vector]] = TTLCache(cache_size, QUERY_CACHE_S, getsizeof=len)
-        self._pending: dict[_Key, asyncio.Task[Sequence[Vector]]] = {}
+        self._pending: dict[_Key, _PendingQuery] = {}
 
     async def embed(self, user_id: str, texts: tuple[str, ...]) -> QueryVectors:
         key = (user_id, self._embedder.model, _digest(texts))
@@ -48,42 +65,80 @@ class QueryEmbedder:
         self._metrics.query_cache.labels("miss" if cached is None else "hit").inc()
         if cached is not None:
             return QueryVectors(cached, generated=False)
-        # Shielded: a caller that disconnects must not cancel the embedding for the others.
-        return QueryVectors(await asyncio.shield(self._get_or_start_task(key, texts)), generated=True)
+        pending = self._get_or_start_query(key, texts)
+        pending.callers += 1
+        try:
+            # Shielded: a caller that disconnects must not cancel the embedding for the others.
+            return QueryVectors(await asyncio.shield(pending.task), generated=True)
+        finally:
+            pending.callers -= 1
+            if not pending.callers and self._embedder.is_local:
+                # A queued query must not take processor time for nobody. A remote call goes on: without its outcome,
+                # the breaker would never open for callers who are less patient than the budget.
+                self._cancel_query(key, pending.task)
 
-    def _get_or_start_task(self, key: _Key, texts: Sequence[str]) -> asyncio.Task[Sequence[Vector]]:
-        task = self._pending.get(key)
-        if task is None:
+    def _get_or_start_query(self, key: _Key, texts: Sequence[str]) -> _PendingQuery:
+        pending = self._pending.get(key)
+        if pending is None:
             if not self._breaker.allows_attempt():
                 raise EmbeddingFailed("breaker_open", "the embedder failed repeatedly and is given time to recover")
-            task = self._pending[key] = asyncio.create_task(self._attempt(key, texts))
-            task.add_done_callback(lambda done: self._remove_task(key, done))
-        return task
+            task = asyncio.create_task(self._attempt(key, texts))
+            task.add_done_callback(lambda done: self._remove_query(key, done))
+            pending = self._pending[key] = _PendingQuery(task)
+        return pending
 
-    def _remove_task(self, key: _Key, task: asyncio.Task[Sequence[Vector]]) -> None:
-        self._pending.pop(key, None)
+    def _cancel_query(self, key: _Key, task: asyncio.Task[Sequence[Vector]]) -> None:
+        """Cancel the task unless it is done. Remove it at once, so that no new caller joins a cancelled task."""
+        if task.cancel():
+            self._pending.pop(key, None)
+
+    def _remove_query(self, key: _Key, task: asyncio.Task[Sequence[Vector]]) -> None:
+        pending = self._pending.get(key)
+        if pending is not None and pending.task is task:  # after a cancellation, the key may belong to a new task
+            del self._pending[key]
         if not task.cancelled():
             task.exception()  # every waiting caller gets it; if none is left, asyncio must not log it as unretrieved
 
     async def _attempt(self, key: _Key, texts: Sequence[str]) -> Sequence[Vector]:
         started = time.perf_counter()
-        outcome = "failed"
         try:
             with count_embedding_failures(self._metrics, "query"):
-                vectors = await self._embed_within_budget(texts)
-            outcome = "succeeded"
-        finally:
-            self._record_outcome(outcome, time.perf_counter() - started)
+                vectors = await self._embed(texts)
+        except Exception:  # a cancellation is no `Exception`, and says nothing about the embedder
+            self._record_outcome("failed", time.perf_counter() - started)
+            raise
+        self._record_outcome("succeeded", time.perf_counter() - started)
         with suppress(ValueError):  # more vectors than the whole cache holds
             self._cache[key] = vectors
         return vectors
 
-    async def _embed_within_budget(self, texts: Sequence[str]) -> Sequence[Vector]:
+    async def _embed(self, texts: Sequence[str]) -> Sequence[Vector]:
+        """Embed the texts; only a remote embedder has a budget.
+
+        The work of a local embedder is bounded: a query has few texts, and the model truncates each of them. All other
+        time is spent in this process, in the queue of the query thread or waiting for the processor. A timeout would
+        save nothing, because a computation that has started cannot be interrupted.
+        """
+        if self._embedder.is_local:
+            return list(await self._embedder.embed_queries(texts))
+        return list(await self._embed_within_budget(texts))
+
+    async def _embed_within_budget(self, texts: Sequence[str]) -> Vectors:
+        """Embed the texts, or raise `EmbeddingFailed` once the event loop was free for the whole budget.
+
+        `asyncio.timeout` measures by the clock, so it would also fail if the answer arrives in time while the loop is
+        stalled. Here a slice counts as its nominal length, however late the loop ends it.
+        """
+        task = asyncio.create_task(self._embedder.embed_queries(texts))
         try:
-            async with asyncio.timeout(self._budget_s):
-                return list(await self._embedder.embed_queries(texts))
-        except TimeoutError as error:
-            raise EmbeddingFailed("timeout", "the embedder exceeded its time budget") from error
+            for _ in range(_BUDGET_SLICES):
+                done, _pending = await asyncio.wait({task}, timeout=self._budget_s / _BUDGET_SLICES)
+                if done:
+                    return task.result()
+            raise EmbeddingFailed("timeout", "the embedder exceeded its time budget")
+        finally:
+            if task.cancel():  # false if it is done
+                await asyncio.gather(task, return_exceptions=True)
 
     def _record_outcome(self, outcome: str, seconds: float) -> None:
         if outcome == "succeeded":

@@ -2,6 +2,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -148,6 +149,28 @@ async def test_a_query_does_not_wait_for_a_long_list_of_documents(embedder: Loca
     long_list.cancel()
     with pytest.raises(asyncio.CancelledError):
         await long_list
+
+
+async def test_a_query_that_is_cancelled_in_the_queue_is_not_computed(
+    disposable_embedder: LocalEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_compute, computed = threading.Event(), []
+
+    def compute(texts: list[str]) -> Vectors:
+        may_compute.wait()
+        computed.extend(texts)
+        return np.ones((len(texts), 384), np.float32)
+
+    monkeypatch.setattr(disposable_embedder._granite, "embed", compute)
+    first, second, third = [
+        asyncio.create_task(disposable_embedder.embed_queries([text])) for text in ("first", "second", "third")
+    ]
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    may_compute.set()
+    await asyncio.gather(first, third)
+    assert computed == ["first", "third"]
 
 
 async def test_a_closed_embedder_fails(disposable_embedder: LocalEmbedder) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, get_args
 
 import httpx2
@@ -10,9 +11,11 @@ import openai._base_client
 import pytest
 from openai import AsyncOpenAI
 
+from app.embeddings.factory import make_configured_embedder
 from app.embeddings.openai import OpenAIEmbedder
 from app.errors import EmbeddingFailed
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer, Mode, embed
+from tests.support.factories import make_settings
 from tests.support.flaky_embedder import ChangesAfter
 from tests.support.worker_steps import asked
 
@@ -109,6 +112,16 @@ async def test_a_query_is_tried_once_and_reports_the_reason_of_its_failure(
             await embedder.embed_queries(["read a file"])
     assert failure.value.reason == REASONS[mode]
     await check_request_count(embedding_server, 1)
+
+
+async def test_the_http_client_does_not_give_up_at_the_budget_of_a_query(
+    embedding_server: FakeEmbeddingServer, tmp_path: Path
+) -> None:
+    """`QueryEmbedder` does, and does not count the time in which the event loop is stalled."""
+    embedding_server.delay_s = 0.1
+    embedder = make_configured_embedder(make_settings(tmp_path, **embedding_server.settings(query_embed_budget_ms=10)))
+    assert (await embedder.embed_queries(["read a file"])).shape == (1, DIMENSION)
+    await embedder.aclose()
 
 
 @pytest.mark.parametrize("mode", REASONS)

@@ -1,16 +1,24 @@
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
 from cachetools import TTLCache
 
-from app.embeddings.base import Vectors
+from app.embeddings.base import Embedder, Vectors
 from app.embeddings.circuit_breaker import CircuitBreaker
+from app.embeddings.factory import make_configured_embedder
+from app.embeddings.local import LocalEmbedder
 from app.embeddings.query_embedder import QUERY_CACHE_S, QueryEmbedder
 from app.errors import EmbeddingFailed
 from app.observability.metrics import Metrics
+from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.factories import make_settings
+from tests.support.worker_steps import asked
 
 
 class FakeEmbedder:
@@ -41,13 +49,40 @@ class FakeEmbedder:
     async def aclose(self) -> None: ...
 
 
+class QueueingEmbedder(FakeEmbedder):
+    """Like the local embedder: takes 10 ms for each query, one after another."""
+
+    is_local = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = asyncio.Lock()
+
+    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        async with self._turn:
+            await asyncio.sleep(0.01)
+            return await super().embed_queries(texts)
+
+
 @pytest.fixture
 def embedder() -> FakeEmbedder:
     return FakeEmbedder()
 
 
+@pytest.fixture
+def queueing_embedder() -> QueueingEmbedder:
+    return QueueingEmbedder()
+
+
+@pytest.fixture
+async def local_embedder() -> AsyncIterator[LocalEmbedder]:
+    embedder = LocalEmbedder()
+    yield embedder
+    await embedder.aclose()
+
+
 def make_query_embedder(
-    embedder: FakeEmbedder, *, failures: int = 5, budget_s: float = 5.0, cache_size: int = 100
+    embedder: Embedder, *, failures: int = 5, budget_s: float = 5.0, cache_size: int = 100
 ) -> QueryEmbedder:
     return QueryEmbedder(embedder, CircuitBreaker(failures, retry_s=60), Metrics(), budget_s, cache_size)
 
@@ -56,6 +91,16 @@ async def embed_and_fail(queries: QueryEmbedder, text: str) -> str:
     with pytest.raises(EmbeddingFailed) as failure:
         await queries.embed("alice", (text,))
     return failure.value.reason
+
+
+async def embed_concurrently(queries: QueryEmbedder, count: int) -> list[bool]:
+    """Embed different queries at the same time, and return which of them were embedded."""
+    answers = await asyncio.gather(*(queries.embed("alice", (f"rain in city {number}?",)) for number in range(count)))
+    return [answer.generated for answer in answers]
+
+
+def stall_event_loop(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 async def test_a_query_is_embedded_once_and_then_cached(embedder: FakeEmbedder) -> None:
@@ -137,6 +182,107 @@ async def test_exceeding_the_budget_is_a_failure(embedder: FakeEmbedder) -> None
     assert await embed_and_fail(queries, "rain?") == "timeout"
     embedder.may_answer.set()
     assert (await queries.embed("alice", ("rain?",))).generated
+
+
+async def test_a_hanging_remote_embedder_fails_at_its_budget_and_opens_the_breaker(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, failures=2, budget_s=0.1)
+    embedder.may_answer.clear()
+    started = time.perf_counter()
+    assert [await embed_and_fail(queries, text) for text in ("rain?", "snow?")] == ["timeout"] * 2
+    assert 0.2 <= time.perf_counter() - started < 2
+    assert await embed_and_fail(queries, "wind?") == "breaker_open"
+
+
+async def test_a_hanging_remote_embedder_fails_even_if_the_event_loop_stalls(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, budget_s=0.05)
+    embedder.may_answer.clear()
+    failure = asyncio.create_task(embed_and_fail(queries, "rain?"))
+    await asyncio.sleep(0.01)
+    stall_event_loop(0.1)
+    assert await failure == "timeout"
+
+
+async def test_an_answer_that_arrives_while_the_event_loop_is_stalled_is_used(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, failures=1, budget_s=0.05)
+    embedder.may_answer.clear()
+    answer = asyncio.create_task(queries.embed("alice", ("rain?",)))
+    await asyncio.sleep(0.01)
+    assert embedder.texts == ["rain?"]
+    Timer(0.01, asyncio.get_running_loop().call_soon_threadsafe, [embedder.may_answer.set]).start()
+    stall_event_loop(0.1)
+    assert (await answer).generated
+    assert (await queries.embed("alice", ("snow?",))).generated
+
+
+async def test_the_http_client_uses_an_answer_that_arrives_while_the_event_loop_is_stalled(
+    embedding_server: FakeEmbeddingServer, tmp_path: Path
+) -> None:
+    embedder = make_configured_embedder(make_settings(tmp_path, **embedding_server.settings(query_embed_budget_ms=300)))
+    queries = make_query_embedder(embedder, failures=1, budget_s=0.3)
+    embedding_server.mode = "hang"
+    answer = asyncio.create_task(queries.embed("alice", ("rain?",)))
+    await asked(embedding_server)
+    embedding_server.release()
+    stall_event_loop(0.4)
+    assert (await answer).generated
+    await embedder.aclose()
+
+
+async def test_local_queries_that_wait_for_each_other_beyond_the_budget_succeed(
+    queueing_embedder: QueueingEmbedder,
+) -> None:
+    queries = make_query_embedder(queueing_embedder, failures=1, budget_s=0.02)
+    assert await embed_concurrently(queries, 10) == [True] * 10
+    assert (await queries.embed("alice", ("snow?",))).generated
+
+
+async def test_ten_new_queries_at_once_do_not_exceed_the_budget_of_the_local_embedder(
+    local_embedder: LocalEmbedder,
+) -> None:
+    queries = make_query_embedder(local_embedder, failures=1, budget_s=0.01)
+    assert await embed_concurrently(queries, 10) == [True] * 10
+
+
+async def test_a_local_query_without_callers_is_cancelled_and_is_no_failure(
+    queueing_embedder: QueueingEmbedder,
+) -> None:
+    queries = make_query_embedder(queueing_embedder, failures=1)
+    staying, *leaving = [asyncio.create_task(queries.embed("alice", (text,))) for text in ("rain?", "snow?", "snow?")]
+    await asyncio.sleep(0)
+    for caller in leaving:
+        caller.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+    assert (await staying).generated
+    assert (await queries.embed("alice", ("wind?",))).generated
+    assert queueing_embedder.texts == ["rain?", "wind?"]
+
+
+async def test_a_new_caller_does_not_join_a_cancelled_query(
+    queueing_embedder: QueueingEmbedder,
+) -> None:
+    queries = make_query_embedder(queueing_embedder)
+    leaving = asyncio.create_task(queries.embed("alice", ("rain?",)))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    arriving = asyncio.create_task(queries.embed("alice", ("rain?",)))
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert (await arriving).generated
+    assert queueing_embedder.texts == ["rain?"]
+
+
+async def test_a_remote_query_goes_on_without_callers(embedder: FakeEmbedder) -> None:
+    """Its outcome counts for the circuit breaker."""
+    queries = make_query_embedder(embedder, failures=1)
+    embedder.may_answer.clear()
+    embedder.failure = EmbeddingFailed("unreachable", "nobody there")
+    leaving = asyncio.create_task(queries.embed("alice", ("rain?",)))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    embedder.may_answer.set()
+    assert await embed_and_fail(queries, "rain?") == "unreachable"
+    assert await embed_and_fail(queries, "snow?") == "breaker_open"
+    assert embedder.texts == ["rain?"]
 
 
 async def test_after_enough_failures_the_embedder_is_not_called(embedder: FakeEmbedder) -> None:
