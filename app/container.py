@@ -37,6 +37,7 @@ from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard, Resolve
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, open_tracing
+from app.search.glossary import Glossary
 from app.search.hnsw import ensure_hnsw_index
 from app.search.postgres import HybridSearch
 from app.search.searcher import Searcher
@@ -273,6 +274,7 @@ def _build_searcher(infrastructure: _Infrastructure, models: Models) -> Searcher
         database=infrastructure.database,
         models=models,
         hybrid_search=HybridSearch(),
+        glossary=Glossary(infrastructure.settings.glossary_file),
         scheduler=FairScheduler(infrastructure.metrics),
         metrics=infrastructure.metrics,
         tracing=infrastructure.tracing,

@@ -12,6 +12,7 @@ from sqlalchemy.pool import NullPool
 from app.catalog.servers import count_undecryptable
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, check_server, current_revision, head_revision
+from app.embeddings.calibration import is_english_only
 from app.embeddings.factory import make_configured_embedder
 from app.embeddings.repository import read_active_model
 from app.errors import ConfigurationError, ToolscoutError
@@ -19,6 +20,10 @@ from app.local_postgres.database import connect_database, has_data
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.settings import Settings, find_typos
+from app.usage.stats import count_not_english
+
+_MIN_DISCOVERIES = 50
+_MIN_NOT_ENGLISH = 0.2
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
             if results[-1].ok:
                 results.append(await _check_secrets(settings, url))
                 results.append(await _check_embedder(settings, url))
+                results += await _check_languages(url)
         except ToolscoutError as error:
             checked = {result.subject for result in results}
             subject = next(name for name in ("settings", "database", "secrets", "embedder") if name not in checked)
@@ -119,3 +125,23 @@ async def _check_embedder(settings: Settings, url: str) -> CheckResult:
         )
         return CheckResult("embedder", ok=False, message=message)
     return CheckResult("embedder", ok=True, message=f"{embedder.model} works, {dimension} dimensions")
+
+
+async def _check_languages(url: str) -> list[CheckResult]:
+    """Return a recommendation if many messages are in languages that the active model does not know."""
+    active = await asyncio.to_thread(read_active_model, url)
+    if active is None or not is_english_only(active.id):
+        return []
+    database = Database(url, pool_size=1)
+    try:
+        async with database.system_transaction() as session:
+            not_english, total = await count_not_english(session)
+    finally:
+        await database.close()
+    if total < _MIN_DISCOVERIES or not_english < _MIN_NOT_ENGLISH * total:
+        return []
+    message = (
+        f"{not_english / total:.0%} of the last {total} messages are not English, and {active.id} knows English alone: "
+        'use a multilingual endpoint, see "Other languages" in docs/guides/operations.md'
+    )
+    return [CheckResult("languages", ok=True, message=message)]

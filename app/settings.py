@@ -165,6 +165,11 @@ class Settings(BaseSettings):
         description="seconds after the stop signal in which new requests are still accepted, while `/readyz` is 503",
     )
 
+    glossary_file: Path | None = Field(
+        None,
+        description="text file with your own words for searches, one `phrase, phrase = plain English words` on a line: "
+        "abbreviations, product names, words of another language",
+    )
     max_tools: int = Field(
         10,
         ge=1,

@@ -9,10 +9,10 @@ from app.api.strict_route import StrictRoute
 from app.catalog.tool_names import make_aliases
 from app.dependencies import ContainerDep, DiscoverCaller
 from app.discovery.discover import Discovery, discover
-from app.discovery.explain import Reason, explain
+from app.discovery.explain import AnswerConfidence, Reason, explain
 from app.discovery.formats import Format, hash_toolset, render_definitions, to_mcp
 from app.discovery.selection import SelectedTool
-from app.schemas.discovery import DiscoverBody, DiscoverOut, ReasonOut, WhyBody, WhyOut
+from app.schemas.discovery import AnswerConfidenceOut, DiscoverBody, DiscoverOut, ReasonOut, WhyBody, WhyOut
 from app.search.postgres import Evidence
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
@@ -44,6 +44,16 @@ def _render_reason(reason: Reason) -> ReasonOut:
         rule=reason.rule,
         rank=reason.rank,
         explanation=None if evidence is None else _render_evidence(evidence),
+        confidence=None if reason.confidence is None else _render_confidence(reason.confidence),
+    )
+
+
+def _render_confidence(confidence: AnswerConfidence) -> AnswerConfidenceOut:
+    return AnswerConfidenceOut(
+        chance=_round(confidence.chance),
+        shift=round(confidence.shift, 2),
+        outcomes=confidence.outcomes,
+        source=confidence.source,
     )
 
 
@@ -63,6 +73,7 @@ def render_discovery(discovery: Discovery, api_format: Format) -> bytes:
             "strategy": discovery.strategy,
             "degraded": discovery.degraded_reason is not None,
             "degraded_reason": discovery.degraded_reason,
+            "confidence": discovery.confidence,
             "no_match": discovery.no_match,
             "tokens": {
                 "selected": discovery.tokens_selected,

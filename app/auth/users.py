@@ -29,6 +29,10 @@ class User:
     discovery_enabled: bool
     tool_count: int
     ann: bool
+    calibration: Mapping[str, Any] | None
+    """The user's own values of the chance that any tool fits (`embeddings.calibration.UserCalibration`)."""
+    adaptation: Mapping[str, Any]
+    """What the user's outcomes say about that chance (`usage.adaptation.CutEvidence`)."""
     created_at: datetime
 
 

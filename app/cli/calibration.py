@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from app.auth.users import get_user
-from app.cli.context import ACTOR, UserOption, open_with_url, with_settings
+from app.cli.context import ACTOR, open_with_url, with_settings
 from app.cli.evaluation import EvaluationProgress, read_items
 from app.cli.group import make_group
 from app.container import Container
 from app.demo.seed import DEMO_USER, load_catalogue
 from app.discovery.inline.documents import InlineTool
-from app.embeddings.calibration import Calibration
+from app.embeddings.calibration import Calibration, UserCalibration
 from app.errors import InvalidInput
 from app.evaluation.calibrate import (
     CalibrationResult,
@@ -27,12 +27,14 @@ from app.evaluation.calibrate import (
 from app.evaluation.fit import ErrorRates
 from app.evaluation.labelled_messages import LabelledMessage
 from app.local_postgres.database import owner_connection
-from app.management.models import store_calibration
+from app.management.models import store_calibration, store_user_calibration
 from app.search.in_memory import TenantIndex
 from app.settings import Settings
 from app.text.strict_json import Json
 
 _MIN_MESSAGES = 50
+_MIN_USER_MESSAGES = 10
+"""Fewer than for all users: the calibration of a user starts from the model's, which few messages change little."""
 _APPLIES = "running services apply it within a second"
 
 commands = make_group()
@@ -52,39 +54,69 @@ async def calibrate_model(
     ] = None,
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the result without storing it.")] = False,
-    reset: Annotated[bool, typer.Option("--reset", help="Restore the calibration that ships with the model.")] = False,
-    user: UserOption = DEMO_USER,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Restore the model's own calibration: of the user, or of all users.")
+    ] = False,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="ID", help="Calibrate for this user alone; the messages are about its tools."),
+    ] = None,
+    for_all: Annotated[
+        bool, typer.Option("--for-all", help="Calibrate for all users, with the messages and tools of one user.")
+    ] = False,
 ) -> int:
-    """Calibrate the no-match threshold for the active model.
+    """Calibrate the no-match threshold for the active model, or for one user.
 
-    The threshold decides when no tool fits a message. It applies to all users.
+    The threshold decides when no tool fits a message. Without a file it is calibrated for all users, with a file for
+    the user whose tools the messages are about, unless --for-all is given.
     """
+    if user is not None and file is None and not reset:
+        raise InvalidInput("--user needs a FILE with labelled messages about the user's tools")
+    for_user = not for_all and (user is not None or file is not None)
     items = load_shipped_labelled() if file is None else read_items(file)
-    if not dry_run:
-        _check_enough(items)
+    if not dry_run and not reset:
+        _check_enough(items, _MIN_USER_MESSAGES if for_user else _MIN_MESSAGES)
     async with open_with_url(settings) as (container, url):
         if reset:
-            await _store(container, url, None)
-            print(f"{container.model.id} is back to the calibration that ships with it; {_APPLIES}")
+            await _reset(container, url, user if for_user else None)
             return 0
-        tools = await _load_tools(container, None if file is None else user)
+        owner = user or DEMO_USER
+        tools = await _load_tools(container, None if file is None else owner)
         with EvaluationProgress() as progress:
-            fit = await calibrate(container.searcher, tools, items, load_shipped_messages(), progress.report)
+            fit = await calibrate(
+                container.searcher, tools, items, load_shipped_messages(), progress.report, for_user=for_user
+            )
         _print_fit(fit)
         if dry_run:
             print("nothing was stored")
+        elif fit.own is not None:
+            await _store_for_user(container, owner, fit.own)
+            print(f"stored for the user {owner} with {container.model.id}; {_APPLIES}")
         else:
             await _store(container, url, fit.calibration)
             print(f"stored with {container.model.id}; {_APPLIES}")
     return 0
 
 
-def _check_enough(items: Sequence[LabelledMessage]) -> None:
-    """Refuse a small sample: a few messages fit any threshold, and the threshold applies to all users."""
+async def _reset(container: Container, url: str, user: str | None) -> None:
+    if user is not None:
+        await _store_for_user(container, user, None)
+        print(f"the user {user} is back to the calibration of all users; {_APPLIES}")
+    else:
+        await _store(container, url, None)
+        print(f"{container.model.id} is back to the calibration that ships with it; {_APPLIES}")
+
+
+async def _store_for_user(container: Container, user_id: str, own: UserCalibration | None) -> None:
+    await store_user_calibration(container.database, container.authenticator, user_id, own, actor=ACTOR)
+
+
+def _check_enough(items: Sequence[LabelledMessage], minimum: int) -> None:
+    """Refuse a small sample: a few messages fit any threshold."""
     count = sum(bool(item.tools) for item in items)
-    if count < _MIN_MESSAGES:
+    if count < minimum:
         raise InvalidInput(
-            f"{count} messages that need a tool are too few to calibrate on: give at least {_MIN_MESSAGES}, "
+            f"{count} messages that need a tool are too few to calibrate on: give at least {minimum}, "
             "or see what they would change with --dry-run"
         )
 
@@ -122,7 +154,7 @@ def _print_fit(fit: CalibrationResult) -> None:
     found = fit.calibration
     print(
         f"unrelated {found.unrelated:g}, span {found.span:g}, threshold {found.threshold:g}, "
-        f"weight {found.weight:g}, cut {found.cut:g}"
+        f"low from {found.min_low:.1%}, high from {found.min_high:.1%}, temperature {found.temperature:g}"
     )
 
 

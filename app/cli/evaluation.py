@@ -125,10 +125,15 @@ def _format_summary(summary: Summary) -> list[str]:
             f"{means.hit_at_1:8.3f}{means.recall_at_5:8.3f}{means.recall_at_10:8.3f}{means.ndcg_at_10:9.3f}"
             f"{means.reciprocal_rank:8.3f}",
             f"{summary.lost:.1%} of the messages that need a tool got no match",
+            f"{summary.mean_tools:.1f} tools in a response on average",
             f"median: {summary.median_tokens:.0f} tokens per response, {summary.median_saved_percent:.1f} % saved",
         ]
     if summary.abstained is not None:
-        lines.append(f"{summary.abstained:.1%} of the messages that need no tool got none")
+        lines += [
+            f"{summary.abstained:.1%} of the messages that need no tool got none; "
+            f"on average they got {summary.mean_unneeded_tools:.1f}",
+        ]
+    lines.append(f"{summary.low_confidence:.1%} of the responses have low confidence")
     if summary.degraded:
         lines.append(f"{summary.degraded} responses were degraded")
     return lines

@@ -24,7 +24,9 @@ _COMMANDS = (
     LazyCommand("discover", "app.cli.tools", "Find the tools that a message needs."),
     LazyCommand("execute", "app.cli.tools", "Run a tool on its server."),
     LazyCommand("eval", "app.cli.evaluation", "Measure how well labelled messages find their tools."),
-    LazyCommand("calibrate", "app.cli.calibration", "Calibrate the no-match threshold for the active model."),
+    LazyCommand(
+        "calibrate", "app.cli.calibration", "Calibrate the no-match threshold for the active model, or for one user."
+    ),
     LazyCommand("selections", "app.cli.selections", "Work with the selection log."),
     LazyCommand("model", "app.cli.models", "Manage embedding models."),
     LazyCommand("rotate-secrets", "app.cli.keys", "Encrypt stored credentials with the current key."),

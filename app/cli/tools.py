@@ -39,6 +39,10 @@ async def discover_tools(
     strategy: Annotated[
         Literal["hybrid", "semantic", "bm25"], typer.Option("--strategy", help="How to search.")
     ] = "hybrid",
+    *,
+    fill: Annotated[
+        bool, typer.Option("--fill", help="Find as many tools as the limit allows, not only those that are needed.")
+    ] = False,
     project: ProjectOption = None,
     user: UserOption = DEMO_USER,
 ) -> int:
@@ -46,7 +50,7 @@ async def discover_tools(
     if not message.strip():
         raise InvalidInput("the message has no text to search for")
     async with open_for_user(settings, user) as (container, owner):
-        request = DiscoveryRequest(parse_query(message), project_id=project, strategy=strategy, limit=limit)
+        request = DiscoveryRequest(parse_query(message), project_id=project, strategy=strategy, limit=limit, fill=fill)
         _print_discovery(await discover(container.discoverer, Caller("user", "cli", owner), request))
     return 0
 
@@ -67,8 +71,7 @@ def _print_discovery(discovery: Discovery) -> None:
             rows,
             [f"{rank:>3}  {score:5}  {name:40}  {source}" for rank, score, name, source in rows],
         )
-    if discovery.no_match:
-        print("no tool fits this message")
+    print(f"{discovery.confidence_text} this message" if discovery.no_match else discovery.confidence_text)
     degraded = f", degraded: {discovery.degraded_reason}" if discovery.degraded_reason else ""
     print(
         f"{discovery.searched} tools searched ({discovery.strategy}{degraded}), "

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from app.console.charts import WIDE, Chart, Series, make_chart
 from app.console.page_context import AuditReadPage, PageContext, page_router
 from app.console.rendering import format_compact
+from app.discovery.cut import UserCut, resolve_cut
 from app.usage.stats import Point, Stats, Step, Window, read_stats
 
 router = page_router()
@@ -27,7 +28,12 @@ async def show_overview(context: AuditReadPage) -> Response:
     stats = await _read_stats(context, selected)
     time_ranges = [(name, label) for name, (label, _, _) in _TIME_RANGES.items()]
     return context.render(
-        "overview.html", stats=stats, charts=_make_charts(stats), time_ranges=time_ranges, selected=selected
+        "overview.html",
+        stats=stats,
+        charts=_make_charts(stats),
+        time_ranges=time_ranges,
+        selected=selected,
+        cut=_resolve_cut(context),
     )
 
 
@@ -38,6 +44,11 @@ async def _read_stats(context: PageContext, time_range: str) -> Stats:
     user = context.caller.user
     async with context.read_transaction() as session:
         return await read_stats(session, None if user is None else user.id, Window.create(now - length, now, step))
+
+
+def _resolve_cut(context: PageContext) -> UserCut | None:
+    user = context.caller.user
+    return None if user is None else resolve_cut(context.container.model, user)
 
 
 def _make_charts(stats: Stats) -> list[Chart]:

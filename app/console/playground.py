@@ -102,6 +102,7 @@ def _read_fields(form: Form) -> dict[str, Any]:
         "strategy": form.optional_text("strategy"),
         "similarity_threshold": form.decimal("threshold"),
         "limit": form.integer("limit"),
+        "fill": form.is_checked("fill") or None,
         "tags": form.comma_list("tags") or None,
         "project_id": form.optional_text("project_id"),
         "format": form.optional_text("format"),

@@ -65,6 +65,10 @@ users = Table(
     # exact values, not estimates: they decide between exact search and HNSW
     _not_null("tool_count", Integer, "0"),
     _not_null("ann", Boolean, "false"),
+    # the user's own values of the chance that any tool fits; null: the model's
+    Column("calibration", JSONB),
+    # sums over the outcomes of the user's answers, which move that chance
+    _not_null("adaptation", JSONB, "'{}'"),
     _created_at(),
 )
 
@@ -395,6 +399,7 @@ discovery_stats = Table(
     _not_null("cache_hits", BigInteger),
     _not_null("tokens_all", BigInteger),
     _not_null("tokens_selected", BigInteger),
+    _not_null("not_english", BigInteger, "0"),
     # number of discoveries in each bucket of usage/histogram.py
     _not_null("latencies", ARRAY(Integer)),
     PrimaryKeyConstraint("user_id", "at"),

@@ -30,9 +30,12 @@ from app.db.engine import Database
 from app.discovery.ids import new_discovery_id
 from app.discovery.request import DiscoveryRequest, resolve_options
 from app.discovery.selection import SelectedTool, count_tokens, select_tools
+from app.embeddings.calibration import shift_chance
 from app.errors import QueryFailed
 from app.observability.metrics import fallback_level
 from app.observability.tracing import Tracing, trace_call
+from app.search.confidence import Confidence, Judgement
+from app.search.language import ENGLISH
 from app.search.postgres import Evidence
 from app.search.query import Query, shorten
 from app.search.ranking import Hit
@@ -53,8 +56,27 @@ class Discovery:
     """None: the project does not search."""
     searched: int
     tokens_all: int
-    no_match: bool
+    confidence: Confidence
+    """`none` if no tool was found."""
+    query: Query
+    """The query as it was searched for."""
+    chance: float | None = None
+    """The chance that any tool fits; None if it is not known."""
     duration_ms: float = 0.0
+
+    @property
+    def no_match(self) -> bool:
+        return self.confidence == "none"
+
+    @property
+    def confidence_text(self) -> str:
+        """The confidence in words, for people."""
+        if self.confidence != "low":
+            return "high confidence" if self.confidence == "high" else "no tool fits"
+        found = sum(tool.source in ("semantic", "lexical") for tool in self.tools)
+        if not found or self.options.fill or self.options.threshold is not None:
+            return "low confidence"
+        return f"low confidence: the best {'one' if found == 1 else found}"
 
     @property
     def strategy(self) -> Strategy | None:
@@ -116,7 +138,8 @@ async def discover_each(
     """
     options = await resolve_options(discoverer.searcher, caller, request)
     user = caller.require_user()
-    return [await _discover(discoverer, user, replace(request, query=query), options) for query in queries]
+    expanded = [discoverer.searcher.glossary.expand(query) for query in queries]
+    return [await _discover(discoverer, user, replace(request, query=query), options) for query in expanded]
 
 
 @trace_call("discover", "strategy", "degraded_reason", "searched", "no_match")
@@ -164,15 +187,28 @@ async def _search(
             evidence = await searcher.read_evidence(session, query, options, embedding, tool_ids)
     found = _add_definitions(result.hits, definitions.tools)
     tools = _select(discoverer, request, options, definitions, found)
+    judgement = result.ranking.judgement
     return Discovery(
-        id=new_discovery_id(discoverer.sealer, user.id),
+        id=new_discovery_id(discoverer.sealer, user.id, _get_adaptable_chance(judgement, query, options)),
         tools=[replace(tool, evidence=evidence.get(tool.definition.tool_id)) for tool in tools] if evidence else tools,
         options=options,
         embedding=embedding,
         searched=result.searched,
         tokens_all=result.tokens + count_tokens(definitions.core),
-        no_match=not result.hits,
+        confidence=judgement.confidence,
+        query=query,
+        chance=judgement.chance,
     )
+
+
+def _get_adaptable_chance(judgement: Judgement, query: Query, options: SearchOptions) -> float | None:
+    """Return the chance without the user's shift, or None if the outcomes of the answer say nothing about it.
+
+    The calibration knows English messages only, and a message that names a tool is not judged by its chance.
+    """
+    if judgement.chance is None or judgement.names_tool or query.language != ENGLISH:
+        return None
+    return shift_chance(judgement.chance, -options.shift)
 
 
 async def _return_core_tools(discoverer: Discoverer, request: DiscoveryRequest, options: SearchOptions) -> Discovery:
@@ -189,7 +225,8 @@ async def _return_core_tools(discoverer: Discoverer, request: DiscoveryRequest, 
         embedding=None,
         searched=0,
         tokens_all=count_tokens(definitions.core),
-        no_match=True,
+        confidence="none",
+        query=request.query,
     )
 
 
@@ -209,7 +246,8 @@ async def _return_all_tools(
         embedding=QueryEmbedding(options.strategy, reason=reason),
         searched=visible.searched,
         tokens_all=visible.tokens + count_tokens(definitions.core),
-        no_match=False,
+        confidence="low",
+        query=request.query,
     )
 
 
@@ -244,6 +282,7 @@ def _record(
     metrics.discoveries.labels(discovery.strategy or "none", fallback_level(reason)).inc()
     if reason is not None:
         metrics.fallbacks.labels(reason).inc()
+    metrics.discovery_confidence.labels(discovery.confidence).inc()
     if discovery.no_match:
         metrics.no_match.inc()
     metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
@@ -254,6 +293,7 @@ def _record(
         cache_hit=reason is None and discovery.strategy != "bm25" and not discovery.embedding_generated,
         tokens_all=discovery.tokens_all,
         tokens_selected=discovery.tokens_selected,
+        not_english=discovery.query.language != ENGLISH,
     )
     found = (tool.definition.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
     discoverer.usage_counters.record_discovery(user.id, found, sample)

@@ -17,12 +17,28 @@ from app.catalog.visibility_policy import (
     ToolFacts,
     VisibilityDecision,
 )
+from app.discovery.cut import CalibrationSource, UserCut, resolve_cut
 from app.discovery.discover import Discoverer, Discovery, discover
 from app.discovery.request import DiscoveryRequest
+from app.search.confidence import MAX_LOW, Judgement
 from app.search.postgres import Evidence
 from app.search.query import Query
+from app.search.ranking import Ranking
 from app.search.scoring import ScoringParams
 from app.search.searcher import QueryEmbedding, SearchOptions
+
+
+@dataclass(frozen=True)
+class AnswerConfidence:
+    """What the chance that any tool fits the message comes from."""
+
+    chance: float | None
+    shift: float
+    """By how many logits the user's outcomes raise the chance."""
+    outcomes: int
+    """How many answers with outcomes the shift is based on."""
+    source: CalibrationSource
+    """Whose calibration it is: the model's, or the user's own."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,7 @@ class Reason:
     """The number of the deciding rule, from 1."""
     rank: int | None = None
     evidence: Evidence | None = None
+    confidence: AnswerConfidence | None = None
 
 
 _CORE = Reason("included", "it is a core tool, and every answer includes the core tools")
@@ -72,7 +89,10 @@ async def explain(discoverer: Discoverer, caller: Caller, request: DiscoveryRequ
         decisions = [(facts, decision) for facts, decision in decisions if not _check_visible(scope, facts, decision)]
     if not decisions:
         return [_CORE if _is_core_tool(discovery, tool) else _NOT_INDEXED]
-    return [await _explain_tool(discoverer, request.query, discovery, *each) for each in decisions]
+    cut = resolve_cut(discoverer.searcher.models.get(scope.model).model, caller.require_user())
+    confidence = AnswerConfidence(discovery.chance, cut.shift, cut.evidence.outcomes, cut.source)
+    reasons = [await _explain_tool(discoverer, discovery, cut, *each) for each in decisions]
+    return [replace(reason, confidence=confidence) for reason in reasons]
 
 
 def _matches(facts: ToolFacts, tool: str) -> bool:
@@ -85,7 +105,7 @@ def _is_core_tool(discovery: Discovery, tool: str) -> bool:
 
 
 async def _explain_tool(
-    discoverer: Discoverer, query: Query, discovery: Discovery, facts: ToolFacts, decision: VisibilityDecision
+    discoverer: Discoverer, discovery: Discovery, cut: UserCut, facts: ToolFacts, decision: VisibilityDecision
 ) -> Reason:
     scope, embedding = discovery.options.scope, discovery.embedding
     excluded = _check_visible(scope, facts, decision) or _check_filters(scope, facts, decision)
@@ -101,7 +121,7 @@ async def _explain_tool(
     if discovery.degraded_reason in ("disabled", "search_failed"):
         message = "all visible tools are returned up to the limit, pinned and most used tools first: it is beyond it"
         return Reason("no_room", message, facts)
-    return await _explain_rank(discoverer, query, discovery.options, embedding, facts)
+    return await _explain_rank(discoverer, discovery.query, discovery.options, embedding, cut, facts)
 
 
 def _check_visible(scope: Scope, facts: ToolFacts, decision: VisibilityDecision) -> Reason | None:
@@ -133,24 +153,70 @@ def _check_filters(scope: Scope, facts: ToolFacts, decision: VisibilityDecision)
 
 
 async def _explain_rank(
-    discoverer: Discoverer, query: Query, options: SearchOptions, embedding: QueryEmbedding, facts: ToolFacts
+    discoverer: Discoverer,
+    query: Query,
+    options: SearchOptions,
+    embedding: QueryEmbedding,
+    cut: UserCut,
+    facts: ToolFacts,
 ) -> Reason:
     searcher, tool_id = discoverer.searcher, facts.tool_id
     async with discoverer.database.snapshot(options.scope.user_id) as session:
         evidence = (await searcher.read_evidence(session, query, options, embedding, [tool_id])).get(tool_id)
-        result = await searcher.find(session, query, options, embedding, limit=None)
-    if result.abstained:
-        message = "the message seems to need no tool, and no tool matches well enough to contradict that"
-        return Reason("no_match", message, facts, evidence=evidence)
-    rank = next((rank for rank, hit in enumerate(result.hits, start=1) if hit.tool_id == tool_id), None)
+        ranking = (await searcher.find(session, query, options, embedding, limit=None)).ranking
+        unmoved = ranking
+        if cut.is_moved:
+            without = replace(options, own_calibration=None, shift=0.0)
+            unmoved = (await searcher.find(session, query, without, embedding, limit=None)).ranking
+    moved = _explain_move(cut, unmoved, ranking)
+    rank = next((rank for rank, hit in enumerate(ranking.hits, start=1) if hit.tool_id == tool_id), None)
+    if ranking.judgement.confidence == "none" and rank is not None:
+        return Reason("no_match", _explain_no_match(query, ranking.judgement) + moved, facts, evidence=evidence)
     if rank is None:
         message = _explain_threshold(searcher.make_params(query, options, embedding), evidence)
         return Reason("below_threshold", message, facts, evidence=evidence)
     if rank > options.limit:
         message = f"it ranks {rank}, and the limit is {options.limit}"
         return Reason("outranked", message, facts, rank=rank, evidence=evidence)
+    if rank > ranking.size:
+        message = _explain_cut(rank, ranking.judgement) + moved
+        return Reason("unlikely", message, facts, rank=rank, evidence=evidence)
     message = f"it ranks {rank}, but there is no room left: see `max_tokens` and TOOLSCOUT_MAX_TOOLS"
     return Reason("no_room", message, facts, rank=rank, evidence=evidence)
+
+
+def _explain_no_match(query: Query, judgement: Judgement) -> str:
+    if query.is_closing:
+        return "the message only says thanks or goodbye"
+    if not judgement.chance:
+        return "no tool has more in common with the message than unrelated texts have"
+    return (
+        f"the chance that any tool fits is {judgement.chance:.1%}: the message seems to need no tool, and no tool "
+        "matches well enough to contradict that"
+    )
+
+
+def _explain_move(cut: UserCut, unmoved: Ranking, moved: Ranking) -> str:
+    """Say how the user's own calibration and outcomes change the chance; empty if they do not."""
+    before, after = unmoved.judgement.chance, moved.judgement.chance
+    if not cut.is_moved or not before or not after:
+        return ""
+    causes = ["own calibration"] if cut.own_calibration is not None else []
+    causes += [f"{cut.evidence.outcomes} outcomes"] if cut.shift else []
+    verb = "raise" if after > before else "lower"
+    if len(causes) == 1 and cut.own_calibration is not None:
+        verb += "s"
+    return f"; this user's {' and '.join(causes)} {verb} the chance that any tool fits from {before:.1%} to {after:.1%}"
+
+
+def _explain_cut(rank: int, judgement: Judgement) -> str:
+    if judgement.confidence == "low" and rank <= MAX_LOW:
+        judged = "its chance of being the right tool is too small"
+    elif judgement.confidence == "low":
+        judged = f"with low confidence the answer has at most {MAX_LOW} tools"
+    else:
+        judged = "its chance of being the right tool is too small beside the tools before it"
+    return f"it ranks {rank}, but {judged}: `fill` returns more"
 
 
 def _explain_threshold(params: ScoringParams, evidence: Evidence | None) -> str:

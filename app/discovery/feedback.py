@@ -1,27 +1,59 @@
 """The use case `give_feedback`: record what became of a tool that a discovery returned."""
 
+from app.auth.users import get_user, update_user
 from app.catalog.definitions import read_definitions
 from app.catalog.visibility import Scope
+from app.db.engine import Session
+from app.discovery.cut import resolve_cut
 from app.discovery.discover import Discoverer
-from app.discovery.ids import verify_discovery_id
+from app.discovery.ids import read_discovery_id
+from app.embeddings.repository import EmbeddingModel
 from app.errors import NotFound
-from app.usage.repository import FeedbackOutcome, record_feedback
+from app.usage.adaptation import weigh_answer
+from app.usage.repository import FeedbackOutcome, list_outcomes, record_feedback
 
 
 async def give_feedback(
     discoverer: Discoverer, scope: Scope, discovery_id: str, tool_key: str, outcome: FeedbackOutcome
 ) -> None:
-    """Record an outcome once for each discovery and tool.
+    """Record an outcome once for each discovery and tool, and let it move the user's cut.
 
     Raises `NotFound` if the discovery is not this user's or the tool is not visible. Feedback on a core tool is
     accepted and not recorded: every answer includes it, so there is nothing to learn.
     """
-    if not verify_discovery_id(discoverer.sealer, discovery_id, scope.user_id):
+    discovery = read_discovery_id(discoverer.sealer, discovery_id, scope.user_id)
+    if discovery is None:
         raise NotFound("discovery not found, or older than 30 days")
+    model = discoverer.searcher.models.get(scope.model).model
     async with discoverer.database.transaction(scope.user_id) as session:
         definitions = await read_definitions(session, scope, [tool_key], core=True)
         if tool_key in definitions.tools:
-            await record_feedback(session, scope.user_id, discovery_id, tool_key, outcome)
+            new = await record_feedback(session, scope.user_id, discovery_id, tool_key, outcome)
+            if new and discovery.chance is not None:
+                added = {(tool_key, each) for each in new}
+                await _adapt_cut(session, model, scope.user_id, discovery_id, discovery.chance, added)
         elif all(definition.tool_id != tool_key for definition in definitions.core):
             raise NotFound("tool not found")
     discoverer.usage_counters.mark_priors_stale(scope.user_id)
+
+
+async def _adapt_cut(
+    session: Session,
+    model: EmbeddingModel,
+    user_id: str,
+    discovery_id: str,
+    chance: float,
+    added: set[tuple[str, FeedbackOutcome]],
+) -> None:
+    """Replace the evidence of the answer by what its outcomes say now. The caller holds the lock of the user.
+
+    The chance is about the whole answer, so that it counts once, however many of its tools have outcomes.
+    """
+    outcomes = await list_outcomes(session, user_id, discovery_id)
+    cut = resolve_cut(model, await get_user(session, user_id))
+    min_high = cut.calibration.min_high
+    before = weigh_answer(chance, min_high, {outcome for _, outcome in outcomes - added})
+    after = weigh_answer(chance, min_high, {outcome for _, outcome in outcomes})
+    if after != before:
+        evidence = cut.evidence.update(before, after)
+        await update_user(session, user_id, {"adaptation": evidence.to_json(cut.basis)})

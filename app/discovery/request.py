@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from app.auth.permissions import Caller
 from app.catalog.projects import Project, get_project
 from app.catalog.visibility import Scope
+from app.discovery.cut import resolve_cut
 from app.search.query import Query
 from app.search.scoring import Strategy
 from app.search.searcher import Searcher, SearchOptions
@@ -24,6 +25,8 @@ class DiscoveryRequest:
     tags: Sequence[str] | None = None
     strategy: Strategy | None = None
     limit: int | None = None
+    fill: bool = False
+    """Return as many tools as the limit allows, and not only those that the message needs."""
     threshold: float | None = None
     include_core_tools: bool = True
     max_tokens: int | None = None
@@ -39,7 +42,7 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
 
     Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
     """
-    user = caller.require_user()
+    user, model = caller.require_user(), searcher.model
     project_id = caller.resolve_project(request.project_id)
     project = await _read_project(searcher, user.id, project_id)
     settings = user.settings
@@ -48,11 +51,15 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
         strategy = project.optimization
         limit = project.limit or limit
         threshold = threshold if project.similarity_threshold is None else project.similarity_threshold
+    cut = resolve_cut(model, user)
     return SearchOptions(
-        scope=Scope(user.id, searcher.model.id, request.server_ids, request.tags, project_id),
+        scope=Scope(user.id, model.id, request.server_ids, request.tags, project_id),
         strategy=request.strategy or strategy or DEFAULT_STRATEGY,
         threshold=threshold if request.threshold is None else request.threshold,
         limit=request.limit or limit or DEFAULT_LIMIT,
+        fill=request.fill,
+        own_calibration=cut.own_calibration,
+        shift=cut.shift,
         enabled=project is None or project.optimization is not None,
     )
 

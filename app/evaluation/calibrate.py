@@ -1,8 +1,8 @@
-"""Use case: fit a calibration for the active model to labelled messages over a set of tools."""
+"""Use cases: fit a calibration to labelled messages over a set of tools, for the active model or for one user."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import numpy as np
@@ -12,10 +12,18 @@ from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.inline.documents import InlineTool
 from app.discovery.inline.search import InlineSearcher, load_tool_set
 from app.embeddings.base import Embedder, Vector, Vectors
-from app.embeddings.calibration import Calibration
+from app.embeddings.calibration import Calibration, UserCalibration
 from app.errors import InvalidInput
 from app.evaluation.evaluate import ProgressCallback
-from app.evaluation.fit import ErrorRates, Sample, TrainingData, error_rates, fit_calibration
+from app.evaluation.fit import (
+    ErrorRates,
+    LabelledCatalog,
+    Sample,
+    TrainingData,
+    error_rates,
+    fit_calibration,
+    fit_user_calibration,
+)
 from app.evaluation.label_resolver import make_resolver
 from app.evaluation.labelled_messages import LabelledMessage, parse_labelled_messages
 from app.search.in_memory import IndexedTool, TenantIndex
@@ -32,6 +40,8 @@ _SELECT_TOOLS = f"""
 @dataclass(frozen=True)
 class CalibrationResult:
     calibration: Calibration
+    own: UserCalibration | None
+    """What is stored for the user; None if the calibration is the model's."""
     before: ErrorRates
     after: ErrorRates
     tools: int
@@ -77,21 +87,36 @@ async def calibrate(
     items: Sequence[LabelledMessage],
     messages: Messages,
     on_progress: ProgressCallback,
+    *,
+    for_user: bool = False,
 ) -> CalibrationResult:
-    """Raise `EmbeddingFailed` if the embedder fails, and `InvalidInput` if no message needs one of the tools."""
+    """Fit the model's calibration or, with `for_user`, the values that replace some of it for one user.
+
+    Raise `EmbeddingFailed` if the embedder fails, and `InvalidInput` if no message needs one of the tools or if the
+    values of a user have no model's calibration to start from.
+    """
+    model = searcher.model
+    if for_user and not model.calibration.is_fitted:
+        raise InvalidInput(f"{model.id} is not calibrated: run `toolscout calibrate` for all users first")
     relevant = _resolve_labels(tools, items)
-    embedder = searcher.models.current.embedder
-    data = await _load_training_data(embedder, tools, items, relevant, messages, on_progress)
-    if not data.answerable:
+    data = await _load_training_data(searcher, tools, items, relevant, messages, on_progress)
+    [catalog] = data.catalogs
+    if not catalog.answerable:
         raise InvalidInput("none of the messages needs a tool of this catalogue")
-    calibration = await asyncio.to_thread(fit_calibration, data)
+    own: UserCalibration | None = None
+    if for_user:
+        own = await asyncio.to_thread(fit_user_calibration, catalog, model.calibration, model.id)
+        calibration = model.calibration.personalize(own)
+    else:
+        calibration = await asyncio.to_thread(fit_calibration, data)
     return CalibrationResult(
         calibration=calibration,
-        before=await asyncio.to_thread(error_rates, data, searcher.model.calibration),
+        own=own,
+        before=await asyncio.to_thread(error_rates, data, model.calibration),
         after=await asyncio.to_thread(error_rates, data, calibration),
         tools=len(tools.tools),
-        answerable=len(data.answerable),
-        unanswerable=len(data.unanswerable),
+        answerable=len(catalog.answerable),
+        unanswerable=len(catalog.unanswerable),
         skipped=[item.id for item, keys in zip(items, relevant, strict=True) if item.tools and not keys],
     )
 
@@ -103,36 +128,37 @@ def _resolve_labels(tools: TenantIndex, items: Sequence[LabelledMessage]) -> lis
 
 
 async def _load_training_data(
-    embedder: Embedder,
+    searcher: Searcher,
     tools: TenantIndex,
     items: Sequence[LabelledMessage],
     relevant: Sequence[Sequence[str]],
     messages: Messages,
     on_progress: ProgressCallback,
 ) -> TrainingData:
-    shipped = [parse_query(text) for text in (*messages.needing, *messages.not_needing)]
-    vectors = await _embed(embedder, [query.search_text for query in shipped], "messages", on_progress)
+    shipped = [searcher.glossary.expand(parse_query(text)) for text in (*messages.needing, *messages.not_needing)]
+    texts = [query.search_text for query in shipped]
+    vectors = await _embed(searcher.models.current.embedder, texts, "messages", on_progress)
     needing, not_needing = np.split(vectors, [len(messages.needing)])
-    samples = await _make_samples(embedder, items, relevant, on_progress)
+    samples = await make_samples(searcher, items, relevant, on_progress)
     unanswerable = [sample for item, sample in zip(items, samples, strict=True) if not item.tools]
-    return TrainingData(
+    catalog = LabelledCatalog(
         tools=tools,
-        needing=needing,
-        not_needing=not_needing,
         answerable=[sample for sample in samples if sample.relevant],
         unanswerable=unanswerable or _make_unlabelled_samples(shipped[len(messages.needing) :], not_needing),
     )
+    return TrainingData([catalog], needing, not_needing)
 
 
-async def _make_samples(
-    embedder: Embedder,
+async def make_samples(
+    searcher: Searcher,
     items: Sequence[LabelledMessage],
     relevant: Sequence[Sequence[str]],
     on_progress: ProgressCallback,
 ) -> list[Sample]:
-    queries = [item.query for item in items]
+    """Embed labelled messages; `relevant` are the keys of the relevant tools of each."""
+    queries = [searcher.glossary.expand(item.query) for item in items]
     texts = [text for query in queries for text in query.texts]
-    vectors = iter(await _embed(embedder, texts, "labelled", on_progress))
+    vectors = iter(await _embed(searcher.models.current.embedder, texts, "labelled", on_progress))
     return [
         Sample(query, [next(vectors) for _ in query.texts], keys) for query, keys in zip(queries, relevant, strict=True)
     ]
@@ -141,7 +167,7 @@ async def _make_samples(
 def _make_unlabelled_samples(queries: Sequence[Query], vectors: Vectors) -> list[Sample]:
     """Make samples of messages that need no tool. Their subqueries are dropped, as these have no vectors."""
     pairs = zip(queries, vectors, strict=True)
-    return [Sample(Query(query.user_text, query.search_text), [vector], ()) for query, vector in pairs]
+    return [Sample(replace(query, subqueries=()), [vector], ()) for query, vector in pairs]
 
 
 async def _embed(embedder: Embedder, texts: Sequence[str], label: str, on_progress: ProgressCallback) -> Vectors:

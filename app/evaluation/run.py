@@ -9,6 +9,7 @@ from app.discovery.discover import Discoverer, Discovery, discover
 from app.discovery.request import DiscoveryRequest
 from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.scores import Measures, score_ranking
+from app.search.confidence import Confidence
 
 DEFAULT_LIMIT = 10
 
@@ -21,12 +22,16 @@ class EvalAnswer:
     ranked: Sequence[str]
     """Tool keys, best first."""
     measures: Measures | None
-    no_match: bool
+    confidence: Confidence
     tokens: int
     saved_percent: float
     degraded_reason: str | None
     duration_ms: float
     """Including the embedding of the message."""
+
+    @property
+    def no_match(self) -> bool:
+        return self.confidence == "none"
 
 
 async def answer_message(
@@ -49,7 +54,7 @@ async def answer_message(
         item=item,
         ranked=ranked,
         measures=score_ranking(ranked, relevant) if relevant else None,
-        no_match=discovery.no_match,
+        confidence=discovery.confidence,
         tokens=discovery.tokens_selected,
         saved_percent=_saved_percent(discovery),
         degraded_reason=discovery.degraded_reason,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.evaluation.run import EvalAnswer
 from app.evaluation.scores import Measures, mean_measures
+from app.search.confidence import Confidence
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,12 @@ class Summary:
     """The share of the messages that need no tool which got a no-match, as they should."""
     lost: float | None
     """The share of the messages that need tools which got a no-match."""
+    low_confidence: float | None
+    """The share of all messages whose answer has low confidence."""
+    mean_tools: float | None
+    """The mean number of tools in the answers to messages that need tools."""
+    mean_unneeded_tools: float | None
+    """The mean number of tools in the answers to messages that need no tool."""
     median_tokens: float | None
     median_saved_percent: float | None
     median_ms: float | None
@@ -27,11 +34,15 @@ class Summary:
 
 def summarize(answers: Sequence[EvalAnswer]) -> Summary:
     needing = [answer for answer in answers if answer.measures is not None]
+    not_needing = [answer for answer in answers if answer.measures is None]
     return Summary(
         messages=len(answers),
         measures=mean_measures([answer.measures for answer in needing if answer.measures is not None]),
-        abstained=_no_match_share([answer for answer in answers if answer.measures is None]),
-        lost=_no_match_share(needing),
+        abstained=_confidence_share(not_needing, "none"),
+        lost=_confidence_share(needing, "none"),
+        low_confidence=_confidence_share(answers, "low"),
+        mean_tools=_mean_size(needing),
+        mean_unneeded_tools=_mean_size(not_needing),
         median_tokens=_median([answer.tokens for answer in needing]),
         median_saved_percent=_median([answer.saved_percent for answer in needing]),
         median_ms=_median([answer.duration_ms for answer in answers]),
@@ -39,8 +50,12 @@ def summarize(answers: Sequence[EvalAnswer]) -> Summary:
     )
 
 
-def _no_match_share(answers: Sequence[EvalAnswer]) -> float | None:
-    return sum(answer.no_match for answer in answers) / len(answers) if answers else None
+def _confidence_share(answers: Sequence[EvalAnswer], confidence: Confidence) -> float | None:
+    return sum(answer.confidence == confidence for answer in answers) / len(answers) if answers else None
+
+
+def _mean_size(answers: Sequence[EvalAnswer]) -> float | None:
+    return statistics.fmean(len(answer.ranked) for answer in answers) if answers else None
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -1,14 +1,16 @@
-"""Switch to another embedding model, drop one, and store a model's calibration.
+"""Switch to another embedding model, drop one, and store a model's calibration or a user's own.
 
-These changes need the database owner's connection, so that the audit event follows in a transaction of its own.
+Changes of models need the database owner's connection, so that the audit event follows in a transaction of its own.
 """
 
 import asyncio
 
 from app.audit.record import record_event
+from app.auth.authentication import Authenticator
+from app.auth.users import update_user
 from app.db.engine import Database
 from app.embeddings import repository
-from app.embeddings.calibration import Calibration
+from app.embeddings.calibration import Calibration, UserCalibration
 from app.embeddings.loaded_models import LoadedModel
 from app.indexing import model_switch
 from app.indexing.backfill import ProgressCallback
@@ -51,6 +53,20 @@ async def store_calibration(
     """Store a model's no-match calibration; None restores the one that ships with it."""
     await asyncio.to_thread(_store_calibration, owner, model_id, calibration)
     await _record(database, "model.calibrate", model_id, actor)
+
+
+async def store_user_calibration(
+    database: Database, authenticator: Authenticator, user_id: str, own: UserCalibration | None, *, actor: str
+) -> None:
+    """Store a user's own calibration; None removes it, so that the model's applies. The user's outcomes start again.
+
+    Raise `NotFound` if the user does not exist.
+    """
+    async with database.system_transaction() as session:
+        stored = None if own is None else own.to_json()
+        await update_user(session, user_id, {"calibration": stored, "adaptation": {}})
+        await record_event(session, user_id, actor, "user.calibrate", user_id)
+        session.after_commit(authenticator.clear_cache)
 
 
 def _store_calibration(owner: OwnerConnection, model_id: str, calibration: Calibration | None) -> None:

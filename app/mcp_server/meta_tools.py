@@ -94,7 +94,8 @@ async def _discover(call: ToolCall) -> Json:
     request = DiscoveryRequest(queries[0], call.project_id, limit=limit, include_core_tools=False)
     discoveries = await discover_each(discoverer, call.caller, request, queries)
     found = interleave_selections([discovery.tools for discovery in discoveries], discoveries[0].options.limit)
-    hint = _make_hint(discoveries, arguments["query"])
+    hints = (_make_hint(discoveries, arguments["query"]), _describe_uncertainty(discoveries, arguments["query"]))
+    hint = " ".join(each for each in hints if each is not None) or None
     return responses.render_tools(found, hint, brief=arguments.get("detail") == "brief")
 
 
@@ -121,12 +122,22 @@ def _make_hint(discoveries: Sequence[Discovery], queries: Sequence[str]) -> str 
     empty = [query for query, discovery in zip(queries, discoveries, strict=True) if not discovery.tools]
     if len(empty) < len(queries):
         not_found = f"Nothing was found for {', '.join(map(repr, empty))}." if empty else None
-        return " ".join(part for part in (not_found, degraded) if part is not None) or None
+        return " ".join(hint for hint in (not_found, degraded) if hint is not None) or None
     no_match = (
         f"None of {first.searched} tools fits. Ask again in other words, with one action and its object in each query, "
         "or go on without a tool."
     )
     return no_match if degraded is None else f"{no_match} {degraded}"
+
+
+def _describe_uncertainty(discoveries: Sequence[Discovery], queries: Sequence[str]) -> str | None:
+    """Name the queries whose tools may not fit. A degraded search has a hint of its own."""
+    pairs = zip(queries, discoveries, strict=True)
+    uncertain = [query for query, each in pairs if each.tools and each.confidence == "low" and not each.degraded_reason]
+    if not uncertain:
+        return None
+    subject = "The results" if len(queries) == 1 else f"The results for {', '.join(map(repr, uncertain))}"
+    return f"{subject} are uncertain: run a tool only if its description fits."
 
 
 def _describe_degradation(discoveries: Sequence[Discovery]) -> str | None:
@@ -187,6 +198,7 @@ async def _search_tools(call: ToolCall) -> Json:
         call.project_id,
         strategy="semantic",
         limit=_to_integer(arguments.get("top_k")),
+        fill=True,
         include_core_tools=False,
     )
     discovery = await discover(discoverer, call.caller, request)

@@ -56,6 +56,10 @@ class Metrics:
         self.discoveries = self._counter("discoveries", "Discoveries by fallback level", "strategy", "rung")
         _start_at_zero(self.discoveries, _DISCOVERY_SERIES)
         self.fallbacks = self._counter("fallbacks", "Discoveries answered by a fallback", "reason")
+        self.discovery_confidence = self._counter(
+            "discovery_confidence", "Discoveries by the confidence of their answer", "confidence"
+        )
+        _start_at_zero(self.discovery_confidence, [("high",), ("low",), ("none",)])
         self.no_match = self._counter("no_match", "Discoveries that found no matching tool")
         self.tokens_saved = self._counter("tokens_saved", "Tokens of definitions that were not sent")
         self.search_seconds = self._histogram("search_seconds", "Time in the search statement")

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from app.catalog.servers import Status
+from app.discovery.cut import CalibrationSource
 from app.discovery.formats import Format
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import Source
 from app.indexing.sanitize import Flag
 from app.schemas.base import Identifier, Input, Output, Tags
+from app.search.confidence import Confidence
 from app.search.query import Query, parse_query
 from app.search.scoring import Strategy
 
@@ -28,14 +30,22 @@ class DiscoverBody(Input):
         None, max_length=500, description="recent turns in OpenAI's or Anthropic's format, instead of `query`"
     )
     limit: int | None = Field(
-        None, ge=1, le=50, description="the search's top k; null: the project's, the user's, or 8"
+        None,
+        ge=1,
+        le=50,
+        description="the maximum number of tools to find; null: the project's, the user's, or 8. The answer has fewer "
+        "if the message needs fewer: see `fill`",
+    )
+    fill: bool = Field(
+        False, description="find as many tools as `limit` allows, and not only those that the message needs"
     )
     similarity_threshold: float | None = Field(
         None,
         ge=0,
         le=1,
         description="the minimum cosine similarity; a tool that matches the message's words strongly passes too (not "
-        "with `semantic`); ignored with `bm25`; null: the model's calibrated threshold",
+        "with `semantic`); ignored with `bm25`; a value also fills the answer, as `fill` does; null: the model's "
+        "calibration",
     )
     include_core_tools: bool = Field(True, description="add the core tools to the answer")
     server_ids: Ids | None = Field(
@@ -74,6 +84,7 @@ class DiscoverBody(Input):
             tags=self.tags,
             strategy=self.strategy,
             limit=self.limit,
+            fill=self.fill,
             threshold=self.similarity_threshold,
             include_core_tools=self.include_core_tools,
             max_tokens=self.max_tokens,
@@ -125,9 +136,20 @@ class DiscoverOut(Output):
     strategy: Strategy | None = Field(description="null if the project's `optimization` is null")
     degraded: bool = Field(description="the search was by words alone although another was requested, or failed")
     degraded_reason: str | None = Field(description="`embedder_…`, `search_failed` or `disabled`")
-    no_match: bool = Field(description="no tool fits: the answer has core and kept tools alone")
+    confidence: Confidence = Field(
+        description="how likely it is that one of the tools fits: `high`; `low`: the best few, at most 3; `none`: no "
+        "tool was found, because the message seems to need none"
+    )
+    no_match: bool = Field(description="`confidence` is `none`: the answer has core and kept tools alone")
     tokens: TokensOut
     toolset_hash: str = Field(description="a hash of the definitions: the same tools have the same hash")
+
+
+class AnswerConfidenceOut(Output):
+    chance: float | None = Field(description="the chance that any tool fits the message; null if it is not known")
+    shift: float = Field(description="by how many logits the user's outcomes raise the chance, -1 to 1")
+    outcomes: int = Field(description="how many answers with outcomes the shift is based on")
+    source: CalibrationSource = Field(description="whose calibration it is: the `model`'s, or the `user`'s own")
 
 
 class ReasonOut(Output):
@@ -138,12 +160,16 @@ class ReasonOut(Output):
     reason: str = Field(
         description="`included`, `not_indexed`, `server_disabled`, `not_permitted`, `switched_off`, "
         "`disabled_by_rule`, `held`, `server_failing`, `outside_project`, `disabled_by_project_rule`, "
-        "`not_read_only`, `outside_filter`, `discovery_off`, `no_match`, `below_threshold`, `outranked` or `no_room`"
+        "`not_read_only`, `outside_filter`, `discovery_off`, `no_match`, `below_threshold`, `outranked`, `unlikely` "
+        "or `no_room`"
     )
     message: str
     rule: int | None = Field(description="the number of the deciding rule, from 1")
     rank: int | None
     explanation: dict[str, Any] | None = None
+    confidence: AnswerConfidenceOut | None = Field(
+        None, description="where the chance that any tool fits the message comes from"
+    )
 
 
 class WhyOut(Output):

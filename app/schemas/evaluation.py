@@ -12,6 +12,7 @@ from app.evaluation.lint_rules import Problem, SimilarityKind, SimilarPair
 from app.evaluation.run import DEFAULT_LIMIT, EvalAnswer
 from app.evaluation.scores import Measures
 from app.schemas.base import Identifier, Input, Output
+from app.search.confidence import Confidence
 
 MAX_ITEMS = 500
 MAX_EXPLAINED = 200
@@ -71,6 +72,7 @@ class AnswerOut(Output):
     id: str
     ranked: list[str] = Field(description="tool keys, best first")
     measures: MeasuresOut | None = Field(description="null if no tool is needed")
+    confidence: Confidence
     no_match: bool
     tokens: int
     saved_percent: float
@@ -128,6 +130,11 @@ class EvalOut(Output):
     measures: MeasuresOut | None = Field(description="means over the messages that need tools")
     abstained: float | None = Field(description="the share of the messages that need no tool which got `no_match`")
     lost: float | None = Field(description="the share of the messages that need tools which got `no_match`")
+    low_confidence: float | None = Field(description="the share of all messages whose `confidence` is `low`")
+    mean_tools: float | None = Field(description="the mean number of tools in the answers to messages that need tools")
+    mean_unneeded_tools: float | None = Field(
+        description="the mean number of tools in the answers to messages that need no tool"
+    )
     median_tokens: float | None
     median_saved_percent: float | None
     median_ms: float | None
@@ -148,6 +155,9 @@ def render_evaluation(evaluation: Evaluation, suggestions: Suggestions | None) -
         measures=_render_measures(summary.measures),
         abstained=_round(summary.abstained),
         lost=_round(summary.lost),
+        low_confidence=_round(summary.low_confidence),
+        mean_tools=_round(summary.mean_tools),
+        mean_unneeded_tools=_round(summary.mean_unneeded_tools),
         median_tokens=summary.median_tokens,
         median_saved_percent=_round(summary.median_saved_percent),
         median_ms=_round(summary.median_ms),
@@ -172,6 +182,7 @@ def _render_answer(answer: EvalAnswer) -> AnswerOut:
         id=answer.item.id,
         ranked=list(answer.ranked),
         measures=_render_measures(answer.measures),
+        confidence=answer.confidence,
         no_match=answer.no_match,
         tokens=answer.tokens,
         saved_percent=round(answer.saved_percent, 1),

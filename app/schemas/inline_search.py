@@ -33,7 +33,12 @@ class SearchBody(Input):
     )
     context: Phrase | None = Field(None, description="what the queries are about")
     tools: list[SentToolBody] = Field(max_length=MAX_TOOLS, description="the tools to search; they are not stored")
-    max_results: int | None = Field(None, ge=1, le=50, description="the maximum number of results of all queries")
+    max_results: int | None = Field(
+        None,
+        ge=1,
+        le=50,
+        description="the maximum number of results of all queries; there are fewer if the queries need fewer",
+    )
 
     @model_validator(mode="after")
     def _check_queries_and_keys(self) -> "SearchBody":
@@ -76,5 +81,5 @@ class SearchOut(Output):
         description="the number of tools without an embedding yet, found by their words alone; repeat the request to "
         "embed the rest"
     )
-    no_match: bool
+    no_match: bool = Field(description="no tool fits any of the queries")
     refused: list[RefusedOut] = Field(description="tools that were not searched, and why")

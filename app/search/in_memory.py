@@ -8,6 +8,7 @@ with the request.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from itertools import chain
 from typing import Any, Self
 
@@ -17,14 +18,16 @@ from pgvector import SparseVector
 
 from app.embeddings.base import Vector, Vectors
 from app.search.bm25 import find_matching_words
-from app.search.ranking import Hit, candidate_pool_size, is_named, rank, should_abstain
+from app.search.ranking import Hit, candidate_pool_size, is_named, rank
 from app.search.scoring import (
+    BEST_ALONE,
     Candidate,
     ScoringParams,
     Weights,
     compute_boost,
     make_weights,
     passes_threshold,
+    score_alone,
     score_texts,
 )
 from app.search.term_stats import TermStats
@@ -88,25 +91,36 @@ class TenantIndex:
     def find(self, params: ScoringParams, vectors: Sequence[Vector] | None, limit: int) -> list[ScoredTool]:
         """Return the best tools; without vectors it is a search by words."""
         candidates, weights = self.find_candidates(params, vectors)
-        if vectors is not None and should_abstain(candidates, params, vectors[0]):
-            return []
         pool = _select_best(candidates, params, weights, candidate_pool_size(params, limit))
         by_id = {candidate.tool_id: candidate for candidate in pool}
         lexical = {tool.tool_id: tool.lexical for tool in self.tools if tool.tool_id in by_id}
-        hits = rank(pool, params, weights, limit)
+        ranking = rank(pool, params, weights, vectors, limit)
+        hits = ranking.hits[: ranking.size]
         return [_make_scored_tool(hit, params, by_id[hit.tool_id], lexical[hit.tool_id]) for hit in hits]
 
     def find_candidates(
         self, params: ScoringParams, vectors: Sequence[Vector] | None
     ) -> tuple[list[Candidate], Weights]:
         """Return, unordered, the tools that pass the threshold or may be named in the message."""
-        bm25s, max_bm25s = self._compute_bm25(params)
-        weights = make_weights(params, max_bm25s)
+        bm25s, max_bm25s, max_message_bm25 = self._compute_bm25(params)
+        weights = make_weights(params, max_bm25s, max_message_bm25)
         names = set(extract_possible_names(params.query.user_text))
-        evidence = zip(self.tools, self._compute_similarities(params, vectors), bm25s.tolist(), strict=True)
+        called_servers = {tool.server_name for tool in self.tools if tool.tool_name in params.query.called}
+        similarities, center_cosines = self._compute_similarities(params, vectors), self._compute_center_cosines(params)
+        evidence = zip(self.tools, similarities, bm25s.tolist(), center_cosines, strict=True)
         candidates = (
-            Candidate(tool.tool_id, tool.server_name, tool.tool_name, (), similarities, tool_bm25s, tool.action)
-            for tool, similarities, tool_bm25s in evidence
+            Candidate(
+                tool_id=tool.tool_id,
+                server_name=tool.server_name,
+                tool_name=tool.tool_name,
+                tags=(),
+                similarities=tool_similarities,
+                bm25s=tool_bm25s,
+                action=tool.action,
+                center_cosine=center_cosine,
+                is_sibling=tool.server_name in called_servers,
+            )
+            for tool, tool_similarities, tool_bm25s, center_cosine in evidence
         )
         return [
             candidate
@@ -130,16 +144,22 @@ class TenantIndex:
         cosines: Vectors = self._vectors @ _round_to_half(vectors).T
         return cosines
 
-    def _compute_bm25(self, params: ScoringParams) -> tuple[_Floats, list[float]]:
-        """Return BM25 with a column for each text of the query, and the upper bound for each text."""
-        columns = np.sort(np.array(params.term_ids[0], np.int64))
+    def _compute_bm25(self, params: ScoringParams) -> tuple[_Floats, list[float], float]:
+        """Return BM25 with a column for each text, the upper bound for each text and for the message's own words."""
+        columns = np.sort(np.array(params.all_term_ids, np.int64))
         in_query = np.isin(self._term_ids, columns)
         matrix = np.zeros((len(self.tools), len(columns)), np.float32)
         matrix[self._rows[in_query], np.searchsorted(columns, self._term_ids[in_query])] = self._frequencies[in_query]
         counts = dict(zip(columns.tolist(), np.count_nonzero(matrix, axis=0).tolist(), strict=True))
         stats = TermStats(0, len(self.tools), 0, counts)
         query = np.stack([_to_dense(stats.make_query_vector(ids), columns) for ids in params.term_ids], axis=1)
-        return matrix @ query, [stats.max_bm25(ids) for ids in params.term_ids]
+        max_bm25s = [stats.max_bm25(ids) for ids in params.term_ids]
+        return matrix @ query, max_bm25s, stats.max_bm25(params.message_term_ids)
+
+    def _compute_center_cosines(self, params: ScoringParams) -> list[float]:
+        center = params.calibration.center_vector
+        cosines = None if center is None else self.compute_cosines(center[None])
+        return [0.0] * len(self.tools) if cosines is None else np.nan_to_num(cosines[:, 0]).tolist()
 
     def _compute_similarities(
         self, params: ScoringParams, vectors: Sequence[Vector] | None
@@ -155,12 +175,22 @@ def _select_best(
 ) -> list[Candidate]:
     """Return the candidates that a search in Postgres would return for ranking."""
     names = set(extract_possible_names(params.query.user_text))
+    best_alone = _find_best_alone(candidates, weights) if weights.has_context else frozenset()
 
     def sort_key(candidate: Candidate) -> tuple[bool, float, str, str]:
+        is_first = candidate.tool_name.lower() in names or candidate.tool_id in best_alone
         score = score_texts(candidate, weights) + compute_boost(candidate, params)
-        return candidate.tool_name.lower() not in names, -score, candidate.server_name, candidate.tool_name
+        return not is_first, -score, candidate.server_name, candidate.tool_name
 
     return sorted(candidates, key=sort_key)[:pool_size]
+
+
+def _find_best_alone(candidates: Sequence[Candidate], weights: Weights) -> frozenset[str]:
+    """Return the ids of the best tools for the message without its context."""
+    best = nsmallest(
+        BEST_ALONE, candidates, key=lambda each: (-score_alone(each, weights), each.server_name, each.tool_name)
+    )
+    return frozenset(candidate.tool_id for candidate in best)
 
 
 def _round_to_half(vectors: npt.NDArray[Any]) -> Vectors:
@@ -181,6 +211,6 @@ def _make_scored_tool(hit: Hit, params: ScoringParams, candidate: Candidate, lex
     return ScoredTool(
         hit=hit,
         similarity=max(known, default=None),
-        words=find_matching_words(params.query.search_text, lexical),
+        words=find_matching_words(params.query.lexical_texts[0], lexical),
         named=is_named(params.query.user_text.lower(), hit.tool_name),
     )

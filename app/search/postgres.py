@@ -21,9 +21,10 @@ from app.embeddings.base import Vector
 from app.search.bm25 import find_matching_words
 from app.search.hnsw import HNSW_SETTINGS, candidate_ids_join
 from app.search.intents import compare_actions
-from app.search.ranking import Hit, candidate_pool_size, is_named, rank, should_abstain
+from app.search.ranking import Hit, Ranking, candidate_pool_size, is_named, rank
 from app.search.scoring import (
     ACTION_BOOST,
+    BEST_ALONE,
     TAG_BOOST,
     Candidate,
     ScoringParams,
@@ -33,18 +34,23 @@ from app.search.scoring import (
     make_weights,
     match_tags,
     passes_threshold_sql,
+    score_alone_sql,
     score_texts_sql,
 )
 from app.search.term_stats import TermStats, TermStatsCache
 from app.search.tokenizer import extract_possible_names
 
 _READ_EVIDENCE = """
-    SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {columns}
+    SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {center} AS center_cosine,
+           {siblings} AS is_sibling, {columns}
     FROM mcp_tool_embeddings v {join}
     WHERE {visible}
 """
 # Most messages name no tool, and lower() of every name takes longer than scoring the tools.
 _NAMED = "cardinality(%(names)s::text[]) > 0 AND lower(v.tool_name) = ANY(%(names)s::text[]) AS named"
+
+_CENTER_COSINE = "1 - (v.embedding <=> %(center)s::halfvec)"
+_IS_SIBLING = "bool_or(v.tool_name = ANY(%(called)s::text[])) OVER (PARTITION BY v.server_id)"
 
 # Outweighs every score, so that tools which the message may name come first.
 _NAME_BONUS = 1000
@@ -52,9 +58,9 @@ _NAME_BONUS = 1000
 _SELECT_BEST = """
 SELECT u.catalog_version, {row_count}, best.*
 FROM users u LEFT JOIN (
-    SELECT tool_id, server_name, tool_name, tags, action, prior, {columns} FROM {rows}
+    SELECT tool_id, server_name, tool_name, tags, action, prior, center_cosine, is_sibling, {columns} FROM {rows}
     WHERE {passes} OR named
-    ORDER BY {score} + {boost} + CASE WHEN named THEN {bonus}::float8 ELSE 0::float8 END DESC, server_name, tool_name
+    ORDER BY {score} + {boost} + CASE WHEN {first} THEN {bonus}::float8 ELSE 0::float8 END DESC, server_name, tool_name
     LIMIT %(pool_size)s
 ) best ON true
 WHERE u.id = %(user_id)s
@@ -78,16 +84,30 @@ TextVectors = Sequence[Vector] | None
 
 
 @dataclass(frozen=True)
+class StatementShape:
+    """What a search statement depends on; each shape is one prepared statement."""
+
+    texts: int
+    has_context: bool
+    has_center: bool
+    with_tags: bool
+    with_calls: bool
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """`searched` and `tokens` count all visible tools, not only the hits."""
 
-    hits: list[Hit]
+    ranking: Ranking
     searched: int
     tokens: int
     version: int
     """The catalogue's version at the time of the search."""
-    abstained: bool = False
-    """Tools passed the threshold, but none fits by the model's calibration."""
+
+    @property
+    def hits(self) -> Sequence[Hit]:
+        """The tools that the message needs."""
+        return self.ranking.hits[: self.ranking.size]
 
 
 @dataclass(frozen=True)
@@ -125,18 +145,15 @@ class HybridSearch:
 
         `ann`: the user is large enough for HNSW.
         """
-        stats = await self._term_stats.get(session, scope, params.term_ids[0])
+        stats = await self._term_stats.get(session, scope, params.all_term_ids)
         rows = await self._read_rows(session, scope, params, stats, vectors, limit=limit, ann=ann)
         if rows and rows[0][0] != stats.version:
             # The catalogue has changed since the terms were counted.
-            stats = await self._term_stats.refresh(session, scope, params.term_ids[0])
+            stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
             rows = await self._read_rows(session, scope, params, stats, vectors, limit=limit, ann=ann)
         candidates = [_make_candidate(row) for row in rows if row[2] is not None]
-        if vectors is not None and should_abstain(candidates, params, vectors[0]):
-            return SearchResult([], stats.searched, stats.tokens, stats.version, abstained=bool(candidates))
-        weights = _make_weights(params, stats)
-        hits = rank(candidates, params, weights, len(candidates) if limit is None else limit)
-        return SearchResult(hits, stats.searched, stats.tokens, stats.version)
+        ranking = rank(candidates, params, _make_weights(params, stats), vectors, limit)
+        return SearchResult(ranking, stats.searched, stats.tokens, stats.version)
 
     async def read_evidence(
         self, session: Session, scope: Scope, params: ScoringParams, vectors: TextVectors, tool_ids: Sequence[str]
@@ -162,29 +179,45 @@ class HybridSearch:
         limit: int | None,
         ann: bool,
     ) -> Sequence[tuple[Any, ...]]:
-        texts, with_tags = len(params.term_ids), bool(params.tags)
+        shape = _get_shape(params, vectors)
         parameters = scope.parameters() | _make_search_parameters(params, stats, vectors)
         parameters["pool_size"] = None if limit is None else candidate_pool_size(params, limit)
         if ann and vectors is not None and limit is not None:
             await session.rows(HNSW_SETTINGS)
-            statement = _hnsw_statement(scope.model, len(vectors[0]), texts, with_tags=with_tags)
-            rows = await session.rows(statement, parameters)
+            rows = await session.rows(_hnsw_statement(scope.model, len(vectors[0]), shape), parameters)
             if rows and rows[0][1] >= min(limit, stats.searched):
                 return rows
             # HNSW filters after the scan: fewer rows than there are to find means that it lost some.
-        return await session.rows(_exact_statement(texts, with_tags=with_tags), parameters)
+        return await session.rows(_exact_statement(shape), parameters)
+
+
+def _get_shape(params: ScoringParams, vectors: TextVectors) -> StatementShape:
+    query = params.query
+    return StatementShape(
+        texts=len(query.texts),
+        has_context=bool(query.context),
+        has_center=vectors is not None and bool(params.calibration.center),
+        with_tags=bool(params.tags),
+        with_calls=bool(query.called),
+    )
 
 
 def _make_weights(params: ScoringParams, stats: TermStats) -> Weights:
-    return make_weights(params, [stats.max_bm25(term_ids) for term_ids in params.term_ids])
+    max_bm25s = [stats.max_bm25(term_ids) for term_ids in params.term_ids]
+    return make_weights(params, max_bm25s, stats.max_bm25(params.message_term_ids))
 
 
 def _make_search_parameters(params: ScoringParams, stats: TermStats, vectors: TextVectors) -> dict[str, Any]:
     return (
         _make_vector_parameters(stats, params.term_ids, vectors)
         | make_sql_parameters(params, _make_weights(params, stats))
-        | {"names": extract_possible_names(params.query.user_text)}
+        | {"names": extract_possible_names(params.query.user_text), "center": _get_center(params)}
     )
+
+
+def _get_center(params: ScoringParams) -> HalfVector | None:
+    center = params.calibration.center_vector
+    return None if center is None else HalfVector(center)
 
 
 def _make_vector_parameters(
@@ -197,50 +230,71 @@ def _make_vector_parameters(
     return parameters
 
 
-@lru_cache(maxsize=16)
-def _exact_statement(texts: int, *, with_tags: bool) -> str:
+@lru_cache(maxsize=128)
+def _exact_statement(shape: StatementShape) -> str:
     """Compute the evidence of each row once, before any other clause uses it: OFFSET is an optimization fence."""
-    rows = f"({_evidence_subquery(texts, _NAMED)} OFFSET 0) evidence"
-    return _best_statement(texts, rows, "NULL", with_tags=with_tags)
+    rows = f"({_evidence_subquery(shape, _NAMED)} OFFSET 0) evidence"
+    return _best_statement(shape, rows, "NULL")
 
 
-@lru_cache(maxsize=64)
-def _hnsw_statement(model: str, dimension: int, texts: int, *, with_tags: bool) -> str:
+@lru_cache(maxsize=256)
+def _hnsw_statement(model: str, dimension: int, shape: StatementShape) -> str:
     """Materialize the candidates, since they are counted as well."""
-    evidence = _evidence_subquery(texts, _NAMED, join=candidate_ids_join(model, dimension, texts))
-    best = _best_statement(texts, "evidence", "(SELECT count(*) FROM evidence)", with_tags=with_tags)
+    evidence = _evidence_subquery(shape, _NAMED, join=candidate_ids_join(model, dimension, shape.texts))
+    best = _best_statement(shape, "evidence", "(SELECT count(*) FROM evidence)")
     return f"WITH evidence AS MATERIALIZED ({evidence}) {best}"
 
 
 @lru_cache(maxsize=1)
 def _explain_statement() -> str:
-    return _EXPLAIN.format(evidence=_evidence_subquery(1))
+    shape = StatementShape(1, has_context=False, has_center=False, with_tags=False, with_calls=False)
+    return _EXPLAIN.format(evidence=_evidence_subquery(shape))
 
 
-def _evidence_subquery(texts: int, *extra_columns: str, join: str = "") -> str:
-    cosines = [f"1 - (v.embedding <=> %(vector_{text})s::halfvec) AS similarity_{text}" for text in range(texts)]
-    bm25s = [f"-(v.lexical <#> %(terms_{text})s::sparsevec) AS bm25_{text}" for text in range(texts)]
-    columns = ", ".join([*cosines, *bm25s, *extra_columns])
-    return _READ_EVIDENCE.format(columns=columns, join=join, visible=VISIBLE, tags=TAGS)
+def _evidence_subquery(shape: StatementShape, *extra_columns: str, join: str = "") -> str:
+    texts = range(shape.texts)
+    cosines = [f"1 - (v.embedding <=> %(vector_{text})s::halfvec) AS similarity_{text}" for text in texts]
+    bm25s = [f"-(v.lexical <#> %(terms_{text})s::sparsevec) AS bm25_{text}" for text in texts]
+    return _READ_EVIDENCE.format(
+        columns=", ".join([*cosines, *bm25s, *extra_columns]),
+        center=_CENTER_COSINE if shape.has_center else "0::float8",
+        siblings=_IS_SIBLING if shape.with_calls else "false",
+        join=join,
+        visible=VISIBLE,
+        tags=TAGS,
+    )
 
 
-def _best_statement(texts: int, rows: str, row_count: str, *, with_tags: bool) -> str:
-    columns = [f"similarity_{text}" for text in range(texts)] + [f"bm25_{text}" for text in range(texts)]
+def _best_statement(shape: StatementShape, rows: str, row_count: str) -> str:
+    texts = range(shape.texts)
+    columns = [f"similarity_{text}" for text in texts] + [f"bm25_{text}" for text in texts]
     return _SELECT_BEST.format(
         row_count=row_count,
-        rows=rows,
+        rows=_rank_alone(shape, rows) if shape.has_context else rows,
         columns=", ".join(columns),
-        passes=passes_threshold_sql(texts),
-        score=score_texts_sql(texts),
-        boost=boost_sql(with_tags=with_tags),
+        passes=passes_threshold_sql(shape.texts),
+        score=score_texts_sql(shape.texts, has_context=shape.has_context),
+        boost=boost_sql(with_tags=shape.with_tags, with_calls=shape.with_calls),
+        first=f"named OR alone_rank <= {BEST_ALONE}" if shape.has_context else "named",
         bonus=_NAME_BONUS,
     )
 
 
+def _rank_alone(shape: StatementShape, rows: str) -> str:
+    """Number the rows by the message alone, so that its best tools are candidates whatever the context finds."""
+    alone = score_alone_sql(shape.texts, has_context=True)
+    number = f"row_number() OVER (ORDER BY {alone} DESC, server_name, tool_name) AS alone_rank"
+    return f"(SELECT *, {number} FROM {rows}) numbered"
+
+
 def _make_candidate(row: tuple[Any, ...]) -> Candidate:
-    _, _, tool_id, server_name, tool_name, tags, action, prior, *evidence = row
+    _, _, tool_id, server_name, tool_name, tags, action, prior, center_cosine, is_sibling, *evidence = row
     texts = len(evidence) // 2
-    return Candidate(tool_id, server_name, tool_name, tags, evidence[:texts], evidence[texts:], action, prior)
+    similarities, bm25s = evidence[:texts], evidence[texts:]
+    center_cosine = 0.0 if center_cosine is None else center_cosine
+    return Candidate(
+        tool_id, server_name, tool_name, tags, similarities, bm25s, action, prior, center_cosine, is_sibling
+    )
 
 
 def _make_evidence(
@@ -263,6 +317,6 @@ def _make_evidence(
         tag_boost=TAG_BOOST * len(match_tags(tags, params)),
         action_boost=ACTION_BOOST * compare_actions(params.requested_actions, action),
         prior=prior,
-        matched_words=find_matching_words(params.query.search_text, lexical),
+        matched_words=find_matching_words(params.query.lexical_texts[0], lexical),
         named_in_message=is_named(params.query.user_text.lower(), tool_name),
     )

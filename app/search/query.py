@@ -2,22 +2,28 @@
 
 Three things are read from a message:
 
-- Whether it is complete. "do it" or "and the second one?" is searched together with the turn before it.
 - Its subqueries. "find the paper and mail it to Ann" requests two things. Each is searched for by itself as well, so
   that neither hides the other.
-- The recently called tools, since the next message often needs one of them again.
+- Its context. "and for New York?" or "yes please" says little by itself. A message of a conversation is searched for
+  twice: alone, and together with the turns before it. What each reading finds decides (`scoring.py`), so no rule has to
+  guess from the words of a message whether it is complete.
+- The recently called tools: the next message often needs one of them again, or another tool of the same server.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from app.search.entities import replace_entities
+from app.search.language import ENGLISH
 from app.search.tokenizer import tokenize
 
 MAX_SEARCH_CHARS = 4_000
 _MAX_CHARS_FOR_SUBQUERIES = 1_000
-_MAX_TURN_CHARS = 600
+_MAX_TURN_CHARS = 300
+_MAX_RESULT_CHARS = 150
+_MAX_WORDS_OF_A_REPLY = 5
 _MAX_CLOSING_CHARS = 80
 _MAX_SUBQUERIES = 4
 _RECENT_TURNS = 8
@@ -43,34 +49,31 @@ _SUBQUERY_BOUNDARY = re.compile(
 )
 _SENTENCE_BOUNDARY = re.compile(r"(?<=[.!?;])\s+|\n+")
 
-# Words that refer to an earlier turn. "will it rain?" and "this week" do not.
-_REFERENCE = re.compile(
-    r"(?<!\bis )(?<!\bwas )(?<!\bwill )(?<!\bdoes )(?<!\bdid )\b(?:it|that)\b"
-    r"|\b(?:them|those|these|ones?|same|again|another|her|him|first|second|third|other)\b",
-    re.IGNORECASE,
-)
-_MAX_WORDS_WITH_REFERENCE = 12
-_MAX_WORDS_OF_A_FRAGMENT = 3
 _AGREEMENT_WORDS = frozenset(
     "yes yeah yep sure ok okay great perfect lovely good nice thanks thank go ahead exactly right correct fine".split()
 )
 
 # "Thanks, that is all" requests nothing, whatever the conversation was about. Every word must be one of these.
-_CLOSING_WORDS = frozenset("thank thanks thx cheers bye goodbye no nope nothing nevermind mind".split())
-_CLOSING_FILLERS = _AGREEMENT_WORDS | frozenset(
+_CLOSING_WORDS = frozenset(
     """
-    a all am and are day done else everything for got have help helpful i is it lot m more much need needed never now
-    one re really s so that thats the time very was we ya you your
+    thank thanks thx cheers bye goodbye no nope nothing nevermind mind danke tschüss merci gracias adiós obrigado
+    obrigada valeu tchau grazie ciao 谢谢 谢谢你 再见 ありがとう ありがとうございます
     """.split()
 )
+_CLOSING_FILLERS = _AGREEMENT_WORDS | frozenset(
+    """
+    a all am and appreciate are day done else everything for got have help helped helpful i is it kind lot m more much
+    need needed never nice now of one re really s so that thats the time very was we were ya you your vielen dank schön
+    sehr beaucoup muchas mille muito tante
+    """.split()
+)
+_REFUSAL_WORDS = frozenset("no nope nothing nevermind never".split())
 _ANY_WORD = re.compile(r"\w+")
 
-# A file name shows that the message is about a file. Its words describe the content of the file and mislead a semantic
-# search.
-_FILE_NAME = re.compile(
-    r"(?<![\w/:.~-])[\w~./-]*[\w-]\.(?:md|txt|docx?|xlsx?|csv|pdf|pptx?|jpe?g|png|gif|svg|mp[34]|py|js|ts|json|ya?ml"
-    r"|html?|css|zip|log|sql|java|go|rs|c|cpp|h|sh|toml|ini|conf|xml|tar|gz)\b",
-    re.IGNORECASE,
+# "Shall I post it?" or "Which repository?": a short reply belongs to it, and is searched together with it. A "great,
+# thanks" accepts an offer, and closes the conversation otherwise.
+_OFFER = re.compile(
+    r"\?\s*$|\b(?:shall|should|can|could|may) i\b|\bi (?:can|could)\b|\bif you(?:'d)? (?:like|want)\b", re.IGNORECASE
 )
 
 
@@ -79,11 +82,18 @@ class Query:
     user_text: str
     """The user's last message, in which tool names are looked for."""
     search_text: str
-    """What is searched for: the message, with earlier turns if it is incomplete without them."""
+    """What is searched for: the message, with its entities replaced by their kinds."""
     subqueries: tuple[str, ...] = ()
     """Parts of the search text that are searched for by themselves as well."""
+    context: str = ""
+    """The turns before the message."""
     called: frozenset[str] = frozenset()
     """The names of recently called tools."""
+    follows_offer: bool = False
+    """Whether the assistant's last turn offers or asks something."""
+    language: str = ENGLISH
+    expansion: str = ""
+    """Plain words for what the message says in other words; matched by BM25 alone."""
 
     @property
     def is_closing(self) -> bool:
@@ -91,12 +101,20 @@ class Query:
         if len(self.user_text) > _MAX_CLOSING_CHARS:
             return False
         words = set(_ANY_WORD.findall(self.user_text.lower()))
-        return bool(words & _CLOSING_WORDS) and words <= _CLOSING_WORDS | _CLOSING_FILLERS
+        closes = bool(words & (_REFUSAL_WORDS if self.follows_offer else _CLOSING_WORDS))
+        return closes and words <= _CLOSING_WORDS | _CLOSING_FILLERS
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The search text first, then each subquery."""
-        return self.search_text, *self.subqueries
+        """The search text first, then each subquery, then the search text in its context if there is one."""
+        in_context = (shorten(f"{self.context}\n{self.search_text}"),) if self.context else ()
+        return self.search_text, *self.subqueries, *in_context
+
+    @property
+    def lexical_texts(self) -> tuple[str, ...]:
+        """What is matched by words, for each of the texts."""
+        search_text, *others = self.texts
+        return f"{search_text} {self.expansion}" if self.expansion else search_text, *others
 
 
 def parse_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None = None) -> Query:
@@ -106,17 +124,20 @@ def parse_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None 
     turns = list(messages or ())
     position, user_text = next(_iterate_backwards("user", turns), (0, ""))
     called = frozenset(name for turn in turns[-_RECENT_TURNS:] for name in _find_tool_calls(turn))
-    if _is_complete(user_text):
-        return _make_query(user_text, called)
-    return _make_follow_up(user_text, _find_context(turns[:position]), called)
+    before = turns[:position]
+    parsed = _make_query(user_text, _describe_context(before), called)
+    offer = next((_get_last_sentences(text) for text in _find_last("assistant", before)), "")
+    if not _OFFER.search(offer):
+        return parsed
+    if len(user_text.split()) > _MAX_WORDS_OF_A_REPLY:
+        return replace(parsed, follows_offer=True)
+    search_text = f"{replace_entities(shorten(offer, _MAX_TURN_CHARS))} {parsed.search_text}"
+    return replace(parsed, search_text=search_text, subqueries=(), follows_offer=True)
 
 
 def parse_query_with_context(query: str, context: str) -> Query:
     """Return the query for a caller that gives the context separately."""
-    user_text, context = query.strip(), context.strip()
-    if not context:
-        return _make_query(user_text)
-    return Query(user_text, shorten(f"{user_text}\n{context}"), (shorten(user_text),))
+    return _make_query(query.strip(), replace_entities(context.strip()))
 
 
 def shorten(text: str, max_chars: int = MAX_SEARCH_CHARS) -> str:
@@ -127,21 +148,9 @@ def shorten(text: str, max_chars: int = MAX_SEARCH_CHARS) -> str:
     return f"{text[:half]}\n{text[-half:]}"
 
 
-def _make_query(user_text: str, called: frozenset[str] = frozenset()) -> Query:
-    search_text = _replace_file_names(shorten(user_text))
-    return Query(user_text, search_text, _split_subqueries(search_text), called)
-
-
-def _make_follow_up(user_text: str, context: Sequence[str], called: frozenset[str]) -> Query:
-    if not context:
-        return _make_query(user_text, called)
-    message = _replace_file_names(shorten(user_text))
-    search_text = shorten("\n".join([*map(_replace_file_names, context), message]))
-    return Query(user_text, search_text, (message,) if message else (), called)
-
-
-def _replace_file_names(text: str) -> str:
-    return _FILE_NAME.sub("the file", text)
+def _make_query(user_text: str, context: str = "", called: frozenset[str] = frozenset()) -> Query:
+    search_text = replace_entities(shorten(user_text))
+    return Query(user_text, search_text, _split_subqueries(search_text), context, called)
 
 
 def _split_subqueries(text: str) -> tuple[str, ...]:
@@ -155,20 +164,36 @@ def _split_subqueries(text: str) -> tuple[str, ...]:
     return tuple(subqueries[:_MAX_SUBQUERIES]) if len(subqueries) > 1 else ()
 
 
-def _is_complete(user_text: str) -> bool:
-    """Whether the message can be searched for without the turns before it."""
-    words = user_text.split()
-    terms = set(tokenize(user_text)) - _AGREEMENT_WORDS
-    if len(words) <= _MAX_WORDS_OF_A_FRAGMENT or len(terms) <= 1:
-        return False
-    return len(words) > _MAX_WORDS_WITH_REFERENCE or _REFERENCE.search(user_text) is None
+def _describe_context(turns: Sequence[Mapping[str, Any]]) -> str:
+    """Return the user's previous message, the last tool result and the assistant's last answer, which may be an offer.
+
+    The message itself follows, so that the nearest turn stands next to it.
+    """
+    texts = [
+        *(shorten(text, _MAX_TURN_CHARS) for text in _find_last("user", turns)),
+        *(text[:_MAX_RESULT_CHARS] for text in _find_last_result(turns)),
+        *(shorten(text, _MAX_TURN_CHARS) for text in _find_last("assistant", turns)),
+    ]
+    return "\n".join(map(replace_entities, texts))
 
 
-def _find_context(turns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the user's previous message and the assistant's last answer."""
-    message = [text for _, text in _iterate_backwards("user", turns)][:1]
-    answer = [text for _, text in _iterate_backwards("assistant", turns)][:1]
-    return [shorten(text, _MAX_TURN_CHARS) for text in (*message, *answer)]
+def _find_last(role: str, turns: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [text for _, text in _iterate_backwards(role, turns)][:1]
+
+
+def _get_last_sentences(text: str) -> str:
+    """Return the last two sentences, in which an assistant makes an offer."""
+    return " ".join(_SENTENCE_BOUNDARY.split(text.strip())[-2:])
+
+
+def _find_last_result(turns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the text of the last tool result, in OpenAI's or Anthropic's format."""
+    for turn in reversed(turns):
+        results = [block for block in _list_blocks(turn.get("content")) if block.get("type") == "tool_result"]
+        contents = [turn.get("content")] if turn.get("role") == "tool" else [block.get("content") for block in results]
+        if texts := [text for content in contents if (text := _extract_text(content))]:
+            return texts[-1:]
+    return []
 
 
 def _iterate_backwards(role: str, turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:

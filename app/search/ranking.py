@@ -1,27 +1,38 @@
-"""Rank candidates by score, and decide whether any of them fits. Pure."""
+"""Rank candidates by score. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from operator import itemgetter
+from dataclasses import dataclass, replace
+from heapq import nlargest
+from itertools import chain, islice
 from typing import Literal
 
 from app.embeddings.base import Vector
+from app.search.confidence import (
+    SHARED_AMONG,
+    Judgement,
+    RankedTool,
+    count_tools,
+    find_needed_subqueries,
+    judge,
+    stands_alone,
+)
 from app.search.scoring import (
+    BEST_ALONE,
     Candidate,
     ScoringParams,
     Weights,
     compute_boost,
-    make_hybrid_weights,
     match_tags,
     passes_threshold,
+    score_alone,
     score_text,
     score_texts,
 )
 
 _MIN_SPARE_CANDIDATES = 8
 _CANDIDATES_PER_TEXT = 8
+_ALONE_PENALTY = 0.05
 
 
 @dataclass(frozen=True)
@@ -34,71 +45,140 @@ class Hit:
     matched_tags: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """The best tools up to the limit, the confidence in them, and how many of them the answer needs."""
+
+    hits: Sequence[Hit]
+    judgement: Judgement
+    size: int
+
+
 def candidate_pool_size(params: ScoringParams, limit: int) -> int:
     """Return how many candidates to rank: more than the limit, since tool names and subqueries change the order."""
-    return max(limit + _MIN_SPARE_CANDIDATES, _CANDIDATES_PER_TEXT * len(params.query.texts))
+    return max(limit + _MIN_SPARE_CANDIDATES, _CANDIDATES_PER_TEXT * len(params.query.texts), SHARED_AMONG)
 
 
-def rank(candidates: Iterable[Candidate], params: ScoringParams, weights: Weights, limit: int) -> list[Hit]:
-    """Return the best candidates: tools that the message names first, then by score.
+def rank(
+    candidates: Iterable[Candidate],
+    params: ScoringParams,
+    weights: Weights,
+    vectors: Sequence[Vector] | None,
+    limit: int | None,
+) -> Ranking:
+    """Rank the candidates that pass the threshold, and judge how many of them the message needs.
 
-    Ties are broken by the unclamped score, the server's name and the tool's name. The best tool for each subquery is
-    among the hits if the limit allows it.
+    The best tool for each subquery is among the hits if the limit allows it. The answer does not end before it if that
+    subquery by itself needs a tool.
+    """
+    ranked = sort_candidates(candidates, params, weights, vectors)
+    judgement = judge(ranked, params, vectors)
+    size = count_tools(ranked, params, judgement)
+    best = _find_best_for_subqueries(ranked, weights)
+    selected = _select(ranked, [tool.candidate.tool_id for tool in best.values()], limit)
+    if judgement.confidence == "high" and vectors is not None:
+        needed = {
+            best[subquery].candidate.tool_id for subquery in find_needed_subqueries(best, params, weights, vectors)
+        }
+        positions = (position for position, tool in enumerate(selected, start=1) if tool.candidate.tool_id in needed)
+        size = max(size, *positions, 0)
+    return Ranking([_make_hit(tool, params) for tool in selected], judgement, min(size, len(selected)))
+
+
+def sort_candidates(
+    candidates: Iterable[Candidate], params: ScoringParams, weights: Weights, vectors: Sequence[Vector] | None
+) -> list[RankedTool]:
+    """Return the candidates that pass the threshold: tools that the message names first, then by score.
+
+    Ties are broken by the unclamped score, the server's name and the tool's name.
     """
     message = params.query.user_text.lower()
-    ranking = []
+    tools = []
     for candidate in candidates:
         named = is_named(message, candidate.tool_name)
         if named or passes_threshold(candidate, weights):
             score = score_texts(candidate, weights) + (0.0 if named else compute_boost(candidate, params))
-            clamped = min(max(score, 0.0), 1.0)
-            sort_key = (not named, -clamped, -score, candidate.server_name, candidate.tool_name)
-            ranking.append((sort_key, candidate, 1.0 if named else clamped))
-    ranking.sort(key=itemgetter(0))
-    selected = _select_ids([candidate for _, candidate, _ in ranking], weights, limit)
-    return [_make_hit(candidate, params, score) for _, candidate, score in ranking if candidate.tool_id in selected]
+            tools.append(RankedTool(candidate, score, named))
+    lifted = _lift_best_for_subqueries(tools, params, weights)
+    if vectors is not None and stands_alone(lifted, params, weights, vectors):
+        lifted = _lift_best_alone(lifted, weights)
+    return sorted(_lift_named(lifted), key=_sort_key)
 
 
-def _select_ids(ranking: Sequence[Candidate], weights: Weights, limit: int) -> set[str]:
-    """Return the ids of the first `limit` candidates.
-
-    With several subqueries, the best tool for each replaces the last tools that are not the best for any.
-    """
-    subqueries = range(1, len(weights.bm25))
-    if not ranking or len(subqueries) < 2:
-        subqueries = range(0)
-    best = dict.fromkeys(max(ranking, key=lambda tool: score_text(tool, weights, text)).tool_id for text in subqueries)
-    others = (candidate.tool_id for candidate in ranking if candidate.tool_id not in best)
-    return set(islice((*islice(best, limit), *others), limit))
+def _sort_key(tool: RankedTool) -> tuple[bool, float, float, str, str]:
+    candidate = tool.candidate
+    return not tool.is_named, -_clamp(tool.score), -tool.score, candidate.server_name, candidate.tool_name
 
 
-def _make_hit(candidate: Candidate, params: ScoringParams, score: float) -> Hit:
+def _lift_best_for_subqueries(
+    tools: Sequence[RankedTool], params: ScoringParams, weights: Weights
+) -> Sequence[RankedTool]:
+    """Count the evidence for a subquery in full for the best tool for it, so that each subquery finds its tool."""
+    lifted: dict[str, float] = {}
+    for subquery, best in _find_best_for_subqueries(tools, weights).items():
+        score = score_text(best.candidate, weights, subquery) + compute_boost(best.candidate, params)
+        lifted[best.candidate.tool_id] = max(score, lifted.get(best.candidate.tool_id, score))
+    if not lifted:
+        return tools
+    return [replace(tool, score=max(tool.score, lifted.get(tool.candidate.tool_id, tool.score))) for tool in tools]
+
+
+def _lift_best_alone(tools: Sequence[RankedTool], weights: Weights) -> Sequence[RankedTool]:
+    """Score the best tools for the message alone close to the best tool in context: both readings are plausible."""
+    alone = {tool.candidate.tool_id: score_alone(tool.candidate, weights) for tool in tools}
+    best = set(nlargest(BEST_ALONE, alone, key=lambda tool_id: alone[tool_id]))
+    lift = max(tool.score for tool in tools) - max(alone.values()) - _ALONE_PENALTY
+    return [
+        replace(tool, score=max(tool.score, alone[tool.candidate.tool_id] + lift))
+        if tool.candidate.tool_id in best
+        else tool
+        for tool in tools
+    ]
+
+
+def _find_best_for_subqueries(tools: Sequence[RankedTool], weights: Weights) -> dict[int, RankedTool]:
+    """Return the best tool for each subquery, by the position of its text; nothing for less than two subqueries."""
+    if not tools or len(weights.subqueries) < 2:
+        return {}
+    return {subquery: _find_best(tools, weights, subquery) for subquery in weights.subqueries}
+
+
+def _find_best(tools: Sequence[RankedTool], weights: Weights, text: int) -> RankedTool:
+    return max(tools, key=lambda tool: score_text(tool.candidate, weights, text))
+
+
+def _select(ranked: Sequence[RankedTool], best: Sequence[str], limit: int | None) -> list[RankedTool]:
+    """Return the first `limit` tools; the best for the subqueries replace the last that are not the best for any."""
+    if limit is None or not best:
+        return list(ranked[:limit])
+    others = (tool.candidate.tool_id for tool in ranked if tool.candidate.tool_id not in best)
+    selected = set(islice(chain(islice(dict.fromkeys(best), limit), others), limit))
+    return [tool for tool in ranked if tool.candidate.tool_id in selected]
+
+
+def _lift_named(tools: Sequence[RankedTool]) -> Sequence[RankedTool]:
+    """Score tools that the message names as high as the best of the others: they are at least as likely to be right."""
+    if not any(tool.is_named for tool in tools):
+        return tools
+    highest = max(tool.score for tool in tools)
+    return [replace(tool, score=highest) if tool.is_named else tool for tool in tools]
+
+
+def _make_hit(tool: RankedTool, params: ScoringParams) -> Hit:
+    candidate = tool.candidate
     is_semantic = candidate.similarity is not None and candidate.similarity >= params.min_similarity
     return Hit(
         tool_id=candidate.tool_id,
         tool_name=candidate.tool_name,
         similarity=candidate.similarity,
-        score=score,
+        score=1.0 if tool.is_named else _clamp(tool.score),
         source="semantic" if is_semantic else "lexical",
         matched_tags=match_tags(candidate.tags, params),
     )
 
 
-def should_abstain(candidates: Sequence[Candidate], params: ScoringParams, vector: Vector) -> bool:
-    """Whether no tool fits, by the model's calibration. `vector` is the search text's embedding.
-
-    A request with its own threshold never abstains, nor does a message that names a tool, unless it only says goodbye.
-    """
-    if params.threshold is not None:
-        return False
-    if params.query.is_closing:
-        return True
-    weights = make_hybrid_weights(params.calibration, len(params.query.texts))
-    best = max((score_texts(candidate, weights) for candidate in candidates), default=0.0)
-    if params.calibration.is_match(best, vector):
-        return False
-    message = params.query.user_text.lower()
-    return not any(is_named(message, candidate.tool_name) for candidate in candidates)
+def _clamp(score: float) -> float:
+    return min(max(score, 0.0), 1.0)
 
 
 def is_named(message: str, tool_name: str) -> bool:

@@ -1,10 +1,16 @@
 """The score of a tool for a query, in Python and in SQL. Pure.
 
-    score    = max(text_0, (text_0 + text_n) / 2 for each subquery n) + boost
+    score    = alone, or in a conversation 0.6 * alone + 0.4 * text_c, + boost
+    alone    = max(text_0, (text_0 + text_n) / 2 for each subquery n)
     text_n   = cosine_weight * (cosine_n - baseline) + bm25_weight * bm25_n
-    boost    = matching tags + matching action + past use + recent call
+    baseline = unrelated + center_weight * (center_cosine - center_unrelated)
+    boost    = matching tags + matching action + past use + recent call of the tool or its server
 
-`text_0` is the evidence for the whole search text, `baseline` the cosine of an unrelated tool in the model's own scale.
+`text_0` is the evidence for the whole search text, `text_c` for the search text in the context of the turns before it.
+`baseline` is the cosine of the tool and an unrelated message. It differs between tools: some, with short or general
+descriptions, are near to every message. `center` is the mean of many messages' vectors, so that the tool's cosine with
+it tells how near the tool is to messages in general.
+
 Nothing is scaled to the best candidate, so a score means the same in every answer, and a word weighs the more, the
 rarer it is among the user's own tools. Evidence for a subquery lifts a tool halfway up to it. The boosts are small.
 
@@ -19,6 +25,7 @@ with or ahead of scores that are normalized to 0..1 over a pool of candidates, a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from app.embeddings.calibration import UNCALIBRATED, Calibration
@@ -34,8 +41,16 @@ BM25_WEIGHT = 0.011
 TAG_BOOST = 0.2
 ACTION_BOOST = 0.03
 """Added for a tool that performs a requested action, subtracted for a tool that performs another."""
-CALLED_BOOST = 0.03
+CALLED_BOOST = 0.15
 """Added for a tool that the conversation called recently."""
+SIBLING_BOOST = 0.1
+"""Added for the other tools of a server of which the conversation called a tool recently."""
+CONTEXT_WEIGHT = 0.4
+"""The weight of the reading in context; the message alone has the rest."""
+BEST_ALONE = 3
+"""How many of the best tools for the message alone are candidates in any case, whatever the context finds."""
+CONTEXT_BM25_WEIGHT = BM25_WEIGHT / 2
+"""Earlier turns have many words, and BM25 is a sum over the words."""
 MIN_BM25_SHARE = 0.5
 """A tool below the cosine threshold must reach this share of the query's maximum BM25."""
 
@@ -57,6 +72,9 @@ class Candidate(NamedTuple):
     bm25s: Sequence[float]
     action: int = Action.UNKNOWN
     prior: float = 0.0
+    center_cosine: float = 0.0
+    is_sibling: bool = False
+    """Whether a tool of the same server was called recently."""
 
     @property
     def similarity(self) -> float | None:
@@ -68,7 +86,7 @@ class ScoringParams:
     """What scoring uses of a request.
 
     `threshold` applies to the plain cosine. If it is None, the model's calibrated threshold applies, and the model's
-    calibration also decides whether any tool fits.
+    calibration also decides whether any tool fits. `fill`: return as many tools as the limit allows.
     """
 
     query: Query
@@ -76,6 +94,7 @@ class ScoringParams:
     threshold: float | None
     tags: Sequence[str] = ()
     calibration: Calibration = UNCALIBRATED
+    fill: bool = False
 
     @property
     def min_similarity(self) -> float:
@@ -83,54 +102,84 @@ class ScoringParams:
 
     @cached_property
     def term_ids(self) -> Sequence[Sequence[int]]:
-        """The term ids of each text of the query; those of a subquery are a subset of the search text's."""
+        """The term ids of each text of the query."""
         if self.strategy == "semantic":
             return [() for _ in self.query.texts]
-        search_ids = query_term_ids(self.query.search_text)
-        known = set(search_ids)
-        subquery_ids = map(query_term_ids, self.query.subqueries)
-        return [search_ids, *([term_id for term_id in term_ids if term_id in known] for term_ids in subquery_ids)]
+        return [query_term_ids(text) for text in self.query.lexical_texts]
+
+    @cached_property
+    def all_term_ids(self) -> Sequence[int]:
+        """The distinct term ids of all texts."""
+        return list(dict.fromkeys(chain.from_iterable(self.term_ids)))
+
+    @property
+    def message_term_ids(self) -> Sequence[int]:
+        """Those term ids of the search text that are the message's own words."""
+        own = set(query_term_ids(self.query.search_text))
+        return [term_id for term_id in self.term_ids[0] if term_id in own]
 
     @cached_property
     def requested_actions(self) -> int:
         """The actions as a number; 0 for a strategy that uses a single kind of evidence."""
         if self.strategy != "hybrid":
             return 0
-        return int(detect_requested_actions(self.query.subqueries or (self.query.search_text,)))
+        texts = self.query.subqueries or (self.query.search_text,)
+        return int(detect_requested_actions(texts) or detect_requested_actions([self.query.expansion]))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How evidence is weighed: `cosine` for a cosine above `baseline`, and one `bm25` for each text of the query.
+    """How evidence is weighed: `cosine` for a cosine above the baseline, and one `bm25` for each text of the query.
 
-    A tool passes with a cosine of at least `min_cosine` or a BM25 of at least `min_bm25`.
+    The baseline of a tool is `baseline + center * center_cosine`. The last text is the reading in context if
+    `has_context` is set. A tool passes with a cosine of at least `min_cosine` or a BM25 of at least `min_bm25`.
     """
 
     baseline: float
+    center: float
     cosine: float
     bm25: Sequence[float]
     min_cosine: float
     min_bm25: float
+    has_context: bool = False
+
+    @property
+    def subqueries(self) -> range:
+        """The positions of the subqueries among the texts."""
+        return range(1, len(self.bm25) - self.has_context)
 
 
-def make_weights(params: ScoringParams, max_bm25s: Sequence[float]) -> Weights:
-    """Return the weights of a strategy. `max_bm25s`: the upper bound of BM25 for each text of the query."""
+def make_weights(params: ScoringParams, max_bm25s: Sequence[float], max_message_bm25: float) -> Weights:
+    """Return the weights of a strategy.
+
+    `max_bm25s` is the upper bound of BM25 for each text of the query, `max_message_bm25` for the message's own words.
+    """
     # A threshold of zero lets every tool pass, even one with a negative cosine or without an embedding.
     min_cosine = params.min_similarity if params.min_similarity > 0 else -1.0
+    has_context = bool(params.query.context)
     if params.strategy == "semantic":
-        return Weights(0.0, 1.0, [0.0] * len(max_bm25s), min_cosine, min_bm25=_UNREACHABLE)
+        return Weights(0.0, 0.0, 1.0, [0.0] * len(max_bm25s), min_cosine, _UNREACHABLE, has_context)
     if params.strategy == "bm25":
         shares = [1 / max_bm25 if max_bm25 else 0.0 for max_bm25 in max_bm25s]
-        return Weights(0.0, 0.0, shares, min_cosine=_UNREACHABLE, min_bm25=_SMALLEST_BM25)
-    min_bm25 = MIN_BM25_SHARE * max_bm25s[0] or _UNREACHABLE
-    return make_hybrid_weights(params.calibration, len(max_bm25s), min_cosine, min_bm25)
+        return Weights(0.0, 0.0, 0.0, shares, _UNREACHABLE, _SMALLEST_BM25, has_context)
+    return make_hybrid_weights(params, min_cosine, MIN_BM25_SHARE * max_message_bm25 or _UNREACHABLE)
 
 
 def make_hybrid_weights(
-    calibration: Calibration, texts: int, min_cosine: float = _UNREACHABLE, min_bm25: float = _UNREACHABLE
+    params: ScoringParams, min_cosine: float = _UNREACHABLE, min_bm25: float = _UNREACHABLE
 ) -> Weights:
     """Return the weights of the strategy `hybrid`, by default with a threshold that no tool passes."""
-    return Weights(calibration.unrelated, 1 / calibration.span, [BM25_WEIGHT] * texts, min_cosine, min_bm25)
+    calibration, has_context = params.calibration, bool(params.query.context)
+    alone = [BM25_WEIGHT] * (len(params.query.texts) - has_context)
+    return Weights(
+        baseline=calibration.unrelated - calibration.center_weight * calibration.center_unrelated,
+        center=calibration.center_weight,
+        cosine=1 / calibration.span,
+        bm25=[*alone, *([CONTEXT_BM25_WEIGHT] * has_context)],
+        min_cosine=min_cosine,
+        min_bm25=min_bm25,
+        has_context=has_context,
+    )
 
 
 def make_sql_parameters(params: ScoringParams, weights: Weights) -> dict[str, Any]:
@@ -138,6 +187,7 @@ def make_sql_parameters(params: ScoringParams, weights: Weights) -> dict[str, An
     bm25_weights = {f"bm25_weight_{text}": weight for text, weight in enumerate(weights.bm25)}
     return bm25_weights | {
         "baseline": weights.baseline,
+        "center_weight": weights.center,
         "cosine_weight": weights.cosine,
         "min_cosine": weights.min_cosine,
         "min_bm25": weights.min_bm25,
@@ -150,35 +200,57 @@ def make_sql_parameters(params: ScoringParams, weights: Weights) -> dict[str, An
 def score_text(candidate: Candidate, weights: Weights, text: int) -> float:
     """Return the evidence for one text of the query. A tool without an embedding counts as unrelated by meaning."""
     similarity = candidate.similarities[text]
-    above_baseline = 0.0 if similarity is None else similarity - weights.baseline
-    return weights.cosine * above_baseline + weights.bm25[text] * candidate.bm25s[text]
+    bm25 = weights.bm25[text] * candidate.bm25s[text]
+    if similarity is None:
+        return bm25
+    return weights.cosine * (similarity - weights.baseline - weights.center * candidate.center_cosine) + bm25
 
 
 def _score_text_sql(text: int) -> str:
-    return f"(%(cosine_weight)s * coalesce(similarity_{text} - %(baseline)s, 0) + %(bm25_weight_{text})s * bm25_{text})"
+    above_baseline = f"coalesce(similarity_{text} - %(baseline)s - %(center_weight)s * center_cosine, 0)"
+    return f"(%(cosine_weight)s * {above_baseline} + %(bm25_weight_{text})s * bm25_{text})"
 
 
-def score_texts(candidate: Candidate, weights: Weights) -> float:
-    """Return the evidence for the search text, raised by the best subquery."""
+def score_alone(candidate: Candidate, weights: Weights) -> float:
+    """Return the evidence for the search text without its context, raised by the best subquery."""
     best = search_text = score_text(candidate, weights, 0)
-    for subquery in range(1, len(weights.bm25)):
+    for subquery in weights.subqueries:
         best = max(best, (search_text + score_text(candidate, weights, subquery)) / 2)
     return best
 
 
-def score_texts_sql(texts: int) -> str:
-    search_text, *subqueries = (_score_text_sql(text) for text in range(texts))
-    if not subqueries:
-        return search_text
-    return f"greatest({', '.join([search_text, *(f'({search_text} + {subquery}) / 2' for subquery in subqueries)])})"
+def score_alone_sql(texts: int, *, has_context: bool) -> str:
+    search_text, *subqueries = (_score_text_sql(text) for text in range(texts - has_context))
+    lifted = [f"({search_text} + {subquery}) / 2" for subquery in subqueries]
+    return f"greatest({', '.join([search_text, *lifted])})" if lifted else search_text
+
+
+def score_texts(candidate: Candidate, weights: Weights) -> float:
+    """Return the evidence for the message alone, blended with the evidence for its reading in context."""
+    alone = score_alone(candidate, weights)
+    if not weights.has_context:
+        return alone
+    return (1 - CONTEXT_WEIGHT) * alone + CONTEXT_WEIGHT * score_text(candidate, weights, len(weights.bm25) - 1)
+
+
+def score_texts_sql(texts: int, *, has_context: bool) -> str:
+    alone = score_alone_sql(texts, has_context=has_context)
+    return (
+        f"({1 - CONTEXT_WEIGHT} * {alone} + {CONTEXT_WEIGHT} * {_score_text_sql(texts - 1)})" if has_context else alone
+    )
 
 
 def compute_boost(candidate: Candidate, params: ScoringParams) -> float:
-    """Return what tags, the tool's action, past use (at most `MAX_PRIOR`) and a recent call add to the score."""
+    """Return what tags, the tool's action, past use (at most `MAX_PRIOR`) and recent calls add to the score."""
     tags = TAG_BOOST * len(match_tags(candidate.tags, params)) if params.tags else 0.0
     action = ACTION_BOOST * compare_actions(params.requested_actions, candidate.action)
-    called = CALLED_BOOST if candidate.tool_name in params.query.called else 0.0
-    return tags + action + min(candidate.prior, MAX_PRIOR) + called
+    return tags + action + min(candidate.prior, MAX_PRIOR) + _boost_recent_call(candidate, params)
+
+
+def _boost_recent_call(candidate: Candidate, params: ScoringParams) -> float:
+    if candidate.tool_name in params.query.called:
+        return CALLED_BOOST
+    return SIBLING_BOOST if candidate.is_sibling else 0.0
 
 
 def match_tags(tags: Sequence[str], params: ScoringParams) -> list[str]:
@@ -190,16 +262,19 @@ _BOOST_SQL = f"""
     CASE WHEN action = 0 OR %(requested_actions)s = 0 THEN 0::float8
          WHEN action & %(requested_actions)s > 0 THEN {ACTION_BOOST}::float8 ELSE -{ACTION_BOOST}::float8 END
     + least(prior, {MAX_PRIOR})
-    + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST}::float8 ELSE 0::float8 END
+"""
+_CALLED_BOOST_SQL = f"""
+    + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST}::float8
+           WHEN is_sibling THEN {SIBLING_BOOST}::float8 ELSE 0::float8 END
 """
 _TAG_BOOST_SQL = f"""
     + {TAG_BOOST}::float8 * cardinality(ARRAY(SELECT unnest(tags) INTERSECT SELECT unnest(%(boosted_tags)s::text[])))
 """
 
 
-def boost_sql(*, with_tags: bool) -> str:
-    """Leave tags out if the request names none: comparing them takes longer than the rest of the score."""
-    return _BOOST_SQL + (_TAG_BOOST_SQL if with_tags else "")
+def boost_sql(*, with_tags: bool, with_calls: bool) -> str:
+    """Leave out tags if the request names none, and calls if there were none: comparing them takes long."""
+    return _BOOST_SQL + (_TAG_BOOST_SQL if with_tags else "") + (_CALLED_BOOST_SQL if with_calls else "")
 
 
 def passes_threshold(candidate: Candidate, weights: Weights) -> bool:

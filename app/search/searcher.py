@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from app.catalog.visibility import Scope
 from app.db.engine import Database, Session
 from app.embeddings.base import Vector
+from app.embeddings.calibration import UserCalibration
 from app.embeddings.loaded_models import Models
 from app.embeddings.repository import EmbeddingModel
 from app.errors import EmbeddingFailed
 from app.limits.fair_queue import FairScheduler
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, trace_call
+from app.search.glossary import Glossary
 from app.search.postgres import Evidence, HybridSearch, SearchResult
 from app.search.query import Query
 from app.search.scoring import ScoringParams, Strategy
@@ -33,6 +35,12 @@ class SearchOptions:
     threshold: float | None
     """None: the model's calibrated threshold."""
     limit: int
+    fill: bool = False
+    """Return as many tools as the limit allows, and not only those that the message needs."""
+    own_calibration: UserCalibration | None = None
+    """What replaces the model's calibration for this user."""
+    shift: float = 0.0
+    """By how many logits this user's outcomes raise the chance that a tool fits."""
     enabled: bool = True
     """False: the project does not search, and answers with core tools alone."""
 
@@ -54,6 +62,7 @@ class Searcher:
     database: Database
     models: Models
     hybrid_search: HybridSearch
+    glossary: Glossary
     scheduler: FairScheduler
     metrics: Metrics
     tracing: Tracing = field(default_factory=Tracing)
@@ -83,7 +92,14 @@ class Searcher:
 
     def make_params(self, query: Query, options: SearchOptions, embedding: QueryEmbedding) -> ScoringParams:
         calibration = self.models.get(options.scope.model).model.calibration
-        return ScoringParams(query, embedding.strategy, options.threshold, options.scope.tags or (), calibration)
+        return ScoringParams(
+            query=query,
+            strategy=embedding.strategy,
+            threshold=options.threshold,
+            tags=options.scope.tags or (),
+            calibration=calibration.personalize(options.own_calibration).shift(options.shift),
+            fill=options.fill,
+        )
 
     async def find(
         self,

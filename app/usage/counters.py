@@ -53,12 +53,13 @@ class DiscoverySample:
     cache_hit: bool
     tokens_all: int
     tokens_selected: int
+    not_english: bool = False
 
     def counts(self) -> list[int]:
         latencies = [0] * BUCKETS
         latencies[bucket_index(self.seconds)] = 1
         flags = int(self.degraded), int(self.no_match), int(self.cache_hit)
-        return [1, *flags, self.tokens_all, self.tokens_selected, *latencies]
+        return [1, *flags, self.tokens_all, self.tokens_selected, int(self.not_english), *latencies]
 
 
 class UsageCounters:

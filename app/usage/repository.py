@@ -16,7 +16,7 @@ UsageKind = Literal["discovered", "called", "succeeded", "failed", "irrelevant"]
 FeedbackOutcome = Literal["called", "succeeded", "failed", "irrelevant"]
 
 USAGE_KINDS: tuple[UsageKind, ...] = get_args(UsageKind)
-STAT_COLUMNS = ("discoveries", "degraded", "no_match", "cache_hits", "tokens_all", "tokens_selected")
+STAT_COLUMNS = ("discoveries", "degraded", "no_match", "cache_hits", "tokens_all", "tokens_selected", "not_english")
 
 FEEDBACK_RETENTION = timedelta(days=30)
 STATS_RETENTION = timedelta(days=30)
@@ -76,18 +76,27 @@ _ADD_COUNTS = f"""
     SELECT deleted FROM unnest(%(user_ids)s) deleted WHERE NOT EXISTS (SELECT FROM users WHERE id = deleted)
 """
 
+# The lock lets the caller change the sums in the user's row next, and is taken first: two reports that take it after
+# the row of a tool could deadlock. It lets index runs continue.
 _RECORD_FEEDBACK = f"""
-    WITH owner AS MATERIALIZED (SELECT id FROM users WHERE id = %(user_id)s FOR KEY SHARE),
+    WITH owner AS MATERIALIZED (SELECT id FROM users WHERE id = %(user_id)s FOR NO KEY UPDATE),
     recorded AS (
         INSERT INTO tool_feedback (user_id, discovery_id, tool_id, outcome)
         SELECT owner.id, %(discovery_id)s, %(tool_id)s, outcome FROM owner, unnest(%(outcomes)s::text[]) outcome
         ON CONFLICT DO NOTHING
         RETURNING user_id, tool_id, outcome
+    ),
+    counted AS (
+        INSERT INTO tool_usage AS u (user_id, tool_id, {", ".join(USAGE_KINDS)})
+        SELECT user_id, tool_id, {", ".join(f"count(*) FILTER (WHERE outcome = '{kind}')" for kind in USAGE_KINDS)}
+        FROM recorded GROUP BY user_id, tool_id
+        {_ADD_TO_USAGE}
     )
-    INSERT INTO tool_usage AS u (user_id, tool_id, {", ".join(USAGE_KINDS)})
-    SELECT user_id, tool_id, {", ".join(f"count(*) FILTER (WHERE outcome = '{kind}')" for kind in USAGE_KINDS)}
-    FROM recorded GROUP BY user_id, tool_id
-    {_ADD_TO_USAGE}
+    SELECT outcome FROM recorded
+"""
+
+_SELECT_OUTCOMES = """
+    SELECT tool_id, outcome FROM tool_feedback WHERE user_id = %(user_id)s AND discovery_id = %(discovery_id)s
 """
 
 
@@ -111,11 +120,20 @@ def _stats_row(user_id: str, minute: int, counts: Sequence[int]) -> dict[str, ob
 
 async def record_feedback(
     session: Session, user_id: str, discovery_id: str, tool_id: str, outcome: FeedbackOutcome
-) -> None:
-    """Count each outcome once per discovery and tool, however often the client reports it."""
+) -> set[FeedbackOutcome]:
+    """Count each outcome once per discovery and tool, however often the client reports it. Lock the user's row.
+
+    Return the outcomes that are new.
+    """
     outcomes = list(_IMPLIED_OUTCOMES.get(outcome, (outcome,)))
     parameters = {"user_id": user_id, "discovery_id": discovery_id, "tool_id": tool_id, "outcomes": outcomes}
-    await session.rows(_RECORD_FEEDBACK, parameters)
+    return {recorded for (recorded,) in await session.rows(_RECORD_FEEDBACK, parameters)}
+
+
+async def list_outcomes(session: Session, user_id: str, discovery_id: str) -> set[tuple[str, FeedbackOutcome]]:
+    """Return all outcomes of a discovery's tools, as pairs of the tool's id and the outcome."""
+    rows = await session.rows(_SELECT_OUTCOMES, {"user_id": user_id, "discovery_id": discovery_id})
+    return {(tool_id, outcome) for tool_id, outcome in rows}
 
 
 def expired_rows() -> list[Delete]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from app.db.engine import Session
 from app.errors import InvalidInput
 from app.usage.histogram import BUCKETS, quantile_ms
-from app.usage.repository import STAT_COLUMNS
+from app.usage.repository import STAT_COLUMNS, STATS_RETENTION
 
 Step = Literal["minute", "hour", "day"]
 
@@ -124,6 +124,7 @@ class _Sums:
     cache_hits: int = 0
     tokens_all: int = 0
     tokens_selected: int = 0
+    not_english: int = 0
     latencies: Sequence[int] = (0,) * BUCKETS
 
     def to_stats(self) -> dict[str, Any]:
@@ -147,6 +148,11 @@ _SELECT_SUMS = f"""
 """
 _SELECT_SUMS_OF_USER = _SELECT_SUMS.format(filter="s.user_id = %(user_id)s AND")
 _SELECT_SUMS_OF_ALL = _SELECT_SUMS.format(filter="")
+
+_COUNT_NOT_ENGLISH = """
+    SELECT coalesce(sum(not_english), 0)::bigint, coalesce(sum(discoveries), 0)::bigint
+    FROM discovery_stats WHERE at >= %(since)s
+"""
 
 _SELECT_TOOLS = """
     SELECT t.id, s.name, t.name{columns}
@@ -173,6 +179,16 @@ async def read_stats(session: Session, user_id: str | None, window: Window) -> S
     points = [Point(at=start, **sums.get(start, _Sums()).to_stats()) for start in window.steps()]
     stats = Stats(window.since, window.until, window.step, points, _compute_totals(_add_sums(sums.values())))
     return stats if user_id is None else await _add_tools(session, user_id, stats)
+
+
+async def count_not_english(session: Session) -> tuple[int, int]:
+    """Return how many of all users' stored discoveries were not in English, and how many there were.
+
+    They are kept for `STATS_RETENTION`. This needs the system scope.
+    """
+    parameters = {"since": datetime.now(UTC) - STATS_RETENTION}
+    [(not_english, total)] = await session.rows(_COUNT_NOT_ENGLISH, parameters)
+    return not_english, total
 
 
 async def _read_sums(session: Session, user_id: str | None, window: Window) -> dict[datetime, _Sums]:

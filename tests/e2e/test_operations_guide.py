@@ -158,7 +158,7 @@ async def test_the_service_works_on_the_partitioned_table_of_the_guide(open_serv
         async with service.database.transaction(user.id) as session:
             assert await session.rows("SELECT tool_name FROM mcp_tool_embeddings") == [("list_files",)]
         await user.push(server_id, [tool("list_files", "Lists files."), tool("read_file", "Reads a file.")])
-        assert len((await user.discover("read a file"))["tools"]) == 2
+        assert len((await user.discover("read a file", fill=True))["tools"]) == 2
         partitions = await rows(service, "SELECT tableoid::regclass::text FROM mcp_tool_embeddings")
         assert all(re.fullmatch(r"mcp_tool_embeddings_\d+", name) for (name,) in partitions)
         await user.http.delete(f"/servers/{server_id}")

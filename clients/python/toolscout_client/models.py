@@ -16,6 +16,7 @@ Strategy = Literal["hybrid", "semantic", "bm25"]
 Outcome = Literal["called", "succeeded", "failed", "irrelevant"]
 Transport = Literal["streamable_http", "sse", "stdio", "push"]
 KeyKind = Literal["user", "service", "admin"]
+Confidence = Literal["high", "low", "none"]
 
 
 def parse(model: type[T], data: Json) -> T:
@@ -56,6 +57,8 @@ class DiscoveryOptions(TypedDict, total=False):
     messages: list[Any] | None
     """Recent messages, in OpenAI's or Anthropic's format, instead of a query."""
     limit: int | None
+    fill: bool
+    """Find as many tools as `limit` allows, not only those that the message needs."""
     similarity_threshold: float | None
     include_core_tools: bool
     server_ids: list[str] | None
@@ -113,6 +116,8 @@ class Discovery:
     no_match: bool
     tokens: Tokens
     toolset_hash: str
+    confidence: Confidence | None = None
+    """How likely it is that one of the tools fits; None from Toolscout 0.2 and earlier."""
 
     @property
     def tool_keys(self) -> list[str]:

@@ -74,6 +74,30 @@ async def test_messages_that_need_no_tool_count_for_abstention_only(team: TestUs
     assert body["misses"] == []
 
 
+async def test_the_summary_has_the_size_and_the_confidence_of_answers(team: TestUser) -> None:
+    body = await evaluate(team, item(RAIN, "get_forecast"), item(NONSENSE), item(RAIN))
+    sizes = [len(answer["ranked"]) for answer in body["answers"]]
+    confidences = [answer["confidence"] for answer in body["answers"]]
+    assert sizes[0] == sizes[2] > sizes[1] == 0
+    assert confidences == ["high", "none", "high"]
+    assert (body["mean_tools"], body["mean_unneeded_tools"]) == (sizes[0], sizes[0] / 2)
+    assert body["low_confidence"] == 0
+    only_needing = await evaluate(team, item(RAIN, "get_forecast"))
+    assert only_needing["mean_unneeded_tools"] is None
+    only_not_needing = await evaluate(team, item(NONSENSE))
+    assert only_not_needing["mean_tools"] is None
+
+
+async def test_the_summary_has_the_share_of_answers_with_low_confidence(team: TestUser) -> None:
+    project = {"name": "words alone", "optimization": "bm25"}
+    project_id = (await team.http.post("/projects", json=project)).json()["id"]
+    uncertain = "weather plonk frobnicate xyzzy"
+    items = [item(uncertain, "get_forecast"), item("weather forecast", "get_forecast")]
+    body = await evaluate(team, *items, project_id=project_id)
+    assert [answer["confidence"] for answer in body["answers"]] == ["low", "high"]
+    assert body["low_confidence"] == 0.5
+
+
 async def test_a_lost_message_is_explained(team: TestUser) -> None:
     body = await evaluate(team, item(NONSENSE, "files.read_file", id="song"), item(RAIN, "get_forecast"))
     assert body["lost"] == 0.5
@@ -83,7 +107,7 @@ async def test_a_lost_message_is_explained(team: TestUser) -> None:
         "song",
         "files.read_file",
         None,
-        "below_threshold",
+        "no_match",
     )
     assert miss["message"]
 

@@ -181,6 +181,27 @@ async def test_discoveries_are_counted_by_fallback_level(
         assert read_count("hybrid", "disabled") == 1
 
 
+async def test_discoveries_are_counted_by_confidence(open_service: OpenService) -> None:
+    def read_counts() -> list[float | None]:
+        name = "toolscout_discovery_confidence_total"
+        return [read_value(service.metrics, name, confidence=confidence) for confidence in ("high", "low", "none")]
+
+    async with open_service() as service, new_user(service) as user:
+        assert read_counts() == [0, 0, 0]
+        await user.add_tools(tool("list_files", "Lists files."))
+        await user.discover("list files")
+        assert read_counts() == [1, 0, 0]
+        await user.discover("list plonk frobnicate xyzzy", strategy="bm25")
+        assert read_counts() == [1, 1, 0]
+        await user.discover("thanks, that is all")
+        assert read_counts() == [1, 1, 1]
+        assert read_value(service.metrics, "toolscout_no_match_total") == 1
+        project = {"name": "quiet", "optimization": None}
+        project_id = (await user.http.post("/projects", json=project)).json()["id"]
+        await user.discover("list files", project_id=project_id)
+        assert read_counts() == [1, 1, 1]
+
+
 async def test_runs_are_timed_and_embeddings_and_failures_are_counted(
     open_service: OpenService, embedding_server: FakeEmbeddingServer
 ) -> None:

@@ -75,7 +75,7 @@ async def nothing(catalog: Catalog) -> None:
 
 
 async def ask_once(catalog: Catalog) -> None:
-    await catalog.user.discover("list the files")
+    await catalog.user.discover("list the files", fill=True)  # reads the definitions of all tools
 
 
 async def push_one_tool(catalog: Catalog) -> None:

@@ -3,6 +3,7 @@
 It needs the packages of the `bench` extra: see `conftest.py`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -11,9 +12,10 @@ import pytest
 from app.container import Container
 from app.evaluation.labelled_messages import LabelledMessage
 from bench.relevance.compare import OURS, compare
-from bench.relevance.plot import draw
+from bench.relevance.messages import read_results, write_results
+from bench.relevance.plot import draw_rankings, draw_versions
 from bench.relevance.sets import BenchSet, BenchTool
-from bench.relevance.tables import format_table, to_json
+from bench.relevance.tables import format_intervals, format_summary, format_table, to_json
 
 TOOLS = [
     ("weather", "get_forecast", "The weather forecast for a city."),
@@ -40,21 +42,49 @@ async def test_a_set_is_compared_formatted_and_plotted(
 ) -> None:
     comparison = await compare(container, tiny_set)
     assert comparison.rankings[0].name == OURS
-    assert len(comparison.rankings) == 6
+    assert len(comparison.rankings) == 5
     ours = comparison.rankings[0].measures
     assert (ours.hit_at_1, ours.recall_at_5) == (1.0, 0.75)  # a rejected tool is never found
     assert comparison.refused.keys() == {"files/bad\u0007name"}
-    assert (comparison.needing, comparison.not_needing) == (2, 1)
     assert all(0 < ranking.measures.recall_at_10 <= 1 for ranking in comparison.rankings)
     assert comparison.kinds.keys() == {"direct", "terse"}
 
     table = format_table(comparison)
-    assert "tiny: 5 tools, 2 messages" in table
+    assert "tiny: 5 tools, 2 messages that need tools, 1 that need none" in table
     assert all(ranking.name in table for ranking in comparison.rankings)
-    assert orjson.loads(orjson.dumps(to_json([comparison])))["sets"][0]["summary"]["degraded"] == 0
+    [written] = orjson.loads(orjson.dumps(to_json([comparison])))["sets"]
+    assert (written["summary"]["degraded"], written["is_tuned_on"], written["results"]) == (0, False, {})
 
-    draw([comparison], tmp_path / "relevance.png")
+    draw_rankings([comparison], tmp_path / "relevance.png")
     assert (tmp_path / "relevance.png").read_bytes().startswith(b"\x89PNG")
+
+
+async def test_a_set_is_measured_as_shipped(container: Container, tiny_set: BenchSet) -> None:
+    now = (await compare(container, tiny_set, baselines=False)).versions.now
+    assert (now.needing, now.not_needing) == (2, 1)
+    assert now.shipped is not None
+    assert (now.shipped.hit_at_1, now.shipped.hit_at_8, now.empty) == (1, 1, 0)
+    assert (now.toolless_size, now.toolless_empty) == (0, 1)
+
+
+async def test_a_set_is_compared_to_the_version_before(
+    container: Container, tiny_set: BenchSet, tmp_path: Path
+) -> None:
+    first = await compare(container, replace(tiny_set, name="everyday"), baselines=False)
+    assert first.versions.change is None
+    assert "before" not in format_table(first)
+    assert format_intervals([first]) == ""
+    write_results(tmp_path / "messages.json", {"everyday": first.results})
+    before = read_results(tmp_path / "messages.json")["everyday"]
+
+    second = await compare(container, replace(tiny_set, name="everyday"), before, baselines=False)
+    change = second.versions.change
+    assert change is not None
+    assert all(abs(interval.difference) < 1e-4 for interval in change.intervals.values())
+    assert "everyday, before" in format_summary([second])
+    assert "everyday*" in format_intervals([second])
+    draw_versions([second], tmp_path / "versions.png")
+    assert (tmp_path / "versions.png").read_bytes().startswith(b"\x89PNG")
 
 
 async def test_a_second_run_starts_from_scratch(container: Container, tiny_set: BenchSet) -> None:

@@ -81,6 +81,9 @@ def test_labelled_messages_are_evaluated(command: Command, mcp: FakeMcpServer, t
     )
     output = command("eval", str(labelled), "--suggest", "--limit", "1", "--user", "lin")
     assert "4 messages" in output
+    assert re.search(r"^[01]\.\d tools in a response on average$", output, re.MULTILINE)
+    assert re.search(r"of the messages that need no tool got none; on average they got [01]\.0$", output, re.MULTILINE)
+    assert re.search(r"^[\d.]+% of the responses have low confidence$", output, re.MULTILINE)
     assert "0.667   0.500   0.500    0.538   0.667" in output
     assert "notes: things.no_such_tool" in output
     assert "things.do: it ranks" in output
@@ -93,6 +96,43 @@ def test_labelled_messages_are_evaluated(command: Command, mcp: FakeMcpServer, t
 
     labelled.write_text('{"message": "read", "tools": []}\n{"message": "read"}')
     assert "line 2: `tools` must be a list" in command("eval", str(labelled), "--user", "lin", status=1)
+
+
+def test_discover_prints_the_confidence_and_fills_the_answer(command: Command, mcp: FakeMcpServer) -> None:
+    command("key", "create", "--user", "kim")
+    mcp.tools = [
+        tool("send_message", "Send a direct message to a person."),
+        tool("post_message", "Post a message to a channel."),
+        tool("get_forecast", "The weather of the coming days."),
+        tool("create_invoice", "Create an invoice for a customer."),
+        tool("resize_image", "Change the size of an image."),
+    ]
+    command("server", "add", "chat", mcp.url, "--user", "kim")
+    message = "send a direct message to Kim"
+    short = command("discover", message, "--user", "kim")
+    assert "\nhigh confidence\n5 tools searched (hybrid), " in short
+    filled = command("discover", message, "--fill", "--user", "kim")
+    assert short.count("chat.") < filled.count("chat.")
+    assert "no tool fits this message\n" in command("discover", "thanks, that is all", "--user", "kim")
+    words = command("discover", "message plonk frobnicate xyzzy", "--strategy", "bm25", "--user", "kim")
+    assert "\nlow confidence: the best 2\n" in words
+
+
+def test_a_glossary_file_adds_words_and_a_wrong_line_is_named(
+    command: Command, mcp: FakeMcpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("key", "create", "--user", "zoe")
+    mcp.tools = [tool("refund_payment", "Give customers their money back.")]
+    command("server", "add", "shop", mcp.url, "--user", "zoe")
+    discover = ["discover", "zorp", "--strategy", "bm25", "--user", "zoe"]
+    assert "shop.refund_payment" not in command(*discover)
+    glossary = tmp_path / "glossary.txt"
+    monkeypatch.setenv("TOOLSCOUT_GLOSSARY_FILE", str(glossary))
+    assert f"cannot read the glossary {glossary}" in command(*discover, status=1)
+    glossary.write_text("# ours\nzorp, zorping = refund payment\n")
+    assert "shop.refund_payment" in command(*discover)
+    glossary.write_text("# ours\nzorp: refund payment\n")
+    assert f"glossary {glossary}: line 2 must be `phrase, phrase = plain words`" in command(*discover, status=1)
 
 
 def test_tools_that_are_not_ranked_first_are_counted_and_five_are_listed(
@@ -210,6 +250,31 @@ def test_secrets_are_rotated_and_doctor_reports_credentials_that_cannot_be_read(
     mcp.requests.clear()
     command("server", "reindex", "sealed", "--user", "eve")
     assert {request.headers["x-token"] for request in mcp.requests} == {"canary"}
+
+
+def test_doctor_recommends_a_multilingual_endpoint_if_many_messages_are_not_english(
+    command: Command, fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", fresh_database)
+    command("key", "create", "--user", "ana")
+    command("discover", "anything", "--user", "ana")  # registers the model
+    insert = """
+        INSERT INTO discovery_stats (user_id, at, discoveries, degraded, no_match, cache_hits, tokens_all,
+                                     tokens_selected, not_english, latencies)
+        VALUES ('ana', now() - %s * interval '1 day', %s, 0, 0, 0, 0, 0, %s, '{}')
+    """
+    with psycopg.connect(fresh_database, autocommit=True) as owner:
+        for day, discoveries, not_english, recommends in (
+            (40, 900, 900, False),
+            (3, 40, 20, False),
+            (2, 80, 3, False),
+            (1, 10, 4, True),
+        ):
+            owner.execute(insert, (day, discoveries, not_english))
+            output = command("doctor")
+            assert "FAIL" not in output
+            assert ("Other languages" in output) == recommends, output
+    assert "21% of the last 131 messages are not English" in output
 
 
 def test_exported_selections_can_be_evaluated(

@@ -68,6 +68,23 @@ async def test_feedback_is_counted_once(any_client: AnyClient, user: TestUser) -
     await expect_error(any_client(lambda client: client.feedback(str(uuid.uuid4()), key, "called")), NotFound)
 
 
+async def test_a_discovery_tells_its_confidence(any_client: AnyClient, user: TestUser) -> None:
+    await user.add_tools(FORECAST, MAIL)
+    found: Discovery = await any_client(lambda client: client.discover(MESSAGE))
+    assert (found.confidence, found.no_match) == ("high", False)
+    nothing: Discovery = await any_client(lambda client: client.discover("thanks, that is all"))
+    assert (nothing.confidence, nothing.no_match) == ("none", True)
+
+
+async def test_an_answer_can_be_filled_to_the_limit(any_client: AnyClient, user: TestUser) -> None:
+    unrelated = [tool(f"make_{name}", f"Make a {name} for a customer.") for name in ("drawing", "song", "cake", "poem")]
+    await user.add_tools(FORECAST, MAIL, *unrelated)
+    short: Discovery = await any_client(lambda client: client.discover(MESSAGE))
+    filled: Discovery = await any_client(lambda client: client.discover(MESSAGE, fill=True))
+    assert short.tool_keys == filled.tool_keys[: len(short.tool_keys)]
+    assert len(short.tools) < len(filled.tools)
+
+
 async def test_every_option_reaches_the_service(any_client: AnyClient, user: TestUser) -> None:
     server_id = await user.add_tools(FORECAST, MAIL, tags=["sky"])
     project_id = (await any_client(lambda client: client.projects.create("all"))).id
@@ -76,6 +93,7 @@ async def test_every_option_reaches_the_service(any_client: AnyClient, user: Tes
         lambda client: client.discover(
             messages=[{"role": "user", "content": MESSAGE}],
             limit=1,
+            fill=True,
             similarity_threshold=0.0,
             include_core_tools=False,
             server_ids=[server_id],

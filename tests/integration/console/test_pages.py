@@ -81,6 +81,51 @@ async def test_saved_tokens_are_shown_only_if_tools_were_found(console: ConsoleC
     assert "Tokens saved" not in no_match
 
 
+CHAT = [
+    tool("send_message", "Send a direct message to a person."),
+    tool("post_message", "Post a message to a channel."),
+    tool("create_event", "Create an event in the calendar and invite people."),
+    tool("get_forecast", "The weather of the coming days."),
+    tool("create_invoice", "Create an invoice for a customer."),
+    tool("resize_image", "Change the size of an image."),
+]
+CHAT_MESSAGE = "send a direct message to Kim"
+
+
+async def test_the_playground_tells_the_confidence_in_words(console: ConsoleClient, user: TestUser) -> None:
+    async def get_text(query: str, **fields: Any) -> str:
+        fragment = (await console.fetch_fragment("/console/try/answer", query=query, **fields)).text
+        return " ".join(re.findall(r'<span class="badge (?:ok|warn)">(.*?)</span>', fragment))
+
+    await user.add_tools(*CHAT)
+    assert await get_text(CHAT_MESSAGE) == "high confidence"
+    assert await get_text("thanks, that is all") == "no tool fits"
+    assert await get_text("message plonk frobnicate xyzzy", strategy="bm25") == "low confidence: the best 2"
+
+
+async def test_the_playground_fills_an_answer_to_the_limit(console: ConsoleClient, user: TestUser) -> None:
+    await user.add_tools(*CHAT)
+    short = (await console.submit("/console/try", query=CHAT_MESSAGE, why="resize_image", threshold="")).text
+    filled = (await console.submit("/console/try", query=CHAT_MESSAGE, why="resize_image", fill="yes")).text
+    answers = [await user.discover(CHAT_MESSAGE, fill=fill) for fill in (False, True)]
+    assert [page.count('<div class="head">') for page in (short, filled)] == [len(each["tools"]) for each in answers]
+    assert len(answers[0]["tools"]) < len(answers[1]["tools"])
+    assert "&#34;fill&#34;:true" in filled
+    assert re.search(r'name="fill" value="yes" checked', filled)
+    assert "fill&#34;" not in short
+    assert re.search(r'name="fill" value="yes">', short)
+
+
+async def test_the_playground_explains_an_unlikely_tool(console: ConsoleClient, user: TestUser) -> None:
+    await user.add_tools(*CHAT)
+    last = (await user.discover(CHAT_MESSAGE, fill=True))["tools"][-1]["tool"]["name"]
+    fragment = (await console.fetch_fragment("/console/try/answer", query=CHAT_MESSAGE, why=last)).text
+    assert "<code>unlikely</code>" in fragment
+    assert "its chance of being the right tool is too small" in fragment
+    filled = (await console.fetch_fragment("/console/try/answer", query=CHAT_MESSAGE, why=last, fill="yes")).text
+    assert "<code>included</code>" in filled
+
+
 async def test_an_answer_while_typing_is_a_fragment(console: ConsoleClient, user: TestUser) -> None:
     await user.add_tools(tool("get_forecast", "The weather of the coming days"))
     fragment = (await console.fetch_fragment("/console/try/answer", query="weather", why="get_forecast")).text

@@ -42,6 +42,7 @@ async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
         "strategy",
         "degraded",
         "degraded_reason",
+        "confidence",
         "no_match",
         "tokens",
         "toolset_hash",

@@ -98,6 +98,7 @@ async def get_key(user: TestUser, name: str = "get_forecast") -> str:
 async def test_a_tool_of_the_answer_is_included_with_its_rank(asker: TestUser, weather: str) -> None:
     included = await get_reason(asker)
     assert included.pop("explanation")["cosine_rank"] == 1
+    assert included.pop("confidence").pop("chance") > 0.5
     assert included == {
         "tool_key": await get_key(asker),
         "name": "get_forecast",

@@ -369,6 +369,18 @@ async def test_a_hint_names_the_queries_without_results(tools_user: TestUser) ->
     assert "hint" not in await call_discovery(tools_user, RAIN)
 
 
+async def test_a_hint_names_the_queries_with_uncertain_results(user: TestUser) -> None:
+    await user.add_tools(*ALL_DEFINITIONS)
+    path = f"/projects/{await make_project(user, optimization='bm25')}/mcp"
+    uncertain = "weather plonk frobnicate xyzzy"
+    alone = await call_discovery(user, uncertain, path=path)
+    assert alone["results"]
+    assert alone["hint"] == "The results are uncertain: run a tool only if its description fits."
+    both = await call_discovery(user, "weather forecast for a city", uncertain, path=path)
+    assert both["hint"] == f"The results for {uncertain!r} are uncertain: run a tool only if its description fits."
+    assert "hint" not in await call_discovery(user, "weather forecast for a city", path=path)
+
+
 async def test_a_project_without_search_returns_a_hint(user: TestUser) -> None:
     await user.add_tools(FORECAST)
     project_id = await make_project(user, optimization=None)
@@ -448,8 +460,8 @@ async def test_defaults_come_from_the_project_and_then_from_the_user(user: TestU
     for path in ("/mcp", project_path):
         assert len(await discover_names(user, "weather", path=path, maxResults=5)) == 5
     # similar in meaning, without a common word
-    assert await discover_names(user, "will it rain tomorrow or be sunny?") == []
-    assert await discover_names(user, "will it rain tomorrow or be sunny?", path=project_path) != []
+    assert await discover_names(user, "a cold and cloudy morning outside?") == []
+    assert await discover_names(user, "a cold and cloudy morning outside?", path=project_path) != []
 
 
 async def test_schemas_are_ranked_by_similarity(tools_user: TestUser) -> None:

@@ -31,7 +31,7 @@ from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.seed_vectors import owner_connection
 
-CALIBRATION = Calibration(unrelated=0.2, span=0.8, threshold=0.4)
+CALIBRATION = Calibration(0.2, 0.8, 0.4, center=(1.0,), center_unrelated=0.1, center_weight=0.5)
 QUERIES = [
     "show the invoices",
     "the weather",
@@ -62,6 +62,8 @@ def make_candidates(texts: int, chooser: random.Random) -> list[Candidate]:
                 bm25s=[bm25, *(chooser.uniform(0, bm25) for _ in range(texts - 1))],
                 action=chooser.choice(list(Action)),
                 prior=chooser.choice([0.0, MAX_PRIOR / 2, MAX_PRIOR, 2 * MAX_PRIOR]),
+                center_cosine=chooser.uniform(-0.2, 0.8),
+                is_sibling=chooser.random() < 0.2,
             )
         )
     return candidates
@@ -72,20 +74,23 @@ async def score_in_postgres(
 ) -> list[tuple[float, float, bool]]:
     texts = len(params.query.texts)
     columns = {"tool_name": "text", "tags": "text[]", "action": "smallint", "prior": "real"}
+    columns |= {"center_cosine": "float8", "is_sibling": "boolean"}
     columns |= {f"similarity_{text}": "float8" for text in range(texts)}
     columns |= {f"bm25_{text}": "float8" for text in range(texts)}
     rows: dict[str, Any] = {}
     values = []
     for number, each in enumerate(candidates):
-        fields = [each.tool_name, list(each.tags), int(each.action), each.prior, *each.similarities, *each.bm25s]
+        fields = [each.tool_name, list(each.tags), int(each.action), each.prior, each.center_cosine, each.is_sibling]
+        fields += [*each.similarities, *each.bm25s]
         rows |= {f"{column}_{number}": field for column, field in zip(columns, fields, strict=True)}
         cells = ", ".join(f"%({column}_{number})s::{kind}" for column, kind in columns.items())
         values.append(f"({number}, {cells})")
     statement = f"""
-        SELECT {score_texts_sql(texts)}, {boost_sql(with_tags=bool(params.tags))}, {passes_threshold_sql(texts)}
+        SELECT {score_texts_sql(texts, has_context=bool(params.query.context))},
+               {boost_sql(with_tags=bool(params.tags), with_calls=True)}, {passes_threshold_sql(texts)}
         FROM (VALUES {", ".join(values)}) AS evidence (number, {", ".join(columns)}) ORDER BY number
     """
-    parameters = make_sql_parameters(params, make_weights(params, max_bm25s))
+    parameters = make_sql_parameters(params, make_weights(params, max_bm25s, max_bm25s[0]))
     async with container.database.system_transaction() as session:
         return [(score, boost, passes) for score, boost, passes in await session.rows(statement, parameters | rows)]
 
@@ -94,13 +99,14 @@ async def score_in_postgres(
 @pytest.mark.parametrize("strategy", ["hybrid", "semantic", "bm25"])
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.4])
 @pytest.mark.parametrize("tags", [(), ("blue", "red")], ids=["no tags", "two tags"])
+@pytest.mark.parametrize("context", ["", "the turns before"], ids=["no context", "context"])
 async def test_the_score_in_sql_equals_the_score_in_python(
-    container: Container, query: str, strategy: Strategy, threshold: float | None, tags: Sequence[str]
+    container: Container, query: str, strategy: Strategy, threshold: float | None, tags: Sequence[str], context: str
 ) -> None:
-    parsed: Query = replace(parse_query(query), called=frozenset({"tool_7", "tool_11"}))
+    parsed: Query = replace(parse_query(query), called=frozenset({"tool_7", "tool_11"}), context=context)
     params = ScoringParams(parsed, strategy, threshold, tags, CALIBRATION)
     max_bm25s = [MAX_BM25] * len(parsed.texts)
-    weights = make_weights(params, max_bm25s)
+    weights = make_weights(params, max_bm25s, MAX_BM25)
     candidates = make_candidates(len(parsed.texts), random.Random(query))
     scored = await score_in_postgres(container, candidates, params, max_bm25s)
     assert [score for score, _, _ in scored] == pytest.approx(
@@ -133,7 +139,7 @@ async def test_a_search_returns_its_candidates_in_the_order_of_the_score(contain
     vectors = (await container.models.current.queries.embed(user.id, query.texts)).vectors
     search, scope = container.searcher.hybrid_search, Scope(user.id, container.model.id)
     async with container.database.snapshot(user.id) as session:
-        stats = await search._term_stats.get(session, scope, params.term_ids[0])
+        stats = await search._term_stats.get(session, scope, params.all_term_ids)
         everything, best = [
             [
                 postgres._make_candidate(row)
@@ -144,7 +150,7 @@ async def test_a_search_returns_its_candidates_in_the_order_of_the_score(contain
     weights = postgres._make_weights(params, stats)
     boosts = {each.tool_name: compute_boost(each, params) for each in everything}
     assert [boosts[name] for name in ("rename_photo", "create_page", "create_event", "delete_file")] == pytest.approx(
-        [0.2 - 0.03, 0.02 - 0.03, 0.03 - 0.03, 0.03]
+        [0.1 + 0.2 - 0.03, 0.1 + 0.02 - 0.03, 0.15 - 0.03, 0.1 + 0.03]
     )
     ordered = sorted(everything, key=lambda each: -score_texts(each, weights) - boosts[each.tool_name])
     assert len(best) < len(everything) == 40

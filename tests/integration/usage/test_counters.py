@@ -40,7 +40,7 @@ async def test_counts_are_written_and_summed(
     assert await uses(container.database, user.id) == {}
     assert await usage_counters.flush()
     assert usage_counters.pending == 0
-    usage_counters.record_discovery(user.id, ["a"], replace(FAST, degraded=True, cache_hit=False))
+    usage_counters.record_discovery(user.id, ["a"], replace(FAST, degraded=True, cache_hit=False, not_english=True))
     usage_counters.record_call(user.id, "a", succeeded=True)
     usage_counters.record_call(user.id, "a", succeeded=False)
     usage_counters.record_call(user.id, "b", succeeded=None)
@@ -50,7 +50,7 @@ async def test_counts_are_written_and_summed(
         "b": {"discovered": 1, "called": 1},
     }
     totals = [sum(column) for column in zip(*await figures(container.database, user.id), strict=True)]
-    assert totals == [3, 1, 1, 2, 3_000, 300]
+    assert totals == [3, 1, 1, 2, 3_000, 300, 1]
 
 
 async def test_each_minute_has_a_row_with_its_latencies(container: Container, user: TestUser) -> None:

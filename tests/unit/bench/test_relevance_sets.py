@@ -10,7 +10,18 @@ import pytest
 from app.embeddings.base import Vector
 from app.evaluation.labelled_messages import LabelledMessage
 from bench.relevance.baselines import Dense, PlainBm25, fuse, reciprocal_rank_fusion
-from bench.relevance.sets import OWN, BenchTool, add_haystack, last_user_text, read_set, take_sample
+from bench.relevance.sets import (
+    OWN,
+    PUBLIC,
+    SETS,
+    BenchTool,
+    add_haystack,
+    find_all_sets,
+    is_tuned_on,
+    last_user_text,
+    read_set,
+    take_sample,
+)
 
 TOOLS = [
     BenchTool(f"{server}/{name}", server, {"name": name, "description": description})
@@ -25,7 +36,7 @@ TOOLS = [
 
 
 def write_rows(folder: Path, name: str, *rows: dict[str, Any]) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
@@ -84,6 +95,45 @@ def test_our_own_set_is_about_the_demo_catalogue_and_large_enough() -> None:
     assert sum(bool(item.tools) for item in own.items) >= 150
     assert sum(not item.tools for item in own.items) >= 40
     assert any(item.messages for item in own.items)
+
+
+@pytest.fixture
+def pool_set(tmp_path: Path) -> Path:
+    """A set whose tools are those of server `s` of the corpus `corpora/public`."""
+    write_rows(tmp_path / "sets" / "mine", "queries.jsonl", {"query": "do b", "relevant": ["s/b"]})
+    (tmp_path / "sets" / "pool.json").write_text('{"public": ["s"]}')
+    return tmp_path / "sets" / "mine"
+
+
+def test_a_set_without_tools_takes_those_of_the_servers_in_the_pool(pool_set: Path, tmp_path: Path) -> None:
+    rows = make_row("s/a", "s", "a"), make_row("t/c", "t", "c"), make_row("s/b", "s", "b")
+    write_rows(tmp_path / "corpora" / "public", "tools.jsonl", *rows)
+    assert [tool.id for tool in read_set(pool_set, tmp_path / "corpora").tools] == ["s/a", "s/b"]
+
+
+def test_a_set_with_a_pool_needs_the_corpora(pool_set: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="mine: its tools are not part of this repository: give --corpora DIR"):
+        read_set(pool_set)
+    with pytest.raises(SystemExit, match=r"has no public/tools\.jsonl"):
+        read_set(pool_set, tmp_path)
+
+
+def test_a_corpus_must_have_the_servers_of_the_pool(pool_set: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path / "corpora" / "public", "tools.jsonl", make_row("t/c", "t", "c"))
+    with pytest.raises(SystemExit, match="public has no server 's'"):
+        read_set(pool_set, tmp_path / "corpora")
+
+
+def test_all_sets_are_the_public_ones_that_are_there_and_ours(tmp_path: Path) -> None:
+    (tmp_path / "metatool").mkdir()
+    folders = find_all_sets(tmp_path)
+    assert folders[:2] == [tmp_path / "metatool", OWN]
+    assert sorted(folders[2:]) == sorted(path for path in SETS.iterdir() if path.is_dir())
+
+
+def test_every_set_but_the_held_out_ones_is_marked_as_tuned_on() -> None:
+    assert all(map(is_tuned_on, [*PUBLIC, "own", "own+haystack", "everyday", "conversations", "languages"]))
+    assert not any(map(is_tuned_on, ["everyday_held_out", "conversations_held_out", "languages_held_out", "mine"]))
 
 
 def test_the_baselines_search_for_the_users_last_turn() -> None:

@@ -7,7 +7,15 @@ import pytest
 
 from app.embeddings.base import Vector
 from app.embeddings.calibration import UNCALIBRATED
-from app.evaluation.fit import MAX_LOST, Sample, TrainingData, error_rates, fit_calibration, fit_direction
+from app.evaluation.fit import (
+    MAX_EMPTY,
+    LabelledCatalog,
+    Sample,
+    TrainingData,
+    error_rates,
+    fit_calibration,
+    fit_direction,
+)
 from app.search.bm25 import Field, build_document_vector
 from app.search.in_memory import IndexedTool, TenantIndex
 from app.search.intents import Action
@@ -44,12 +52,11 @@ def test_the_direction_separates_two_kinds_and_is_bounded_by_the_ridge() -> None
 
 def test_near_messages_keep_their_tool_and_far_messages_get_no_match() -> None:
     near, far = vectors_at(*np.linspace(0.1, 0.6, 40)), vectors_at(*np.linspace(1.2, 1.5, 40))
-    data = TrainingData(
-        make_index("tool"), np.stack(near), np.stack(far), make_samples(near, "tool"), make_samples(far)
-    )
+    catalog = LabelledCatalog(make_index("tool"), make_samples(near, "tool"), make_samples(far))
+    data = TrainingData([catalog], np.stack(near), np.stack(far))
     calibration = fit_calibration(data)
     rates = error_rates(data, calibration)
-    assert rates.lost <= MAX_LOST
+    assert rates.lost <= MAX_EMPTY
     assert rates.refused == 1
     assert calibration.threshold <= np.cos(0.6) + 1e-3
     assert calibration.unrelated == pytest.approx(np.cos(1.35), abs=0.02)
@@ -60,22 +67,18 @@ def test_the_direction_decides_if_cosines_do_not() -> None:
     """All messages are equally close to the tool; only the third dimension separates them."""
     needing = [np.array([0.6, 0.8 * np.cos(a), 0.8 * np.sin(a)], np.float32) for a in np.linspace(0.8, 1.2, 40)]
     not_needing = [vector * np.array([1, 1, -1], np.float32) for vector in needing]
-    data = TrainingData(
-        make_index("tool"),
-        np.stack(needing),
-        np.stack(not_needing),
-        make_samples(needing, "tool"),
-        make_samples(not_needing),
-    )
+    catalog = LabelledCatalog(make_index("tool"), make_samples(needing, "tool"), make_samples(not_needing))
+    data = TrainingData([catalog], np.stack(needing), np.stack(not_needing))
     calibration = fit_calibration(data)
-    assert calibration.weight > 0
+    assert calibration.need_weight > 0
     assert error_rates(data, calibration).refused == 1
-    assert error_rates(data, calibration).lost <= MAX_LOST
+    assert error_rates(data, calibration).lost <= MAX_EMPTY
     assert error_rates(data, UNCALIBRATED).refused == 0
 
 
 def test_a_named_tool_is_never_lost() -> None:
     far = vectors_at(1.5)
     named = [Sample(parse_query("use my_tool"), far, ["my_tool"])]
-    data = TrainingData(make_index("my_tool"), np.stack(vectors_at(0.1)), np.stack(far), named, make_samples(far))
+    catalog = LabelledCatalog(make_index("my_tool"), named, make_samples(far))
+    data = TrainingData([catalog], np.stack(vectors_at(0.1)), np.stack(far))
     assert error_rates(data, fit_calibration(data)).lost == 0

@@ -1,9 +1,8 @@
-"""Ranking of candidates, and abstention."""
+"""Ranking of candidates."""
 
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from app.embeddings.calibration import Calibration
 from app.search.intents import Action
 from app.search.query import Query, parse_query
-from app.search.ranking import Hit, is_named, rank, should_abstain
+from app.search.ranking import Hit, is_named, rank
 from app.search.scoring import ACTION_BOOST, CALLED_BOOST, Candidate, ScoringParams, Strategy, make_weights
 from app.usage.priors import MAX_PRIOR
 
@@ -40,7 +39,8 @@ def make_params(
 
 
 def rank_all(candidates: list[Candidate], params: ScoringParams, limit: int = 5) -> list[Hit]:
-    return rank(candidates, params, make_weights(params, [MAX_BM25] * len(params.query.texts)), limit)
+    weights = make_weights(params, [MAX_BM25] * len(params.query.texts), MAX_BM25)
+    return list(rank(candidates, params, weights, None, limit).hits)
 
 
 def names(hits: list[Hit]) -> list[str]:
@@ -135,27 +135,59 @@ def test_a_tool_that_the_message_names_comes_first() -> None:
     assert hits[0].score == 1.0
 
 
-def test_a_recently_called_tool_gets_a_small_boost() -> None:
+def test_a_recently_called_tool_and_its_siblings_get_a_boost() -> None:
     query = Query("and Friday?", "and Friday?", called=frozenset({"get_forecast"}))
     close, far = make_candidate("a_other", 0.6 + CALLED_BOOST / 2), make_candidate("far", 0.6 + 2 * CALLED_BOOST)
     called = make_candidate("get_forecast", 0.6)
-    assert names(rank_all([close, far, called], make_params("semantic", query=query))) == [
+    sibling = make_candidate("get_alerts", 0.6)._replace(is_sibling=True)
+    assert names(rank_all([close, far, called, sibling], make_params("semantic", query=query))) == [
         "far",
         "get_forecast",
+        "get_alerts",
         "a_other",
     ]
     assert names(rank_all([close, called], make_params("semantic"))) == ["a_other", "get_forecast"]
 
 
+IN_CONTEXT = Query("and there?", "and there?", context="The weather in Oslo?")
+
+
+def test_the_reading_in_context_is_blended_with_the_message_alone() -> None:
+    hits = rank_all(
+        [
+            make_candidate("alone", 0.8, subqueries=((0.3, 0.0),)),
+            make_candidate("in_context", 0.3, subqueries=((0.8, 0.0),)),
+            make_candidate("both", 0.7, subqueries=((0.7, 0.0),)),
+        ],
+        make_params("semantic", query=IN_CONTEXT),
+    )
+    assert [(hit.tool_name, round(hit.score, 3)) for hit in hits] == [
+        ("both", 0.7),
+        ("alone", 0.6),
+        ("in_context", 0.5),
+    ]
+
+
+def test_a_tool_that_is_near_to_every_message_has_a_higher_baseline() -> None:
+    calibration = Calibration(unrelated=0.2, span=0.8, threshold=0.4, center=(1.0,), center_weight=0.5)
+    params = ScoringParams(parse_query("x"), "hybrid", 0.0, calibration=calibration)
+    near, ordinary = make_candidate("near", 0.7)._replace(center_cosine=0.4), make_candidate("ordinary", 0.65)
+    assert names(rank_all([near, ordinary], params)) == ["ordinary", "near"]
+    assert names(rank_all([near, ordinary], make_params("hybrid"))) == ["near", "ordinary"]
+
+
 TWO_SUBQUERIES = Query("find it and mail it", "find it and mail it", ("find it", "mail it"))
 
 
-def test_a_subquery_lifts_a_tool_halfway() -> None:
+def test_a_subquery_lifts_its_best_tool_up_to_it_and_others_halfway() -> None:
     hits = rank_all(
-        [make_candidate("mail", 0.5, subqueries=((0.3, 0.0), (0.8, 0.0)))],
+        [
+            make_candidate("mail", 0.5, subqueries=((0.3, 0.0), (0.8, 0.0))),
+            make_candidate("letter", 0.5, subqueries=((0.3, 0.0), (0.7, 0.0))),
+        ],
         make_params("semantic", query=TWO_SUBQUERIES),
     )
-    assert hits[0].score == pytest.approx(0.65)
+    assert [(hit.tool_name, round(hit.score, 3)) for hit in hits] == [("mail", 0.8), ("letter", 0.6)]
     assert hits[0].similarity == 0.5
 
 
@@ -216,32 +248,6 @@ def test_a_strategy_with_one_kind_of_evidence_ignores_the_action(strategy: Strat
     tools = [make_candidate("purge", 0.7, 5.0), make_candidate("shelf", 0.7, 5.0)._replace(action=Action.LOOK)]
     first, second = rank_all(tools, make_params(strategy, query="show the books"))
     assert first.score == second.score
-
-
-ABSTAINING = Calibration(0.2, 0.8, 0.3, direction=(1.0, 0.0), offset=0.0, weight=0.5, cut=0.5)
-NEEDS_TOOL, NEEDS_NO_TOOL = np.array([1.0, 0.0], np.float32), np.array([-1.0, 0.0], np.float32)
-
-
-def answers(similarity: float, vector: Any, *, threshold: float | None = None, message: str = "x") -> bool:
-    params = ScoringParams(parse_query(message), "hybrid", threshold, calibration=ABSTAINING)
-    return not should_abstain([make_candidate("my_tool", similarity)], params, vector)
-
-
-def test_abstention_depends_on_the_best_tool_and_on_the_message() -> None:
-    assert answers(0.3, NEEDS_TOOL)
-    assert not answers(0.3, NEEDS_NO_TOOL)
-    assert not answers(0.9, NEEDS_NO_TOOL)
-    assert answers(1.0, NEEDS_NO_TOOL)
-
-
-def test_a_threshold_of_the_request_or_a_named_tool_prevents_abstention() -> None:
-    assert answers(0.3, NEEDS_NO_TOOL, threshold=0.0)
-    assert answers(0.3, NEEDS_NO_TOOL, message="call my_tool")
-
-
-def test_an_uncalibrated_model_does_not_abstain() -> None:
-    params = make_params("hybrid", None)
-    assert not should_abstain([make_candidate("a", 0.4)], params, NEEDS_NO_TOOL)
 
 
 @pytest.mark.parametrize(
