@@ -54,7 +54,7 @@ doctor: $(RUN) ## check settings, database and embedder
 bench-load: $(DEV) ## measure throughput and latency of /discover and /execute, and of the same work without them
 	$(BIN)/python -m bench.load
 
-bench-relevance: $(BENCH) ## measure how often the right tools are found, beside simpler rankings (ARGS="FOLDER … --haystack FOLDER")
+bench-relevance: $(BENCH) ## measure how often the right tools are found, beside simpler rankings and 0.2.0 (ARGS="FOLDER …", all: "--corpora DIR")
 	$(BIN)/python -m bench.relevance $(ARGS)
 
 bench-console: $(DEV) ## measure how long each page of the console takes with 10,000 tools

@@ -1,13 +1,14 @@
-"""Compare the ranking quality of Toolscout to simpler rankings: `make bench-relevance ARGS="FOLDER …"`.
+"""Measure how often the right tools are found: `make bench-relevance ARGS="FOLDER …"`, or `ARGS="--corpora DIR"` for
+all sets.
 
 Tools are indexed into a real Postgres and searched through `discover()`, so the benchmark measures the product as it
-ships. The baselines rank the same tools for the same messages in the same run.
+ships. The baselines rank the same tools for the same messages in the same run, and the version before is compared
+message by message.
 """
 
 import argparse
 import asyncio
-import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
@@ -15,28 +16,40 @@ import orjson
 from app.observability.logging import configure_logging
 from bench.relevance.compare import Comparison, compare
 from bench.relevance.feedback import format_simulation, simulate
-from bench.relevance.index import open_bench_container
-from bench.relevance.plot import draw
-from bench.relevance.sets import OWN, BenchSet, add_haystack, read_set, take_sample
-from bench.relevance.tables import format_table, to_json
+from bench.relevance.index import open_bench_container, open_data_folder
+from bench.relevance.messages import Results, read_results, write_results
+from bench.relevance.plot import draw_rankings, draw_versions
+from bench.relevance.sets import OWN, BenchSet, add_haystack, find_all_sets, read_set, take_sample
+from bench.relevance.tables import format_intervals, format_summary, format_table, to_json
 
 RESULTS = Path(__file__).parents[1] / "results"
+BEFORE = RESULTS / "messages-0.2.0.json"
 
 
 def main() -> None:
     options = _parser().parse_args()
     configure_logging("WARNING")
-    with _open_data_folder(options.data) as data:
+    with open_data_folder(options.data) as data:
         if options.feedback:
-            asyncio.run(_simulate(_read_sets(options), Path(data)))
+            asyncio.run(_simulate(_read_sets(options), data))
             return
-        comparisons = asyncio.run(_compare(_read_sets(options), Path(data), baselines=not options.ours_alone))
+        before, baselines = read_results(options.before), not options.ours_alone
+        comparisons = asyncio.run(_compare(_read_sets(options), data, before, baselines=baselines))
+    print(f"\n{format_summary(comparisons)}\n\n{format_intervals(comparisons)}", flush=True)
     _write_results(comparisons, options.results)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.relevance", description=__doc__)
-    parser.add_argument("folder", nargs="*", type=Path, default=[OWN], help="labelled sets (default: our own)")
+    parser.add_argument(
+        "folder",
+        nargs="*",
+        type=Path,
+        help="labelled sets (default: the one about the demo catalogue, and with --corpora all known sets)",
+    )
+    parser.add_argument(
+        "--corpora", type=Path, metavar="DIR", help="where the public sets are, and the tools of the sets in bench/sets"
+    )
     parser.add_argument("--haystack", type=Path, metavar="FOLDER", help="tools to add to every set")
     parser.add_argument("--limit-queries", type=int, metavar="N", help="use about N messages of each kind")
     parser.add_argument("--ours-alone", action="store_true", help="skip the baselines, which do not change")
@@ -49,31 +62,34 @@ def _parser() -> argparse.ArgumentParser:
         "--data", type=Path, metavar="DIR", help="keep the database, and with it the vectors of the tools"
     )
     parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="FILE",
+        default=BEFORE,
+        help="the messages.json of the version to compare to (default: 0.2.0)",
+    )
+    parser.add_argument(
         "--results", type=Path, metavar="DIR", default=RESULTS, help="where to write the results and the plot"
     )
     return parser
 
 
 def _read_sets(options: argparse.Namespace) -> list[BenchSet]:
-    sets = [take_sample(read_set(folder), options.limit_queries) for folder in options.folder]
+    folders = options.folder or ([OWN] if options.corpora is None else find_all_sets(options.corpora))
+    sets = [take_sample(read_set(folder, options.corpora), options.limit_queries) for folder in folders]
     if options.haystack is None:
         return sets
-    haystack = read_set(options.haystack)
+    haystack = read_set(options.haystack, options.corpora)
     return [add_haystack(each, haystack) for each in sets]
 
 
-def _open_data_folder(path: Path | None) -> AbstractContextManager[str | Path]:
-    if path is None:
-        return tempfile.TemporaryDirectory()
-    path.mkdir(parents=True, exist_ok=True)
-    return nullcontext(path)
-
-
-async def _compare(sets: list[BenchSet], data: Path, *, baselines: bool) -> list[Comparison]:
+async def _compare(
+    sets: list[BenchSet], data: Path, before: Mapping[str, Results], *, baselines: bool
+) -> list[Comparison]:
     comparisons = []
     async with open_bench_container(data) as container:
         for bench in sets:
-            comparisons.append(await compare(container, bench, baselines=baselines))
+            comparisons.append(await compare(container, bench, before.get(bench.name), baselines=baselines))
             print(f"\n{format_table(comparisons[-1])}\n", flush=True)
     return comparisons
 
@@ -90,7 +106,9 @@ async def _simulate(sets: list[BenchSet], data: Path) -> None:
 def _write_results(comparisons: list[Comparison], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "relevance.json").write_bytes(orjson.dumps(to_json(comparisons), option=orjson.OPT_INDENT_2))
-    draw(comparisons, folder / "relevance.png")
+    write_results(folder / "messages.json", {each.name: each.results for each in comparisons})
+    draw_rankings(comparisons, folder / "relevance.png")
+    draw_versions(comparisons, folder / "versions.png")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Index the tools of a set for a user of their own, with the product's own indexing."""
 
 import asyncio
+import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ class IndexedSet:
     """By id in the set."""
     refused: dict[str, str]
     """The reasons of rejected tools, by id in the set."""
+
+
+@contextmanager
+def open_data_folder(path: Path | None) -> Iterator[Path]:
+    """Make the folder of the database, or a temporary one if there is no path."""
+    if path is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+        yield path
 
 
 @asynccontextmanager

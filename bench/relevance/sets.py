@@ -1,4 +1,9 @@
-"""Labelled sets: folders with `tools.jsonl`, `queries.jsonl` and optionally `no_tool_queries.jsonl`."""
+"""Labelled sets: folders with `tools.jsonl`, `queries.jsonl` and optionally `no_tool_queries.jsonl`.
+
+The sets in `bench/sets` have no `tools.jsonl`: their tools are those of public MCP servers, which are not ours to ship.
+`bench/sets/pool.json` names the servers, by the folder of the corpus that has them. A corpus is a folder with a
+`tools.jsonl`.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +18,13 @@ from app.evaluation.labelled_messages import LabelledMessage, parse_labelled_mes
 from app.text.strict_json import Json
 
 OWN = Path(evaluation.__file__).parent / "messages" / "own"
+SETS = Path(__file__).parents[1] / "sets"
+
+PUBLIC = ("azure_mcp_2026", "metatool", "bfcl_live", "stabletoolbench", "mcpproxy_golden")
+DEVELOPMENT = ("everyday", "conversations", "languages")
+HELD_OUT_SUFFIX = "_held_out"
+_TUNED_ON = frozenset({*PUBLIC, OWN.name, *DEVELOPMENT})
+_POOL = "pool.json"
 
 
 @dataclass(frozen=True)
@@ -40,15 +52,52 @@ class BenchSet:
     """Messages that need tools, followed by messages that need none."""
 
 
-def read_set(folder: Path) -> BenchSet:
-    """Read a set. One without `tools.jsonl`, as our own, is about the demo catalogue."""
+def find_all_sets(corpora: Path) -> list[Path]:
+    """Return the folders of the public sets that are there, of the set that ships with Toolscout, and of `bench/sets`,
+    where each development set is followed by its held-out twin."""
+    public = [corpora / name for name in PUBLIC if (corpora / name).is_dir()]
+    ours = [SETS / f"{name}{suffix}" for name in DEVELOPMENT for suffix in ("", HELD_OUT_SUFFIX)]
+    return [*public, OWN, *ours]
+
+
+def is_tuned_on(name: str) -> bool:
+    """Whether the ranking or its calibration was tuned on the set of this name, with or without a haystack."""
+    return name.partition("+")[0] in _TUNED_ON
+
+
+def read_set(folder: Path, corpora: Path | None = None) -> BenchSet:
+    """Read a set. `corpora` is the folder of the corpora, which only the sets in `bench/sets` need."""
     paths = [folder / "queries.jsonl", folder / "no_tool_queries.jsonl"]
     items = [item for path in paths if path.exists() for item in parse_labelled_messages(path.read_bytes())]
-    path = folder / "tools.jsonl"
-    tools = read_tools(path.read_bytes()) if path.exists() else load_demo_tools()
-    bench = BenchSet(folder.name, separate_duplicates(tools), items)
+    bench = BenchSet(folder.name, separate_duplicates(_load_tools(folder, corpora)), items)
     check_labels(bench)
     return bench
+
+
+def _load_tools(folder: Path, corpora: Path | None) -> list[BenchTool]:
+    """Load the tools of a set: its own, those of the pool beside it, or those of the demo catalogue."""
+    path, pool = folder / "tools.jsonl", folder.absolute().parent / _POOL
+    if path.exists():
+        return read_tools(path.read_bytes())
+    if not pool.exists():
+        return load_demo_tools()
+    if corpora is None:
+        raise SystemExit(f"{folder.name}: its tools are not part of this repository: give --corpora DIR")
+    return [
+        tool
+        for corpus, servers in orjson.loads(pool.read_bytes()).items()
+        for tool in _read_corpus(corpora / corpus, servers)
+    ]
+
+
+def _read_corpus(corpus: Path, servers: Sequence[str]) -> list[BenchTool]:
+    path = corpus / "tools.jsonl"
+    if not path.exists():
+        raise SystemExit(f"--corpora: {corpus.parent} has no {corpus.name}/tools.jsonl")
+    tools = [tool for tool in read_tools(path.read_bytes()) if tool.server in set(servers)]
+    if missing := sorted(set(servers) - {tool.server for tool in tools}):
+        raise SystemExit(f"--corpora: {corpus.name} has no server {missing[0]!r}: is it another version?")
+    return tools
 
 
 def read_tools(content: bytes) -> list[BenchTool]:
