@@ -43,7 +43,9 @@ _SECTIONS = {
         "`everything` where search failed; `disabled` for users with discovery off; `core` for projects that do not "
         "search",
         "fallbacks": "discoveries that were degraded, by their `degraded_reason`",
-        "no_match": "discoveries that found no fitting tool",
+        "discovery_confidence": "discoveries by the `confidence` of their answer: `high`, `low` or `none`; not for "
+        "projects that do not search",
+        "no_match": "discoveries that found no fitting tool: `confidence` is `none`",
         "tokens_saved": "tokens of definitions that were not sent",
         "search_seconds": "time in the search itself, without the embedder",
         "query_cache": "lookups of query vectors: `hit` or `miss`",
