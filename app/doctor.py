@@ -19,6 +19,7 @@ from app.errors import ConfigurationError, ToolscoutError
 from app.local_postgres.database import connect_database, has_data
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import StdioServerRegistry
+from app.search.glossary import Glossary
 from app.settings import Settings, find_typos
 from app.usage.stats import count_not_english
 
@@ -57,6 +58,7 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
 def _check_settings(settings: Settings) -> CheckResult:
     if has_data(settings):
         make_sealer(settings)
+    Glossary(settings.glossary_file)
     where = "embedded" if settings.uses_embedded_db else "DATABASE_URL"
     return CheckResult("settings", ok=True, message=f"{settings.environment}, Postgres: {where}")
 

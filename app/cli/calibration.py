@@ -70,6 +70,8 @@ async def calibrate_model(
     The threshold decides when no tool fits a message. Without a file it is calibrated for all users, with a file for
     the user whose tools the messages are about, unless --for-all is given.
     """
+    if reset and (file is not None or dry_run):
+        raise InvalidInput("--reset takes neither a FILE nor --dry-run: it restores a calibration at once")
     if user is not None and file is None and not reset:
         raise InvalidInput("--user needs a FILE with labelled messages about the user's tools")
     for_user = not for_all and (user is not None or file is not None)

@@ -175,10 +175,11 @@ async def _explain_rank(
     if rank is None:
         message = _explain_threshold(searcher.make_params(query, options, embedding), evidence)
         return Reason("below_threshold", message, facts, evidence=evidence)
-    if rank > options.limit:
+    is_cut = rank > ranking.size
+    if rank > options.limit and not (is_cut and ranking.judgement.confidence == "low"):
         message = f"it ranks {rank}, and the limit is {options.limit}"
         return Reason("outranked", message, facts, rank=rank, evidence=evidence)
-    if rank > ranking.size:
+    if is_cut:
         message = _explain_cut(rank, ranking.judgement) + moved
         return Reason("unlikely", message, facts, rank=rank, evidence=evidence)
     message = f"it ranks {rank}, but there is no room left: see `max_tokens` and TOOLSCOUT_MAX_TOOLS"

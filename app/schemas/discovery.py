@@ -37,7 +37,9 @@ class DiscoverBody(Input):
         "if the message needs fewer: see `fill`",
     )
     fill: bool = Field(
-        False, description="find as many tools as `limit` allows, and not only those that the message needs"
+        False,
+        description="find as many tools as `limit` allows, and not only those that the message needs; the model's "
+        "minimum similarity still applies",
     )
     similarity_threshold: float | None = Field(
         None,

@@ -39,7 +39,7 @@ MAX_LOW = 3
 SHARED_AMONG = 32
 """How many of the best tools share the chance; a fixed number, so that an answer does not depend on its limit."""
 _HIGH_BM25_SHARE = 0.5
-_CONTEXT_UNCERTAINTY = 3.0
+_CONTEXT_UNCERTAINTY = 2.0
 """A message in a conversation has two readings, so that the scores tell less."""
 
 

@@ -137,7 +137,7 @@ def _read_shipped(language: str) -> list[tuple[str, str]]:
 
 def _read_own(path: Path) -> list[tuple[str, str]]:
     try:
-        return _parse(path.read_text(encoding="utf-8"))
+        return _parse(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the glossary {path}: {error}") from error
     except ValueError as error:
@@ -153,5 +153,5 @@ def _parse(content: str) -> list[tuple[str, str]]:
         phrases, separator, words = line.partition(" = ")
         if not separator or not phrases.strip() or not words.strip():
             raise ValueError(f"line {number} must be `phrase, phrase = plain words`")
-        entries += [(phrase.strip(), words.strip()) for phrase in phrases.split(", ") if phrase.strip()]
+        entries += [(phrase.strip(), words.strip()) for phrase in phrases.split(",") if phrase.strip()]
     return entries

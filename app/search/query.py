@@ -56,15 +56,15 @@ _AGREEMENT_WORDS = frozenset(
 # "Thanks, that is all" requests nothing, whatever the conversation was about. Every word must be one of these.
 _CLOSING_WORDS = frozenset(
     """
-    thank thanks thx cheers bye goodbye no nope nothing nevermind mind danke tschüss merci gracias adiós obrigado
-    obrigada valeu tchau grazie ciao 谢谢 谢谢你 再见 ありがとう ありがとうございます
+    thank thanks thankyou thx ty cheers bye goodbye no nope nothing nevermind mind danke tschüss merci gracias adiós
+    obrigado obrigada valeu tchau grazie ciao 谢谢 谢谢你 再见 ありがとう ありがとうございます
     """.split()
 )
 _CLOSING_FILLERS = _AGREEMENT_WORDS | frozenset(
     """
-    a all am and appreciate are day done else everything for got have help helped helpful i is it kind lot m more much
-    need needed never nice now of one re really s so that thats the time very was we were ya you your vielen dank schön
-    sehr beaucoup muchas mille muito tante
+    a all am and appreciate are bunch day done else everything for got have help helped helpful i is it kind lot m
+    many mate million more much need needed never nice now of one re really s so that thats the time u very was we
+    were ya you your vielen dank schön sehr beaucoup muchas mille muito tante
     """.split()
 )
 _REFUSAL_WORDS = frozenset("no nope nothing nevermind never".split())
@@ -73,8 +73,13 @@ _ANY_WORD = re.compile(r"\w+")
 # "Shall I post it?" or "Which repository?": a short reply belongs to it, and is searched together with it. A "great,
 # thanks" accepts an offer, and closes the conversation otherwise.
 _OFFER = re.compile(
-    r"\?\s*$|\b(?:shall|should|can|could|may) i\b|\bi (?:can|could)\b|\bif you(?:'d)? (?:like|want)\b", re.IGNORECASE
+    r"\b(?:shall|should|can|could|may) i\b|\bi (?:can|could)\b|\b(?:want|like) me to\b|\b(?:do you|you'd|if you) want\b"
+    r"|\bwould you like\b|\bif you(?:'d)? like\b|^\s*want\b|[.!]\s+want\b",
+    re.IGNORECASE,
 )
+_QUESTION = re.compile(r"\?\s*$")
+# "Anything else I can help with?" offers nothing in particular.
+_COURTESY = re.compile(r"\banything else\b|\bhow (?:can|may) i help\b|\bhelp you\b|\bhelp with\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Query:
     called: frozenset[str] = frozenset()
     """The names of recently called tools."""
     follows_offer: bool = False
-    """Whether the assistant's last turn offers or asks something."""
+    """Whether the assistant's last turn offers something."""
     language: str = ENGLISH
     expansion: str = ""
     """Plain words for what the message says in other words; matched by BM25 alone."""
@@ -126,13 +131,14 @@ def parse_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None 
     called = frozenset(name for turn in turns[-_RECENT_TURNS:] for name in _find_tool_calls(turn))
     before = turns[:position]
     parsed = _make_query(user_text, _describe_context(before), called)
-    offer = next((_get_last_sentences(text) for text in _find_last("assistant", before)), "")
-    if not _OFFER.search(offer):
+    answer = next((_get_last_sentences(text) for text in _find_last("assistant", before)), "")
+    follows_offer = bool(_OFFER.search(answer))
+    if _COURTESY.search(answer) or not (follows_offer or _QUESTION.search(answer)):
         return parsed
     if len(user_text.split()) > _MAX_WORDS_OF_A_REPLY:
-        return replace(parsed, follows_offer=True)
-    search_text = f"{replace_entities(shorten(offer, _MAX_TURN_CHARS))} {parsed.search_text}"
-    return replace(parsed, search_text=search_text, subqueries=(), follows_offer=True)
+        return replace(parsed, follows_offer=follows_offer)
+    search_text = f"{replace_entities(shorten(answer, _MAX_TURN_CHARS))} {parsed.search_text}"
+    return replace(parsed, search_text=search_text, subqueries=(), follows_offer=follows_offer)
 
 
 def parse_query_with_context(query: str, context: str) -> Query:
@@ -187,10 +193,14 @@ def _get_last_sentences(text: str) -> str:
 
 
 def _find_last_result(turns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the text of the last tool result, in OpenAI's or Anthropic's format."""
+    """Return the text of the last tool result, in OpenAI's formats or Anthropic's."""
     for turn in reversed(turns):
         results = [block for block in _list_blocks(turn.get("content")) if block.get("type") == "tool_result"]
-        contents = [turn.get("content")] if turn.get("role") == "tool" else [block.get("content") for block in results]
+        contents = [block.get("content") for block in results]
+        if turn.get("role") == "tool":
+            contents = [turn.get("content")]
+        elif turn.get("type") == "function_call_output":
+            contents = [turn.get("output")]
         if texts := [text for content in contents if (text := _extract_text(content))]:
             return texts[-1:]
     return []
@@ -212,10 +222,11 @@ def _extract_text(content: Any) -> str:
 
 
 def _find_tool_calls(turn: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tool names in OpenAI's `tool_calls` and Anthropic's `tool_use` blocks."""
+    """Yield the tool names in OpenAI's `tool_calls`, its Responses items and Anthropic's `tool_use` blocks."""
     functions = (call.get("function") for call in _list_blocks(turn.get("tool_calls")))
     tool_uses = (block for block in _list_blocks(turn.get("content")) if block.get("type") == "tool_use")
-    for call in (*functions, *tool_uses):
+    items = (turn,) if turn.get("type") == "function_call" else ()
+    for call in (*functions, *tool_uses, *items):
         if isinstance(call, dict) and isinstance(call.get("name"), str):
             yield call["name"]
 

@@ -52,6 +52,8 @@ def test_an_uncalibrated_model_is_calibrated_and_reset(command: Command, databas
     assert read_rates(output, "after")[1] >= read_rates(output, "before")[1]
     assert fitted.is_fitted
 
+    assert "takes neither a FILE nor --dry-run" in command("calibrate", "--reset", "--dry-run", status=1)
+    assert read_calibration(database) != UNCALIBRATED
     assert "is back to the calibration that ships with it" in command("calibrate", "--reset")
     assert read_calibration(database) == UNCALIBRATED
 

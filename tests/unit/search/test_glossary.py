@@ -82,7 +82,7 @@ def test_a_language_without_a_list_is_searched_as_it_is(glossary: Glossary) -> N
 
 def test_the_operators_own_words_count_in_every_language(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
-    path.write_text("# ours\n\nbluebird, blue bird, 青い鳥 = inventory system\n", encoding="utf-8")
+    path.write_text("\ufeff# ours\n\nbluebird,blue bird, 青い鳥 = inventory system\n", encoding="utf-8")
     glossary = Glossary(path)
     assert expand(glossary, "what is in bluebird").expansion == "inventory system"
     assert "inventory" in expand(glossary, "was ist noch im Blue Bird?").search_text

@@ -90,7 +90,13 @@ ANTHROPIC_CALL = [
 ]
 
 
-@pytest.mark.parametrize("call", [OPENAI_CALL, ANTHROPIC_CALL])
+RESPONSES_CALL = [
+    {"type": "function_call", "call_id": "c", "name": "get_page", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "The page says hello."},
+]
+
+
+@pytest.mark.parametrize("call", [OPENAI_CALL, RESPONSES_CALL, ANTHROPIC_CALL])
 def test_the_last_tool_result_is_part_of_the_context(call: list[Turn]) -> None:
     query = parse_query(None, [user("what is new?"), *call, assistant("Hello."), user("save it")])
     assert query.context == "what is new?\nThe page says hello.\nHello."
@@ -115,6 +121,8 @@ def test_a_query_with_context_is_searched_with_it_and_alone() -> None:
         ("Shall I post it to the channel?", "no thanks", True),
         ("It is posted.", "great, thanks", True),
         ("Shall I ask first? It is posted. All is done.", "great, thanks", True),
+        ("Sunny. Anything else I can help with?", "thanks!", True),
+        ("Hi! How can I help?", "many thanks", True),
     ],
 )
 def test_thanks_accept_an_offer_and_close_a_conversation_otherwise(answer: str, text: str, closes: bool) -> None:
