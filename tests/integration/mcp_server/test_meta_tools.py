@@ -460,8 +460,8 @@ async def test_defaults_come_from_the_project_and_then_from_the_user(user: TestU
     for path in ("/mcp", project_path):
         assert len(await discover_names(user, "weather", path=path, maxResults=5)) == 5
     # similar in meaning, without a common word
-    assert await discover_names(user, "a cold and cloudy morning outside?") == []
-    assert await discover_names(user, "a cold and cloudy morning outside?", path=project_path) != []
+    assert await discover_names(user, "current meteorological conditions in Graz") == []
+    assert await discover_names(user, "current meteorological conditions in Graz", path=project_path) != []
 
 
 async def test_schemas_are_ranked_by_similarity(tools_user: TestUser) -> None:
