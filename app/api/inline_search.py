@@ -1,5 +1,8 @@
 """REST: `POST /catalog/search`, which searches the tools that are sent with the request."""
 
+from typing import Any
+
+import orjson
 from fastapi import APIRouter
 
 from app.api.strict_route import StrictRoute
@@ -12,7 +15,7 @@ from app.search.query import parse_query_with_context
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 
-@router.post("/catalog/search")
+@router.post("/catalog/search", response_model_exclude_unset=True)
 async def post_catalog_search(body: SearchBody, caller: DiscoverCaller, container: ContainerDep) -> SearchOut:
     """Find the tools that these queries need among the tools in the request.
 
@@ -37,6 +40,8 @@ def _render_result(result: InlineSearchResult) -> SearchOut:
 
 
 def _render_tool(found: FoundTool) -> FoundToolOut:
+    texts = {"output_schema": found.tool.output_schema, "annotations": found.tool.annotations}
+    passed_back: dict[str, Any] = {name: orjson.loads(text) for name, text in texts.items() if text is not None}
     return FoundToolOut(
         tool_key=found.tool_key,
         tool_name=found.tool.name,
@@ -44,4 +49,5 @@ def _render_tool(found: FoundTool) -> FoundToolOut:
         description=found.tool.description,
         relevance=round(found.relevance, 4),
         explanation=found.explanation,
+        **passed_back,
     )

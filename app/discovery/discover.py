@@ -28,6 +28,7 @@ from app.catalog.definitions import (
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.discovery.ids import new_discovery_id
+from app.discovery.match_sentence import describe_match
 from app.discovery.request import DiscoveryRequest, resolve_options
 from app.discovery.selection import SelectedTool, count_tokens, select_tools
 from app.embeddings.calibration import shift_chance
@@ -38,7 +39,7 @@ from app.search.confidence import Confidence, Judgement
 from app.search.language import ENGLISH
 from app.search.postgres import Evidence
 from app.search.query import Query, shorten
-from app.search.ranking import Hit
+from app.search.ranking import Hit, is_named
 from app.search.scoring import Strategy
 from app.search.searcher import QueryEmbedding, Searcher, SearchOptions
 from app.usage.counters import DiscoverySample, UsageCounters
@@ -177,6 +178,7 @@ async def _search(
 ) -> Discovery:
     searcher, query = discoverer.searcher, request.query
     evidence: dict[str, Evidence] = {}
+    words: dict[str, Sequence[str]] | None = None
     async with discoverer.database.snapshot(user.id) as session:
         result = await searcher.find(session, query, options, embedding, limit=options.limit, ann=user.ann)
         tool_ids = [*request.keep, *(hit.tool_id for hit in result.hits)]
@@ -185,7 +187,11 @@ async def _search(
         )
         if request.explain:
             evidence = await searcher.read_evidence(session, query, options, embedding, tool_ids)
+        if request.describe:
+            words = await searcher.hybrid_search.read_matching_words(session, options.scope, query, tool_ids)
     found = _add_definitions(result.hits, definitions.tools)
+    if words is not None:
+        found = [replace(tool, explanation=_describe(tool, query, words)) for tool in found]
     tools = _select(discoverer, request, options, definitions, found)
     judgement = result.ranking.judgement
     return Discovery(
@@ -257,6 +263,12 @@ def _add_definitions(hits: Sequence[Hit], visible: dict[str, ToolDefinitionView]
         for hit in hits
         if hit.tool_id in visible
     ]
+
+
+def _describe(tool: SelectedTool, query: Query, words: dict[str, Sequence[str]]) -> str:
+    definition = tool.definition
+    named = is_named(query.user_text.lower(), definition.name)
+    return describe_match(named=named, words=words.get(definition.tool_id, ()), similarity=tool.similarity)
 
 
 def _select(

@@ -33,6 +33,8 @@ class DiscoveryRequest:
     keep: Sequence[str] = ()
     """The keys of tools that the model was given earlier in the conversation."""
     explain: bool = False
+    describe: bool = False
+    """Say in a sentence why each tool was found, which costs less than `explain`."""
     dry_run: bool = False
     """Do not count the discovery as a user's, do not log it and do not learn from it."""
 

@@ -21,6 +21,8 @@ class SelectedTool:
     score: float | None = None
     matched_tags: Sequence[str] = ()
     evidence: Evidence | None = None
+    explanation: str | None = None
+    """Why it was found, in a sentence; None unless the request asks for it."""
 
 
 def select_tools(

@@ -91,7 +91,7 @@ async def _discover(call: ToolCall) -> Json:
         _parse_query(query, arguments.get("context", ""), position) for position, query in enumerate(arguments["query"])
     ]
     limit = _to_integer(arguments.get("maxResults"))
-    request = DiscoveryRequest(queries[0], call.project_id, limit=limit, include_core_tools=False)
+    request = DiscoveryRequest(queries[0], call.project_id, limit=limit, include_core_tools=False, describe=True)
     discoveries = await discover_each(discoverer, call.caller, request, queries)
     found = interleave_selections([discovery.tools for discovery in discoveries], discoveries[0].options.limit)
     hints = (_make_hint(discoveries, arguments["query"]), _describe_uncertainty(discoveries, arguments["query"]))
@@ -241,6 +241,7 @@ _DISCOVERY_OUTPUT_SCHEMA = {
                 "properties": {
                     **{name: {"type": "string"} for name in ("toolKey", "toolName", "serverName", "description")},
                     "relevance": {"type": "number"},
+                    "explanation": {"type": "string"},
                     **{name: {"type": "object"} for name in ("inputSchema", "outputSchema", "annotations")},
                 },
                 "required": ["toolKey", "toolName"],
@@ -257,8 +258,7 @@ BASIC_TOOLS: Sequence[MetaTool] = (
         Permission.DISCOVER,
         _discover,
         "Find tools: hundreds are connected. Call it first when your other tools cannot do a task. "
-        "Returns the best matches, each with its toolKey and input schema; run one with tool_execute. "
-        "If none fits, ask in other words.",
+        "Returns the best matches, each with its toolKey and input schema; run one with tool_execute.",
         _object_schema(
             {
                 "query": {

@@ -113,6 +113,8 @@ def _tool_result(tool: SelectedTool, *, brief: bool) -> Json:
         "description": shorten_description(definition.description) if brief else definition.description,
         "relevance": round(min(max(tool.score or 0.0, 0.0), 1.0), 3),
     }
+    if tool.explanation:
+        result["explanation"] = tool.explanation
     if not brief:
         result |= _parse_schemas(definition)
     if definition.flags:
@@ -125,6 +127,8 @@ def _tool_text(result: Json) -> str:
         f"{result['toolName']} of {result['serverName']} ({result['relevance']:.2f})",
         f"toolKey: {result['toolKey']}",
     ]
+    if "explanation" in result:
+        lines.append(f"why: {result['explanation']}")
     if result["description"]:
         lines.append(result["description"])
     if "inputSchema" in result:

@@ -142,8 +142,11 @@ async def _make_tool_call(
 
 
 async def _resolve_project(request: McpRequestContext, requested: Any) -> str | None:
-    """`_meta.projectId` narrows the scope of a call; it cannot leave the project of the URL or the key."""
-    if requested is None:
+    """`_meta.projectId` narrows the scope of a call; it cannot leave the project of the URL or the key.
+
+    Clients with a fixed set of fields send an empty one for none.
+    """
+    if requested is None or requested == "":
         return request.caller.resolve_project(None)
     if not isinstance(requested, str):
         raise InvalidInput("_meta.projectId must be a string")

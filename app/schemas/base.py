@@ -4,7 +4,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
 
 from app.db.pagination import Page
 
@@ -30,6 +31,21 @@ class Input(BaseModel):
     """A request body: no unknown fields and no conversions, so that `"8"` is not 8 and `true` is not 1."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CamelCaseInput(Input):
+    """A request body whose fields may also be named in camelCase, as MCP names them: `maxResults` is `max_results`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_camel_case(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        names = {to_camel(name): name for name in cls.model_fields}
+        for alias, name in names.items():
+            if alias != name and alias in body and name in body:
+                raise ValueError(f"give either `{name}` or `{alias}`, not both")
+        return {names.get(key, key): value for key, value in body.items()}
 
 
 def given_fields(body: BaseModel) -> dict[str, Any]:

@@ -5,13 +5,16 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
-from app.schemas.base import Input, Output
+from app.schemas.base import CamelCaseInput, Input, Output
 
 MAX_TOOLS = 2_000
 MAX_QUERIES = 10
 
 Label = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Phrase = Annotated[str, StringConstraints(max_length=200_000)]
+
+
+_PASSED_BACK = "not searched; the result has it again"
 
 
 class SentToolBody(Input):
@@ -22,9 +25,11 @@ class SentToolBody(Input):
     server_name: Label
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    output_schema: dict[str, Any] | None = Field(None, description=_PASSED_BACK)
+    annotations: dict[str, Any] | None = Field(None, description=_PASSED_BACK)
 
 
-class SearchBody(Input):
+class SearchBody(CamelCaseInput):
     query: list[Phrase] = Field(
         min_length=1,
         max_length=MAX_QUERIES,
@@ -37,7 +42,8 @@ class SearchBody(Input):
         None,
         ge=1,
         le=50,
-        description="the maximum number of results of all queries; there are fewer if the queries need fewer",
+        description="the maximum number of results of all queries; there are fewer if the queries need fewer. "
+        "`maxResults` is the same",
     )
 
     @model_validator(mode="after")
@@ -61,6 +67,8 @@ class FoundToolOut(Output):
     description: str
     relevance: float = Field(description="the score of `/discover`, 0 to 1")
     explanation: str
+    output_schema: dict[str, Any] | None = Field(None, description="absent unless the tool was sent with one")
+    annotations: dict[str, Any] | None = Field(None, description="absent unless the tool was sent with some")
 
 
 class RefusedOut(Output):

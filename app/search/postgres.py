@@ -21,6 +21,7 @@ from app.embeddings.base import Vector
 from app.search.bm25 import find_matching_words
 from app.search.hnsw import HNSW_SETTINGS, candidate_ids_join
 from app.search.intents import compare_actions
+from app.search.query import Query
 from app.search.ranking import Hit, Ranking, candidate_pool_size, is_named, rank
 from app.search.scoring import (
     ACTION_BOOST,
@@ -78,6 +79,8 @@ SELECT r.tool_id, r.tool_name, r.tags, r.similarity_0, r.cosine_rank, r.bm25_0, 
 FROM ranked r JOIN mcp_tool_embeddings v ON v.user_id = %(user_id)s AND v.model = %(model)s AND v.tool_id = r.tool_id
 WHERE r.tool_id = ANY(%(tool_ids)s)
 """
+
+_LEXICAL = f"SELECT v.tool_id, v.lexical FROM mcp_tool_embeddings v WHERE {VISIBLE} AND v.tool_id = ANY(%(tool_ids)s)"
 
 TextVectors = Sequence[Vector] | None
 """The embedding of each text of the query; None for a search by words alone."""
@@ -167,6 +170,13 @@ class HybridSearch:
         parameters = scope.parameters() | _make_vector_parameters(stats, term_ids, vectors)
         rows = await session.rows(_explain_statement(), parameters | {"tool_ids": list(tool_ids)})
         return {tool_id: _make_evidence(params, *columns) for tool_id, *columns in rows}
+
+    async def read_matching_words(
+        self, session: Session, scope: Scope, query: Query, tool_ids: Sequence[str]
+    ) -> dict[str, Sequence[str]]:
+        """Return the query's words that each of the tools contains, by id, without those that are not visible."""
+        rows = await session.rows(_LEXICAL, scope.parameters() | {"tool_ids": list(tool_ids)})
+        return {tool_id: find_matching_words(query.lexical_texts[0], lexical) for tool_id, lexical in rows}
 
     async def _read_rows(
         self,

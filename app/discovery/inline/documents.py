@@ -32,6 +32,8 @@ class InlineTool:
     description: str | None = None
     input_schema: Mapping[str, Any] | None = None
     title: str | None = None
+    output_schema: Mapping[str, Any] | None = None
+    annotations: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class ParsedTool:
     text: str
     """The text to embed."""
     text_hash: bytes
+    output_schema: bytes | None = None
+    """JSON, as are the annotations: both are only passed back."""
+    annotations: bytes | None = None
 
 
 class InlineToolParser:
@@ -71,7 +76,8 @@ class InlineToolParser:
 
 def _estimate_bytes(tool: ParsedTool) -> int:
     """Estimate the memory that a cached tool takes: mostly its texts and its terms."""
-    texts = sys.getsizeof(tool.description) + sys.getsizeof(tool.text)
+    parts = (tool.description, tool.text, tool.output_schema, tool.annotations)
+    texts = sum(sys.getsizeof(part) for part in parts if part is not None)
     return _ENTRY_BYTES + texts + _TERM_BYTES * len(tool.lexical.indices())
 
 
@@ -87,7 +93,21 @@ def _parse(tool: InlineTool, dimension: int) -> ParsedTool | Refusal:
     text = embedded_text(definition, server_name)
     lexical = lexical_vector(definition, server_name, dimension)
     action = detect_tool_action(definition.name, definition.description)
-    return ParsedTool(definition.name, server_name, definition.description, lexical, action, text, text_hash(text))
+    return ParsedTool(
+        name=definition.name,
+        server_name=server_name,
+        description=definition.description,
+        lexical=lexical,
+        action=action,
+        text=text,
+        text_hash=text_hash(text),
+        output_schema=_to_json(definition.output_schema),
+        annotations=_to_json(definition.annotations),
+    )
+
+
+def _to_json(part: Json | None) -> bytes | None:
+    return None if part is None else canonical_json(part)
 
 
 def _to_mcp(tool: InlineTool) -> Json:
@@ -96,4 +116,6 @@ def _to_mcp(tool: InlineTool) -> Json:
         "title": tool.title,
         "description": tool.description,
         "inputSchema": tool.input_schema,
+        "outputSchema": tool.output_schema,
+        "annotations": tool.annotations,
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from app.auth.permissions import Caller
 from app.discovery.inline.documents import InlineTool, InlineToolParser, ParsedTool
 from app.discovery.inline.vectors import VectorSource
+from app.discovery.match_sentence import describe_match
 from app.discovery.request import DiscoveryRequest, resolve_options
 from app.embeddings.base import Vector
 from app.embeddings.loaded_models import LoadedModel
@@ -21,8 +22,6 @@ from app.search.interleave import interleave
 from app.search.query import Query
 from app.search.scoring import ScoringParams
 from app.search.searcher import QueryEmbedding, Searcher
-
-_MAX_EXPLAINED_WORDS = 8
 
 
 @dataclass(frozen=True)
@@ -142,17 +141,10 @@ def _find_tools(
     rankings = [tool_set.index.find(query, embedding.vectors, limit) for query, embedding in queries]
     taken = interleave(rankings, limit, lambda tool: tool.hit.tool_id, lambda tool: tool.hit.score)
     return [
-        FoundTool(tool.hit.tool_id, tool_set.parsed[tool.hit.tool_id], tool.hit.score, _explain_match(tool))
+        FoundTool(tool.hit.tool_id, tool_set.parsed[tool.hit.tool_id], tool.hit.score, _describe(tool))
         for tool in taken
     ]
 
 
-def _explain_match(tool: ScoredTool) -> str:
-    """Describe the evidence for a tool, for a person or a model."""
-    words = ", ".join(f"“{word}”" for word in tool.words[:_MAX_EXPLAINED_WORDS])
-    reasons = [
-        "named in the query" if tool.named else "",
-        f"matches {words}" if words else "",
-        "" if tool.similarity is None else f"close in meaning ({tool.similarity:.2f})",
-    ]
-    return "; ".join(reason for reason in reasons if reason)
+def _describe(tool: ScoredTool) -> str:
+    return describe_match(named=tool.named, words=tool.words, similarity=tool.similarity)

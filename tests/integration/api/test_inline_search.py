@@ -125,6 +125,29 @@ async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
     }
 
 
+async def test_an_output_schema_and_annotations_are_passed_back(user: TestUser) -> None:
+    schema = {"type": "object", "properties": {"rain\u200b": {"type": "number", "maximum": 1.5}}}
+    described = FORECAST | {"outputSchema": schema, "annotations": {"readOnlyHint": True}}
+    for _ in range(2):  # the second answer comes from the cache
+        [found] = (await search(user, RAIN, tools=[described, READ], max_results=1))["results"]
+        assert found["annotations"] == {"readOnlyHint": True}
+        assert found["outputSchema"] == {"type": "object", "properties": {"rain": {"type": "number", "maximum": 1.5}}}
+        [bare] = (await search(user, RAIN, tools=[FORECAST, READ], max_results=1))["results"]
+        assert found.keys() - bare.keys() == {"outputSchema", "annotations"}
+        assert (bare["toolKey"], bare["relevance"]) == (found["toolKey"], found["relevance"])
+
+
+async def test_max_results_may_be_written_in_camel_case(user: TestUser) -> None:
+    rains = [make_tool(f"get_forecast_{n}", f"The weather forecast for city number {n}.", "weather") for n in range(8)]
+    for name in ("max_results", "maxResults"):
+        assert len(keys(await search(user, RAIN, tools=rains, **{name: 2}))) == 2
+    body = {"query": [RAIN], "tools": rains, "max_results": 2, "maxResults": 2}
+    problem = assert_problem(await user.http.post("/catalog/search", json=body), 422, "invalid_input")
+    assert "give either `max_results` or `maxResults`, not both" in problem["detail"]
+    body = {"query": [RAIN], "tools": rains, "maxResults": 0}
+    assert_problem(await user.http.post("/catalog/search", json=body), 422, "invalid_input")
+
+
 async def test_each_of_several_queries_keeps_its_best_tool(user: TestUser) -> None:
     rains = [make_tool(f"get_forecast_{n}", f"The weather forecast for city number {n}.", "weather") for n in range(8)]
     tools = [*rains, READ, REFUND]

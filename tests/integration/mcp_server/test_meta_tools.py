@@ -254,6 +254,7 @@ async def test_a_discovery_returns_all_that_a_call_needs(tools_user: TestUser) -
     assert answer.keys() == {"results"}
     first = answer["results"][0]
     assert 0 < first.pop("relevance") <= 1
+    assert first.pop("explanation").startswith("matches “rain”")
     assert first == {
         "toolKey": (await get_keys(tools_user))["get_forecast"],
         "toolName": "get_forecast",
@@ -324,7 +325,7 @@ async def test_a_brief_result_is_much_smaller_and_finds_the_same_tools(user: Tes
     ]
     results = brief["structuredContent"]["results"]
     DISCOVERY_OUTPUT.validate(brief["structuredContent"])
-    fields = {"toolKey", "toolName", "serverName", "description", "relevance"}
+    fields = {"toolKey", "toolName", "serverName", "description", "relevance", "explanation"}
     assert [item.keys() for item in results] == [fields] * 5
     assert {item["description"] for item in results} == {"Tells the weather of a city."}
     whole = full["structuredContent"]["results"]
@@ -792,7 +793,7 @@ async def test_another_users_project_looks_like_a_missing_one(
     errors = [
         await call_expecting_error(other_user, name, arguments[name], _meta={"projectId": project_id})
         for name in ALL_NAMES
-        for project_id in (first, "missing", "")
+        for project_id in (first, "missing")
     ]
     assert len(set(errors)) == 1
     assert errors[0][0] == "not_found"
@@ -803,6 +804,22 @@ async def test_another_users_project_looks_like_a_missing_one(
     assert assert_refused(responses[0], 404) == assert_refused(responses[1], 404)
     for name in ("tool_discovery", "list_servers", "list_tools", "search_tools"):
         assert any((await call_structured(user, name, arguments[name], _meta={"projectId": first})).values())
+
+
+async def test_each_result_of_several_queries_says_why_it_was_found(tools_user: TestUser) -> None:
+    answer = await call_discovery(tools_user, RAIN, "refund_payment for the customer", detail="brief")
+    explanations = {result["toolName"]: result["explanation"] for result in answer["results"]}
+    assert explanations["refund_payment"].startswith("named in the query; matches ")
+    assert "“rain”" in explanations["get_forecast"]
+    assert "close in meaning (0." in explanations["get_forecast"]
+
+
+async def test_an_empty_project_id_means_no_project(user_with_projects: tuple[TestUser, str, str]) -> None:
+    user, first, _ = user_with_projects
+    refund, empty = (await get_keys(user))["refund_payment"], {"projectId": ""}
+    assert await find_revealing_tools(user, "refund_payment", refund, _meta=empty) == ALL_META_TOOLS
+    scoped = f"/projects/{first}/mcp/full"
+    assert await find_revealing_tools(user, "refund_payment", refund, scoped, _meta=empty) == set()
 
 
 @pytest.mark.parametrize("project_id", [1, True, ["x"], {}], ids=str)

@@ -1,5 +1,6 @@
 """Tests of the results of the meta-tools: structured content and text."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -149,6 +150,17 @@ def test_a_found_tool_is_rendered_with_its_key_and_schema() -> None:
         "Weather forecast for a city.",
         f"arguments: {orjson.dumps(CITY).decode()}",
     ]
+
+
+@pytest.mark.parametrize("brief", [True, False])
+def test_a_found_tool_says_why_in_a_sentence(brief: bool) -> None:
+    found = replace(select_tool(), explanation="matches “rain”")
+    result = responses.render_tools([found], None, brief=brief)
+    assert result["structuredContent"]["results"][0]["explanation"] == "matches “rain”"
+    assert "why: matches “rain”" in get_text(result).split("\n")
+    without = responses.render_tools([select_tool()], None, brief=brief)
+    assert "explanation" not in without["structuredContent"]["results"][0]
+    assert "why:" not in get_text(without)
 
 
 def test_missing_fields_of_a_tool_are_left_out() -> None:
