@@ -9,6 +9,13 @@ from app.text.strict_json import Json, canonical_json
 
 Transport = Literal["streamable_http", "sse", "stdio", "push"]
 
+TRANSPORT_ALIASES: Mapping[str, Transport] = {
+    "http": "streamable_http",
+    "streamable-http": "streamable_http",
+    "streamableHttp": "streamable_http",
+}
+"""MCP clients have several names for streamable HTTP. All are accepted, and stored as one."""
+
 
 @dataclass(frozen=True)
 class Endpoint:

@@ -1,6 +1,7 @@
 """`toolscout server add`, `list`, `remove` and `reindex`."""
 
 import asyncio
+import re
 import time
 from typing import Annotated, Literal
 
@@ -22,6 +23,7 @@ from app.indexing.queue import Run
 from app.management.runs import request_reindex
 from app.management.servers import delete_server, register_server
 from app.mcp_client.stdio_servers import StdioServerRegistry
+from app.mcp_types import TRANSPORT_ALIASES, Transport
 from app.schemas.servers import NewServerBody
 from app.settings import Settings
 
@@ -29,7 +31,8 @@ _POLL_INTERVAL_S = 0.2
 _SERVICE_WAIT_S = 5.0
 """How long a queued run is left to a running service before this process takes it."""
 
-_Transport = Literal["streamable_http", "sse", "stdio"]
+_Transport = Literal["streamable_http", "http", "streamable-http", "streamableHttp", "sse", "stdio"]
+_HEADER_SEPARATOR = re.compile("[:=]")
 
 commands = make_group()
 server_commands = make_group("Manage a user's MCP servers.")
@@ -51,11 +54,19 @@ async def add(
     ] = None,
     transport: Annotated[
         _Transport | None,
-        typer.Option("--transport", help="The transport. Without it: streamable_http, or stdio if there is no URL."),
+        typer.Option(
+            "--transport",
+            help="The transport; http is short for streamable_http. Without it: streamable_http, or stdio if there is "
+            "no URL.",
+        ),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", metavar="NAME=VALUE", help="A header of each request, stored encrypted. Repeatable."),
+        typer.Option(
+            "--header",
+            metavar="HEADER",
+            help="A header of each request, stored encrypted: 'Name: value' or NAME=VALUE. Repeatable.",
+        ),
     ] = None,
     description: Annotated[str, typer.Option("--description", help="What the server is for.", show_default=False)] = "",
     user: UserOption = DEMO_USER,
@@ -88,7 +99,7 @@ def _make_new_server(
     try:
         body = NewServerBody(
             name=name,
-            transport=transport or ("stdio" if url is None else "streamable_http"),
+            transport=_to_transport(transport, url),
             description=description,
             url=url,
             headers=dict(_parse_header(text) for text in headers),
@@ -96,6 +107,12 @@ def _make_new_server(
     except ValidationError as error:
         raise InvalidInput("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from None
     return NewServer(**body.model_dump())
+
+
+def _to_transport(given: _Transport | None, url: str | None) -> Transport:
+    if given is None:
+        return "stdio" if url is None else "streamable_http"
+    return given if given in ("streamable_http", "sse", "stdio") else TRANSPORT_ALIASES[given]
 
 
 def _check_stdio_server(settings: Settings, name: str) -> None:
@@ -108,11 +125,13 @@ def _check_stdio_server(settings: Settings, name: str) -> None:
 
 
 def _parse_header(text: str) -> tuple[str, str]:
-    """The error does not repeat the value, which may be a credential."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InvalidInput(f"a header is written NAME=VALUE, not {name!r}")
-    return name, value
+    """The first `:` or `=` ends the name: neither can be part of one. The error does not repeat the text, which may
+    be a credential."""
+    separator = _HEADER_SEPARATOR.search(text)
+    if separator is None or not text[: separator.start()].strip():
+        raise InvalidInput("a header is written 'Name: value' or NAME=VALUE")
+    name, value = text[: separator.start()], text[separator.end() :]
+    return name.strip(), value.strip() if separator[0] == ":" else value
 
 
 @server_commands.command("list")

@@ -174,7 +174,7 @@ def _to_body(form: Form) -> dict[str, Any]:
         "name": form.text("stdio") if transport == "stdio" else form.text("name"),
         "transport": transport,
         "description": form.text("description"),
-        "url": form.optional_text("url") if transport in ("streamable_http", "sse") else None,
+        "url": form.optional_text("url") if transport not in ("stdio", "push") else None,
         "headers": _read_headers(form),
         "tags": form.comma_list("tags"),
     }

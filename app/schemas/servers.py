@@ -2,13 +2,13 @@
 
 import re
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from app.catalog.servers import Status, check_transport
 from app.catalog.visibility_policy import ANY_TOOL
-from app.mcp_types import Transport
+from app.mcp_types import TRANSPORT_ALIASES, Transport
 from app.schemas.base import Input, Name, Output, Tags
 
 # set by the protocol and by the connection themselves
@@ -29,8 +29,18 @@ _DESCRIPTION = "what it is for; not searched"
 _HEADERS = "sent with every request to it, such as its token; stored encrypted and never returned"
 _TAGS = "added to all its tools"
 _ENABLED = "false: none of its tools can be found or run"
-_TRANSPORT = "`push`: its tools are sent by `PUT /servers/{server_id}/tools`"
+_TRANSPORT = (
+    "`http`, `streamable-http` and `streamableHttp` are other names of `streamable_http`; "
+    "`push`: its tools are sent by `PUT /servers/{server_id}/tools`"
+)
 _PERMISSIONS = "which tools may be found and run, by name; `*` stands for all others; empty: all tools may"
+
+
+def _resolve_transport_alias(value: Any) -> Any:
+    return TRANSPORT_ALIASES.get(value, value) if isinstance(value, str) else value
+
+
+GivenTransport = Annotated[Transport, BeforeValidator(_resolve_transport_alias)]
 
 
 class _ServerFields(Input):
@@ -53,7 +63,7 @@ class _ServerFields(Input):
 
 class NewServerBody(_ServerFields):
     name: Name = Field(description=_NAME, examples=["github"])
-    transport: Transport = Field(description=_TRANSPORT, examples=["push"])
+    transport: GivenTransport = Field(description=_TRANSPORT, examples=["push"])
     description: str = Field("", max_length=4_000, description=_DESCRIPTION)
     url: str | None = Field(None, max_length=2_048, description=_URL)
     headers: dict[str, HeaderValue] = Field({}, max_length=32, description=_HEADERS)
@@ -70,7 +80,7 @@ class NewServerBody(_ServerFields):
 class ServerChanges(_ServerFields):
     name: Name = Field("", description=_NAME)
     description: str = Field("", max_length=4_000, description=_DESCRIPTION)
-    transport: Transport = Field("push", description=_TRANSPORT)
+    transport: GivenTransport = Field("push", description=_TRANSPORT)
     url: str | None = Field(None, max_length=2_048, description=_URL)
     headers: dict[str, HeaderValue] | None = Field(None, max_length=32, description=_HEADERS)
     tags: Tags = Field([], description=_TAGS)

@@ -14,7 +14,8 @@ Json = dict[str, Any]
 Format = Literal["mcp", "openai", "openai_responses", "anthropic"]
 Strategy = Literal["hybrid", "semantic", "bm25"]
 Outcome = Literal["called", "succeeded", "failed", "irrelevant"]
-Transport = Literal["streamable_http", "sse", "stdio", "push"]
+Transport = Literal["streamable_http", "http", "streamable-http", "sse", "stdio", "push"]
+"""`http` and `streamable-http` are stored as `streamable_http`."""
 KeyKind = Literal["user", "service", "admin"]
 Confidence = Literal["high", "low", "none"]
 

@@ -106,6 +106,16 @@ async def connected_server(user: TestUser) -> str:
     return await user.add_server(fresh_name(), **fields)
 
 
+@pytest.mark.parametrize("name", ["streamable_http", "http", "streamable-http", "streamableHttp"])
+async def test_every_name_of_streamable_http_is_accepted_and_stored_as_one(owner: TestUser, name: str) -> None:
+    created = await post_server(owner, transport=name, url=URL, enabled=False)
+    assert created.status_code == 201, created.text
+    assert created.json()["transport"] == "streamable_http"
+    server_id = await owner.add_server(fresh_name(), transport="sse", url=URL, enabled=False)
+    changed = await owner.http.patch(f"/servers/{server_id}", json={"transport": name})
+    assert (changed.status_code, changed.json()["transport"]) == (200, "streamable_http")
+
+
 async def test_a_new_server_is_returned_as_requested(user: TestUser) -> None:
     wanted = {
         "name": "github",

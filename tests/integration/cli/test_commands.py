@@ -64,6 +64,21 @@ def test_a_server_is_added_used_reindexed_and_removed(command: Command, mcp: Fak
     assert "no servers yet" in command("server", "list", "--user", "ada")
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("X-Token: one=two: 3", "one=two: 3"), ("X-Token:one", "one"), ("X-Token=one: two=3", "one: two=3")],
+)
+def test_a_header_is_written_with_a_colon_or_an_equals_sign(
+    command: Command, mcp: FakeMcpServer, written: str, value: str
+) -> None:
+    command("key", "create", "--user", "tom")
+    mcp.tools = [tool("echo")]
+    command("server", "add", "files", mcp.url, "--transport", "http", "--header", written, "--user", "tom")
+    assert {request.headers["x-token"] for request in mcp.requests} == {value}
+    assert "streamable_http" in command("server", "list", "--user", "tom")
+    command("server", "remove", "files", "--user", "tom")
+
+
 def test_labelled_messages_are_evaluated(command: Command, mcp: FakeMcpServer, tmp_path: Path) -> None:
     command("key", "create", "--user", "lin")
     mcp.tools = [
@@ -205,7 +220,8 @@ def test_migrate_creates_the_data_folder(command: Command, empty_data_dir: Path)
         (["server", "add", "shell", "--transport", "stdio"], "TOOLSCOUT_STDIO_SERVERS lists (it lists none)"),
         (["server", "add", "odd", "--transport", "sse"], "needs a URL"),
         (["server", "add", "odd", "https://example.com", "--header", "Host=elsewhere"], "set by the connection itself"),
-        (["server", "add", "odd", "https://example.com", "--header", "nothing"], "NAME=VALUE"),
+        (["server", "add", "odd", "https://example.com", "--header", "canary"], "'Name: value' or NAME=VALUE"),
+        (["server", "add", "odd", "https://example.com", "--header", ": canary"], "'Name: value' or NAME=VALUE"),
         (["server", "reindex", "nobody"], "no server named 'nobody'"),
         (["server", "remove", "nobody"], "no server named 'nobody'"),
         (["execute", "files.echo", "[]"], "must be a JSON object"),

@@ -150,7 +150,7 @@ async def test_a_server_is_tested_then_added_then_deleted(
 ) -> None:
     mcp.tools = [tool("read_file"), tool("write_file")]
     form = {"name": "files", "transport": mcp.transport, "url": mcp.url, "tags": "one, two"}
-    tested = await console.submit("/console/servers", do="test", **form)
+    tested = await console.submit("/console/servers", do="test", **form | {"transport": "http"})
     assert "2 tools found" in tested.text
     assert "read_file" in tested.text
     assert (await user.http.get("/servers")).json()["items"] == []
