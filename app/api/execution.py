@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Header, Request, Response
 
 from app.api.problems import PROBLEM_RESPONSE, problem_body
@@ -17,6 +16,7 @@ from app.execution.execute import Executor, execute
 from app.execution.models import ExecutionRequest, ExecutionResult
 from app.execution.progress import ProgressReports
 from app.schemas.execution import ExecuteBody, ExecuteOut, IdempotencyKey
+from app.text.strict_json import dump_json
 
 router = APIRouter(tags=["execution"], route_class=StrictRoute)
 
@@ -53,7 +53,7 @@ async def execute_tool(
     if MEDIA_TYPE in request.headers.get("accept", ""):
         return await _execute_streaming(container.executor, call)
     executed = await execute(container.executor, call)
-    return Response(orjson.dumps(vars(executed)), media_type="application/json")
+    return Response(dump_json(vars(executed)), media_type="application/json")
 
 
 async def _execute_streaming(executor: Executor, call: ExecutionRequest) -> Response:

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator
 
-import orjson
 from starlette.responses import StreamingResponse
+
+from app.text.strict_json import dump_json
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT_S = 15.0
@@ -12,7 +13,7 @@ HEARTBEAT = b": still here\n\n"
 
 
 def render_event(kind: str, data: object) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(data, default=str) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + dump_json(data, default=str) + b"\n\n"
 
 
 def stream_response(events: AsyncIterator[bytes]) -> StreamingResponse:

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from app.text.strict_json import dump_json
+
 _CONTEXT_LINES = 2
 _MAX_LINE_LENGTH = 4_000
 """A longer line is marked as a whole: comparing words takes quadratic time."""
@@ -41,7 +43,7 @@ def diff_definitions(old: Any, new: Any) -> list[DiffRow]:
 
 
 def _to_lines(definition: Any) -> list[str]:
-    return orjson.dumps(definition, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode().splitlines()
+    return dump_json(definition, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS).decode().splitlines()
 
 
 def _iter_rows(matcher: SequenceMatcher[str], before: Sequence[str], after: Sequence[str]) -> Iterator[DiffRow]:

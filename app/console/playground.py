@@ -20,6 +20,7 @@ from app.discovery.explain import Reason, explain
 from app.discovery.formats import Format, render_definitions
 from app.errors import ToolscoutError
 from app.schemas.discovery import DiscoverBody, WhyBody
+from app.text.strict_json import dump_json, load_json
 
 router = page_router()
 
@@ -113,7 +114,7 @@ def _read_fields(form: Form) -> dict[str, Any]:
 def _render_definitions(discovery: Discovery, api_format: Format) -> str:
     tools = [tool.definition for tool in discovery.tools]
     definitions = render_definitions(tools, make_aliases(tools), api_format)
-    return orjson.dumps([orjson.loads(each) for each in definitions], option=orjson.OPT_INDENT_2).decode()
+    return dump_json([load_json(each) for each in definitions], option=orjson.OPT_INDENT_2).decode()
 
 
 def _render_curl(context: PageContext, user: User, fields: dict[str, Any]) -> str:

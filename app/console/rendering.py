@@ -11,6 +11,8 @@ import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
+from app.text.strict_json import dump_json
+
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _CACHE_FOREVER = "public, max-age=31536000, immutable"
 
@@ -75,7 +77,7 @@ def format_timestamp(at: datetime | None) -> str:
 
 
 def format_json(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    return dump_json(value, option=orjson.OPT_INDENT_2).decode()
 
 
 def format_number(value: float) -> str:

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import Any
 
-import orjson
 import re2
 from jsonschema import (
     Draft4Validator,
@@ -27,7 +26,7 @@ from jsonschema.protocols import Validator
 from referencing import Registry
 
 from app.errors import ArgumentsInvalid
-from app.text.strict_json import Json, canonical_json
+from app.text.strict_json import Json, canonical_json, dump_json, load_json
 
 _ACCEPT_ALL = "{}"
 _SCHEMA_BUDGET_S = 3.0
@@ -51,8 +50,7 @@ def check_serializable(arguments: Json) -> None:
     try:
         canonical_json([arguments])
     except TypeError as error:
-        problem = "contain an integer of more than 64 bits" if "64-bit" in str(error) else "are nested too deeply"
-        raise ArgumentsInvalid(f"the arguments {problem}") from error
+        raise ArgumentsInvalid("the arguments are nested too deeply") from error
 
 
 def remove_invalid_parts(schema_text: str) -> str:
@@ -63,19 +61,19 @@ def remove_invalid_parts(schema_text: str) -> str:
     """
     if is_valid_schema(schema_text):
         return schema_text
-    schema = orjson.loads(schema_text)
+    schema = load_json(schema_text)
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return _ACCEPT_ALL
     dialect = _get_dialect(schema)
     usable = {name: part if _is_valid(dialect, part) else {} for name, part in properties.items()}
-    reduced = orjson.dumps({**schema, "properties": usable}).decode()
+    reduced = dump_json({**schema, "properties": usable}).decode()
     return reduced if is_valid_schema(reduced) else _ACCEPT_ALL
 
 
 def is_valid_schema(schema_text: str) -> bool:
     """A schema that cannot be checked within the budget counts as invalid."""
-    schema = orjson.loads(schema_text)
+    schema = load_json(schema_text)
     _start_budget(_SCHEMA_BUDGET_S)
     return _is_valid(_get_dialect(schema), schema)
 
@@ -88,7 +86,7 @@ def _is_valid(dialect: Any, schema: Any) -> bool:
 
 def check_arguments(schema_text: str, arguments: Json) -> None:
     """Raise `ArgumentsInvalid` with every error, or with those found before the budget ran out."""
-    schema = orjson.loads(schema_text)
+    schema = load_json(schema_text)
     errors: list[dict[str, Any]] = []
     _start_budget(_ARGUMENTS_BUDGET_S)
     with suppress(Exception):  # boundary of the library, as above

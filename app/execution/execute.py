@@ -26,7 +26,7 @@ from app.execution.argument_validation import check_arguments, check_serializabl
 from app.execution.call_record import CallRecord
 from app.execution.models import ExecutionRequest, ExecutionResult, TargetTool
 from app.execution.progress import ProgressReports
-from app.execution.results import make_serializable, truncate
+from app.execution.results import truncate
 from app.mcp_client.connection import INPUT_REQUIRED
 from app.mcp_client.pool import McpPool
 from app.observability.metrics import Metrics, observe_duration
@@ -165,7 +165,7 @@ async def _call_server(
                 endpoint, name, request.arguments, timeout_s, on_progress, request.dialogue
             )
     duration_ms = round((time.perf_counter() - started) * 1000, 2)
-    result, truncated = truncate(make_serializable(answer), executor.max_result_bytes)
+    result, truncated = truncate(answer, executor.max_result_bytes)
     if truncated and answer.get("resultType") == INPUT_REQUIRED:
         raise ToolFailed("the tool asks the user for input, but its question is too large", outcome="failed")
     return ExecutionResult(result, tool.definition.tool_id, endpoint.server_id, duration_ms, truncated)

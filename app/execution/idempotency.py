@@ -3,7 +3,6 @@
 from datetime import timedelta
 from typing import Any
 
-import orjson
 from sqlalchemy import Delete, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
@@ -11,7 +10,7 @@ from app.crypto import Sealer, SecretOwner
 from app.db.engine import Session
 from app.db.tables import tool_calls
 from app.errors import Conflict, InvalidInput, ToolFailed
-from app.text.strict_json import Json
+from app.text.strict_json import Json, dump_json, load_json
 
 _RETENTION = timedelta(hours=24)
 _GRACE = timedelta(seconds=30)
@@ -45,7 +44,7 @@ async def get_stored_response(session: Session, sealer: Sealer, user_id: str, ke
     if not sealer.matches_fingerprint(bytes(call.request), request):
         raise InvalidInput("this Idempotency-Key was used for another request")
     if call.answer is not None:
-        response: Json = orjson.loads(sealer.open(bytes(call.answer), _owner(user_id, key)))
+        response: Json = load_json(sealer.open(bytes(call.answer), _owner(user_id, key)))
         return response
     if call.given_up:
         raise ToolFailed("the first call with this Idempotency-Key never ended; it may have run", outcome="unknown")
@@ -53,7 +52,7 @@ async def get_stored_response(session: Session, sealer: Sealer, user_id: str, ke
 
 
 async def store_response(session: Session, sealer: Sealer, user_id: str, key: str, response: Json) -> None:
-    sealed = sealer.seal(orjson.dumps(response), _owner(user_id, key))
+    sealed = sealer.seal(dump_json(response), _owner(user_id, key))
     await session.execute(update(tool_calls).where(*_by_key(user_id, key)).values(answer=sealed))
 
 

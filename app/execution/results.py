@@ -1,32 +1,13 @@
-"""Prepare a tool's result for the caller: make it serializable and cut it to the size limit. No I/O."""
+"""Cut a tool's result to the size limit. No I/O."""
 
 from contextlib import suppress
-from typing import Any
 
 import orjson
 
-from app.text.strict_json import Json
+from app.text.strict_json import Json, dump_json
 
-_MAX_INTEGER_BITS = 63
 _EMPTY_TEXT_BLOCK = b'{"type":"text","text":""}'
 _MAX_ESCAPE_LENGTH = len(r"\u0000")
-
-
-def make_serializable(result: Json) -> Json:
-    """Turn integers beyond 64 bits, which JSON allows and orjson cannot write, into strings with all their digits."""
-    try:
-        orjson.dumps(result)
-    except TypeError:
-        return {name: _stringify_long_integers(value) for name, value in result.items()}
-    return result
-
-
-def _stringify_long_integers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _stringify_long_integers(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_stringify_long_integers(item) for item in value]
-    return str(value) if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS else value
 
 
 def truncate(result: Json, limit: int) -> tuple[Json, bool]:
@@ -59,4 +40,4 @@ def _truncate_block(block: Json, limit: int) -> list[Json]:
 
 
 def _size(value: object) -> int:
-    return len(orjson.dumps(value))
+    return len(dump_json(value))

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
+from app.errors import InvalidInput
 from app.indexing.prompt_injection import find_instructions
 from app.indexing.sanitize import Finding, sanitize
 from app.mcp_types import ToolDefinition
 from app.text.invisible import remove_hidden
-from app.text.strict_json import Json, canonical_json, iter_strings
+from app.text.strict_json import Json, canonical_json, iter_strings, parse_json
 
 MAX_TOOL_BYTES = 256 * 1024
 MAX_DEPTH = 32
@@ -215,11 +214,10 @@ def _too_large() -> _Refused:
 
 
 def _to_strict_json(raw: Json) -> Json:
-    """Convert to what our own JSON parser accepts: the client's parser also accepts NaN, lone surrogates and integers
-    of any size."""
+    """Convert to what our own JSON parser accepts: the client's parser also accepts NaN and lone surrogates."""
     try:
-        value: Json = orjson.loads(json.dumps(raw, allow_nan=False))
-    except ValueError as error:
+        value: Json = parse_json(json.dumps(raw, allow_nan=False).encode())
+    except (ValueError, InvalidInput) as error:
         raise _Refused("the definition contains values that JSON cannot represent") from error
     return value
 

@@ -4,7 +4,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import orjson
 from pgvector import SparseVector
 
 from app.embeddings.base import Vector
@@ -13,6 +12,7 @@ from app.indexing.parsing import ListedTool
 from app.indexing.sanitize import Finding
 from app.mcp_types import ToolDefinition
 from app.search.intents import Action, detect_tool_action
+from app.text.strict_json import dump_json
 
 CountTokens = Callable[[str], int]
 
@@ -157,7 +157,7 @@ def tool_id(server_id: str, tool_name: str) -> str:
 def definition_tokens(tool: ToolDefinition, count_tokens: CountTokens) -> int:
     """Count the tokens that a model gets to see: name, description and input schema as compact JSON."""
     definition = {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}
-    return count_tokens(orjson.dumps(definition).decode())
+    return count_tokens(dump_json(definition).decode())
 
 
 def _make_row(listed: ListedTool, index_hash: str, target: IndexTarget, count_tokens: CountTokens) -> ToolRow:

@@ -45,7 +45,7 @@ from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.transport import Exchange, current_exchange
 from app.mcp_client.url_guard import Guard
 from app.mcp_types import Dialogue, Endpoint
-from app.text.strict_json import Json
+from app.text.strict_json import Json, has_non_finite_number
 
 logger = logging.getLogger("toolscout.upstream")
 
@@ -207,11 +207,15 @@ class Connection:
             raise ToolFailed(message, outcome="failed") from error
         except ValidationError:
             raise ToolFailed("the tool ran, but the server's answer is not valid MCP", outcome="unknown") from None
+        answer = result.model_dump(by_alias=True, exclude_unset=True)
+        if has_non_finite_number(answer):
+            raise ToolFailed("the tool ran, but its result has a number that JSON cannot represent", outcome="unknown")
         if isinstance(result, InputRequiredResult):
             if dialogue is None or not _can_answer(dialogue, result):
                 raise ToolFailed(_CANNOT_ANSWER, outcome="failed")
-            return result.model_dump(by_alias=True, mode="json", exclude_unset=True) | {"resultType": INPUT_REQUIRED}
-        return result.model_dump(by_alias=True, mode="json", exclude_unset=True, exclude={"result_type"})
+            return answer | {"resultType": INPUT_REQUIRED}
+        answer.pop("resultType", None)
+        return answer
 
     async def _send_call(
         self, name: str, arguments: Json, on_progress: OnProgress | None, dialogue: Dialogue | None

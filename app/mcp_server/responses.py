@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-import orjson
 from mcp_types import SERVER_INFO_META_KEY
 
 from app.catalog.definitions import ServerSummary, ToolDefinitionView
 from app.discovery.selection import SelectedTool
 from app.errors import ArgumentsInvalid, ServerUnreachable, ToolFailed, ToolscoutError
-from app.text.strict_json import Json
+from app.text.strict_json import Json, dump_json, load_json
 
 ERROR_META = "toolscout/error"
 TRUNCATED_META = "toolscout/truncated"
@@ -132,7 +131,7 @@ def _tool_text(result: Json) -> str:
     if result["description"]:
         lines.append(result["description"])
     if "inputSchema" in result:
-        lines.append(f"arguments: {orjson.dumps(result['inputSchema']).decode()}")
+        lines.append(f"arguments: {dump_json(result['inputSchema']).decode()}")
     if "flags" in result:
         lines.append(f"Beware, flagged: {', '.join(result['flags'])}")
     return "\n".join(lines)
@@ -145,13 +144,13 @@ def render_schemas(tools: Sequence[SelectedTool], hint: str | None) -> Json:
             "name": tool.definition.name,
             "serverName": tool.definition.server_name,
             "description": tool.definition.description,
-            "inputSchema": orjson.loads(tool.definition.input_schema),
+            "inputSchema": load_json(tool.definition.input_schema),
             "similarity": None if tool.similarity is None else round(tool.similarity, 4),
         }
         for tool in tools[: _count_fitting(tools)]
     ]
     structured: Json = {"tools": schemas} | ({} if hint is None else {"hint": hint})
-    return make_result(structured, orjson.dumps(structured).decode())
+    return make_result(structured, dump_json(structured).decode())
 
 
 def render_servers(servers: Sequence[ServerSummary]) -> Json:
@@ -189,7 +188,7 @@ def render_details(definition: ToolDefinitionView) -> Json:
         **_parse_schemas(definition),
     }
     structured = {name: value for name, value in fields.items() if value not in (None, [])}
-    return make_result(structured, orjson.dumps(structured).decode())
+    return make_result(structured, dump_json(structured).decode())
 
 
 def _parse_schemas(definition: ToolDefinitionView) -> Json:
@@ -198,7 +197,7 @@ def _parse_schemas(definition: ToolDefinitionView) -> Json:
         "outputSchema": definition.output_schema,
         "annotations": definition.annotations,
     }
-    return {name: orjson.loads(text) for name, text in texts.items() if text is not None}
+    return {name: load_json(text) for name, text in texts.items() if text is not None}
 
 
 def shorten_description(description: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -76,19 +77,69 @@ async def test_a_result_with_is_error_is_a_response_and_audited_as_tool_error(
     assert [outcome for outcome, _ in await list_executions(container, user.id)] == ["tool_error"]
 
 
-async def test_an_integer_beyond_64_bits_is_returned_as_text_with_all_digits(
-    user: TestUser, legacy_mcp: FakeMcpServer
+LONG = 10000000000000000000000001
+NUMBERS = {"n": [LONG, -LONG, 2**64]}
+
+
+@pytest.mark.parametrize(
+    "make_call",
+    [
+        lambda key: {"tool_key": key, "arguments": NUMBERS},
+        lambda _: {"tool_call": {"type": "function_call", "name": "count", "arguments": json.dumps(NUMBERS)}},
+        lambda _: {"tool_call": {"type": "tool_use", "name": "count", "input": NUMBERS}},
+    ],
+    ids=["arguments", "OpenAI's text", "Anthropic's input"],
+)
+async def test_integers_of_any_size_reach_the_server_exactly(
+    user: TestUser, mcp: FakeMcpServer, make_call: Callable[[str], Json]
 ) -> None:
-    long = 123456789012345678901234567890
+    await connect_with_tools(user, mcp, "count")
+    body = make_call((await user.tools())["count"]["id"])
+    headers = {"Idempotency-Key": "long"}
+    assert_ok(await user.http.post("/execute", json=body, headers=headers))
+    assert mcp.calls == [("count", NUMBERS)]
+    assert_ok(await user.http.post("/execute", json=body, headers=headers))
+    other = json.dumps(body).replace(str(LONG), str(LONG + 1))
+    headers["Content-Type"] = "application/json"
+    assert_problem(await user.http.post("/execute", content=other, headers=headers), 422, "invalid_input")
+    assert len(mcp.calls) == 1
+
+
+async def test_a_number_beyond_all_doubles_is_refused_before_anything_is_sent(
+    user: TestUser, mcp: FakeMcpServer
+) -> None:
+    await connect_with_tools(user, mcp, "count")
+    body = json.dumps({"tool_key": (await user.tools())["count"]["id"], "arguments": {"n": "N"}})
+    for number in ("1e400", "1" * 400):
+        content = body.replace('"N"', number)
+        answer = await user.http.post("/execute", content=content, headers={"Content-Type": "application/json"})
+        assert_problem(answer, 422, "invalid_input")
+    assert mcp.calls == []
+
+
+async def test_integers_of_any_size_are_returned_exactly(user: TestUser, legacy_mcp: FakeMcpServer) -> None:
     await connect_with_tools(user, legacy_mcp, "count")
-    result = json.dumps({"content": [], "structuredContent": {"long": [long, -long], "short": 2**63 - 1}})
+    result = {"content": [], "structuredContent": {"long": [LONG, -LONG, 10**400], "short": 2**63 - 1}}
+    legacy_mcp.fault = Fault(raw_result(json.dumps(result).encode()), on=["tools/call"])
+    call, headers = {"tool_key": (await user.tools())["count"]["id"]}, {"Idempotency-Key": "long"}
+    first = await user.http.post("/execute", json=call, headers=headers)
+    assert assert_ok(first)["result"]["structuredContent"] == result["structuredContent"]
+    legacy_mcp.fault = None
+    repeated = await user.http.post("/execute", json=call, headers=headers)
+    assert repeated.content == first.content
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN"])
+async def test_a_result_with_a_number_that_json_cannot_represent_is_an_error_and_not_null(
+    user: TestUser, legacy_mcp: FakeMcpServer, number: str
+) -> None:
+    await connect_with_tools(user, legacy_mcp, "count")
+    result = '{"content": [], "structuredContent": {"n": 1.5}}'
     legacy_mcp.fault = Fault(raw_result(result.encode()), on=["tools/call"])
-    answer = await user.http.post(
-        "/execute",
-        json={"tool_key": (await user.tools())["count"]["id"]},
-        headers={"Idempotency-Key": "long"},
-    )
-    assert assert_ok(answer)["result"]["structuredContent"] == {"long": [str(long), str(-long)], "short": 2**63 - 1}
+    assert assert_ok(await user.execute("count"))["result"]["structuredContent"] == {"n": 1.5}
+    legacy_mcp.fault = Fault(raw_result(result.replace("1.5", number).encode()), on=["tools/call"])
+    problem = assert_problem(await user.execute("count"), 502, "TOOL_EXECUTION_ERROR")
+    assert (problem["outcome"], "JSON cannot represent" in problem["detail"]) == ("unknown", True)
 
 
 def make_result(size: int) -> Json:

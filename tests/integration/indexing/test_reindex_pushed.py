@@ -110,6 +110,20 @@ async def test_reindexing_stored_tools_finds_them_unchanged(
     assert await row_versions(service, carol) == before
 
 
+async def test_integers_of_any_size_in_a_schema_reach_the_model_exactly(service: Container, carol: TestUser) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"amount": {"type": "integer", "maximum": 2**256 - 1, "default": 10**25 + 1}},
+    }
+    await carol.add_tools(tool("send_tokens", "Sends tokens to an address", inputSchema=schema))
+    answer = (
+        await carol.http.post("/discover", json={"query": "send_tokens to an address", "format": "openai"})
+    ).json()
+    assert answer["definitions"][0]["function"]["parameters"] == schema
+    assert answer["tools"][0]["tool"]["inputSchema"] == schema
+    assert (await carol.tools())["send_tokens"]["input_schema"] == schema
+
+
 async def test_only_a_changed_tool_is_embedded_and_written(
     service: Container, carol: TestUser, fake: FakeEmbeddingServer
 ) -> None:

@@ -368,8 +368,16 @@ def test_arguments_that_cannot_be_serialized_are_rejected() -> None:
     for depth in (254, 1_000, 5_000):
         with pytest.raises(ArgumentsInvalid, match="too deeply"):
             check_serializable(nest(depth))
-    with pytest.raises(ArgumentsInvalid, match="64 bits"):
-        check_serializable({"n": 2**64})
+        with pytest.raises(ArgumentsInvalid, match="too deeply"):
+            check_serializable({"n": 2**64, "deep": nest(depth)})
+    check_serializable({"n": 2**64, "m": -(10**300)})
+
+
+def test_integers_beyond_64_bits_are_compared_exactly() -> None:
+    limit = 2**256 - 1
+    schema = schema_with({"type": "integer", "maximum": limit})
+    assert error_paths(schema, {"a": limit}) == []
+    assert error_paths(schema, {"a": limit + 1}) == ["arguments.a"]
 
 
 def test_deep_arguments_are_checked_within_the_budget() -> None:

@@ -167,12 +167,13 @@ def test_a_tool_at_the_limit_is_accepted(raw: dict[str, Any]) -> None:
     assert listing.refused == []
 
 
-def test_an_integer_beyond_64_bits_is_parsed_as_a_float() -> None:
-    """JavaScript servers write 2**64 with all its digits."""
-    largest = {"type": "object", "maxProperties": 18446744073709552000}
-    [read] = parse_listing([tool("a", inputSchema=largest)], max_tools=1).definitions
-    assert read.input_schema == {"type": "object", "maxProperties": 2.0**64}
-    assert isinstance(read.input_schema["maxProperties"], float)
+@pytest.mark.parametrize("number", [18446744073709552000, 2**256 - 1, -(2**70)])
+def test_an_integer_beyond_64_bits_keeps_all_its_digits(number: int) -> None:
+    """JavaScript servers write 2**64 with all its digits, servers of block chains 2**256 - 1."""
+    schema = {"type": "object", "properties": {"amount": {"maximum": number}}}
+    [read] = parse_listing([tool("a", inputSchema=schema)], max_tools=1).definitions
+    assert read.input_schema == schema
+    assert isinstance(read.input_schema["properties"]["amount"]["maximum"], int)
 
 
 def test_of_duplicate_names_the_first_tool_is_used_and_a_warning_lists_each_name_once() -> None:

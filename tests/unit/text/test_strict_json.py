@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 
 from app.errors import InvalidInput
-from app.text.strict_json import canonical_json, iter_strings, parse_json
+from app.text.strict_json import (
+    canonical_json,
+    dump_json,
+    has_non_finite_number,
+    iter_strings,
+    load_json,
+    parse_json,
+)
 from tests.support.strategies import json_values
 
 
@@ -89,3 +96,39 @@ def test_key_order_and_white_space_do_not_matter() -> None:
 
 def test_list_order_matters() -> None:
     assert canonical_json(["a", "b"]) != canonical_json(["b", "a"])
+
+
+LONG_INTEGERS = [2**63, 2**64 - 1, 2**64, -(2**63) - 1, 10**25 + 1, -(10**300)]
+
+
+@pytest.mark.parametrize("number", [*LONG_INTEGERS, 2**63 - 1, 10**18, 0, -1])
+def test_integers_of_any_size_are_read_and_written_exactly(number: int) -> None:
+    value = {"b": [number, "text", {"c": -number}], "a": (1.5, None)}
+    text = json.dumps(value, separators=(",", ":"))
+    read = parse_json(text.encode())
+    assert isinstance(read["b"][0], int)
+    assert read == load_json(text) == json.loads(text)
+    assert dump_json(value).decode() == text
+    assert canonical_json(value) == json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+
+def test_long_runs_of_digits_elsewhere_change_nothing() -> None:
+    body = b'{"id": "12345678901234567890123", "pi": 3.14159265358979323846264, "large": 1e30}'
+    assert parse_json(body) == {"id": "12345678901234567890123", "pi": 3.141592653589793, "large": 1e30}
+
+
+def test_a_long_integer_beside_deep_nesting_is_rejected_and_does_not_crash() -> None:
+    deep = b"[" * 1_010 + b"1" * 20 + b"]" * 1_010
+    with pytest.raises(InvalidInput, match="too deeply"):
+        parse_json(deep)
+    nested: Any = 2**64
+    for _ in range(2_000):
+        nested = [nested]
+    with pytest.raises(TypeError, match="Recursion limit"):
+        dump_json([2**64, nested])
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_a_number_that_json_cannot_represent_is_found_at_any_depth(number: float) -> None:
+    assert has_non_finite_number({"a": [1, {"b": number}]})
+    assert not has_non_finite_number({"a": [1, {"b": 1.5, "c": "inf"}], "d": 10**400, "e": True})
