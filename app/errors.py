@@ -29,7 +29,14 @@ The interfaces (REST, MCP, console, CLI) render these errors; no other package k
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
+
+
+class CalledTool(NamedTuple):
+    """The names of a tool and of its server."""
+
+    server: str
+    tool: str
 
 
 class ToolscoutError(Exception):
@@ -43,6 +50,8 @@ class ToolscoutError(Exception):
         super().__init__(message)
         self.message = message
         self.errors = errors
+        self.called_tool: CalledTool | None = None
+        """Set if a call of this tool failed."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -52,6 +61,11 @@ class ToolscoutError(Exception):
     def members(self) -> dict[str, Any]:
         """Extra problem fields for programs, beyond the code."""
         return {}
+
+    @property
+    def all_members(self) -> dict[str, Any]:
+        """`members`, and the names of the called tool and its server."""
+        return self.members | ({} if self.called_tool is None else self.called_tool._asdict())
 
 
 class InvalidInput(ToolscoutError):

@@ -31,6 +31,8 @@ class Problem(BaseModel):
     errors: list[dict[str, Any]] | None = None
     outcome: str | None = Field(None, description="of a tool call: `failed`, or `unknown` if the tool may have run")
     cause: str | None = Field(None, description="why an MCP server cannot be used, as one stable word")
+    server: str | None = Field(None, description="of a tool call: the name of the tool's server")
+    tool: str | None = Field(None, description="of a tool call: the tool's name")
 
 
 PROBLEM_RESPONSE: dict[str, Any] = {
@@ -50,7 +52,7 @@ def problem_response(error: ToolscoutError) -> Response:
 
 
 def problem_body(error: ToolscoutError) -> dict[str, Any]:
-    body = _make_body(error.status, error.code, error.title, error.message) | error.members
+    body = _make_body(error.status, error.code, error.title, error.message) | error.all_members
     return body if error.errors is None else body | {"errors": error.errors}
 
 

@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         build_cli()(arguments, prog_name="toolscout")
     except ToolscoutError as error:
-        sys.exit(f"toolscout: {make_printable(error.message)}")
+        tool = "" if error.called_tool is None else f"{'.'.join(error.called_tool)}: "
+        sys.exit(f"toolscout: {make_printable(tool + error.message)}")
 
 
 def build_cli() -> TyperGroup:

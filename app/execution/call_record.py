@@ -28,6 +28,7 @@ from app.catalog.tools import tool_exists
 from app.crypto import Sealer
 from app.db.engine import Database, Session
 from app.errors import (
+    CalledTool,
     DatabaseDown,
     QueryFailed,
     ServerUnreachable,
@@ -88,6 +89,8 @@ class CallRecord:
             outcome = _result_outcome(self._result)
         except ToolscoutError as error:
             outcome, failure = error.code, error
+            if self._tool is not None:
+                error.called_tool = self._tool.names
             raise
         except asyncio.CancelledError:
             outcome = CANCELLED
@@ -175,7 +178,7 @@ class CallRecord:
         if isinstance(failure, ServerUnreachable | Unavailable):
             await idempotency.release_key(session, user_id, key)
         else:
-            outcome = _dump_outcome(self._result, failure)
+            outcome = _dump_outcome(self._result, failure, self._tool)
             await idempotency.store_response(session, self._sealer, user_id, key, outcome)
 
     async def _audit(self, session: Session, outcome: str) -> None:
@@ -198,13 +201,13 @@ def _result_outcome(executed: ExecutionResult | None) -> str:
     return TOOL_ERROR if result.get("isError") is True else SUCCEEDED
 
 
-def _dump_outcome(result: ExecutionResult | None, failure: ToolscoutError | None) -> Json:
+def _dump_outcome(result: ExecutionResult | None, failure: ToolscoutError | None, tool: TargetTool | None) -> Json:
     if result is not None:
         return {"executed": asdict(result)}
     if not isinstance(failure, ToolFailed):
         failure = ToolFailed(_INTERRUPTED, outcome="unknown")
     failed = {"timed_out": isinstance(failure, ToolTimedOut), "message": failure.message, "outcome": failure.outcome}
-    return {"failed": failed}
+    return {"failed": failed, "called_tool": None if tool is None else list(tool.names)}
 
 
 def _load_outcome(stored: dict[str, Any]) -> ExecutionResult:
@@ -212,4 +215,7 @@ def _load_outcome(stored: dict[str, Any]) -> ExecutionResult:
         return ExecutionResult(**stored["executed"])
     failed = stored["failed"]
     error_type = ToolTimedOut if failed["timed_out"] else ToolFailed
-    raise error_type(failed["message"], outcome=failed["outcome"])
+    error = error_type(failed["message"], outcome=failed["outcome"])
+    if (names := stored.get("called_tool")) is not None:  # versions up to 0.2 did not store the names
+        error.called_tool = CalledTool(*names)
+    raise error

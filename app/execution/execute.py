@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from cachetools import TTLCache
@@ -21,7 +21,15 @@ from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.visibility import Scope
 from app.crypto import Sealer
 from app.db.engine import Database, Session
-from app.errors import ServerUnreachable, ToolFailed, ToolNotFound, Unavailable
+from app.errors import (
+    Conflict,
+    InvalidInput,
+    ServerUnreachable,
+    ToolFailed,
+    ToolNotFound,
+    ToolscoutError,
+    Unavailable,
+)
 from app.execution.argument_validation import check_arguments, check_serializable, remove_invalid_parts
 from app.execution.call_record import CallRecord
 from app.execution.models import ExecutionRequest, ExecutionResult, TargetTool
@@ -69,12 +77,13 @@ async def execute(
     timeout_s = executor.timeout_s if request.timeout_s is None else request.timeout_s
     record = CallRecord(executor.database, executor.sealer, executor.usage_counters, request)
     async with record.audit_call():  # when the block ends: store the outcome, audit the call, count it
-        check_serializable(request.arguments)
-        if request.dialogue is not None:
-            check_serializable(request.dialogue.responses or {})
-        # Before the tool is looked up: a finished call is replayed even if the tool has become invisible since.
-        if (earlier := await record.replay()) is not None:
-            return earlier
+        async with _name_tool_in_errors(executor, request):
+            check_serializable(request.arguments)
+            if request.dialogue is not None:
+                check_serializable(request.dialogue.responses or {})
+            # Before the tool is looked up: a finished call is replayed even if the tool has become invisible since.
+            if (earlier := await record.replay()) is not None:
+                return earlier
         tool = await _find_tool(executor, request)
         record.set_tool(tool)
         await _check_arguments(executor, tool.definition.input_schema, request.arguments)
@@ -106,6 +115,18 @@ async def execute_with_progress(
         return call.result()
     finally:
         call.cancel()
+
+
+@asynccontextmanager
+async def _name_tool_in_errors(executor: Executor, request: ExecutionRequest) -> AsyncIterator[None]:
+    """Look the tool up to name it in an error that occurs before it is known."""
+    try:
+        yield
+    except (InvalidInput, Conflict, ToolFailed) as error:
+        if error.called_tool is None:
+            with suppress(ToolscoutError):
+                error.called_tool = (await _find_tool(executor, request)).names
+        raise
 
 
 async def _find_tool(executor: Executor, request: ExecutionRequest) -> TargetTool:

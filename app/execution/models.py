@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.visibility import Scope
+from app.errors import CalledTool
 from app.mcp_types import Dialogue, Endpoint
 from app.text.strict_json import Json
 
@@ -27,6 +28,10 @@ class ExecutionRequest:
 class TargetTool:
     definition: ToolDefinitionView
     endpoint: Endpoint
+
+    @property
+    def names(self) -> CalledTool:
+        return CalledTool(self.endpoint.server_name, self.definition.name)
 
 
 @dataclass(frozen=True)

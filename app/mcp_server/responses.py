@@ -38,8 +38,10 @@ def render_error(error: ToolscoutError) -> Json:
     lines = [f"{error.code}: {error.message}"]
     # The message contains the first five errors.
     lines += [f"- {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in (error.errors or ())[5:]]
+    if error.called_tool is not None:
+        lines.append(f"The tool was {error.called_tool.tool} of {error.called_tool.server}.")
     lines += _advise(error)
-    fields = {"code": error.code, "message": error.message, **error.members}
+    fields = {"code": error.code, "message": error.message, **error.all_members}
     if error.errors is not None:
         fields["errors"] = list(error.errors)
     return {

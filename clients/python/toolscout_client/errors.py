@@ -24,7 +24,10 @@ Json = dict[str, Any]
 
 
 class ToolscoutError(Exception):
-    """`code` is stable, `message` is for people. `str(error)` contains both and can be logged or shown to a model."""
+    """`code` is stable, `message` is for people. `str(error)` contains both and can be logged or shown to a model.
+
+    `server` and `tool` are the names of the tool that a failed call is about, once Toolscout has found it.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,8 @@ class ToolscoutError(Exception):
         errors: Sequence[Mapping[str, Any]] | None = None,
         outcome: str | None = None,
         cause: str | None = None,
+        server: str | None = None,
+        tool: str | None = None,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -46,6 +51,8 @@ class ToolscoutError(Exception):
         self.errors = list(errors or ())
         self.outcome = outcome
         self.cause = cause
+        self.server = server
+        self.tool = tool
         self.retry_after = retry_after
 
     def __str__(self) -> str:
@@ -131,6 +138,8 @@ def error_from_response(response: httpx.Response) -> ToolscoutError:
         errors=problem.get("errors"),
         outcome=problem.get("outcome") or _default_outcome(error_type),
         cause=problem.get("cause"),
+        server=problem.get("server"),
+        tool=problem.get("tool"),
         retry_after=_parse_retry_after(response.headers.get("Retry-After")),
     )
 

@@ -13,6 +13,7 @@ import pytest
 
 from app.cli import models
 from tests.integration.cli.conftest import Command
+from tests.support.calls import raise_disk_full
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import SECRET_KEY, tool
 from tests.support.mcp_server import FakeMcpServer
@@ -49,6 +50,9 @@ def test_a_server_is_added_used_reindexed_and_removed(command: Command, mcp: Fak
     assert "echo" in command("discover", "echo", "--user", "ada")
     assert command("execute", "files.echo", '{"a": 1}', "--user", "ada").strip() == '{"a": 1}'
     assert command("execute", "files.shout", "--user", "ada", status=1).strip() == "\N{REPLACEMENT CHARACTER}[31mno"
+    mcp.on_call["echo"] = raise_disk_full
+    failed = command("execute", "files.echo", "--user", "ada", status=1)
+    assert failed.startswith("toolscout: files.echo: "), failed
 
     mcp.tools = [tool("echo", "Gives back what it is given."), tool("bad\0")]
     output = command("server", "reindex", "--user", "ada")

@@ -206,8 +206,9 @@ async def test_each_kind_of_failure_has_its_own_class(
     assert str(invalid).startswith("TOOL_VALIDATION_ERROR: ")
     pushed = await expect_error(any_client(lambda client: client.execute(keys["send_mail"])), ToolFailed)
     assert (pushed.code, pushed.outcome, pushed.cause) == ("SERVER_CONNECTION_ERROR", "failed", "push")
+    assert (pushed.server, pushed.tool) == ("files", "send_mail")
     missing = await expect_error(any_client(lambda client: client.execute(str(uuid.uuid4()))), NotFound)
-    assert missing.code == "TOOL_NOT_FOUND"
+    assert (missing.code, missing.server, missing.tool) == ("TOOL_NOT_FOUND", None, None)
     empty = await expect_error(any_client(lambda client: client.discover()), InvalidInput)
     assert empty.code == "invalid_input"
     await expect_error(any_client(lambda client: client.servers.create("files", "push")), Conflict)
