@@ -174,8 +174,8 @@ class Settings(BaseSettings):
         10,
         ge=1,
         le=128,
-        description="maximum number of tools in a response, including core tools, unless the request sets a higher "
-        "`limit`; tools in `keep` are added to it",
+        description="maximum number of kept and found tools in a response, unless the request sets a higher `limit`; "
+        "core tools are not counted, and there is always room for 5 new tools beside those in `keep`",
     )
     max_tools_per_server: int = Field(
         1_000, ge=1, description="maximum number of tools that are indexed for one server; further tools are refused"

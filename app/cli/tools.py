@@ -43,6 +43,10 @@ async def discover_tools(
     fill: Annotated[
         bool, typer.Option("--fill", help="Find as many tools as the limit allows, not only those that are needed.")
     ] = False,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", metavar="N", min=1, help="The maximum size of the definitions together."),
+    ] = None,
     project: ProjectOption = None,
     user: UserOption = DEMO_USER,
 ) -> int:
@@ -50,7 +54,9 @@ async def discover_tools(
     if not message.strip():
         raise InvalidInput("the message has no text to search for")
     async with open_for_user(settings, user) as (container, owner):
-        request = DiscoveryRequest(parse_query(message), project_id=project, strategy=strategy, limit=limit, fill=fill)
+        request = DiscoveryRequest(
+            parse_query(message), project_id=project, strategy=strategy, limit=limit, fill=fill, max_tokens=max_tokens
+        )
         _print_discovery(await discover(container.discoverer, Caller("user", "cli", owner), request))
     return 0
 
@@ -72,6 +78,8 @@ def _print_discovery(discovery: Discovery) -> None:
             [f"{rank:>3}  {score:5}  {name:40}  {source}" for rank, score, name, source in rows],
         )
     print(f"{discovery.confidence_text} this message" if discovery.no_match else discovery.confidence_text)
+    if discovery.omitted_text is not None:
+        print(discovery.omitted_text)
     degraded = f", degraded: {discovery.degraded_reason}" if discovery.degraded_reason else ""
     print(
         f"{discovery.searched} tools searched ({discovery.strategy}{degraded}), "

@@ -103,6 +103,7 @@ def _read_fields(form: Form) -> dict[str, Any]:
         "strategy": form.optional_text("strategy"),
         "similarity_threshold": form.decimal("threshold"),
         "limit": form.integer("limit"),
+        "max_tokens": form.integer("max_tokens"),
         "fill": form.is_checked("fill") or None,
         "tags": form.comma_list("tags") or None,
         "project_id": form.optional_text("project_id"),

@@ -12,8 +12,8 @@ Every request starts at the top, so that the service recovers by itself.
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from app.auth.permissions import Caller
@@ -30,7 +30,15 @@ from app.db.engine import Database
 from app.discovery.ids import new_discovery_id
 from app.discovery.match_sentence import describe_match
 from app.discovery.request import DiscoveryRequest, resolve_options
-from app.discovery.selection import SelectedTool, count_tokens, select_tools
+from app.discovery.selection import (
+    Omission,
+    OmissionReason,
+    SelectedTool,
+    ToolSelection,
+    count_tokens,
+    select_tools,
+    summarize_omitted,
+)
 from app.embeddings.calibration import shift_chance
 from app.errors import QueryFailed
 from app.observability.metrics import fallback_level
@@ -64,6 +72,21 @@ class Discovery:
     chance: float | None = None
     """The chance that any tool fits; None if it is not known."""
     duration_ms: float = 0.0
+    omitted_tools: Mapping[str, OmissionReason] = field(default_factory=dict)
+    """Why there was no room for a tool, by its id."""
+
+    @property
+    def omitted(self) -> Omission | None:
+        return summarize_omitted(self.omitted_tools)
+
+    @property
+    def omitted_text(self) -> str | None:
+        """What was left out, in words, for people; None if there was room for all."""
+        if self.omitted is None:
+            return None
+        tools = "1 more tool" if self.omitted.count == 1 else f"{self.omitted.count} more tools"
+        setting = "max_tokens" if self.omitted.reason == "max_tokens" else "TOOLSCOUT_MAX_TOOLS"
+        return f"no room for {tools}: raise {setting}"
 
     @property
     def no_match(self) -> bool:
@@ -192,11 +215,11 @@ async def _search(
     found = _add_definitions(result.hits, definitions.tools)
     if words is not None:
         found = [replace(tool, explanation=_describe(tool, query, words)) for tool in found]
-    tools = _select(discoverer, request, options, definitions, found)
+    selection = _select(discoverer, request, options, definitions, found)
     judgement = result.ranking.judgement
     return Discovery(
         id=new_discovery_id(discoverer.sealer, user.id, _get_adaptable_chance(judgement, query, options)),
-        tools=[replace(tool, evidence=evidence.get(tool.definition.tool_id)) for tool in tools] if evidence else tools,
+        tools=[replace(tool, evidence=evidence.get(tool.definition.tool_id)) for tool in selection.tools],
         options=options,
         embedding=embedding,
         searched=result.searched,
@@ -204,6 +227,7 @@ async def _search(
         confidence=judgement.confidence,
         query=query,
         chance=judgement.chance,
+        omitted_tools=selection.omitted,
     )
 
 
@@ -226,7 +250,7 @@ async def _return_core_tools(discoverer: Discoverer, request: DiscoveryRequest, 
         discoverer.searcher.metrics.discoveries.labels("none", "core").inc()
     return Discovery(
         id=new_discovery_id(discoverer.sealer, user_id),
-        tools=_select(discoverer, replace(request, keep=()), options, definitions, ()),
+        tools=[SelectedTool(definition, "core") for definition in definitions.core],
         options=options,
         embedding=None,
         searched=0,
@@ -245,15 +269,17 @@ async def _return_all_tools(
         visible = await list_visible_definitions(session, options.scope, options.limit)
         definitions = await read_definitions(session, options.scope, request.keep, core=request.include_core_tools)
     found = [SelectedTool(definition, "fallback") for definition in visible.definitions]
+    selection = _select(discoverer, request, options, definitions, found)
     return Discovery(
         id=new_discovery_id(discoverer.sealer, user_id),
-        tools=_select(discoverer, request, options, definitions, found),
+        tools=selection.tools,
         options=options,
         embedding=QueryEmbedding(options.strategy, reason=reason),
         searched=visible.searched,
         tokens_all=visible.tokens + count_tokens(definitions.core),
         confidence="low",
         query=request.query,
+        omitted_tools=selection.omitted,
     )
 
 
@@ -277,7 +303,7 @@ def _select(
     options: SearchOptions,
     definitions: DefinitionSet,
     found: Sequence[SelectedTool],
-) -> list[SelectedTool]:
+) -> ToolSelection:
     """Put kept tools, core tools and found tools together. A core tool that is kept remains a core tool."""
     core = {definition.tool_id: SelectedTool(definition, "core") for definition in definitions.core}
     known = core | {tool_id: SelectedTool(definition, "kept") for tool_id, definition in definitions.tools.items()}

@@ -20,12 +20,13 @@ from app.catalog.visibility_policy import (
 from app.discovery.cut import CalibrationSource, UserCut, resolve_cut
 from app.discovery.discover import Discoverer, Discovery, discover
 from app.discovery.request import DiscoveryRequest
+from app.discovery.selection import OmissionReason
 from app.search.confidence import MAX_LOW, Judgement
 from app.search.postgres import Evidence
 from app.search.query import Query
 from app.search.ranking import Ranking
 from app.search.scoring import ScoringParams
-from app.search.searcher import QueryEmbedding, SearchOptions
+from app.search.searcher import QueryEmbedding
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ _OUTSIDE: Mapping[OutsideBy, tuple[str, str]] = {
     "rule": ("disabled_by_project_rule", "rule {rule} of the project disables it"),
     "read_only": ("not_read_only", "the project is read-only, and the tool has no `readOnlyHint`"),
 }
+_OMITTED: Mapping[OmissionReason, str] = {
+    "max_tools": "the tools in `keep` and those before it leave no room for it (TOOLSCOUT_MAX_TOOLS)",
+    "max_tokens": "the core tools and the tools before it leave too little of `max_tokens` for it",
+}
+_BEYOND_LIMIT = "all visible tools are returned up to the limit, pinned and most used tools first: it is beyond it"
 _NO_RULE = "no rule enables it, and some rule enables other tools"
 
 
@@ -119,9 +125,9 @@ async def _explain_tool(
         message = "the project's `optimization` is null: it returns core tools alone"
         return Reason("discovery_off", message, facts)
     if discovery.degraded_reason in ("disabled", "search_failed"):
-        message = "all visible tools are returned up to the limit, pinned and most used tools first: it is beyond it"
-        return Reason("no_room", message, facts)
-    return await _explain_rank(discoverer, discovery.query, discovery.options, embedding, cut, facts)
+        omitted = discovery.omitted_tools.get(facts.tool_id)
+        return Reason("no_room", _BEYOND_LIMIT if omitted is None else _OMITTED[omitted], facts)
+    return await _explain_rank(discoverer, discovery, embedding, cut, facts)
 
 
 def _check_visible(scope: Scope, facts: ToolFacts, decision: VisibilityDecision) -> Reason | None:
@@ -153,14 +159,9 @@ def _check_filters(scope: Scope, facts: ToolFacts, decision: VisibilityDecision)
 
 
 async def _explain_rank(
-    discoverer: Discoverer,
-    query: Query,
-    options: SearchOptions,
-    embedding: QueryEmbedding,
-    cut: UserCut,
-    facts: ToolFacts,
+    discoverer: Discoverer, discovery: Discovery, embedding: QueryEmbedding, cut: UserCut, facts: ToolFacts
 ) -> Reason:
-    searcher, tool_id = discoverer.searcher, facts.tool_id
+    searcher, query, options, tool_id = discoverer.searcher, discovery.query, discovery.options, facts.tool_id
     async with discoverer.database.snapshot(options.scope.user_id) as session:
         evidence = (await searcher.read_evidence(session, query, options, embedding, [tool_id])).get(tool_id)
         ranking = (await searcher.find(session, query, options, embedding, limit=None)).ranking
@@ -170,6 +171,10 @@ async def _explain_rank(
             unmoved = (await searcher.find(session, query, without, embedding, limit=None)).ranking
     moved = _explain_move(cut, unmoved, ranking)
     rank = next((rank for rank, hit in enumerate(ranking.hits, start=1) if hit.tool_id == tool_id), None)
+    omitted = discovery.omitted_tools.get(tool_id)
+    if omitted is not None:
+        message = _OMITTED[omitted] if rank is None else f"it ranks {rank}, but {_OMITTED[omitted]}"
+        return Reason("no_room", message, facts, rank=rank, evidence=evidence)
     if ranking.judgement.confidence == "none" and rank is not None:
         return Reason("no_match", _explain_no_match(query, ranking.judgement) + moved, facts, evidence=evidence)
     if rank is None:
@@ -182,8 +187,8 @@ async def _explain_rank(
     if is_cut:
         message = _explain_cut(rank, ranking.judgement) + moved
         return Reason("unlikely", message, facts, rank=rank, evidence=evidence)
-    message = f"it ranks {rank}, but there is no room left: see `max_tokens` and TOOLSCOUT_MAX_TOOLS"
-    return Reason("no_room", message, facts, rank=rank, evidence=evidence)
+    message = f"it ranks {rank} since the catalogue changed a moment ago: it is in the next answer"
+    return Reason("included", message, facts, rank=rank, evidence=evidence)
 
 
 def _explain_no_match(query: Query, judgement: Judgement) -> str:

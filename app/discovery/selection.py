@@ -1,7 +1,7 @@
 """Select the tools of an answer and put them in order. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from app.catalog.definitions import ToolDefinitionView
@@ -11,6 +11,7 @@ from app.search.postgres import Evidence
 _MIN_NEW_TOOLS = 5
 
 Source = Literal["core", "kept", "semantic", "lexical", "fallback"]
+OmissionReason = Literal["max_tools", "max_tokens"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,21 @@ class SelectedTool:
     """Why it was found, in a sentence; None unless the request asks for it."""
 
 
+@dataclass(frozen=True)
+class Omission:
+    """How many tools were left out for want of room, and what to raise to get more of them."""
+
+    count: int
+    reason: OmissionReason
+
+
+@dataclass(frozen=True)
+class ToolSelection:
+    tools: Sequence[SelectedTool]
+    omitted: Mapping[str, OmissionReason] = field(default_factory=dict)
+    """Why there was no room for a kept or found tool, by its id."""
+
+
 def select_tools(
     kept: Sequence[SelectedTool],
     core: Sequence[SelectedTool],
@@ -32,15 +48,35 @@ def select_tools(
     *,
     max_tools: int,
     max_tokens: int | None,
-) -> list[SelectedTool]:
+) -> ToolSelection:
     """Return kept tools in their old order, then core tools, then found tools, each tool once.
 
-    Kept tools come first so that the provider's prompt cache stays valid. They are never dropped for `max_tools`, and
-    they leave room for a few new tools.
+    Kept tools come first so that the provider's prompt cache stays valid. Core tools are always included: they do not
+    count for `max_tools`, and kept and found tools share what they leave of `max_tokens`. Kept tools are never dropped
+    for `max_tools`, and they leave room for a few new tools.
     """
-    kept = list(unique_by(kept, _get_key))
+    core_ids = {_get_key(tool) for tool in core}
+    kept_count = len({_get_key(tool) for tool in kept} - core_ids)
     unique = list(unique_by([*kept, *core, *found], _get_key))
-    return list(_limit_tokens(unique[: max(max_tools, len(kept) + _MIN_NEW_TOOLS)], max_tokens))
+    others = [tool for tool in unique if _get_key(tool) not in core_ids]
+    room = max(max_tools, kept_count + _MIN_NEW_TOOLS)
+    remaining = None if max_tokens is None else max_tokens - count_tokens(tool.definition for tool in core)
+    omitted: dict[str, OmissionReason] = {_get_key(tool): "max_tools" for tool in others[room:]}
+    for tool in others[:room]:
+        if remaining is None:
+            break
+        if tool.definition.tokens <= remaining:
+            remaining -= tool.definition.tokens
+        else:  # a smaller tool after it may still fit
+            omitted[_get_key(tool)] = "max_tokens"
+    return ToolSelection([tool for tool in unique if _get_key(tool) not in omitted], omitted)
+
+
+def summarize_omitted(omitted: Mapping[str, OmissionReason]) -> Omission | None:
+    """Return None if there was room for all tools. `max_tokens` comes first: it leaves out better tools."""
+    if not omitted:
+        return None
+    return Omission(len(omitted), "max_tokens" if "max_tokens" in omitted.values() else "max_tools")
 
 
 def interleave_selections(rankings: Sequence[Sequence[SelectedTool]], limit: int) -> list[SelectedTool]:
@@ -54,14 +90,3 @@ def count_tokens(definitions: Iterable[ToolDefinitionView]) -> int:
 
 def _get_key(tool: SelectedTool) -> str:
     return tool.definition.tool_id
-
-
-def _limit_tokens(tools: Iterable[SelectedTool], max_tokens: int | None) -> Iterator[SelectedTool]:
-    """Skip a tool that exceeds the remaining budget; a smaller tool after it may still fit."""
-    remaining = max_tokens
-    for tool in tools:
-        if remaining is None:
-            yield tool
-        elif tool.definition.tokens <= remaining:
-            remaining -= tool.definition.tokens
-            yield tool

@@ -16,6 +16,7 @@ _MAX_BRIEF = 160
 _MAX_DEFINITIONS = 100_000
 """Characters of definitions in one result, about 25,000 tokens; the first definition is always included."""
 _WITHOUT_SCHEMAS = "Some tools are shown without their schemas, which are long: ask for fewer tools to see them."
+_LEFT_OUT = "{} more left out, because the schemas are long: tool_discovery finds them, too."
 _IN_BRIEF = 'Shown in brief: ask again with detail "full" for the input schemas.'
 
 _ADVICE = {
@@ -140,6 +141,9 @@ def _tool_text(result: Json) -> str:
 
 
 def render_schemas(tools: Sequence[SelectedTool], hint: str | None) -> Json:
+    count = _count_fitting(tools)
+    if count < len(tools):
+        hint = " ".join(part for part in (hint, _LEFT_OUT.format(len(tools) - count)) if part is not None)
     schemas = [
         {
             "toolKey": tool.definition.tool_id,
@@ -149,7 +153,7 @@ def render_schemas(tools: Sequence[SelectedTool], hint: str | None) -> Json:
             "inputSchema": load_json(tool.definition.input_schema),
             "similarity": None if tool.similarity is None else round(tool.similarity, 4),
         }
-        for tool in tools[: _count_fitting(tools)]
+        for tool in tools[:count]
     ]
     structured: Json = {"tools": schemas} | ({} if hint is None else {"hint": hint})
     return make_result(structured, dump_json(structured).decode())

@@ -9,7 +9,7 @@ from app.catalog.servers import Status
 from app.discovery.cut import CalibrationSource
 from app.discovery.formats import Format
 from app.discovery.request import DiscoveryRequest
-from app.discovery.selection import Source
+from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag
 from app.schemas.base import Identifier, Input, Output, Tags
 from app.search.confidence import Confidence
@@ -49,7 +49,9 @@ class DiscoverBody(Input):
         "with `semantic`); ignored with `bm25`; a value also fills the answer, as `fill` does; null: the model's "
         "calibration",
     )
-    include_core_tools: bool = Field(True, description="add the core tools to the answer")
+    include_core_tools: bool = Field(
+        True, description="add the core tools to the answer: all of them, beside the tools that are found"
+    )
     server_ids: Ids | None = Field(
         None, description="search only these servers; unknown ids are ignored, `[]` means none"
     )
@@ -58,7 +60,12 @@ class DiscoverBody(Input):
     )
     project_id: Identifier | None = Field(None, description="search only the tools of this project")
     strategy: Strategy | None = Field(None, description="null: the project's, the user's, or `hybrid`")
-    max_tokens: int | None = Field(None, ge=1, description="the maximum size of the definitions together")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="the maximum size of the definitions together; core tools are included even if they exceed it, and "
+        "kept and found tools share what they leave",
+    )
     keep: Annotated[list[Identifier], Field(max_length=200)] | None = Field(
         None, description="keys of tools that the model was given before: they come first, in the same order"
     )
@@ -126,6 +133,14 @@ class TokensOut(Output):
     saved_percent: float
 
 
+class OmittedOut(Output):
+    count: int = Field(description="how many kept and found tools were left out")
+    reason: OmissionReason = Field(
+        description="`max_tokens`: their definitions are too large for the request's `max_tokens`; `max_tools`: the "
+        "tools in `keep` leave no room within TOOLSCOUT_MAX_TOOLS"
+    )
+
+
 class DiscoverOut(Output):
     discovery_id: str
     tools: list[SelectedOut]
@@ -143,6 +158,7 @@ class DiscoverOut(Output):
         "tool was found, because the message seems to need none"
     )
     no_match: bool = Field(description="`confidence` is `none`: the answer has core and kept tools alone")
+    omitted: OmittedOut | None = Field(description="what was left out for want of room; null if there was room for all")
     tokens: TokensOut
     toolset_hash: str = Field(description="a hash of the definitions: the same tools have the same hash")
 

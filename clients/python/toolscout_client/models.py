@@ -103,6 +103,15 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Omitted:
+    """What was left out for want of room."""
+
+    count: int
+    reason: str
+    """`max_tokens` or `max_tools`."""
+
+
+@dataclass(frozen=True)
 class Discovery:
     discovery_id: str
     tools: list[DiscoveredTool]
@@ -119,6 +128,7 @@ class Discovery:
     toolset_hash: str
     confidence: Confidence | None = None
     """How likely it is that one of the tools fits; None from Toolscout 0.2 and earlier."""
+    omitted: Omitted | None = None
 
     @property
     def tool_keys(self) -> list[str]:

@@ -133,6 +133,10 @@ def test_discover_prints_the_confidence_and_fills_the_answer(command: Command, m
     filled = command("discover", message, "--fill", "--user", "kim")
     assert short.count("chat.") < filled.count("chat.")
     assert "no tool fits this message\n" in command("discover", "thanks, that is all", "--user", "kim")
+    tight = command("discover", message, "--max-tokens", "1", "--user", "kim")
+    assert "chat." not in tight
+    assert re.search(r"^no room for \d+ more tools?: raise max_tokens$", tight, re.MULTILINE)
+    assert "no room" not in filled
     words = command("discover", "message plonk frobnicate xyzzy", "--strategy", "bm25", "--user", "kim")
     assert "\nlow confidence: the best 2\n" in words
 

@@ -81,6 +81,14 @@ async def test_saved_tokens_are_shown_only_if_tools_were_found(console: ConsoleC
     assert "Tokens saved" not in no_match
 
 
+async def test_the_playground_says_that_max_tokens_left_tools_out(console: ConsoleClient, user: TestUser) -> None:
+    await user.add_tools(tool("get_forecast", "The weather of the coming days"))
+    fields = {"query": "weather of the coming days"}
+    tight = (await console.fetch_fragment("/console/try/answer", **fields, max_tokens="1")).text
+    assert "There is no room for 1 more tool: raise max_tokens." in tight
+    assert "no room" not in (await console.fetch_fragment("/console/try/answer", **fields)).text
+
+
 CHAT = [
     tool("send_message", "Send a direct message to a person."),
     tool("post_message", "Post a message to a channel."),

@@ -44,6 +44,7 @@ async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
         "degraded_reason",
         "confidence",
         "no_match",
+        "omitted",
         "tokens",
         "toolset_hash",
     }
@@ -103,13 +104,38 @@ async def test_core_tools_are_included_unless_the_request_excludes_them(user: Te
     assert names(await user.discover(RAIN, include_core_tools=False)) == ["get_forecast"]
 
 
-async def test_an_answer_has_at_most_ten_tools_unless_the_limit_is_higher(user: TestUser) -> None:
+async def test_an_answer_has_all_core_tools_and_up_to_the_limit_of_found_tools(user: TestUser) -> None:
     await user.add_tools(*(tool(f"weather_{i}", "Tells the weather.") for i in range(30)))
-    await user.http.put("/core-tools", json={"tools": [tool(f"core_{i}") for i in range(3)]})
-    sources = [found["source"] for found in (await user.discover("weather"))["tools"]]
-    assert sources == ["core"] * 3 + ["semantic"] * 7
-    assert len((await user.discover("weather", limit=20))["tools"]) == 20
-    assert len((await user.discover("weather", limit=2))["tools"]) == 5
+    await user.http.put("/core-tools", json={"tools": [tool(f"core_{i}") for i in range(12)]})
+    for limit in (2, 8, 20):
+        answer = await user.discover("weather", limit=limit)
+        assert [found["source"] for found in answer["tools"]] == ["core"] * 12 + ["semantic"] * limit
+        assert answer["omitted"] is None
+
+
+async def test_kept_tools_leave_room_for_five_new_ones_and_the_others_are_omitted(user: TestUser) -> None:
+    await user.add_tools(*(tool(f"weather_{i}", "Tells the weather.") for i in range(30)))
+    keep = [each["id"] for each in (await user.tools()).values()][-9:]
+    search = {"limit": 10, "similarity_threshold": 0}
+    answer = await user.discover("weather", keep=keep, **search)
+    assert [found["source"] for found in answer["tools"]] == ["kept"] * 9 + ["semantic"] * 5
+    assert answer["omitted"]["reason"] == "max_tools"
+    found = {each["tool_key"] for each in (await user.discover("weather", **search))["tools"]}
+    assert answer["omitted"]["count"] == len(found - set(keep)) - 5
+    assert (await user.discover("weather", keep=keep[:5], limit=5))["omitted"] is None
+
+
+async def test_core_tools_larger_than_max_tokens_leave_no_room_and_the_answer_says_so(user: TestUser) -> None:
+    await user.add_tools(FORECAST)
+    await user.http.put("/core-tools", json={"tools": [tool(f"core_{i}", "Does much. " * 20) for i in range(3)]})
+    full = await user.discover(RAIN)
+    assert (len(full["tools"]), full["omitted"]) == (4, None)
+    tight = await user.discover(RAIN, max_tokens=1)
+    assert [found["source"] for found in tight["tools"]] == ["core"] * 3
+    assert tight["omitted"] == {"count": 1, "reason": "max_tokens"}
+    assert tight["no_match"] is False
+    enough = await user.discover(RAIN, max_tokens=full["tokens"]["selected"])
+    assert (names(enough), enough["omitted"]) == (names(full), None)
 
 
 async def test_max_tokens_limits_the_definitions(user: TestUser) -> None:
@@ -119,7 +145,9 @@ async def test_max_tokens_limits_the_definitions(user: TestUser) -> None:
     answer = await user.discover("weather", max_tokens=half)
     assert 0 < answer["tokens"]["selected"] <= half
     assert names(answer) == names(full)[: len(answer["tools"])]
-    assert (await user.discover("weather", max_tokens=1))["tools"] == []
+    assert answer["omitted"] == {"count": 8 - len(answer["tools"]), "reason": "max_tokens"}
+    empty = await user.discover("weather", max_tokens=1)
+    assert (empty["tools"], empty["no_match"], empty["omitted"]) == ([], False, {"count": 8, "reason": "max_tokens"})
 
 
 async def test_selected_and_saved_tokens_are_counted(user: TestUser) -> None:

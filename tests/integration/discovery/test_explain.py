@@ -328,18 +328,27 @@ async def test_a_tool_that_exceeds_max_tokens(asker: TestUser, weather: str) -> 
     assert await get_code(asker, max_tokens=tokens) == "included"
 
 
-async def test_a_tool_that_the_core_tools_leave_no_room_for(asker: TestUser) -> None:
-    await asker.add_tools(*(tool(f"forecast_{n}", f"Weather forecast {n}.") for n in range(4)))
+async def test_a_tool_that_the_kept_tools_leave_no_room_for(asker: TestUser) -> None:
+    await asker.add_tools(*(tool(f"forecast_{n:02}", f"Weather forecast {n}.") for n in range(16)))
     core = [tool(f"native_{n}") for n in range(8)]
     assert (await asker.http.put("/core-tools", json={"tools": core})).status_code == 200
-    order = [
-        hit["tool"]["name"]
-        for hit in (await asker.discover(RAIN, similarity_threshold=0, include_core_tools=False))["tools"]
-    ]
-    pushed_out = await get_reason(asker, order[2], similarity_threshold=0)
-    assert (pushed_out["reason"], pushed_out["rank"]) == ("no_room", 3)
-    assert await get_code(asker, order[1], similarity_threshold=0) == "included"
-    assert await get_code(asker, order[2], similarity_threshold=0, keep=[await get_key(asker, order[2])]) == "included"
+    search: Json = {"similarity_threshold": 0, "limit": 10}
+    order = [hit["tool"]["name"] for hit in (await asker.discover(RAIN, **search))["tools"] if hit["source"] != "core"]
+    keep = [tool["id"] for name, tool in (await asker.tools()).items() if name not in order]
+    pushed_out = await get_reason(asker, order[5], keep=keep, **search)
+    assert (pushed_out["reason"], pushed_out["rank"]) == ("no_room", 6)
+    assert "TOOLSCOUT_MAX_TOOLS" in pushed_out["message"]
+    assert await get_code(asker, order[4], keep=keep, **search) == "included"
+    assert await get_code(asker, order[5], **search) == "included"
+
+
+async def test_a_kept_tool_that_exceeds_max_tokens(asker: TestUser, weather: str) -> None:
+    tools = await asker.tools()
+    keep, tokens = [tools["refund_payment"]["id"]], tools["refund_payment"]["tokens"]
+    cramped = await get_reason(asker, "refund_payment", keep=keep, max_tokens=tokens - 1)
+    assert cramped["reason"] == "no_room"
+    assert "max_tokens" in cramped["message"]
+    assert await get_code(asker, "refund_payment", keep=keep, max_tokens=tokens) == "included"
 
 
 async def test_only_the_limit_excludes_a_tool_while_discovery_is_disabled(

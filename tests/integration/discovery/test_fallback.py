@@ -332,6 +332,24 @@ async def test_kept_tools_come_first_in_the_fallback(
     ]
 
 
+async def test_the_fallback_has_all_core_tools_and_says_what_was_left_out(
+    service: Container, fake: FakeEmbeddingServer
+) -> None:
+    async with open_user(service) as user:
+        core = await user.http.put("/core-tools", json={"tools": [tool(f"core_{n}") for n in range(11)]})
+        assert core.status_code == 200
+        question = {"query": "weather", "tool": "get_forecast", "max_tokens": 1}
+        async with broken_search(service):
+            whole = await user.discover("weather")
+            tight = await user.discover("weather", max_tokens=1)
+            why = await user.http.post("/discover/why", json=question)
+    assert (len(whole["tools"]), whole["omitted"]) == (13, None)
+    assert (sources(tight), tight["omitted"]) == ({"core"}, {"count": 2, "reason": "max_tokens"})
+    [reason] = why.json()["items"]
+    assert reason["reason"] == "no_room"
+    assert "max_tokens" in reason["message"]
+
+
 async def test_disabled_discovery_returns_all_visible_tools(
     service: Container, user: TestUser, fake: FakeEmbeddingServer
 ) -> None:

@@ -27,7 +27,7 @@ CONTRACT = {
     "server list": ["--user"],
     "server remove": ["NAME", "--user"],
     "server reindex": ["[NAME]...", "--force", "--user"],
-    "discover": ["MESSAGE", "--limit", "--strategy", "--fill", "--project", "--user"],
+    "discover": ["MESSAGE", "--limit", "--strategy", "--fill", "--max-tokens", "--project", "--user"],
     "execute": ["TOOL", "[ARGUMENTS]", "--timeout", "--user"],
     "eval": ["[FILE]", "--limit", "--project", "--suggest", "--json", "--user"],
     "calibrate": ["[FILE]", "--dry-run", "--reset", "--user", "--for-all"],

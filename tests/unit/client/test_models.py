@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from toolscout_client.models import Discovery, parse
+from toolscout_client.models import Discovery, Omitted, parse
 
 ANSWER: dict[str, Any] = {
     "discovery_id": "6afb",
@@ -23,6 +23,12 @@ ANSWER: dict[str, Any] = {
 def test_the_confidence_is_read_and_is_none_from_a_service_that_does_not_send_it() -> None:
     assert parse(Discovery, ANSWER | {"confidence": "low"}).confidence == "low"
     assert parse(Discovery, ANSWER).confidence is None
+
+
+def test_what_was_left_out_is_read() -> None:
+    left_out = parse(Discovery, ANSWER | {"omitted": {"count": 3, "reason": "max_tokens"}})
+    assert left_out.omitted == Omitted(3, "max_tokens")
+    assert parse(Discovery, ANSWER | {"omitted": None}).omitted is None
 
 
 def test_fields_of_a_newer_service_are_ignored() -> None:

@@ -1,9 +1,18 @@
 """Selection of the tools of an answer, and interleaving of several rankings."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from app.catalog.definitions import ToolDefinitionView
-from app.discovery.selection import SelectedTool, interleave_selections, select_tools
+from app.discovery.selection import (
+    Omission,
+    SelectedTool,
+    ToolSelection,
+    interleave_selections,
+    select_tools,
+    summarize_omitted,
+)
 
 
 def make_tool(name: str, score: float | None = None, tokens: int = 1) -> SelectedTool:
@@ -27,7 +36,7 @@ def make_ranking(**scores: float) -> list[SelectedTool]:
     return [make_tool(name, score) for name, score in scores.items()]
 
 
-def names(tools: list[SelectedTool]) -> list[str]:
+def names(tools: Sequence[SelectedTool]) -> list[str]:
     return [tool.definition.tool_id for tool in tools]
 
 
@@ -77,19 +86,57 @@ def test_tools_without_a_score_come_last_in_their_original_order() -> None:
     assert names(interleave_selections([[make_tool("p"), make_tool("q")], make_ranking(a=0.1)], 3)) == ["a", "p", "q"]
 
 
+def select(
+    kept: Sequence[SelectedTool] = (),
+    core: Sequence[SelectedTool] = (),
+    found: Sequence[SelectedTool] = (),
+    *,
+    max_tools: int = 10,
+    max_tokens: int | None = None,
+) -> ToolSelection:
+    return select_tools(kept, core, found, max_tools=max_tools, max_tokens=max_tokens)
+
+
 def test_kept_tools_come_first_then_core_tools_then_found_tools_each_once() -> None:
     kept, core, found = [make_tool("k")], [make_tool("c"), make_tool("k")], [make_tool("f", 0.9), make_tool("c", 0.8)]
-    assert names(select_tools(kept, core, found, max_tools=10, max_tokens=None)) == ["k", "c", "f"]
+    assert names(select(kept, core, found).tools) == ["k", "c", "f"]
 
 
 def test_max_tools_never_drops_kept_tools_and_leaves_room_for_five_new_ones() -> None:
     kept = [make_tool(f"k{n}") for n in range(4)]
     found = [make_tool(f"f{n}", 0.9) for n in range(9)]
-    assert names(select_tools(kept, [], found, max_tools=2, max_tokens=None)) == names([*kept, *found[:5]])
-    assert names(select_tools([], [], found, max_tools=7, max_tokens=None)) == names(found[:7])
+    selection = select(kept, [], found, max_tools=2)
+    assert names(selection.tools) == names([*kept, *found[:5]])
+    assert selection.omitted == dict.fromkeys(names(found[5:]), "max_tools")
+    assert names(select([], [], found, max_tools=7).tools) == names(found[:7])
+
+
+def test_core_tools_do_not_count_for_max_tools_even_if_they_are_kept() -> None:
+    core = [make_tool(f"c{n}") for n in range(30)]
+    found = [make_tool(f"f{n}", 0.9) for n in range(8)]
+    for kept in ([], core[:2], core):
+        selection = select(kept, core, found, max_tools=8)
+        assert (names(selection.tools), selection.omitted) == (names([*core, *found]), {})
 
 
 def test_a_tool_beyond_max_tokens_is_skipped_and_a_smaller_one_after_it_fits() -> None:
     tools = [make_tool("a", tokens=5), make_tool("large", tokens=9), make_tool("b", tokens=3)]
-    assert names(select_tools([], [], tools, max_tools=10, max_tokens=8)) == ["a", "b"]
-    assert names(select_tools([], [], tools, max_tools=10, max_tokens=17)) == ["a", "large", "b"]
+    selection = select(found=tools, max_tokens=8)
+    assert (names(selection.tools), selection.omitted) == (["a", "b"], {"large": "max_tokens"})
+    assert select(found=tools, max_tokens=17) == ToolSelection(tools)
+
+
+def test_core_tools_are_never_dropped_and_the_others_share_what_they_leave_of_max_tokens() -> None:
+    kept, found = [make_tool("k", tokens=4)], [make_tool("f", 0.9, tokens=2)]
+    core = [make_tool("c", tokens=6), make_tool("d", tokens=6)]
+    assert names(select(kept, core, found, max_tokens=18).tools) == ["k", "c", "d", "f"]
+    assert names(select(kept, core, found, max_tokens=16).tools) == ["k", "c", "d"]
+    assert names(select(kept, core, found, max_tokens=14).tools) == ["c", "d", "f"]
+    assert names(select(kept, core, found, max_tokens=5).tools) == ["c", "d"]
+    assert select(kept, core, found, max_tokens=5).omitted == {"k": "max_tokens", "f": "max_tokens"}
+
+
+def test_the_summary_counts_all_omitted_tools_and_names_the_reason_that_leaves_out_better_ones() -> None:
+    assert summarize_omitted({}) is None
+    assert summarize_omitted({"a": "max_tools"}) == Omission(1, "max_tools")
+    assert summarize_omitted({"a": "max_tools", "b": "max_tokens"}) == Omission(2, "max_tokens")

@@ -195,7 +195,10 @@ def test_schemas_are_included_up_to_the_size_limit_and_always_the_first() -> Non
     rendered = responses.render_tools([large, small], None, brief=False)
     assert ["inputSchema" in result for result in rendered["structuredContent"]["results"]] == [True, False]
     assert "ask for fewer tools" in rendered["structuredContent"]["hint"]
-    assert len(responses.render_schemas([large, small], None)["structuredContent"]["tools"]) == 1
+    schemas = responses.render_schemas([large, small], None)["structuredContent"]
+    assert len(schemas["tools"]) == 1
+    assert schemas["hint"].startswith("1 more left out, because the schemas are long")
+    assert "hint" not in responses.render_schemas([small, small], None)["structuredContent"]
     whole = responses.render_tools([small] * 50, None, brief=False)["structuredContent"]
     assert all("inputSchema" in result for result in whole["results"])
     assert "hint" not in whole
