@@ -5,6 +5,7 @@ RUN := .venv/.run-installed
 DEV := .venv/.dev-installed
 BENCH := .venv/.bench-installed
 THIRD_PARTY := tests/third_party/node_modules/.installed
+GENERATOR := tests/third_party/requirements.lock
 
 # Some shells set it. Every command would then compile all packages again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -66,6 +67,7 @@ docs: $(RUN) ## write the pages of docs/reference from the code
 lock: $(DEV) ## pin the newest versions of all dependencies, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --extra dev --output-file requirements-dev.lock pyproject.toml
+	echo openapi-python-client | $(BIN)/pip-compile $(LOCK) --no-annotate --output-file - - | sed -n '/^openapi-python/,/[^\]$$/p' >$(GENERATOR)
 	cd tests/third_party && rm -f package-lock.json && npm install --package-lock-only --ignore-scripts
 	@$(PYTHON) -c "$$WITHOUT_FUNDING" tests/third_party/package-lock.json
 
@@ -74,26 +76,30 @@ clean: ## remove the virtual environment and all caches; the data folder stays
 
 LOCK := --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-options --no-header
 
+QUIETLY := --quiet --disable-pip-version-check
+
 define INSTALL
 @test -x $(BIN)/python || $(PYTHON) -m venv .venv
 @echo "installing the Python packages of $(1) …"
-@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r $(1)
-@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+@$(BIN)/pip install $(QUIETLY) --no-compile --no-deps --require-hashes -r $(1)
+@$(BIN)/pip install $(QUIETLY) --no-deps --editable .
 endef
 
 $(RUN): requirements.lock pyproject.toml
 	$(call INSTALL,requirements.lock)
 	@touch $@
 
-# includes everything of the former
-$(DEV): requirements-dev.lock pyproject.toml
+# Includes everything of the former. openapi-python-client has a lock file of its own: it asks for an older typer than
+# ours, which pip-compile cannot resolve, and works with ours.
+$(DEV): requirements-dev.lock $(GENERATOR) pyproject.toml
 	$(call INSTALL,requirements-dev.lock)
+	@$(BIN)/pip install $(QUIETLY) --no-deps --require-hashes -r $(GENERATOR)
 	@touch $(RUN) $@
 
 # for peers and plots; the pinned packages stay as they are
 $(BENCH): $(DEV)
 	@echo "installing the packages of the bench …"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@$(BIN)/pip install $(QUIETLY) --editable '.[bench]'
 	@touch $@
 
 # without npm, the tests that need these packages are skipped

@@ -32,7 +32,8 @@ from app.api.middleware.concurrency_limit import ConcurrencyLimitMiddleware
 from app.api.middleware.drain import ConnectionDrainMiddleware
 from app.api.middleware.request_log import RequestLogMiddleware
 from app.api.middleware.unhandled_errors import UnhandledErrorMiddleware
-from app.api.problems import PROBLEM_RESPONSE, add_error_handlers
+from app.api.openapi import DescribedApp
+from app.api.problems import add_error_handlers
 from app.console.router import add_console
 from app.container import Container
 from app.mcp_server.router import mcp_router
@@ -91,11 +92,10 @@ def create_app(container: Container) -> FastAPI:
 
 def create_routes(role: Role = "all") -> FastAPI:
     """Return an application without middleware. A worker has health and metrics endpoints only."""
-    app = FastAPI(
+    app = DescribedApp(
         title="Toolscout",
         version=__version__,
         description=_DESCRIPTION,
-        responses={"4XX": PROBLEM_RESPONSE, "503": PROBLEM_RESPONSE},
         openapi_url=None if role == "worker" else "/openapi.json",
         # these would load their scripts from a CDN: `add_docs` serves our own copy
         docs_url=None,

@@ -17,7 +17,7 @@ Text = Annotated[str | None, Query(max_length=256)]
 
 
 @router.get("/audit")
-async def list_events(
+async def list_audit_events(
     reader: AuditReader,
     page: PageParams,
     *,

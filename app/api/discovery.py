@@ -18,7 +18,7 @@ from app.search.postgres import Evidence
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 
-@router.post("/discover", response_model=DiscoverOut)
+@router.post("/discover", name="discover", response_model=DiscoverOut)
 async def post_discover(body: DiscoverBody, caller: DiscoverCaller, container: ContainerDep) -> Response:
     """Return the few tools that this message needs, ready for the model."""
     discovery = await discover(container.discoverer, caller, body.to_request())
@@ -26,7 +26,7 @@ async def post_discover(body: DiscoverBody, caller: DiscoverCaller, container: C
 
 
 @router.post("/discover/why")
-async def post_why(body: WhyBody, caller: DiscoverCaller, container: ContainerDep) -> WhyOut:
+async def explain_discovery(body: WhyBody, caller: DiscoverCaller, container: ContainerDep) -> WhyOut:
     """Explain why a tool is, or is not, in the answer to this message."""
     reasons = await explain(container.discoverer, caller, body.to_request(), body.tool)
     return WhyOut(items=[_render_reason(reason) for reason in reasons])

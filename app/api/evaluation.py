@@ -11,7 +11,7 @@ from app.schemas.evaluation import MAX_EXPLAINED, MAX_PROBED, EvalBody, EvalOut,
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 
-@router.post("/eval")
+@router.post("/eval", name="evaluate")
 async def post_eval(body: EvalBody, caller: DiscoverCaller, container: ContainerDep) -> EvalOut:
     """Evaluate how well these messages find their tools, and explain the misses."""
     items = [item.to_item(str(number)) for number, item in enumerate(body.items, start=1)]

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
-from app.api.problems import PROBLEM_RESPONSE, problem_body
+from app.api.openapi import describe_stream
+from app.api.problems import problem_body
 from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
 from app.api.strict_route import StrictRoute
 from app.catalog.visibility import Scope
@@ -21,13 +22,14 @@ from app.text.strict_json import dump_json
 router = APIRouter(tags=["execution"], route_class=StrictRoute)
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": ExecuteOut, "content": {MEDIA_TYPE: {"schema": {"type": "string"}}}},
-    502: PROBLEM_RESPONSE,
-    504: PROBLEM_RESPONSE,
+    200: {
+        "model": ExecuteOut,
+        "content": describe_stream("`progress`, then `result` with an ExecuteOut, or `error` with a Problem"),
+    }
 }
 
 
-@router.post("/execute", response_model=ExecuteOut, responses=_RESPONSES)
+@router.post("/execute", name="execute", response_model=ExecuteOut, responses=_RESPONSES)
 async def execute_tool(
     body: ExecuteBody,
     request: Request,

@@ -14,7 +14,7 @@ router = APIRouter(tags=["usage"], route_class=StrictRoute)
 
 
 @router.post("/feedback", status_code=204)
-async def post_feedback(body: FeedbackBody, caller: DiscoverCaller, container: ContainerDep) -> None:
+async def send_feedback(body: FeedbackBody, caller: DiscoverCaller, container: ContainerDep) -> None:
     """Report what became of a tool of a discovery.
 
     Repeated feedback counts once. Tools that `/execute` runs are counted without feedback.

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 
+from app.api.openapi import describe_text
 from app.api.strict_route import StrictRoute
 from app.dependencies import ContainerDep
 from app.errors import Unauthenticated, Unavailable
@@ -12,15 +13,17 @@ from app.schemas.health import Health, Readiness
 
 router = APIRouter(tags=["operations"], route_class=StrictRoute)
 
+_METRICS = describe_text("text/plain", "metrics in Prometheus's format")
+
 
 @router.get("/healthz")
-async def healthz() -> Health:
+async def get_health() -> Health:
     """200 while the process answers, whatever the state of the database."""
     return Health()
 
 
 @router.get("/readyz")
-async def readyz(container: ContainerDep) -> Readiness:
+async def get_readiness(container: ContainerDep) -> Readiness:
     """503 while the database does not answer, and once the process is stopping."""
     if container.draining.is_set():
         raise Unavailable("this process is stopping; another will answer")
@@ -28,8 +31,10 @@ async def readyz(container: ContainerDep) -> Readiness:
     return Readiness(model=container.model.id, warnings=list(container.warnings))
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(container: ContainerDep, authorization: Annotated[str, Header()] = "") -> Response:
+@router.get("/metrics", response_class=Response, responses={200: {"content": _METRICS}})
+async def get_metrics(
+    container: ContainerDep, authorization: Annotated[str, Header(include_in_schema=False)] = ""
+) -> Response:
     """Metrics in Prometheus's text format. If `TOOLSCOUT_METRICS_KEY` is set, it is needed as a bearer token."""
     key = container.settings.metrics_key
     if key is not None and not hmac.compare_digest(authorization.encode(), f"Bearer {key.get_secret_value()}".encode()):

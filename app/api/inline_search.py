@@ -16,7 +16,7 @@ router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 
 @router.post("/catalog/search", response_model_exclude_unset=True)
-async def post_catalog_search(body: SearchBody, caller: DiscoverCaller, container: ContainerDep) -> SearchOut:
+async def search_catalog(body: SearchBody, caller: DiscoverCaller, container: ContainerDep) -> SearchOut:
     """Find the tools that these queries need among the tools in the request.
 
     The tools are not stored; their vectors are cached under a hash of the text.

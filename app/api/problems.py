@@ -35,12 +35,6 @@ class Problem(BaseModel):
     tool: str | None = Field(None, description="of a tool call: the tool's name")
 
 
-PROBLEM_RESPONSE: dict[str, Any] = {
-    "description": "The error, with a stable `code`",
-    "content": {"application/problem+json": {"schema": Problem.model_json_schema()}},
-}
-
-
 def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ToolscoutError, _handle_toolscout_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)

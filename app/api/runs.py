@@ -10,7 +10,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
+from app.api.openapi import describe_body, describe_stream
+from app.api.sse import HEARTBEAT, HEARTBEAT_S, render_event, stream_response
 from app.api.strict_route import StrictRoute, require_json
 from app.catalog import servers
 from app.container import Container
@@ -34,9 +35,8 @@ Force = Annotated[bool, Query(description="embed all tools again, and accept an 
 
 
 # Not declared as a parameter: FastAPI would parse megabytes on the event loop before the key is checked.
-_PUSH_BODY = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": PushBody.model_json_schema()}}}
-}
+_PUSH_BODY = describe_body("PushBody")
+_RUN_EVENTS = describe_stream("`progress` after each change, `run` at the end, each with a RunOut")
 
 
 def parse_push(body: bytes) -> bytes:
@@ -70,7 +70,7 @@ async def push_tools(
 
 
 @router.post("/servers/{server_id}/reindex", status_code=202, responses={200: {"model": RunOut}})
-async def reindex(
+async def reindex_server(
     server_id: str,
     response: Response,
     tenant: Tenant,
@@ -123,7 +123,7 @@ async def get_run(run_id: str, session: Session, tenant: Tenant, _: CatalogReadC
     return render_run(await queue.get_run(session, tenant.id, run_id))
 
 
-@router.get("/runs/{run_id}/events", response_class=Response, responses={200: {"content": {MEDIA_TYPE: {}}}})
+@router.get("/runs/{run_id}/events", response_class=Response, responses={200: {"content": _RUN_EVENTS}})
 async def watch_run(run_id: str, tenant: Tenant, container: ContainerDep, _: CatalogReadCaller) -> Response:
     """Stream the run as server-sent events: `progress` after each change, `run` at its end. Each contains the run."""
     run = await _read_run(container, tenant.id, run_id)

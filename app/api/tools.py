@@ -76,7 +76,7 @@ async def change_tool(
 
 
 @router.get("/tools/{tool_id}/history")
-async def tool_history(
+async def list_tool_changes(
     tool_id: str, session: Session, tenant: Tenant, page: PageParams, _: CatalogReadCaller
 ) -> Items[ChangeOut]:
     """List the changes of a tool's definition, newest first."""

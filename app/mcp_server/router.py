@@ -25,11 +25,27 @@ from app.text.strict_json import Json, parse_json
 
 _SESSION_HEADER = "mcp-session-id"
 _CANCELLED = "notifications/cancelled"
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"description": "A JSON-RPC response, or an event stream that ends with one"},
-    202: {"description": "A notification was accepted"},
-    421: {"description": "The `Host` header names another service"},
+_JSON_RPC = {"type": "object", "description": "a JSON-RPC 2.0 message of MCP", "additionalProperties": True}
+_ERROR = {
+    "description": "A JSON-RPC error; a problem if the request was refused before it was read",
+    "content": {
+        "application/json": {"schema": _JSON_RPC},
+        "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}},
+    },
 }
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A JSON-RPC response, or an event stream that ends with one",
+        "content": {
+            "application/json": {"schema": _JSON_RPC},
+            "text/event-stream": {"schema": {"type": "string", "description": "server-sent events: JSON-RPC messages"}},
+        },
+    },
+    202: {"description": "A notification was accepted"},
+    "4XX": _ERROR,
+    "5XX": _ERROR,
+}
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": _JSON_RPC}}}}
 
 
 def mcp_router() -> APIRouter:
@@ -38,31 +54,31 @@ def mcp_router() -> APIRouter:
     running_calls = RunningCalls()
     basic_server, full_server = MetaServer(BASIC_TOOLS), MetaServer(ALL_TOOLS)
 
-    @router.post("/mcp", responses=_RESPONSES)
+    @router.post("/mcp", response_class=Response, responses=_RESPONSES, openapi_extra=_BODY)
     async def mcp(request: Request, caller: DiscoverCaller, container: ContainerDep) -> Response:
         """Two tools: `tool_discovery` and `tool_execute`."""
         context = McpRequestContext(container, caller, _get_session(request), running_calls)
         return await _handle(basic_server, request, context)
 
-    @router.post("/mcp/full", responses=_RESPONSES)
-    async def full_mcp(request: Request, caller: DiscoverCaller, container: ContainerDep) -> Response:
+    @router.post("/mcp/full", response_class=Response, responses=_RESPONSES, openapi_extra=_BODY)
+    async def mcp_full(request: Request, caller: DiscoverCaller, container: ContainerDep) -> Response:
         """The two tools of `/mcp`, and `list_servers`, `list_tools`, `get_tool_details` and `search_tools`."""
         context = McpRequestContext(container, caller, _get_session(request), running_calls)
         return await _handle(full_server, request, context)
 
-    @router.post("/projects/{project_id}/mcp", responses=_RESPONSES)
-    async def project_mcp(
+    @router.post("/projects/{project_id}/mcp", response_class=Response, responses=_RESPONSES, openapi_extra=_BODY)
+    async def mcp_project(
         project_id: str, request: Request, caller: DiscoverCaller, container: ContainerDep
     ) -> Response:
         """The same two tools, scoped to a project."""
         return await mcp(request, await _bind_to_project(container, caller, project_id), container)
 
-    @router.post("/projects/{project_id}/mcp/full", responses=_RESPONSES)
-    async def full_project_mcp(
+    @router.post("/projects/{project_id}/mcp/full", response_class=Response, responses=_RESPONSES, openapi_extra=_BODY)
+    async def mcp_project_full(
         project_id: str, request: Request, caller: DiscoverCaller, container: ContainerDep
     ) -> Response:
         """All six tools, scoped to a project."""
-        return await full_mcp(request, await _bind_to_project(container, caller, project_id), container)
+        return await mcp_full(request, await _bind_to_project(container, caller, project_id), container)
 
     return router
 

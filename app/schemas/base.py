@@ -4,8 +4,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from app.db.pagination import Page
 
@@ -46,6 +56,20 @@ class CamelCaseInput(Input):
             if alias != name and alias in body and name in body:
                 raise ValueError(f"give either `{name}` or `{alias}`, not both")
         return {names.get(key, key): value for key, value in body.items()}
+
+
+class Changes(Input):
+    """The body of a PATCH: an absent field keeps its value.
+
+    The defaults are never used. Its schema has none: clients that are generated from it would send them.
+    """
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        described = handler(schema)
+        for field in handler.resolve_ref_schema(described)["properties"].values():
+            field.pop("default", None)
+        return described
 
 
 def given_fields(body: BaseModel) -> dict[str, Any]:

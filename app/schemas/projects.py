@@ -8,7 +8,7 @@ from pydantic import Field
 
 from app.catalog.projects import Optimization, Project
 from app.catalog.rules import Rule
-from app.schemas.base import Identifier, Input, Name, Output
+from app.schemas.base import Changes, Identifier, Input, Name, Output
 from app.schemas.rules import RuleOut, Rules, render_rules
 
 ServerIds = Annotated[list[Identifier], Field(max_length=1_000)]
@@ -30,7 +30,7 @@ class NewProjectBody(Input):
     similarity_threshold: float | None = Field(None, ge=0, le=1, description=_DEFAULT)
 
 
-class ProjectChanges(Input):
+class ProjectChanges(Changes):
     name: Name = Field("", description=_NAME)
     server_ids: ServerIds | None = Field(None, description=_SERVER_IDS)
     optimization: Optimization | None = Field(None, description=_OPTIMIZATION)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator,
 from app.catalog.servers import Status, check_transport
 from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import TRANSPORT_ALIASES, Transport
-from app.schemas.base import Input, Name, Output, Tags
+from app.schemas.base import Changes, Input, Name, Output, Tags
 
 # set by the protocol and by the connection themselves
 _RESERVED_HEADERS = frozenset(
@@ -77,7 +77,7 @@ class NewServerBody(_ServerFields):
         return self
 
 
-class ServerChanges(_ServerFields):
+class ServerChanges(_ServerFields, Changes):
     name: Name = Field("", description=_NAME)
     description: str = Field("", max_length=4_000, description=_DESCRIPTION)
     transport: GivenTransport = Field("push", description=_TRANSPORT)

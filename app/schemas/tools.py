@@ -9,12 +9,12 @@ from app.catalog.core_tools import MAX_CORE_TOOLS
 from app.catalog.tools import State
 from app.catalog.visibility_policy import EnabledBy, HiddenBy
 from app.indexing.sanitize import Flag
-from app.schemas.base import Input, Output, Tags
+from app.schemas.base import Changes, Input, Output, Tags
 
 _PINNED = "comes first when the search fails and all tools are returned"
 
 
-class ToolChanges(Input):
+class ToolChanges(Changes):
     enabled: bool | None = Field(True, description="overrides the rules; null: the rules decide again")
     tags: Tags = Field([], description="its own, in addition to those of its server and of rules")
     pinned: bool = Field(False, description=_PINNED)

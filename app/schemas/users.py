@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from app.auth.users import USER_ID_PATTERN
-from app.schemas.base import Input, Name, Output
+from app.schemas.base import Changes, Input, Name, Output
 from app.search.scoring import Strategy
 
 UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["alice"])]
@@ -27,7 +27,7 @@ class NewUserBody(Input):
     name: Name | None = Field(None, description=_NAME)
 
 
-class UserChanges(Input):
+class UserChanges(Changes):
     name: Name | None = Field(None, description=_NAME)
     discovery_enabled: bool = Field(True, description="false: every answer holds all tools, up to the limit")
     settings: UserSettings = Field(UserSettings(), description="defaults of the user's discoveries")

@@ -219,7 +219,8 @@ def _describe_responses(responses: Mapping[str, Any]) -> str:
 
 def _describe_response(status: str, response: Schema) -> str:
     content = response.get("content", {})
-    types = [_describe(media["schema"]) for media in content.values() if "$ref" in media.get("schema", {})]
+    schema = content.get("application/json", {}).get("schema", {})
+    types = [_describe(schema)] if "$ref" in schema else [schema["description"]] if "description" in schema else []
     events = ["server-sent events"] if "text/event-stream" in content else []
     return " with ".join(filter(None, [status, " or ".join([*types, *events])]))
 

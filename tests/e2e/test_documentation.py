@@ -276,6 +276,12 @@ def test_lock_files_carry_hashes_and_no_addresses(name: str) -> None:
     assert "--index" not in text
 
 
+def test_the_lock_of_the_generator_carries_hashes_and_no_address() -> None:
+    lines = (ROOT / "tests/third_party/requirements.lock").read_text().splitlines()
+    assert [line for line in lines if line.startswith("openapi-python-client==")]
+    assert [line.strip() for line in lines[1:] if not line.startswith("    --hash=sha256:")] == []
+
+
 def test_the_lock_holds_every_dependency_that_the_project_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {

@@ -92,7 +92,9 @@ async def test_the_example_of_a_discovery_works(openapi: Json, admin: httpx.Asyn
     assert answer.json().keys() == described["properties"].keys()
 
 
-def test_problems_are_described_with_their_media_type(openapi: Json) -> None:
-    for _, path, operation in list_operations(openapi):
-        [media_type] = operation["responses"]["4XX"]["content"]
-        assert media_type == "application/problem+json", path
+async def test_an_error_has_the_described_shape(openapi: Json, client: httpx.AsyncClient) -> None:
+    [(media_type, content)] = openapi["components"]["responses"]["Problem"]["content"].items()
+    described = resolve_reference(openapi, content["schema"])
+    answer = await client.get("/tools")
+    assert (answer.status_code, answer.headers["content-type"]) == (401, media_type)
+    assert set(described["required"]) <= answer.json().keys() <= described["properties"].keys()

@@ -217,6 +217,12 @@ async def test_an_export_uses_reported_calls_as_labels(world: World) -> None:
     assert by_message["read, but not that"]["tools"] == ["files.send_mail"]
 
 
+async def test_an_export_is_plain_text_where_the_client_asks_for_it(world: World) -> None:
+    for accept, media_type in [("*/*", "application/x-ndjson"), ("text/plain", "text/plain; charset=utf-8")]:
+        answer = await world.user.http.get("/selections/export", headers={"Accept": accept})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
+
+
 async def test_an_export_contains_no_match_but_not_messages_without_labels(world: World, container: Container) -> None:
     await want_selections(container, world.user.id)
     await world.user.discover("xyzzy plugh", strategy="bm25")
