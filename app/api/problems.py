@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from app.errors import InvalidInput, ToolscoutError
 from app.observability.logging import request_id
+from app.schemas.base import locate_error
 
 _FRAMEWORK_ERRORS = {
     404: ("not_found", "there is no such path; /docs lists those that exist"),
@@ -68,7 +69,7 @@ def _render_validation_error(item: Mapping[str, Any]) -> dict[str, Any]:
         return {"loc": ["body"], "msg": item["ctx"]["error"], "type": item["type"]}
     if item["type"] in ("model_attributes_type", "model_type"):
         return {"loc": list(item["loc"]), "msg": "Input should be an object", "type": item["type"]}
-    return {"loc": list(item["loc"]), "msg": item["msg"].removeprefix("Value error, "), "type": item["type"]}
+    return {"loc": list(locate_error(item)), "msg": item["msg"].removeprefix("Value error, "), "type": item["type"]}
 
 
 async def _handle_framework_error(_request: Request, error: Exception) -> Response:

@@ -23,6 +23,7 @@ from app.execution.execute import execute_with_progress
 from app.execution.models import ExecutionRequest, ExecutionResult
 from app.search.query import parse_query
 from app.settings import Settings
+from app.text.invisible import remove_hidden
 from app.text.strict_json import Json, parse_json
 
 commands = make_group()
@@ -51,7 +52,7 @@ async def discover_tools(
     user: UserOption = DEMO_USER,
 ) -> int:
     """Find the tools that a message needs."""
-    if not message.strip():
+    if not remove_hidden(message).strip():
         raise InvalidInput("the message has no text to search for")
     async with open_for_user(settings, user) as (container, owner):
         request = DiscoveryRequest(

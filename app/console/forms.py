@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ValidationError
 
 from app.errors import InvalidInput
+from app.schemas.base import locate_error
 
 M = TypeVar("M", bound=BaseModel)
 N = TypeVar("N", int, float)
@@ -82,7 +83,7 @@ def parse_form(model: type[M], values: Mapping[str, Any]) -> M:
 
 def _error_messages(error: ValidationError) -> Iterator[str]:
     for item in error.errors()[:_MAX_ERRORS]:
-        field = " ".join(_field_label(part) for part in item["loc"])
+        field = " ".join(_field_label(part) for part in locate_error(item))
         message = item["msg"].removeprefix("Value error, ").replace("Input should", "should").replace("String", "it")
         yield f"{field}: {message}" if field else message
 

@@ -27,6 +27,7 @@ from app.execution.models import ExecutionRequest
 from app.mcp_server import responses
 from app.mcp_types import Dialogue
 from app.search.query import Query, parse_query_with_context
+from app.text.invisible import remove_hidden
 from app.text.strict_json import Json, parse_json
 
 _PAGE_SIZE = 100
@@ -100,7 +101,7 @@ async def _discover(call: ToolCall) -> Json:
 
 
 def _parse_query(query: str, context: str, position: int) -> Query:
-    if not query.strip():
+    if not remove_hidden(query).strip():
         error = {"loc": ["arguments", "query", position], "msg": "describe the task", "type": "minLength"}
         raise ArgumentsInvalid(f"arguments.query.{position}: describe the task", errors=[error])
     return parse_query_with_context(query, context)

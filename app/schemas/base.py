@@ -1,6 +1,6 @@
 """Base classes and shared field types of request and response models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -37,6 +37,20 @@ UtcDatetime = Annotated[datetime, AfterValidator(_assume_utc)]
 """A time without a zone is in UTC."""
 
 
+class FieldError(ValueError):
+    """Raised by a validator of a whole model: says which field, at `path`, is invalid."""
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def locate_error(error: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Return the path of one of pydantic's errors, with the field of a `FieldError`."""
+    cause = error.get("ctx", {}).get("error")
+    return (*error["loc"], *(cause.path if isinstance(cause, FieldError) else ()))
+
+
 class Input(BaseModel):
     """A request body: no unknown fields and no conversions, so that `"8"` is not 8 and `true` is not 1."""
 
@@ -54,7 +68,7 @@ class CamelCaseInput(Input):
         names = {to_camel(name): name for name in cls.model_fields}
         for alias, name in names.items():
             if alias != name and alias in body and name in body:
-                raise ValueError(f"give either `{name}` or `{alias}`, not both")
+                raise FieldError(f"give either `{name}` or `{alias}`, not both", name)
         return {names.get(key, key): value for key, value in body.items()}
 
 

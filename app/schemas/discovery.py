@@ -11,10 +11,11 @@ from app.discovery.formats import Format
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag
-from app.schemas.base import Identifier, Input, Output, Tags
+from app.schemas.base import FieldError, Identifier, Input, Output, Tags
 from app.search.confidence import Confidence
 from app.search.query import Query, parse_query
 from app.search.scoring import Strategy
+from app.text.invisible import remove_hidden
 
 Ids = Annotated[list[Identifier], Field(max_length=1_000)]
 
@@ -75,10 +76,10 @@ class DiscoverBody(Input):
     @model_validator(mode="after")
     def _check_text(self) -> "DiscoverBody":
         if (self.query is None) == (self.messages is None):
-            raise ValueError("give either `query` or `messages`")
-        if not self._query.user_text:
-            source = "`query` has" if self.messages is None else "the user's turns in `messages` have"
-            raise ValueError(f"{source} no text to search for")
+            raise FieldError("give either `query` or `messages`", "query")
+        if not remove_hidden(self._query.user_text).strip():
+            field = "query" if self.messages is None else "messages"
+            raise FieldError("there is no text of the user to search for", field)
         return self
 
     @cached_property

@@ -11,7 +11,7 @@ from app.evaluation.lint import Suggestions
 from app.evaluation.lint_rules import Problem, SimilarityKind, SimilarPair
 from app.evaluation.run import DEFAULT_LIMIT, EvalAnswer
 from app.evaluation.scores import Measures
-from app.schemas.base import Identifier, Input, Output
+from app.schemas.base import FieldError, Identifier, Input, Output
 from app.search.confidence import Confidence
 
 MAX_ITEMS = 500
@@ -36,9 +36,10 @@ class ItemBody(Input):
     @model_validator(mode="after")
     def _check_text(self) -> "ItemBody":
         if (self.message is None) == (self.messages is None):
-            raise ValueError("give either `message` or `messages`")
+            raise FieldError("give either `message` or `messages`", "message")
         if not self.to_item("").text:
-            raise ValueError("the message has no text to search for")
+            field = "message" if self.messages is None else "messages"
+            raise FieldError("there is no text of the user to search for", field)
         return self
 
     def to_item(self, number: str) -> LabelledMessage:
@@ -56,7 +57,7 @@ class EvalBody(Input):
     @model_validator(mode="after")
     def _check_not_empty(self) -> "EvalBody":
         if not self.items and not self.suggest:
-            raise ValueError("give `items`, or set `suggest`")
+            raise FieldError("give `items`, or set `suggest`", "items")
         return self
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from app.errors import ArgumentsInvalid, InvalidInput
-from app.schemas.base import Identifier, Input
+from app.schemas.base import FieldError, Identifier, Input
 from app.text.strict_json import parse_json
 
 _MAX_TIMEOUT_MS = 3_600_000
@@ -92,9 +92,9 @@ class ExecuteBody(Input):
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> "ExecuteBody":
         if (self.tool_key is None) == (self.tool_call is None):
-            raise ValueError("set either `tool_key` and `arguments`, or `tool_call`")
+            raise FieldError("set either `tool_key` and `arguments`, or `tool_call`", "tool_key")
         if self.tool_call is not None and self.arguments is not None:
-            raise ValueError("`tool_call` has arguments of its own: leave out `arguments`")
+            raise FieldError("`tool_call` has arguments of its own: leave out `arguments`", "arguments")
         return self
 
 

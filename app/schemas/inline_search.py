@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
-from app.schemas.base import CamelCaseInput, Input, Output
+from app.schemas.base import CamelCaseInput, FieldError, Input, Output
+from app.text.invisible import remove_hidden
 
 MAX_TOOLS = 2_000
 MAX_QUERIES = 10
@@ -48,12 +49,13 @@ class SearchBody(CamelCaseInput):
 
     @model_validator(mode="after")
     def _check_queries_and_keys(self) -> "SearchBody":
-        if not all(query.strip() for query in self.query):
-            raise ValueError("`query` has no text to search for")
+        for position, query in enumerate(self.query):
+            if not remove_hidden(query).strip():
+                raise FieldError("there is no text to search for", "query", position)
         seen: set[str] = set()
-        for number, tool in enumerate(self.tools, start=1):
+        for position, tool in enumerate(self.tools):
             if tool.tool_key in seen:
-                raise ValueError(f"number {number} of `tools` repeats an earlier `toolKey`: make each key unique")
+                raise FieldError("repeats an earlier `toolKey`: make each key unique", "tools", position, "toolKey")
             seen.add(tool.tool_key)
         return self
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator,
 from app.catalog.servers import Status, check_transport
 from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import TRANSPORT_ALIASES, Transport
-from app.schemas.base import Changes, Input, Name, Output, Tags
+from app.schemas.base import Changes, FieldError, Input, Name, Output, Tags
 
 # set by the protocol and by the connection themselves
 _RESERVED_HEADERS = frozenset(
@@ -73,7 +73,10 @@ class NewServerBody(_ServerFields):
 
     @model_validator(mode="after")
     def _check_url(self) -> "NewServerBody":
-        check_transport(self.transport, self.url)
+        try:
+            check_transport(self.transport, self.url)
+        except ValueError as error:
+            raise FieldError(str(error), "url") from error
         return self
 
 

@@ -184,6 +184,35 @@ async def test_a_refusal_names_the_invalid_fields(reader: TestUser) -> None:
     assert "body.limit" in body["detail"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "location"),
+    [
+        ("/discover", {"query": ""}, ["query"]),
+        ("/discover", {"query": " \n\u00a0\u3000"}, ["query"]),
+        ("/discover", {"query": "\u200b \u2060\ufeff"}, ["query"]),
+        ("/discover", {}, ["query"]),
+        ("/discover", {"messages": []}, ["messages"]),
+        ("/discover", {"messages": [{"role": "user", "content": " "}]}, ["messages"]),
+        ("/discover/why", {"query": "", "tool": "list_files"}, ["query"]),
+        ("/catalog/search", {"query": ["x", " "], "tools": []}, ["query", 1]),
+        ("/eval", {"items": []}, ["items"]),
+        ("/eval", {"items": [{"message": " ", "tools": []}]}, ["items", 0, "message"]),
+        ("/eval", {"items": [{"messages": [{"role": "user", "content": ""}], "tools": []}]}, ["items", 0, "messages"]),
+        ("/execute", {}, ["tool_key"]),
+        ("/execute", {"tool_call": {"type": "tool_use", "name": "x"}, "arguments": {}}, ["arguments"]),
+        ("/servers", {"name": "files", "transport": "sse"}, ["url"]),
+        ("/servers", {"name": "files", "transport": "push", "url": "https://files.example"}, ["url"]),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+async def test_a_rule_about_several_fields_names_the_field(
+    reader: TestUser, path: str, body: Json, location: list[str | int]
+) -> None:
+    problem = assert_problem(await reader.http.post(path, json=body), 422)
+    assert [error["loc"] for error in problem["errors"]] == [["body", *location]]
+    assert problem["detail"].startswith(".".join(map(str, ["body", *location])))
+
+
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_a_malformed_body_is_refused_by_every_route(
     admin: httpx.AsyncClient, reader: TestUser, container: Container, content: bytes

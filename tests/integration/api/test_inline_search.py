@@ -233,10 +233,10 @@ async def test_a_tool_beyond_the_limits_is_refused_alone(user: TestUser) -> None
     [
         ({"query": []}, "body.query"),
         ({"query": "rain"}, "body.query"),
-        ({"query": [" "]}, "no text to search for"),
-        ({"query": ["rain", ""]}, "no text to search for"),
+        ({"query": [" "]}, "body.query.0: there is no text to search for"),
+        ({"query": ["rain", "\u200b"]}, "body.query.1: there is no text to search for"),
         ({"query": ["rain"] * (MAX_QUERIES + 1)}, "body.query"),
-        ({"tools": [READ, FORECAST, READ]}, "number 3 of `tools`"),
+        ({"tools": [READ, FORECAST, READ]}, "body.tools.2.toolKey: repeats"),
         ({"tools": [make_tool(f"tool_{n}") for n in range(MAX_TOOLS + 1)]}, "body.tools"),
         ({"tools": [{**READ, "toolKey": ""}]}, "toolKey"),
         ({"tools": [{**READ, "tool_key": "x"}]}, "tool_key"),
