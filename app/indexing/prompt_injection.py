@@ -14,6 +14,7 @@ from typing import Any
 
 import re2
 
+from app.indexing.mentions import is_mention
 from app.indexing.sanitize import MAX_FINDINGS, Finding, Path, format_path
 from app.text.strict_json import Json, iter_strings
 
@@ -48,8 +49,12 @@ def _find_reasons(text: str) -> list[str]:
 
 
 def _is_instruction(pattern: Any, text: str) -> bool:
-    """Return whether a match is not negated: "never send passwords to" is good advice, not an instruction to send."""
-    return any(match["negation"] is None for match in pattern.finditer(text))
+    """Return whether a match is neither negated nor a mention: "never send passwords to" is good advice, and "detects
+    'ignore previous instructions'" describes a scanner."""
+    return any(
+        match["negation"] is None and not is_mention(text, match.start(), match.end())
+        for match in pattern.finditer(text)
+    )
 
 
 def _walk_texts(definition: Json) -> Iterator[tuple[Path, str]]:
@@ -84,7 +89,7 @@ def _compile(patterns: tuple[str, ...], start: str = "") -> Any:
 
 
 _BLANKS = re.compile(r"[^\S\n]+|\u2800+")
-_QUOTES = str.maketrans("‘’“”", "''\"\"")
+_QUOTES = str.maketrans("‘’‚“”„«»", '\'\'\'"""""')
 
 # snake_case names and Markdown emphasis count as words; a match does not cross the end of a sentence
 _GAP = r"[\s_*,:\"'`()\[\]-]+"
