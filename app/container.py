@@ -33,7 +33,7 @@ from app.limits.rate_limit import RateLimiter
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.connection import Limits as ConnectionLimits
 from app.mcp_client.pool import McpPool
-from app.mcp_client.stdio_servers import StdioServerRegistry
+from app.mcp_client.stdio_servers import read_stdio_servers
 from app.mcp_client.url_guard import Guard, Resolve
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, open_tracing
@@ -190,7 +190,7 @@ def _build_mcp_pool(settings: Settings, resolve: Resolve | None) -> McpPool:
     )
     return McpPool(
         Guard(settings.outbound_hosts, resolve),
-        StdioServerRegistry.read(settings.stdio_servers),
+        read_stdio_servers(settings),
         limits,
         idle_s=settings.upstream_idle_s,
         max_connections=settings.upstream_connections,

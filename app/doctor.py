@@ -18,7 +18,7 @@ from app.embeddings.repository import read_active_model
 from app.errors import ConfigurationError, ToolscoutError
 from app.local_postgres.database import connect_database, has_data
 from app.local_postgres.secret_key import make_sealer
-from app.mcp_client.stdio_servers import StdioServerRegistry
+from app.mcp_client.stdio_servers import read_stdio_servers
 from app.search.glossary import Glossary
 from app.settings import Settings, find_typos
 from app.usage.stats import count_not_english
@@ -66,7 +66,7 @@ def _check_settings(settings: Settings) -> CheckResult:
 def _check_stdio_programs(settings: Settings) -> list[CheckResult]:
     """Return only failures."""
     try:
-        programs = StdioServerRegistry.read(settings.stdio_servers).programs
+        programs = read_stdio_servers(settings).programs
     except ConfigurationError as error:
         return [CheckResult("stdio", ok=False, message=error.message)]
     commands = {name: program.argv[0] for name, program in programs.items()}

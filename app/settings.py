@@ -24,6 +24,7 @@ from pydantic_settings import (
 from app.errors import ConfigurationError
 
 SECRET_KEY_BYTES = 32
+DEMO_USER = "demo"
 _PREFIX = "TOOLSCOUT_"
 _TYPO_SIMILARITY = 0.75
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
@@ -264,7 +265,8 @@ class Settings(BaseSettings):
 
     demo: bool | None = Field(
         None,
-        description="`1` creates a demo user with tools in an empty database; if not set, only in embedded Postgres",
+        description="`1` creates a demo user with tools in an empty database, and lets it run the demo's MCP server; "
+        "if not set, only in embedded Postgres",
     )
 
     @classmethod

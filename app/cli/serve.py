@@ -41,6 +41,10 @@ _FIRST_REQUEST_S = 0.5
 """Time for the first request on a new connection. Until it arrives the connection looks idle, and idle connections are
 closed at the shutdown."""
 
+_DEMO_DISCOVERY = '{"query": "what time is it in Tokyo?", "format": "anthropic"}'
+_DEMO_CALL = '{"tool_call": {"type": "tool_use", "name": "get_current_time", "input": {"timezone": "Tokyo"}}}'
+"""What a model would answer to the message of the discovery."""
+
 commands = make_group()
 
 
@@ -139,19 +143,19 @@ def _make_greeting(settings: Settings, address: str, demo_key: str | None) -> li
     ]
     if demo_key is not None:
         greeting += [
-            "A demo user has tools on eight servers. Find the tools that a message needs:",
-            _format_curl(address, demo_key),
+            "A demo user has tools on nine servers. Find the tools that a message needs, then run one:",
+            _format_curl(address, demo_key, "/discover", _DEMO_DISCOVERY),
+            _format_curl(address, demo_key, "/execute", _DEMO_CALL),
             "Or connect an MCP client, such as Claude Code:",
             f'  claude mcp add --transport http toolscout {address}/mcp --header "Authorization: Bearer {demo_key}"',
         ]
     return greeting
 
 
-def _format_curl(address: str, key: str) -> str:
+def _format_curl(address: str, key: str, path: str, body: str) -> str:
     return (
-        f"  curl -s {address}/discover -H 'Authorization: Bearer {key}' \\\n"
-        "    -H 'Content-Type: application/json' \\\n"
-        '    -d \'{"query": "do I need an umbrella in Salzburg this weekend?"}\''
+        f"  curl -s {address}{path} -H 'Authorization: Bearer {key}' \\\n"
+        f"    -H 'Content-Type: application/json' \\\n    -d '{body}'"
     )
 
 

@@ -22,7 +22,7 @@ from app.indexing import queue
 from app.indexing.queue import Run
 from app.management.runs import request_reindex
 from app.management.servers import delete_server, register_server
-from app.mcp_client.stdio_servers import StdioServerRegistry
+from app.mcp_client.stdio_servers import read_stdio_servers
 from app.mcp_types import TRANSPORT_ALIASES, Transport
 from app.schemas.servers import NewServerBody
 from app.settings import Settings
@@ -74,7 +74,7 @@ async def add(
     """Register a server and index its tools."""
     new_server = _make_new_server(name, url, transport, header or [], description)
     if new_server.transport == "stdio":
-        _check_stdio_server(settings, new_server.name)
+        _check_stdio_server(settings, new_server.name, user)
     async with open_for_user(settings, user) as (container, _):
         server, run = await _register(container, user, new_server)
         print(f"{server.name}  {server.id}")
@@ -115,8 +115,8 @@ def _to_transport(given: _Transport | None, url: str | None) -> Transport:
     return given if given in ("streamable_http", "sse", "stdio") else TRANSPORT_ALIASES[given]
 
 
-def _check_stdio_server(settings: Settings, name: str) -> None:
-    listed = StdioServerRegistry.read(settings.stdio_servers).programs
+def _check_stdio_server(settings: Settings, name: str, user_id: str) -> None:
+    listed = read_stdio_servers(settings).list_names(user_id)
     if name not in listed:
         raise InvalidInput(
             f"give the URL of its MCP endpoint (`toolscout server add {name} URL`, with `--transport sse` if need be) "

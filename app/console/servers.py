@@ -71,7 +71,7 @@ async def _register_server(context: PageContext, new_server: NewServer) -> Respo
 def _render_new_server(
     context: PageContext, form: Form, *, listing: Listing | None = None, error: ToolscoutError | None = None
 ) -> Response:
-    stdio_programs = sorted(context.container.mcp_pool.stdio_servers.programs)
+    stdio_programs = sorted(context.container.mcp_pool.stdio_servers.list_names(context.user.id))
     return context.render("server_new.html", error, form=form, listing=listing, stdio_programs=stdio_programs)
 
 

@@ -1,4 +1,5 @@
-"""The demo user: eight invented servers with about sixty tools, created in a database without users."""
+"""The demo user, created in a database without users: eight invented servers, whose tools are found and do not run, and
+one real server, whose tools run."""
 
 import asyncio
 from importlib.resources import files
@@ -9,9 +10,18 @@ from app.catalog.servers import NewServer
 from app.container import Container
 from app.indexing.queue import SYSTEM
 from app.management.seeding import SeedServer, seed_user
+from app.mcp_client.stdio_servers import DEMO_PROGRAM
+from app.settings import DEMO_USER
 from app.text.strict_json import Json
 
-DEMO_USER = "demo"
+__all__ = ["DEMO_USER", "finish_demo", "load_catalogue", "seed_demo"]
+
+_TOOLBOX = NewServer(
+    DEMO_PROGRAM,
+    "stdio",
+    description="Clock, time zones, unit conversion, calculator, notes and text statistics; its tools really run",
+    tags=["utilities"],
+)
 _POLL_INTERVAL_S = 0.1
 
 
@@ -29,7 +39,7 @@ async def seed_demo(container: Container) -> str | None:
         container.worker,
         DEMO_USER,
         "Demo user",
-        [_make_seed_server(server) for server in load_catalogue()],
+        [*(_make_seed_server(server) for server in load_catalogue()), SeedServer(_TOOLBOX)],
         actor=SYSTEM,
     )
 
@@ -40,10 +50,15 @@ def _make_seed_server(server: Json) -> SeedServer:
 
 
 async def finish_demo(container: Container) -> None:
-    """Wait until the tools are indexed, so that the first search covers the whole catalogue."""
+    """Wait until the tools are indexed, so that the first search covers the whole catalogue.
+
+    A run that has failed and will be tried again is not waited for: the service works without it.
+    """
     if not container.settings.runs_worker:  # another process runs the worker
         return
-    statement = "SELECT count(*) FROM index_runs WHERE user_id = %(user_id)s AND finished_at IS NULL"
+    statement = """
+        SELECT count(*) FROM index_runs WHERE user_id = %(user_id)s AND finished_at IS NULL AND error IS NULL
+    """
     unfinished = 1
     while unfinished:
         await asyncio.sleep(_POLL_INTERVAL_S)

@@ -17,8 +17,8 @@ from app.indexing.worker import Worker
 @dataclass(frozen=True)
 class SeedServer:
     new_server: NewServer
-    payload: bytes
-    """Its tools, as they would be pushed."""
+    payload: bytes | None = None
+    """Its tools, as they would be pushed; None: the server is asked for them."""
 
 
 async def seed_user(

@@ -35,7 +35,7 @@ async def register_server(
     There is no run for a server that is disabled, or whose tools are pushed.
     """
     # resolves the host name: before the transaction, so that no connection is held meanwhile
-    await mcp_pool.check(new_server.transport, new_server.name, new_server.url)
+    await mcp_pool.check(user_id, new_server.transport, new_server.name, new_server.url)
     run = None
     async with database.transaction(user_id) as session:
         server = await servers.insert_server(session, sealer, user_id, new_server)
@@ -53,7 +53,7 @@ async def try_server(mcp_pool: McpPool, user_id: str, new_server: NewServer, *, 
     """
     if new_server.transport == "push":
         raise InvalidInput("a push server is not connected to: its tools are sent to us")
-    await mcp_pool.check(new_server.transport, new_server.name, new_server.url)
+    await mcp_pool.check(user_id, new_server.transport, new_server.name, new_server.url)
     trial_id = f"trial-{uuid.uuid4()}"
     endpoint = Endpoint(user_id, trial_id, new_server.name, 1, new_server.transport, new_server.url, new_server.headers)
     try:
@@ -102,7 +102,7 @@ async def _check_changes(mcp_pool: McpPool, before: Server, changes: Mapping[str
     if before.transport == transport == "stdio" and name != before.name:
         raise InvalidInput("a stdio server has the name that the operator's file gives it")
     if {"transport", "name", "url"} & changes.keys():
-        await mcp_pool.check(transport, name, changes.get("url"))
+        await mcp_pool.check(before.user_id, transport, name, changes.get("url"))
 
 
 def _needs_listing(before: Server, after: Server) -> bool:

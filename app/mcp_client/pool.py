@@ -70,13 +70,13 @@ class McpPool:
             await asyncio.wait(self._closing)
         self.guard.close()
 
-    async def check(self, transport: Transport, name: str, url: str | None) -> None:
-        """Raise `InvalidInput` or `UrlNotAllowed` unless such a server may be registered.
+    async def check(self, user_id: str, transport: Transport, name: str, url: str | None) -> None:
+        """Raise `InvalidInput` or `UrlNotAllowed` unless the user may register such a server.
 
         Call it outside of any transaction, because it resolves host names.
         """
         if transport == "stdio":
-            self.stdio_servers.check(name)
+            self.stdio_servers.check(name, user_id)
         if url is not None:
             await self.guard.check(url)
 

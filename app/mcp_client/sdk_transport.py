@@ -36,7 +36,7 @@ async def open_transport(
         return _make_http_client(endpoint, guard, connect_s, max_bytes)
 
     if endpoint.transport == "stdio":
-        program = stdio_servers.get_program(endpoint.server_name)
+        program = stdio_servers.get_program(endpoint.server_name, endpoint.user_id)
         command, *arguments = program.argv
         parameters = StdioServerParameters(command=command, args=arguments, env=dict(program.env))
         with stderr.capture() as stream:

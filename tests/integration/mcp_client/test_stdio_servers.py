@@ -251,12 +251,12 @@ async def test_a_program_that_ignores_sigterm_is_killed(
 
 async def test_only_a_listed_program_can_be_registered(write_registry: WriteRegistry) -> None:
     registry = write_registry()
-    registry.check("tiny")
+    registry.check("tiny", "someone")
     for unlisted in ("", "Tiny", "server.py", "../tiny"):
         with pytest.raises(InvalidInput):
-            registry.check(unlisted)
+            registry.check(unlisted, "someone")
     with pytest.raises(InvalidInput):
-        StdioServerRegistry.read(None).check("tiny")
+        StdioServerRegistry.read(None).check("tiny", "someone")
 
 
 INVALID_FILES = {
