@@ -75,6 +75,7 @@ def render_discovery(discovery: Discovery, api_format: Format) -> bytes:
             "degraded_reason": discovery.degraded_reason,
             "confidence": discovery.confidence,
             "no_match": discovery.no_match,
+            "no_match_reason": discovery.no_match_reason,
             "omitted": None if discovery.omitted is None else vars(discovery.omitted),
             "tokens": {
                 "selected": discovery.tokens_selected,

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachetools import TTLCache
 
@@ -107,6 +107,8 @@ _SERVERS = f"""
     FROM mcp_tool_embeddings v JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
     WHERE {VISIBLE} GROUP BY s.id, s.name, s.description, s.status ORDER BY s.name
 """
+_HAS_TOOLS = "SELECT EXISTS (SELECT FROM mcp_tools t WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL)"
+_HAS_VISIBLE_TOOLS = f"SELECT EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE})"
 _TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 
 
@@ -184,6 +186,17 @@ async def list_server_definitions(
 async def list_server_summaries(session: Session, scope: Scope) -> Sequence[ServerSummary]:
     """Return the servers that have a visible tool. Others are not revealed."""
     return [ServerSummary(*row) for row in await session.rows(_SERVERS, scope.parameters())]
+
+
+async def has_tools(session: Session, scope: Scope, *, confined: bool) -> bool:
+    """Return whether there is any tool, apart from the filters of the request.
+
+    A hidden tool counts. If the caller is confined to the project of the scope, only what the project shows counts:
+    other tools do not exist for that caller.
+    """
+    statement = _HAS_VISIBLE_TOOLS if confined else _HAS_TOOLS
+    [(exists,)] = await session.rows(statement, replace(scope, server_ids=None, tags=None).parameters())
+    return bool(exists)
 
 
 async def list_visible_definitions(session: Session, scope: Scope, limit: int) -> AllTools:

@@ -78,12 +78,12 @@ def _print_discovery(discovery: Discovery) -> None:
             rows,
             [f"{rank:>3}  {score:5}  {name:40}  {source}" for rank, score, name, source in rows],
         )
-    print(f"{discovery.confidence_text} this message" if discovery.no_match else discovery.confidence_text)
+    print(discovery.no_match_text or discovery.confidence_text)
     if discovery.omitted_text is not None:
         print(discovery.omitted_text)
     degraded = f", degraded: {discovery.degraded_reason}" if discovery.degraded_reason else ""
     print(
-        f"{discovery.searched} tools searched ({discovery.strategy}{degraded}), "
+        f"{discovery.searched} tools searched ({discovery.strategy or 'no search'}{degraded}), "
         f"{discovery.tokens_selected} of {discovery.tokens_all} tokens"
     )
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Literal
 
 from app.auth.permissions import Caller
 from app.auth.users import User
@@ -22,11 +23,12 @@ from app.catalog.definitions import (
     DefinitionCache,
     DefinitionSet,
     ToolDefinitionView,
+    has_tools,
     list_visible_definitions,
     read_definitions,
 )
 from app.crypto import Sealer
-from app.db.engine import Database
+from app.db.engine import Database, Session
 from app.discovery.ids import new_discovery_id
 from app.discovery.match_sentence import describe_match
 from app.discovery.request import DiscoveryRequest, resolve_options
@@ -55,6 +57,15 @@ from app.usage.selection_log import Choice, Selection, SelectionLog
 
 logger = logging.getLogger("toolscout.discovery")
 
+NoMatchReason = Literal["no_tools", "no_match", "discovery_off", "filtered_out"]
+
+_NO_MATCH_TEXTS: Mapping[NoMatchReason, str] = {
+    "no_tools": "there are no tools to search: add a server, or check the user's id (X-User-Id)",
+    "no_match": "no tool fits this message",
+    "discovery_off": "the project does not search, because its `optimization` is null",
+    "filtered_out": "there are tools, but switches, rules, the project or the request's filters leave none to search",
+}
+
 
 @dataclass(frozen=True)
 class Discovery:
@@ -72,6 +83,8 @@ class Discovery:
     chance: float | None = None
     """The chance that any tool fits; None if it is not known."""
     duration_ms: float = 0.0
+    no_match_reason: NoMatchReason | None = None
+    """Why no tool was found; None if one was."""
     omitted_tools: Mapping[str, OmissionReason] = field(default_factory=dict)
     """Why there was no room for a tool, by its id."""
 
@@ -91,6 +104,11 @@ class Discovery:
     @property
     def no_match(self) -> bool:
         return self.confidence == "none"
+
+    @property
+    def no_match_text(self) -> str | None:
+        """Why no tool was found, in words, for people."""
+        return None if self.no_match_reason is None else _NO_MATCH_TEXTS[self.no_match_reason]
 
     @property
     def confidence_text(self) -> str:
@@ -212,11 +230,12 @@ async def _search(
             evidence = await searcher.read_evidence(session, query, options, embedding, tool_ids)
         if request.describe:
             words = await searcher.hybrid_search.read_matching_words(session, options.scope, query, tool_ids)
+        judgement = result.ranking.judgement
+        reason = await _find_no_match_reason(session, options, judgement.confidence, result.searched)
     found = _add_definitions(result.hits, definitions.tools)
     if words is not None:
         found = [replace(tool, explanation=_describe(tool, query, words)) for tool in found]
     selection = _select(discoverer, request, options, definitions, found)
-    judgement = result.ranking.judgement
     return Discovery(
         id=new_discovery_id(discoverer.sealer, user.id, _get_adaptable_chance(judgement, query, options)),
         tools=[replace(tool, evidence=evidence.get(tool.definition.tool_id)) for tool in selection.tools],
@@ -227,8 +246,20 @@ async def _search(
         confidence=judgement.confidence,
         query=query,
         chance=judgement.chance,
+        no_match_reason=reason,
         omitted_tools=selection.omitted,
     )
+
+
+async def _find_no_match_reason(
+    session: Session, options: SearchOptions, confidence: Confidence, searched: int
+) -> NoMatchReason | None:
+    """Return why no tool was found. It costs a query only if no tool is visible."""
+    if confidence != "none":
+        return None
+    if searched:
+        return "no_match"
+    return "filtered_out" if await has_tools(session, options.scope, confined=options.confined) else "no_tools"
 
 
 def _get_adaptable_chance(judgement: Judgement, query: Query, options: SearchOptions) -> float | None:
@@ -257,6 +288,7 @@ async def _return_core_tools(discoverer: Discoverer, request: DiscoveryRequest, 
         tokens_all=count_tokens(definitions.core),
         confidence="none",
         query=request.query,
+        no_match_reason="discovery_off",
     )
 
 
@@ -268,6 +300,8 @@ async def _return_all_tools(
     async with discoverer.database.snapshot(user_id) as session:
         visible = await list_visible_definitions(session, options.scope, options.limit)
         definitions = await read_definitions(session, options.scope, request.keep, core=request.include_core_tools)
+        confidence: Confidence = "low" if visible.searched else "none"
+        no_match_reason = await _find_no_match_reason(session, options, confidence, visible.searched)
     found = [SelectedTool(definition, "fallback") for definition in visible.definitions]
     selection = _select(discoverer, request, options, definitions, found)
     return Discovery(
@@ -277,8 +311,9 @@ async def _return_all_tools(
         embedding=QueryEmbedding(options.strategy, reason=reason),
         searched=visible.searched,
         tokens_all=visible.tokens + count_tokens(definitions.core),
-        confidence="low",
+        confidence=confidence,
         query=request.query,
+        no_match_reason=no_match_reason,
         omitted_tools=selection.omitted,
     )
 
@@ -321,8 +356,8 @@ def _record(
     if reason is not None:
         metrics.fallbacks.labels(reason).inc()
     metrics.discovery_confidence.labels(discovery.confidence).inc()
-    if discovery.no_match:
-        metrics.no_match.inc()
+    if discovery.no_match_reason is not None:
+        metrics.no_match.labels(discovery.no_match_reason).inc()
     metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
     sample = DiscoverySample(
         seconds=seconds,

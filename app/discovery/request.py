@@ -63,6 +63,7 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
         own_calibration=cut.own_calibration,
         shift=cut.shift,
         enabled=project is None or project.optimization is not None,
+        confined=caller.project_id is not None,
     )
 
 

@@ -31,6 +31,10 @@ from app.text.invisible import remove_hidden
 from app.text.strict_json import Json, parse_json
 
 _PAGE_SIZE = 100
+_NOTHING_CONNECTED = "There are no tools to search: none is connected. Asking again will not help."
+_NOTHING_HERE = (
+    "There are no tools to search here: some are connected, but rules, switches or the project hide them all."
+)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def _make_hint(discoveries: Sequence[Discovery], queries: Sequence[str]) -> str 
     if first.strategy is None:
         return "Search is switched off for this project: ask its administrator which tools to use."
     if all(discovery.searched == 0 for discovery in discoveries):
-        return "There are no tools to search: none is connected, or you may not use any of them here."
+        return _NOTHING_HERE if first.no_match_reason == "filtered_out" else _NOTHING_CONNECTED
     degraded = _describe_degradation(discoveries)
     empty = [query for query, discovery in zip(queries, discoveries, strict=True) if not discovery.tools]
     if len(empty) < len(queries):

@@ -60,7 +60,8 @@ class Metrics:
             "discovery_confidence", "Discoveries by the confidence of their answer", "confidence"
         )
         _start_at_zero(self.discovery_confidence, [("high",), ("low",), ("none",)])
-        self.no_match = self._counter("no_match", "Discoveries that found no matching tool")
+        self.no_match = self._counter("no_match", "Discoveries that found no matching tool", "reason")
+        _start_at_zero(self.no_match, [("no_match",), ("no_tools",), ("filtered_out",)])
         self.tokens_saved = self._counter("tokens_saved", "Tokens of definitions that were not sent")
         self.search_seconds = self._histogram("search_seconds", "Time in the search statement")
         self.query_cache = self._counter("query_cache", "Lookups in the query vector cache", "result")

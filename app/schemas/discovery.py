@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from app.catalog.servers import Status
 from app.discovery.cut import CalibrationSource
+from app.discovery.discover import NoMatchReason
 from app.discovery.formats import Format
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
@@ -159,6 +160,11 @@ class DiscoverOut(Output):
         "tool was found, because the message seems to need none"
     )
     no_match: bool = Field(description="`confidence` is `none`: the answer has core and kept tools alone")
+    no_match_reason: NoMatchReason | None = Field(
+        description="why no tool was found; null if one was. `no_match`: none of the tools fits; `no_tools`: this user "
+        "has none, and a misspelt `X-User-Id` looks the same; `filtered_out`: `server_ids`, `tags`, the project, rules "
+        "or switched-off servers leave none; `discovery_off`: the project's `optimization` is null"
+    )
     omitted: OmittedOut | None = Field(description="what was left out for want of room; null if there was room for all")
     tokens: TokensOut
     toolset_hash: str = Field(description="a hash of the definitions: the same tools have the same hash")

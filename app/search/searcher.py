@@ -43,6 +43,8 @@ class SearchOptions:
     """By how many logits this user's outcomes raise the chance that a tool fits."""
     enabled: bool = True
     """False: the project does not search, and answers with core tools alone."""
+    confined: bool = False
+    """Whether the caller's key is bound to the project, so that tools outside of it do not exist for the caller."""
 
 
 @dataclass(frozen=True)

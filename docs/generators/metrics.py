@@ -45,7 +45,8 @@ _SECTIONS = {
         "fallbacks": "discoveries that were degraded, by their `degraded_reason`",
         "discovery_confidence": "discoveries by the `confidence` of their answer: `high`, `low` or `none`; not for "
         "projects that do not search",
-        "no_match": "discoveries that found no fitting tool: `confidence` is `none`",
+        "no_match": "discoveries that found no fitting tool, by their `no_match_reason`; not for projects that do not "
+        "search",
         "tokens_saved": "tokens of definitions that were not sent",
         "search_seconds": "time in the search itself, without the embedder",
         "query_cache": "lookups of query vectors: `hit` or `miss`",

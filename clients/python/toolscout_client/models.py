@@ -129,6 +129,8 @@ class Discovery:
     confidence: Confidence | None = None
     """How likely it is that one of the tools fits; None from Toolscout 0.2 and earlier."""
     omitted: Omitted | None = None
+    no_match_reason: str | None = None
+    """Why no tool was found: `no_tools`, `no_match`, `discovery_off` or `filtered_out`."""
 
     @property
     def tool_keys(self) -> list[str]:

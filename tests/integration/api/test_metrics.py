@@ -195,11 +195,14 @@ async def test_discoveries_are_counted_by_confidence(open_service: OpenService) 
         assert read_counts() == [1, 1, 0]
         await user.discover("thanks, that is all")
         assert read_counts() == [1, 1, 1]
-        assert read_value(service.metrics, "toolscout_no_match_total") == 1
+        assert read_value(service.metrics, "toolscout_no_match_total", reason="no_match") == 1
+        await user.discover("list files", server_ids=[])
+        assert read_value(service.metrics, "toolscout_no_match_total", reason="filtered_out") == 1
+        assert read_value(service.metrics, "toolscout_no_match_total", reason="no_tools") == 0
         project = {"name": "quiet", "optimization": None}
         project_id = (await user.http.post("/projects", json=project)).json()["id"]
         await user.discover("list files", project_id=project_id)
-        assert read_counts() == [1, 1, 1]
+        assert read_counts() == [1, 1, 2]
 
 
 async def test_runs_are_timed_and_embeddings_and_failures_are_counted(

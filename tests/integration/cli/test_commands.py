@@ -133,6 +133,8 @@ def test_discover_prints_the_confidence_and_fills_the_answer(command: Command, m
     filled = command("discover", message, "--fill", "--user", "kim")
     assert short.count("chat.") < filled.count("chat.")
     assert "no tool fits this message\n" in command("discover", "thanks, that is all", "--user", "kim")
+    command("key", "create", "--user", "kom")
+    assert "there are no tools to search: add a server, or check" in command("discover", message, "--user", "kom")
     tight = command("discover", message, "--max-tokens", "1", "--user", "kim")
     assert "chat." not in tight
     assert re.search(r"^no room for \d+ more tools?: raise max_tokens$", tight, re.MULTILINE)

@@ -81,6 +81,16 @@ async def test_saved_tokens_are_shown_only_if_tools_were_found(console: ConsoleC
     assert "Tokens saved" not in no_match
 
 
+async def test_the_playground_says_why_nothing_was_found(console: ConsoleClient, user: TestUser) -> None:
+    fields = {"query": "weather of the coming days"}
+    nothing = (await console.fetch_fragment("/console/try/answer", **fields)).text
+    assert "Nothing was found: there are no tools to search: add a server" in nothing
+    await user.add_tools(tool("get_forecast", "The weather of the coming days"))
+    filtered = (await console.fetch_fragment("/console/try/answer", **fields, tags="money")).text
+    assert "leave none to search" in filtered
+    assert "Nothing was found" not in (await console.fetch_fragment("/console/try/answer", **fields)).text
+
+
 async def test_the_playground_says_that_max_tokens_left_tools_out(console: ConsoleClient, user: TestUser) -> None:
     await user.add_tools(tool("get_forecast", "The weather of the coming days"))
     fields = {"query": "weather of the coming days"}

@@ -44,6 +44,7 @@ async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
         "degraded_reason",
         "confidence",
         "no_match",
+        "no_match_reason",
         "omitted",
         "tokens",
         "toolset_hash",

@@ -356,7 +356,11 @@ async def test_core_tools_are_left_out(user: TestUser) -> None:
 async def test_an_empty_result_has_a_hint(tools_user: TestUser, other_user: TestUser) -> None:
     no_tools = await call_discovery(other_user, RAIN)
     assert no_tools["results"] == []
-    assert "no tools to search" in no_tools["hint"]
+    assert "no tools to search: none is connected" in no_tools["hint"]
+    await other_user.add_tools(tool("get_forecast"), enabled=False)
+    hidden = await call_discovery(other_user, RAIN)
+    assert hidden["results"] == []
+    assert "some are connected, but rules, switches or the project hide them all" in hidden["hint"]
     no_match = await call_discovery(tools_user, "zxqv", "qwertz")
     assert no_match["results"] == []
     assert "None of 5 tools fits. Ask again in other words" in no_match["hint"]

@@ -31,5 +31,10 @@ def test_what_was_left_out_is_read() -> None:
     assert parse(Discovery, ANSWER | {"omitted": None}).omitted is None
 
 
+def test_the_reason_why_nothing_was_found_is_read() -> None:
+    assert parse(Discovery, ANSWER | {"no_match_reason": "no_tools"}).no_match_reason == "no_tools"
+    assert parse(Discovery, ANSWER).no_match_reason is None
+
+
 def test_fields_of_a_newer_service_are_ignored() -> None:
     assert parse(Discovery, ANSWER | {"added_later": 1}) == parse(Discovery, ANSWER)
