@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from app.auth.authentication import Authenticator
+from app.auth.rollout import Rollout
 from app.catalog.definitions import DefinitionCache
 from app.catalog.visibility import apply_policy
 from app.catalog.visibility_policy import Policy
@@ -42,8 +43,9 @@ from app.search.hnsw import ensure_hnsw_index
 from app.search.postgres import HybridSearch
 from app.search.searcher import Searcher
 from app.settings import Settings
-from app.usage import repository, selection_log
+from app.usage import decision_log, repository, selection_log
 from app.usage.counters import UsageCounters
+from app.usage.decision_log import DecisionLog
 from app.usage.selection_log import SelectionLog
 
 
@@ -65,6 +67,7 @@ class Container:
     worker: Worker
     usage_counters: UsageCounters
     selections: SelectionLog
+    decisions: DecisionLog
     metrics: Metrics
     tracing: Tracing
     draining: asyncio.Event
@@ -136,6 +139,7 @@ class _Infrastructure:
     database: Database
     usage_counters: UsageCounters
     selections: SelectionLog
+    decisions: DecisionLog
 
 
 def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack: AsyncExitStack) -> _Infrastructure:
@@ -143,10 +147,11 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
     database = Database(url, settings.database_pool_size, metrics)
     stack.push_async_callback(database.close)
     usage_counters, selections = UsageCounters(database), SelectionLog(database)
-    for flusher in (usage_counters.flusher, selections.flusher):
+    decisions = DecisionLog(database, enabled=settings.decision_log_days > 0)
+    for flusher in (usage_counters.flusher, selections.flusher, decisions.flusher):
         flusher.start()
         stack.push_async_callback(flusher.stop)
-    return _Infrastructure(settings, sealer, metrics, tracing, database, usage_counters, selections)
+    return _Infrastructure(settings, sealer, metrics, tracing, database, usage_counters, selections, decisions)
 
 
 async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncExitStack, *, embedding: bool) -> Models:
@@ -226,9 +231,13 @@ def _worker_config(settings: Settings) -> WorkerConfig:
 
 def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, *, watch: bool) -> None:
     """Start the background tasks: delete expired rows and, with `watch`, measure the queue."""
-    database = infrastructure.database
-    selection_age = timedelta(days=infrastructure.settings.selection_log_days)
-    expired = [idempotency.expired_rows(), *repository.expired_rows(), *selection_log.expired_rows(selection_age)]
+    database, settings = infrastructure.database, infrastructure.settings
+    expired = [
+        idempotency.expired_rows(),
+        *repository.expired_rows(),
+        *selection_log.expired_rows(timedelta(days=settings.selection_log_days)),
+        *decision_log.expired_rows(timedelta(days=settings.decision_log_days)),
+    ]
     stack.push_async_callback(_cancel, asyncio.create_task(run_retention(database, expired)))
     if watch:
         stack.push_async_callback(_cancel, asyncio.create_task(watch_queue(database, infrastructure.metrics)))
@@ -262,6 +271,7 @@ def _build_container(
         worker=worker,
         usage_counters=infrastructure.usage_counters,
         selections=infrastructure.selections,
+        decisions=infrastructure.decisions,
         metrics=metrics,
         tracing=infrastructure.tracing,
         draining=asyncio.Event(),
@@ -288,8 +298,14 @@ def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher) -> Di
         sealer=infrastructure.sealer,
         usage_counters=infrastructure.usage_counters,
         selections=infrastructure.selections,
+        decisions=infrastructure.decisions,
+        rollout=_make_rollout(infrastructure.settings),
         max_tools=infrastructure.settings.max_tools,
     )
+
+
+def _make_rollout(settings: Settings) -> Rollout:
+    return Rollout(enabled=settings.discovery, percent=settings.rollout_percent)
 
 
 def _build_executor(infrastructure: _Infrastructure, mcp_pool: McpPool, shutdown: asyncio.Event) -> Executor:

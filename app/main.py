@@ -11,6 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from app import __version__
 from app.api import (
     audit,
+    decisions,
     discovery,
     evaluation,
     execution,
@@ -61,6 +62,7 @@ _ROUTE_MODULES = (
     users,
     keys,
     audit,
+    decisions,
     selections,
 )
 

@@ -213,6 +213,26 @@ class Settings(BaseSettings):
         description="days for which messages are stored, for users whose setting `selection_log` is on",
     )
 
+    decision_log_days: int = Field(
+        7,
+        ge=0,
+        le=3650,
+        description="days for which the decision log keeps what each search chose, without its message (about 1 KB a "
+        "search); 0 switches the log off",
+    )
+
+    discovery: bool = Field(
+        True, description="`0` searches nobody's messages: every answer holds all tools, up to the limit"
+    )
+    rollout_percent: float = Field(
+        100.0,
+        ge=0,
+        le=100,
+        allow_inf_nan=False,
+        description="percentage of the users whose messages are searched; the others get all their tools, up to the "
+        "limit, unless `discovery_enabled` is set for the user",
+    )
+
     outbound_allow: str = Field(
         "",
         description="MCP servers in your own network that Toolscout may connect to, as `host:port`, comma-separated; "

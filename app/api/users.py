@@ -16,19 +16,20 @@ router = APIRouter(tags=["accounts"], route_class=StrictRoute)
 async def create_user(body: NewUserBody, container: ContainerDep, caller: AdminCaller) -> UserOut:
     """Create a user, to give it a name or a key beforehand. Service and admin keys create the users that they name."""
     user = await manage_users.create_user(container.database, body.id, body.name, actor=caller.actor)
-    return UserOut.model_validate(user)
+    return UserOut.of(user, container.discoverer.rollout)
 
 
 @router.get("/users")
-async def list_users(session: SystemSession, page: PageParams) -> Items[UserOut]:
+async def list_users(session: SystemSession, page: PageParams, container: ContainerDep) -> Items[UserOut]:
     """List users by id."""
-    return render_page(await users.list_users(session, page), UserOut.model_validate)
+    rollout = container.discoverer.rollout
+    return render_page(await users.list_users(session, page), lambda user: UserOut.of(user, rollout))
 
 
 @router.get("/users/{user_id}")
-async def get_user(user_id: str, session: SystemSession) -> UserOut:
+async def get_user(user_id: str, session: SystemSession, container: ContainerDep) -> UserOut:
     """Return a user with its settings and its number of tools."""
-    return UserOut.model_validate(await users.get_user(session, user_id))
+    return UserOut.of(await users.get_user(session, user_id), container.discoverer.rollout)
 
 
 @router.patch("/users/{user_id}")
@@ -40,7 +41,7 @@ async def change_user(user_id: str, body: UserChanges, container: ContainerDep, 
     user = await manage_users.change_user(
         container.database, container.authenticator, user_id, changes, actor=caller.actor
     )
-    return UserOut.model_validate(user)
+    return UserOut.of(user, container.discoverer.rollout)
 
 
 @router.delete("/users/{user_id}", status_code=204)

@@ -27,6 +27,8 @@ class User:
     name: str | None
     settings: Mapping[str, Any]
     discovery_enabled: bool
+    discovery_pinned: bool
+    """Whether `discovery_enabled` was set for this user; see `auth.rollout`."""
     tool_count: int
     ann: bool
     calibration: Mapping[str, Any] | None

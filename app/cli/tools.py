@@ -56,7 +56,13 @@ async def discover_tools(
         raise InvalidInput("the message has no text to search for")
     async with open_for_user(settings, user) as (container, owner):
         request = DiscoveryRequest(
-            parse_query(message), project_id=project, strategy=strategy, limit=limit, fill=fill, max_tokens=max_tokens
+            parse_query(message),
+            project,
+            strategy=strategy,
+            limit=limit,
+            fill=fill,
+            max_tokens=max_tokens,
+            interface="cli",
         )
         _print_discovery(await discover(container.discoverer, Caller("user", "cli", owner), request))
     return 0

@@ -3,15 +3,15 @@
 An administrator who acts for no user sees the events of all users.
 """
 
-from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 from app.audit.events import Event, EventFilter, list_events
+from app.console.forms import parse_time
 from app.console.page_context import AuditReadPage, PageContext, page_router
 from app.db.pagination import Page, PageRequest
-from app.errors import InvalidInput, ToolscoutError
+from app.errors import ToolscoutError
 
 router = page_router()
 
@@ -37,18 +37,9 @@ async def _list_events(context: PageContext) -> Page[Event]:
         actor=query.optional_text("actor"),
         target=query.optional_text("target"),
         outcome=query.optional_text("outcome"),
-        since=_parse_time(query.optional_text("since")),
-        until=_parse_time(query.optional_text("until")),
+        since=parse_time(query.optional_text("since")),
+        until=parse_time(query.optional_text("until")),
     )
     request = PageRequest(cursor=query.optional_text("cursor"))
     async with context.read_transaction() as session:
         return await list_events(session, None if user is None else user.id, event_filter, request)
-
-
-def _parse_time(text: str | None) -> datetime | None:
-    """Parse the value of a `datetime-local` field, which has no time zone, as UTC."""
-    try:
-        time = None if text is None else datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidInput("a time must have the form 2030-01-31T12:00") from error
-    return time if time is None or time.tzinfo is not None else time.replace(tzinfo=UTC)

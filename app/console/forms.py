@@ -1,6 +1,7 @@
 """Read HTML forms, and validate them with the request models of the API."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -91,3 +92,12 @@ def _error_messages(error: ValidationError) -> Iterator[str]:
 def _field_label(part: str | int) -> str:
     """Return a part of an error's location as text; positions count from 1."""
     return str(part + 1) if isinstance(part, int) else part.replace("_", " ")
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """Parse the value of a `datetime-local` field, which has no time zone, as UTC."""
+    try:
+        time = None if text is None else datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput("a time must have the form 2030-01-31T12:00") from error
+    return time if time is None or time.tzinfo is not None else time.replace(tzinfo=UTC)

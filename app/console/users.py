@@ -36,7 +36,8 @@ async def create_user(context: AdminPage) -> Response:
 
 @router.post("/users/{user_id}")
 async def change_user(context: AdminPage, user_id: str) -> Response:
-    body = parse_form(UserChanges, {"discovery_enabled": context.form.is_checked("discovery_enabled")})
+    chosen = context.form.text("discovery_enabled")
+    body = parse_form(UserChanges, {"discovery_enabled": None if chosen == "rollout" else bool(chosen)})
     container, actor = context.container, context.caller.actor
     await manage_users.change_user(
         container.database, container.authenticator, user_id, given_fields(body), actor=actor
@@ -47,7 +48,8 @@ async def change_user(context: AdminPage, user_id: str) -> Response:
 async def _render_users(context: PageContext, form: Form, error: ToolscoutError | None = None) -> Response:
     async with context.container.database.system_transaction() as session:
         page = await users.list_users(session, PageRequest(cursor=context.query.optional_text("cursor")))
-    return context.render("users.html", error, page=page, form=form)
+    rollout = context.container.discoverer.rollout
+    return context.render("users.html", error, page=page, form=form, rollout=rollout)
 
 
 @router.get("/keys")

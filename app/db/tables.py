@@ -60,6 +60,8 @@ users = Table(
     Column("name", Text),
     _not_null("settings", JSONB, "'{}'"),
     _not_null("discovery_enabled", Boolean, "true"),
+    # whether `discovery_enabled` was set for this user; otherwise true leaves the choice to the roll-out
+    _not_null("discovery_pinned", Boolean, "false"),
     # increases with every change to what the user can see: part of cache keys
     _not_null("catalog_version", BigInteger, "nextval('catalog_versions')"),
     # exact values, not estimates: they decide between exact search and HNSW
@@ -421,4 +423,31 @@ selections = Table(
     PrimaryKeyConstraint("user_id", "id"),
     Index("selections_at", "user_id", "at", "id"),
     Index("selections_of_all", "at", "id"),
+)
+
+# what each search looked at and chose, without its message; the id is the discovery id
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _not_null("id", Text),
+    Column("at", DateTime(timezone=True), nullable=False),
+    Column("request_id", Text),
+    _not_null("actor", Text),
+    _not_null("interface", Text),
+    Column("project_id", Text),
+    Column("strategy", Text),
+    Column("degraded_reason", Text),
+    _not_null("confidence", Text),
+    _not_null("no_match", Boolean),
+    Column("no_match_reason", Text),
+    _not_null("searched", Integer),
+    Column("omitted", JSONB),
+    _not_null("tools", JSONB),
+    _not_null("duration_ms", Float),
+    PrimaryKeyConstraint("user_id", "id"),
+    Index("decisions_at", "user_id", "at", "id"),
+    Index("decisions_of_all", "at", "id"),
+    # an administrator looks for the request that a log line or a problem names
+    Index("decisions_request", "request_id"),
 )

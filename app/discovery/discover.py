@@ -13,11 +13,12 @@ Every request starts at the top, so that the service recovers by itself.
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
 from app.auth.permissions import Caller
+from app.auth.rollout import Rollout
 from app.auth.users import User
 from app.catalog.definitions import (
     DefinitionCache,
@@ -43,6 +44,7 @@ from app.discovery.selection import (
 )
 from app.embeddings.calibration import shift_chance
 from app.errors import QueryFailed
+from app.observability.logging import request_id
 from app.observability.metrics import fallback_level
 from app.observability.tracing import Tracing, trace_call
 from app.search.confidence import Confidence, Judgement
@@ -52,8 +54,10 @@ from app.search.query import Query, shorten
 from app.search.ranking import Hit, is_named
 from app.search.scoring import Strategy
 from app.search.searcher import QueryEmbedding, Searcher, SearchOptions
+from app.usage.choices import Choice
 from app.usage.counters import DiscoverySample, UsageCounters
-from app.usage.selection_log import Choice, Selection, SelectionLog
+from app.usage.decision_log import Decision, DecisionLog
+from app.usage.selection_log import Selection, SelectionLog
 
 logger = logging.getLogger("toolscout.discovery")
 
@@ -151,6 +155,8 @@ class Discoverer:
     sealer: Sealer
     usage_counters: UsageCounters
     selections: SelectionLog
+    decisions: DecisionLog
+    rollout: Rollout
     max_tools: int
 
     @property
@@ -179,17 +185,23 @@ async def discover_each(
     The queries run one after another, so that one caller does not occupy several connections.
     """
     options = await resolve_options(discoverer.searcher, caller, request)
-    user = caller.require_user()
     expanded = [discoverer.searcher.glossary.expand(query) for query in queries]
-    return [await _discover(discoverer, user, replace(request, query=query), options) for query in expanded]
+    return [await _discover(discoverer, caller, replace(request, query=query), options) for query in expanded]
 
 
 @trace_call("discover", "strategy", "degraded_reason", "searched", "no_match")
-async def _discover(discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions) -> Discovery:
+async def _discover(
+    discoverer: Discoverer, caller: Caller, request: DiscoveryRequest, options: SearchOptions
+) -> Discovery:
+    user, started = caller.require_user(), time.perf_counter()
     if not options.enabled:
-        return await _return_core_tools(discoverer, request, options)
-    started = search_started = time.perf_counter()
-    if user.discovery_enabled:
+        discovery = await _return_core_tools(discoverer, request, options)
+        if not request.dry_run:
+            discoverer.searcher.metrics.discoveries.labels("none", "core").inc()
+            _log_decision(discoverer, caller, request, discovery, time.perf_counter() - started)
+        return discovery
+    search_started = started
+    if discoverer.rollout.includes(user):
         embedding = await discoverer.searcher.embed_query(request.query, options)
         search_started = time.perf_counter()
         discovery = await _search_or_fall_back(discoverer, user, request, options, embedding)
@@ -198,7 +210,9 @@ async def _discover(discoverer: Discoverer, user: User, request: DiscoveryReques
     search_seconds = time.perf_counter() - search_started
     discoverer.searcher.metrics.search_seconds.observe(search_seconds)
     if not request.dry_run:
-        _record(discoverer, user, request, discovery, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        _record(discoverer, user, request, discovery, seconds)
+        _log_decision(discoverer, caller, request, discovery, seconds)
     return replace(discovery, duration_ms=round(search_seconds * 1000, 2))
 
 
@@ -277,8 +291,6 @@ async def _return_core_tools(discoverer: Discoverer, request: DiscoveryRequest, 
     user_id = options.scope.user_id
     async with discoverer.database.snapshot(user_id) as session:
         definitions = await read_definitions(session, options.scope, (), core=request.include_core_tools)
-    if not request.dry_run:
-        discoverer.searcher.metrics.discoveries.labels("none", "core").inc()
     return Discovery(
         id=new_discovery_id(discoverer.sealer, user_id),
         tools=[SelectedTool(definition, "core") for definition in definitions.core],
@@ -371,21 +383,58 @@ def _record(
     found = (tool.definition.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
     discoverer.usage_counters.record_discovery(user.id, found, sample)
     if user.settings.get("selection_log"):
-        discoverer.selections.append(user.id, _make_selection(request, discovery))
+        discoverer.selections.append(_make_selection(user.id, request, discovery))
 
 
-def _make_selection(request: DiscoveryRequest, discovery: Discovery) -> Selection:
+def _make_selection(user_id: str, request: DiscoveryRequest, discovery: Discovery) -> Selection:
     return Selection(
+        user_id=user_id,
         id=discovery.id,
         at=datetime.now(UTC),
         message=shorten(request.query.user_text),
-        tools=[_make_choice(tool) for tool in discovery.tools],
+        tools=_list_choices(discovery),
         strategy=discovery.strategy or discovery.options.strategy,
         degraded_reason=discovery.degraded_reason,
         no_match=discovery.no_match,
     )
 
 
-def _make_choice(tool: SelectedTool) -> Choice:
-    definition = tool.definition
-    return Choice(definition.tool_id, definition.server_name, definition.name, tool.source, tool.similarity, tool.score)
+def _log_decision(
+    discoverer: Discoverer, caller: Caller, request: DiscoveryRequest, discovery: Discovery, seconds: float
+) -> None:
+    """Log what was chosen, without the message."""
+    if not discoverer.decisions.enabled:
+        return
+    decision = Decision(
+        user_id=caller.require_user().id,
+        id=discovery.id,
+        at=datetime.now(UTC),
+        request_id=request_id.get(),
+        actor=caller.actor,
+        interface=request.interface,
+        project_id=discovery.options.scope.project_id,
+        strategy=discovery.strategy,
+        degraded_reason=discovery.degraded_reason,
+        confidence=discovery.confidence,
+        no_match=discovery.no_match,
+        no_match_reason=None,
+        searched=discovery.searched,
+        omitted=None if discovery.omitted is None else asdict(discovery.omitted),
+        tools=_list_choices(discovery),
+        duration_ms=round(seconds * 1000, 2),
+    )
+    discoverer.decisions.append(decision)
+
+
+def _list_choices(discovery: Discovery) -> list[Choice]:
+    return [
+        Choice(
+            tool.definition.tool_id,
+            tool.definition.server_name,
+            tool.definition.name,
+            tool.source,
+            None if tool.similarity is None else round(tool.similarity, 4),
+            None if tool.score is None else round(tool.score, 4),
+        )
+        for tool in discovery.tools
+    ]

@@ -10,6 +10,7 @@ from app.discovery.cut import resolve_cut
 from app.search.query import Query
 from app.search.scoring import Strategy
 from app.search.searcher import Searcher, SearchOptions
+from app.usage.decision_log import Interface
 
 DEFAULT_LIMIT = 8
 DEFAULT_STRATEGY: Strategy = "hybrid"
@@ -37,6 +38,8 @@ class DiscoveryRequest:
     """Say in a sentence why each tool was found, which costs less than `explain`."""
     dry_run: bool = False
     """Do not count the discovery as a user's, do not log it and do not learn from it."""
+    interface: Interface = "rest"
+    """Where the request came in, for the decision log."""
 
 
 async def resolve_options(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> SearchOptions:

@@ -52,7 +52,7 @@ async def lint_descriptions(
     options = await resolve_options(discoverer.searcher, caller, request)
     tools = await _load_tools(discoverer, options.scope)
     pairs = await asyncio.to_thread(find_similar_pairs, tools, MAX_PAIRS)
-    can_search = options.enabled and caller.require_user().discovery_enabled
+    can_search = options.enabled and discoverer.rollout.includes(caller.require_user())
     probed = sorted(tools, key=lambda tool: len(tool.words))[:max_probed] if can_search else []
     problems = {tool.tool_key: find_problems(tool) for tool in tools}
     for done, tool in enumerate(probed, start=1):

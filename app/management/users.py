@@ -22,6 +22,10 @@ async def create_user(database: Database, user_id: str, name: str | None, *, act
 async def change_user(
     database: Database, authenticator: Authenticator, user_id: str, changes: Mapping[str, Any], *, actor: str
 ) -> User:
+    """Change a user's columns. `discovery_enabled` may be None, which leaves the choice to the roll-out."""
+    if "discovery_enabled" in changes:
+        chosen = changes["discovery_enabled"]
+        changes = {**changes, "discovery_enabled": chosen is not False, "discovery_pinned": chosen is not None}
     async with database.system_transaction() as session:
         user = await users.update_user(session, user_id, changes)
         await record_event(session, user_id, actor, "user.change", user_id)

@@ -96,7 +96,9 @@ async def _discover(call: ToolCall) -> Json:
         _parse_query(query, arguments.get("context", ""), position) for position, query in enumerate(arguments["query"])
     ]
     limit = _to_integer(arguments.get("maxResults"))
-    request = DiscoveryRequest(queries[0], call.project_id, limit=limit, include_core_tools=False, describe=True)
+    request = DiscoveryRequest(
+        queries[0], call.project_id, limit=limit, include_core_tools=False, describe=True, interface="mcp"
+    )
     discoveries = await discover_each(discoverer, call.caller, request, queries)
     found = interleave_selections([discovery.tools for discovery in discoveries], discoveries[0].options.limit)
     hints = (_make_hint(discoveries, arguments["query"]), _describe_uncertainty(discoveries, arguments["query"]))
@@ -205,6 +207,7 @@ async def _search_tools(call: ToolCall) -> Json:
         limit=_to_integer(arguments.get("top_k")),
         fill=True,
         include_core_tools=False,
+        interface="mcp",
     )
     discovery = await discover(discoverer, call.caller, request)
     return responses.render_schemas(discovery.tools, _make_hint([discovery], [arguments["query"]]))

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from app.auth.users import USER_ID_PATTERN
+from app.auth.rollout import DecidedBy, Rollout
+from app.auth.users import USER_ID_PATTERN, User
 from app.schemas.base import Changes, Input, Name, Output
 from app.search.scoring import Strategy
 
@@ -29,7 +30,10 @@ class NewUserBody(Input):
 
 class UserChanges(Changes):
     name: Name | None = Field(None, description=_NAME)
-    discovery_enabled: bool = Field(True, description="false: every answer holds all tools, up to the limit")
+    discovery_enabled: bool | None = Field(
+        None,
+        description="false: every answer holds all tools, up to the limit; null: as `TOOLSCOUT_ROLLOUT_PERCENT` says",
+    )
     settings: UserSettings = Field(UserSettings(), description="defaults of the user's discoveries")
 
 
@@ -37,6 +41,22 @@ class UserOut(Output):
     id: str
     name: str | None
     settings: dict[str, Any]
-    discovery_enabled: bool
+    discovery_enabled: bool = Field(description="whether the user's messages are searched")
+    discovery_decided_by: DecidedBy = Field(
+        description="what decides it: `user`, the user's own flag; `percent`, `TOOLSCOUT_ROLLOUT_PERCENT`; `global`, "
+        "`TOOLSCOUT_DISCOVERY` is off for everyone"
+    )
     tool_count: int
     created_at: datetime
+
+    @classmethod
+    def of(cls, user: User, rollout: Rollout) -> "UserOut":
+        return cls(
+            id=user.id,
+            name=user.name,
+            settings=dict(user.settings),
+            discovery_enabled=rollout.includes(user),
+            discovery_decided_by=rollout.decided_by(user),
+            tool_count=user.tool_count,
+            created_at=user.created_at,
+        )

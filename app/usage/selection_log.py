@@ -4,39 +4,33 @@ Each process collects selections in memory and flushes them about every second, 
 selections are lost if the process is killed.
 """
 
-import asyncio
-import logging
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-import orjson
 from sqlalchemy import Delete, Row, delete, func, select
 
 from app.db.engine import Database, Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
 from app.db.tables import selections
-from app.errors import QueryFailed, QueryInterrupted, Unavailable
-from app.usage.periodic_flusher import PeriodicFlusher
+from app.usage.batch_writer import BatchWriter, make_insert
+from app.usage.choices import Choice
 
-logger = logging.getLogger("toolscout.usage")
-
-MAX_PENDING = 5_000
-"""Pending selections; further ones are dropped while the database is down."""
 MAX_EXPORTED = 10_000
 
-# Nothing is written for a user who has opted out meanwhile or was deleted.
-_INSERT = """
-    INSERT INTO selections (user_id, id, at, message, tools, strategy, degraded_reason, no_match)
-    SELECT owner.id, s.id, s.at, s.message, s.tools, s.strategy, s.degraded_reason, s.no_match
-    FROM (SELECT id FROM users WHERE id = %(user_id)s AND settings -> 'selection_log' = 'true' FOR KEY SHARE) owner,
-         jsonb_to_recordset(%(selections)s::jsonb) AS s (id text, at timestamptz, message text, tools jsonb,
-             strategy text, degraded_reason text, no_match boolean)
-    ON CONFLICT DO NOTHING
-"""
+_COLUMNS = {
+    "id": "text",
+    "at": "timestamptz",
+    "message": "text",
+    "tools": "jsonb",
+    "strategy": "text",
+    "degraded_reason": "text",
+    "no_match": "boolean",
+}
+# nothing is written for a user who has opted out meanwhile
+_INSERT = make_insert("selections", _COLUMNS, owner="settings -> 'selection_log' = 'true'")
 
 _SELECT_LABELLED = f"""
     SELECT s.id, s.message, s.tools, s.no_match,
@@ -53,23 +47,8 @@ _SELECT_LABELLED = f"""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A tool of the result."""
-
-    tool_key: str
-    server_name: str | None
-    name: str
-    source: str
-    similarity: float | None
-    score: float | None
-
-    @property
-    def qualified_name(self) -> str:
-        return self.name if self.server_name is None else f"{self.server_name}.{self.name}"
-
-
-@dataclass(frozen=True)
 class Selection:
+    user_id: str
     id: str
     """The id of the discovery."""
     at: datetime
@@ -80,66 +59,14 @@ class Selection:
     no_match: bool
 
 
-@dataclass(frozen=True)
-class StoredSelection:
-    user_id: str
-    id: str
-    at: datetime
-    message: str
-    tools: Sequence[Mapping[str, Any]]
-    strategy: str
-    degraded_reason: str | None
-    no_match: bool
-
-
-class SelectionLog:
+class SelectionLog(BatchWriter[Selection]):
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._pending: list[tuple[str, Selection]] = []
-        self._flushing = asyncio.Lock()
-        self.flusher = PeriodicFlusher("selections", self.flush, self.flush, lambda: {"selections": len(self._pending)})
-
-    def append(self, user_id: str, selection: Selection) -> None:
-        if len(self._pending) < MAX_PENDING:
-            self._pending.append((user_id, selection))
-
-    async def discard_pending(self, user_id: str) -> None:
-        """Drop a user's pending selections. A flush in progress ends first, so that the caller can delete its rows."""
-        async with self._flushing:
-            self._pending = [entry for entry in self._pending if entry[0] != user_id]
-
-    async def flush(self) -> None:
-        """Write the pending selections. If the database is down or interrupts a statement, they stay pending; if it
-        rejects them, they are dropped."""
-        async with self._flushing:
-            pending, self._pending = self._pending, []
-            unwritten: defaultdict[str, list[Selection]] = defaultdict(list)
-            for user_id, selection in pending:
-                unwritten[user_id].append(selection)
-            try:
-                for user_id, batch in list(unwritten.items()):
-                    if await self._write(user_id, batch):
-                        del unwritten[user_id]
-            finally:
-                for user_id, batch in unwritten.items():
-                    for selection in batch:
-                        self.append(user_id, selection)
-
-    async def _write(self, user_id: str, batch: Sequence[Selection]) -> bool:
-        """Return whether the batch is done with: written, or rejected for good."""
-        try:
-            async with self._database.transaction(user_id) as session:
-                await session.rows(_INSERT, {"user_id": user_id, "selections": orjson.dumps(batch).decode()})
-        except (Unavailable, QueryInterrupted):
-            return False
-        except QueryFailed:
-            logger.warning("failed to write the selections of a user", exc_info=True)
-        return True
+        super().__init__(database, "selections", _INSERT)
 
 
 async def list_selections(
     session: Session, user_id: str | None, since: datetime | None, until: datetime | None, page: PageRequest
-) -> Page[StoredSelection]:
+) -> Page[Selection]:
     """Return a page of selections, newest first. Without a user, those of all users, which needs the system scope."""
     columns = selections.c
     statement = select(selections)
@@ -187,5 +114,5 @@ def expired_rows(retention: timedelta) -> list[Delete]:
     return [delete(selections).where(selections.c.at < func.now() - retention)]
 
 
-def _build_selection(row: Row[Any]) -> StoredSelection:
-    return to_dataclass(StoredSelection, row)
+def _build_selection(row: Row[Any]) -> Selection:
+    return replace(to_dataclass(Selection, row), tools=[Choice(**tool) for tool in row.tools])

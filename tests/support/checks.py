@@ -136,10 +136,11 @@ async def want_selections(container: Container, user_id: str, *, wanted: bool = 
 
 
 async def write_down(container: Container) -> None:
-    """Write the usage counters and the selection log now, and update the priors."""
+    """Write the usage counters and the logs of searches now, and update the priors."""
     assert await container.usage_counters.flush()
     await container.usage_counters.update_priors()
     await container.selections.flush()
+    await container.decisions.flush()
 
 
 async def find_and_praise(container: Container, user: TestUser, query: str) -> str:

@@ -16,7 +16,9 @@ from toolscout_client.errors import (
     Unavailable,
 )
 from toolscout_client.models import (
+    ChosenTool,
     CoreTools,
+    Decision,
     DiscoveredTool,
     Discovery,
     Execution,
@@ -38,9 +40,11 @@ from toolscout_client.models import (
 __all__ = [
     "ArgumentsInvalid",
     "AsyncToolscout",
+    "ChosenTool",
     "Conflict",
     "ConnectionFailed",
     "CoreTools",
+    "Decision",
     "DiscoveredTool",
     "Discovery",
     "Execution",

@@ -377,7 +377,8 @@ class CoreTools:
 
 class UserChanges(TypedDict, total=False):
     name: str | None
-    discovery_enabled: bool
+    discovery_enabled: bool | None
+    """None leaves the choice to the roll-out."""
     settings: Json
 
 
@@ -387,8 +388,11 @@ class User:
     name: str | None
     settings: Json
     discovery_enabled: bool
+    """Whether the user's messages are searched."""
     tool_count: int
     created_at: datetime
+    discovery_decided_by: Literal["global", "user", "percent"] | None = None
+    """None from a service that does not send it."""
 
 
 class KeyFields(TypedDict, total=False):
@@ -419,3 +423,48 @@ class Health:
     status: str
     model: str | None = None
     warnings: list[str] = field(default_factory=list)
+
+
+class DecisionFilter(TypedDict, total=False):
+    discovery_id: str | None
+    request_id: str | None
+    project_id: str | None
+    degraded: bool | None
+    no_match: bool | None
+    since: str | None
+    """A time in ISO 8601, as is `until`."""
+    until: str | None
+
+
+@dataclass(frozen=True)
+class ChosenTool:
+    tool_key: str
+    server_name: str | None
+    name: str
+    source: str
+    similarity: float | None
+    score: float | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A search and the tools that it chose, without its message."""
+
+    discovery_id: str
+    user_id: str
+    at: datetime
+    request_id: str | None
+    actor: str
+    interface: str
+    project_id: str | None
+    strategy: str | None
+    degraded_reason: str | None
+    confidence: str
+    no_match: bool
+    no_match_reason: str | None
+    searched: int
+    omitted: Omitted | None
+    tools: list[ChosenTool]
+    returned: dict[str, int]
+    """The number of tools by source."""
+    duration_ms: float

@@ -9,6 +9,8 @@ import httpx
 
 from toolscout_client.models import (
     CoreTools,
+    Decision,
+    DecisionFilter,
     Discovery,
     DiscoveryOptions,
     Execution,
@@ -95,6 +97,11 @@ class ChatResource(Resource[TransportT]):
         """Report what became of a discovered tool."""
         body = {"discovery_id": discovery_id, "tool_key": tool_key, "outcome": outcome}
         return self._send_without_result(make_request("POST /feedback", json=body))
+
+    @paginated
+    def decisions(self, **filters: Unpack[DecisionFilter]) -> FetchPage[Decision]:
+        """Iterate over searches and the tools that they chose, newest first. Pages are fetched when they are needed."""
+        return self._fetch_pages(Decision, make_request("GET /decisions", params=filters))
 
     @endpoint
     def health(self) -> Steps[Health]:

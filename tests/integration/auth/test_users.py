@@ -17,7 +17,13 @@ from tests.support.factories import ADMIN_KEY, OpenService, tool
 from tests.support.mcp_server import FakeMcpServer
 
 PUSHED = {"name": "files", "transport": "push"}
-DEFAULTS: dict[str, Any] = {"name": None, "settings": {}, "discovery_enabled": True, "tool_count": 0}
+DEFAULTS: dict[str, Any] = {
+    "name": None,
+    "settings": {},
+    "discovery_enabled": True,
+    "discovery_decided_by": "percent",
+    "tool_count": 0,
+}
 
 
 def fresh_id(prefix: str = "made") -> str:
@@ -106,7 +112,9 @@ async def test_pages_of_users_neither_overlap_nor_skip(open_service: OpenService
     [
         ({"name": "Alice"}, {"name": "Alice"}),
         ({"name": None}, {"name": None}),
-        ({"discovery_enabled": False}, {"discovery_enabled": False}),
+        ({"discovery_enabled": False}, {"discovery_enabled": False, "discovery_decided_by": "user"}),
+        ({"discovery_enabled": True}, {"discovery_enabled": True, "discovery_decided_by": "user"}),
+        ({"discovery_enabled": None}, {"discovery_enabled": True, "discovery_decided_by": "percent"}),
         ({"settings": {"limit": 3}}, {"settings": {"limit": 3}}),
         (
             {"settings": {"strategy": "bm25", "similarity_threshold": 0, "limit": 50}},
@@ -132,7 +140,6 @@ async def test_a_patch_changes_only_the_fields_that_it_names(
     [
         {"id": "another"},
         {"name": ""},
-        {"discovery_enabled": None},
         {"discovery_enabled": "yes"},
         {"settings": None},
         {"settings": {"limit": 0}},

@@ -242,6 +242,17 @@ async def test_a_list_iterates_over_all_pages(any_client: AnyClient, user: TestU
     assert [item.name for item in await any_client.all(lambda client: client.tools.list(name="_3"))] == ["tool_3"]
 
 
+async def test_decisions_tell_what_was_chosen(any_client: AnyClient, user: TestUser, container: Container) -> None:
+    await user.add_tools(tool("read_file", "Reads a file from the disk."))
+    found = await user.discover("read a file")
+    await user.discover("xyzzy plugh", strategy="bm25")
+    await container.decisions.flush()
+    nothing, chosen = await any_client.all(lambda client: client.decisions())
+    assert (chosen.discovery_id, chosen.returned) == (found["discovery_id"], {"semantic": 1})
+    assert [each.name for each in chosen.tools] == ["read_file"]
+    assert await any_client.all(lambda client: client.decisions(no_match=True)) == [nothing]
+
+
 async def test_a_tool_is_updated_and_a_changed_definition_is_approved(any_client: AnyClient, user: TestUser) -> None:
     server_id = await user.add_tools(FORECAST)
     [found] = await any_client.all(lambda client: client.tools.list(visible=True))

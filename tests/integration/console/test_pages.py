@@ -352,6 +352,11 @@ async def test_an_administrator_creates_users_and_turns_their_discovery_off(
     assert created.status_code == 303
     await admin_console.submit(f"/console/users/{user.id}-friend", discovery_enabled="")
     assert (await admin.get(f"/users/{user.id}-friend")).json()["discovery_enabled"] is False
+    await admin_console.submit(f"/console/users/{user.id}-friend", discovery_enabled="yes")
+    shown = (await admin.get(f"/users/{user.id}-friend")).json()
+    assert (shown["discovery_enabled"], shown["discovery_decided_by"]) == (True, "user")
+    await admin_console.submit(f"/console/users/{user.id}-friend", discovery_enabled="rollout")
+    assert (await admin.get(f"/users/{user.id}-friend")).json()["discovery_decided_by"] == "percent"
     again = await admin_console.submit("/console/users", id=f"{user.id}-friend")
     assert again.status_code == 409
     assert "there is already a user" in find_error(again.text).lower()
@@ -385,6 +390,38 @@ async def test_a_message_that_is_only_tried_is_not_counted(
     await container.usage_counters.flush()
     container.authenticator.clear_cache()
     assert "No discoveries in this time range" in await console.get_page("/console/overview")
+
+
+async def test_searches_are_shown_with_the_names_of_their_tools_and_without_messages(
+    console: ConsoleClient, user: TestUser, container: Container
+) -> None:
+    await user.add_tools(tool("read_file", "Reads a file from the disk."))
+    assert "No searches yet" in await console.get_page("/console/activity/searches")
+    project = (await user.http.post("/projects", json={"name": "Support desk", "optimization": "bm25"})).json()["id"]
+    await user.discover("read a file canary", project_id=project)
+    await user.discover("xyzzy plugh", strategy="bm25")
+    await container.decisions.flush()
+    table = (await console.get_page("/console/activity/searches")).split("<tbody>")[1]
+    assert "files.read_file" in table
+    assert "in Support desk" in table
+    assert "no tool found" in table
+    assert "canary" not in table
+    unmatched = (await console.get_page("/console/activity/searches", result="no_match")).split("<tbody>")[1]
+    assert "files.read_file" not in unmatched
+    assert "no tool found" in unmatched
+    assert "No search matches" in await console.get_page("/console/activity/searches", result="degraded")
+    assert "must have the form" in find_error(
+        await console.get_page("/console/activity/searches", status=422, since="today")
+    )
+
+
+async def test_an_administrator_sees_the_searches_of_all_users(
+    admin_console: ConsoleClient, user: TestUser, container: Container
+) -> None:
+    found = await user.discover("read a file")
+    await container.decisions.flush()
+    page = await admin_console.get_page("/console/activity/searches", discovery_id=found["discovery_id"])
+    assert user.id in page.split("<tbody>")[1]
 
 
 async def test_activity_is_filtered(console: ConsoleClient, user: TestUser) -> None:

@@ -431,3 +431,35 @@ async def test_a_request_that_waits_while_the_database_stops_gets_503(
             check_unavailable(await waiting)
             await blocker.close()
         assert (await user.http.request(method, path, json=body)).status_code == 200
+
+
+async def test_a_user_outside_of_the_rollout_gets_all_visible_tools(open_service: OpenService) -> None:
+    async with (
+        open_service(rollout_percent=0) as service,
+        new_user(service) as user,
+        open_client(service, Authorization=f"Bearer {ADMIN_KEY}") as admin,
+    ):
+        await add_tools(user)
+
+        async def reason_after(chosen: bool | None) -> str | None:
+            changed = await admin.patch(f"/users/{user.id}", json={"discovery_enabled": chosen})
+            answer = await user.discover("weather forecast")
+            assert changed.json()["discovery_enabled"] == (answer["degraded_reason"] is None)
+            reason: str | None = answer["degraded_reason"]
+            return reason
+
+        assert (await user.discover("weather forecast"))["degraded_reason"] == "disabled"
+        assert await reason_after(True) is None
+        assert await reason_after(None) == "disabled"
+
+
+async def test_discovery_can_be_switched_off_for_everyone(open_service: OpenService) -> None:
+    async with (
+        open_service(discovery=False) as service,
+        new_user(service) as user,
+        open_client(service, Authorization=f"Bearer {ADMIN_KEY}") as admin,
+    ):
+        await add_tools(user)
+        changed = await admin.patch(f"/users/{user.id}", json={"discovery_enabled": True})
+        assert (changed.json()["discovery_enabled"], changed.json()["discovery_decided_by"]) == (False, "global")
+        assert (await user.discover("weather forecast"))["degraded_reason"] == "disabled"

@@ -21,6 +21,10 @@ from tests.support.worker_steps import holding, rows, waiting
 MESSAGE = "read a file from the disk"
 
 
+def make_selection(user_id: str) -> Selection:
+    return Selection(user_id, str(uuid.uuid4()), datetime.now(UTC), MESSAGE, [], "hybrid", None, no_match=False)
+
+
 @dataclass(frozen=True)
 class World:
     container: Container
@@ -71,9 +75,9 @@ async def test_nothing_is_logged_unless_the_user_opts_in(world: World) -> None:
 
 async def test_pending_selections_of_a_user_who_opts_out_are_not_written(world: World) -> None:
     log = SelectionLog(world.container.database)
-    selection = Selection(str(uuid.uuid4()), datetime.now(UTC), MESSAGE, [], "hybrid", None, no_match=False)
+    selection = make_selection(world.user.id)
     for wanted in (False, True):
-        log.append(world.user.id, selection)
+        log.append(selection)
         await want_selections(world.container, world.user.id, wanted=wanted)
         await log.flush()
         assert [each["message"] for each in await world.selections()] == [MESSAGE] * wanted
@@ -82,9 +86,7 @@ async def test_pending_selections_of_a_user_who_opts_out_are_not_written(world: 
 async def test_an_interrupted_statement_is_repeated_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await want_selections(world.container, world.user.id)
     log = SelectionLog(world.container.database)
-    log.append(
-        world.user.id, Selection(str(uuid.uuid4()), datetime.now(UTC), MESSAGE, [], "hybrid", None, no_match=False)
-    )
+    log.append(make_selection(world.user.id))
     await world.container.selections.flush()  # pending selections of other tests would wait, too
     statement = "LOCK TABLE selections IN ACCESS EXCLUSIVE MODE"
     async with holding(world.container, statement) as blocker:
@@ -102,9 +104,7 @@ async def test_an_interrupted_statement_is_repeated_later(world: World, monkeypa
 async def test_a_cancelled_flush_loses_nothing(world: World) -> None:
     log = SelectionLog(world.container.database)  # a separate log, which no background task flushes
     await want_selections(world.container, world.user.id)
-    log.append(
-        world.user.id, Selection(str(uuid.uuid4()), datetime.now(UTC), MESSAGE, [], "hybrid", None, no_match=True)
-    )
+    log.append(make_selection(world.user.id))
     async with holding(world.container, "LOCK TABLE selections IN ACCESS EXCLUSIVE MODE") as blocker:
         writing = asyncio.create_task(log.flush())
         await waiting(blocker, 1)
@@ -235,13 +235,14 @@ async def test_an_export_contains_no_match_but_not_messages_without_labels(world
 
 
 async def test_the_number_of_pending_selections_is_bounded(
-    container: Container, monkeypatch: pytest.MonkeyPatch
+    container: Container, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(selection_log, "MAX_PENDING", 3)
+    monkeypatch.setattr("app.usage.batch_writer._MAX_PENDING", 3)
     log = SelectionLog(container.database)
-    for number in range(5):
-        log.append("nobody", Selection(str(number), datetime.now(UTC), "x", [], "hybrid", None, no_match=False))
-    assert len(log._pending) == 3
+    for _ in range(5):
+        log.append(make_selection("nobody"))
+    assert log.pending == 3
     await log.flush()  # the user does not exist, so nothing is written
-    assert log._pending == []
+    assert log.pending == 0
+    assert "selections dropped: too many are pending" in caplog.text
     assert await rows(container, "SELECT FROM selections WHERE user_id = 'nobody'") == []
