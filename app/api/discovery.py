@@ -20,7 +20,11 @@ router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 @router.post("/discover", name="discover", response_model=DiscoverOut)
 async def post_discover(body: DiscoverBody, caller: DiscoverCaller, container: ContainerDep) -> Response:
-    """Return the few tools that this message needs, ready for the model."""
+    """Return the few tools that this message needs, ready for the model.
+
+    Fields may also be named in camelCase: `similarityThreshold` is `similarity_threshold`. The user is named in the
+    header `X-User-Id` alone.
+    """
     discovery = await discover(container.discoverer, caller, body.to_request())
     return Response(render_discovery(discovery, body.format), media_type="application/json")
 

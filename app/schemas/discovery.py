@@ -12,7 +12,7 @@ from app.discovery.formats import Format
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag
-from app.schemas.base import FieldError, Identifier, Input, Output, Tags
+from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags
 from app.search.confidence import Confidence
 from app.search.query import Query, parse_query
 from app.search.scoring import Strategy
@@ -21,7 +21,7 @@ from app.text.invisible import remove_hidden
 Ids = Annotated[list[Identifier], Field(max_length=1_000)]
 
 
-class DiscoverBody(Input):
+class DiscoverBody(CamelCaseInput):
     query: str | None = Field(
         None,
         max_length=200_000,
@@ -73,6 +73,14 @@ class DiscoverBody(Input):
     )
     format: Format = Field("mcp", description="the format of `definitions`")
     explain: bool = Field(False, description="explain for each tool why it ranks where it does")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_user(cls, body: Any) -> Any:
+        for name in ("user_id", "userId"):
+            if isinstance(body, dict) and name in body:
+                raise FieldError("the user is named in the header `X-User-Id`, not in the body", name)
+        return body
 
     @model_validator(mode="after")
     def _check_text(self) -> "DiscoverBody":

@@ -235,3 +235,49 @@ async def test_a_user_without_tools_gets_an_empty_answer(user: TestUser) -> None
     assert answer["tools"] == []
     assert answer["no_match"] is True
     assert answer["tokens"] == {"selected": 0, "all": 0, "saved_percent": 0.0}
+
+
+async def test_camel_case_names_are_the_same_fields(user: TestUser) -> None:
+    weather = await user.add_tools(FORECAST, server="weather")
+    await user.add_tools(REFUND, server="payments")
+    await user.http.put("/core-tools", json={"tools": [ASK_USER]})
+    fields = {"similarityThreshold": 0, "includeCoreTools": False, "serverIds": [weather], "maxTokens": 10_000}
+    answer = await user.discover(RAIN, **fields)
+    assert (names(answer), answer["total_searched"]) == (["get_forecast"], 1)
+    everything = await user.discover(RAIN, similarityThreshold=0)
+    assert names(everything) == ["ask_user", "get_forecast", "refund_payment"]
+    unknown = await user.http.post("/discover", json={"query": RAIN, "projectId": "nothing"})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
+    why = await user.http.post("/discover/why", json={"query": RAIN, "tool": "refund_payment", "serverIds": [weather]})
+    assert [item["reason"] for item in why.json()["items"]] == ["outside_filter"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "location", "message"),
+    [
+        ({"serverIds": [], "server_ids": []}, "server_ids", "give either `server_ids` or `serverIds`, not both"),
+        ({"similarityThreshold": 2}, "similarity_threshold", "less than or equal to 1"),
+        ({"serverIDs": []}, "serverIDs", ""),
+        ({"userId": "alice"}, "userId", "the user is named in the header `X-User-Id`, not in the body"),
+        ({"user_id": "alice"}, "user_id", "the user is named in the header `X-User-Id`, not in the body"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/discover", "/discover/why"])
+async def test_a_wrong_field_in_camel_case_is_refused_by_name(
+    user: TestUser, path: str, fields: dict[str, Any], location: str, message: str
+) -> None:
+    valid = {"query": RAIN, "tool": "x"} if path == "/discover/why" else {"query": RAIN}
+    refused = await user.http.post(path, json={**valid, **fields})
+    assert refused.status_code == 422
+    [error] = refused.json()["errors"]
+    assert error["loc"] == ["body", location]
+    assert message in error["msg"]
+    assert (await user.http.post(path, json=valid)).status_code == 200
+
+
+async def test_the_schema_names_the_fields_in_snake_case(client: httpx.AsyncClient) -> None:
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    for name in ("DiscoverBody", "WhyBody"):
+        assert {"server_ids", "similarity_threshold", "max_tokens"} <= schemas[name]["properties"].keys()
+        assert "serverIds" not in schemas[name]["properties"]
+        assert schemas[name]["additionalProperties"] is False
