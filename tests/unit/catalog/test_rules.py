@@ -1,13 +1,18 @@
 """Matching rules with tools: a table of cases, limits, and speed with ten thousand tools."""
 
 import itertools
+import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 
 from app.catalog.rules import MAX_PATTERNS, MAX_TAGS, Rule, RuleSet
 from app.catalog.visibility_policy import Policy, PolicyEvaluator, ToolFacts
 from app.errors import InvalidInput
+
+GUIDE = Path(__file__).parents[3] / "docs/guides/visibility.md"
 
 
 def facts(name: str, server: str = "github", number: int = 0) -> ToolFacts:
@@ -72,6 +77,23 @@ def test_the_first_matching_rule_that_sets_enabled_decides(
 ) -> None:
     match = RuleSet(rules).match(server, name)
     assert (match.enabled, match.rule) == (enabled, decided)
+
+
+def test_the_example_of_the_guide_does_what_the_guide_says() -> None:
+    for patterns in (["*file*", "!*write*"], ["!*write*", "*file*"]):
+        files = RuleSet([Rule(patterns, enabled=True)])
+        assert [files.match("disk", name).enabled for name in ("read_file", "write_file")] == [True, False]
+    [example] = re.findall(r"```json\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    rules = RuleSet([Rule(rule["pattern"], enabled=rule["enabled"]) for rule in json.loads(example)["rules"]])
+    names = ["write_log_file", "read_file", "list_files", "write_file", "send_mail"]
+    matches = [rules.match("disk", name) for name in names]
+    assert [(match.enabled, match.rule) for match in matches] == [
+        (True, 1),
+        (True, 2),
+        (True, 2),
+        (False, None),
+        (False, None),
+    ]
 
 
 def test_the_order_of_patterns_in_a_rule_does_not_matter() -> None:
