@@ -417,7 +417,7 @@ def _log_decision(
         degraded_reason=discovery.degraded_reason,
         confidence=discovery.confidence,
         no_match=discovery.no_match,
-        no_match_reason=None,
+        no_match_reason=discovery.no_match_reason,
         searched=discovery.searched,
         omitted=None if discovery.omitted is None else asdict(discovery.omitted),
         tools=_list_choices(discovery),

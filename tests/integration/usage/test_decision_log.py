@@ -112,6 +112,13 @@ async def test_a_project_that_does_not_search_is_logged_without_a_strategy(world
     await world.user.discover(MESSAGE, project_id=project)
     [decision] = await world.decisions()
     assert (decision["strategy"], decision["project_id"], decision["tools"]) == (None, project, [])
+    assert decision["no_match_reason"] == "discovery_off"
+
+
+async def test_a_decision_says_why_nothing_was_found(world: World) -> None:
+    found = await world.user.discover(MESSAGE, tags=["no-such-tag"])
+    [decision] = await world.decisions()
+    assert decision["no_match_reason"] == found["no_match_reason"] == "filtered_out"
 
 
 async def test_a_decision_says_what_there_was_no_room_for(world: World) -> None:
