@@ -8,6 +8,7 @@ import base64
 import binascii
 import re
 from difflib import get_close_matches
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +60,12 @@ class Settings(BaseSettings):
         "",
         description="public host names under which clients and browsers reach Toolscout, comma-separated; IP "
         "addresses, names without a dot, `.local` and `.internal` are always accepted",
+    )
+    trusted_proxies: str = Field(
+        "127.0.0.1",
+        validation_alias=AliasChoices("TOOLSCOUT_TRUSTED_PROXIES", "FORWARDED_ALLOW_IPS", "trusted_proxies"),
+        description="addresses and networks of proxies whose `X-Forwarded-Proto` and `X-Forwarded-For` are believed, "
+        "comma-separated; others' are ignored",
     )
     web_origins: str = Field(
         "",
@@ -323,6 +330,18 @@ class Settings(BaseSettings):
             raise ValueError(f"{invalid[0]!r} is not an origin, such as https://chat.example.com")
         return value
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_trusted_proxies(cls, value: str) -> str:
+        """Refuse what is no address: uvicorn would take it as a name that never matches."""
+        for entry in _split_list(value):
+            try:
+                ip_network(entry)
+            except ValueError as error:
+                if entry != "*":
+                    raise ValueError(f"{entry!r} is not an address or a network, such as 10.0.0.0/8") from error
+        return value
+
     @field_validator("served_hosts")
     @classmethod
     def _check_served_hosts(cls, value: str) -> str:
@@ -333,6 +352,11 @@ class Settings(BaseSettings):
     @property
     def outbound_hosts(self) -> list[str]:
         return _split_list(self.outbound_allow)
+
+    @property
+    def proxy_addresses(self) -> list[str]:
+        addresses = _split_list(self.trusted_proxies)
+        return ["*"] if "*" in addresses else addresses
 
     @property
     def allowed_hosts(self) -> list[str]:

@@ -171,7 +171,7 @@ def _print_paragraphs(*paragraphs: str) -> None:
 
 
 async def _serve_until_stopped(container: Container, listener: socket.socket, announce: Callable[[], None]) -> None:
-    config = _make_config(create_app(container))
+    config = _make_config(create_app(container), container.settings)
     # Modules and models are never freed. Collecting them again and again paused all requests for 150 ms at a time.
     gc.collect()
     gc.freeze()
@@ -184,12 +184,13 @@ async def _serve_until_stopped(container: Container, listener: socket.socket, an
     await _Server(config, announce, container.draining, drain_s, container.shutdown).serve(sockets=[listener])
 
 
-def _make_config(app: FastAPI) -> uvicorn.Config:
+def _make_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
+        forwarded_allow_ips=settings.proxy_addresses,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
     )

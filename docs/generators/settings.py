@@ -20,7 +20,8 @@ without `TOOLSCOUT_SECRET_KEY`.
 """
 
 _SECTIONS = {
-    "Process": "environment role host port data_dir served_hosts web_origins log_level log_format drain_s demo",
+    "Process": "environment role host port data_dir served_hosts trusted_proxies web_origins log_level log_format "
+    "drain_s demo",
     "Database": "database_url database_pool_size",
     "Keys and secrets": "admin_api_key secret_key old_secret_keys metrics_key",
     "Limits": "rate_per_user max_in_flight",

@@ -24,7 +24,7 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\
 
 def make_server(container: Container, shutdown: asyncio.Event | None = None) -> _Server:
     """Return a server as `toolscout serve` makes it, which neither starts nor stops the application."""
-    config = _make_config(get_app(container))
+    config = _make_config(get_app(container), container.settings)
     config.lifespan = "off"
     return _Server(config, lambda: None, asyncio.Event(), drain_s=0, shutdown=shutdown or asyncio.Event())
 

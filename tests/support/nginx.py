@@ -15,8 +15,11 @@ from tests.support.programs import NGINX
 CONFIGURATION = ROOT / "deploy/nginx/nginx.conf"
 
 
-def write_configuration(folder: Path, port: int, replicas: Sequence[int]) -> Path:
-    """Write the deployed configuration with local addresses instead of Docker's names."""
+def write_configuration(folder: Path, port: int, replicas: Sequence[int], *, is_public: bool = False) -> Path:
+    """Write the deployed configuration with local addresses instead of Docker's names.
+
+    With `is_public` the clients on this machine count as clients on the internet.
+    """
     servers = " ".join(f"server 127.0.0.1:{replica} max_fails=0;" for replica in replicas)
     text = CONFIGURATION.read_text()
     for deployed, local in [
@@ -24,6 +27,7 @@ def write_configuration(folder: Path, port: int, replicas: Sequence[int]) -> Pat
         ("app:8000", "replicas"),
         ("listen 8080;", f"listen 127.0.0.1:{port};"),
         ("/tmp/", f"{folder}/"),  # noqa: S108 a folder of the container
+        *([("127.0.0.0/8 1;", "")] if is_public else []),
     ]:
         assert deployed in text
         text = text.replace(deployed, local)
@@ -39,12 +43,12 @@ def nginx_command(configuration: Path, *options: str) -> list[str]:
 
 
 @contextmanager
-def running_nginx(folder: Path, replicas: Sequence[int]) -> Iterator[str]:
+def running_nginx(folder: Path, replicas: Sequence[int], *, is_public: bool = False) -> Iterator[str]:
     """Start nginx in front of the replicas on these ports and yield its URL."""
     port = free_port()
     # started as root, as in CI, nginx would become `nobody`, who may not read the folder of the test
     user = "user root;" if os.geteuid() == 0 else ""
-    configuration = write_configuration(folder, port, replicas)
+    configuration = write_configuration(folder, port, replicas, is_public=is_public)
     process = subprocess.Popen(nginx_command(configuration, "-g", f"daemon off; {user}"))
     try:
         _wait_for_port(port)

@@ -185,6 +185,25 @@ def test_an_invalid_host_name_is_refused(text: str) -> None:
         Settings(_env_file=None, served_hosts=text)
 
 
+def test_proxies_are_addresses_and_networks() -> None:
+    assert Settings(_env_file=None).proxy_addresses == ["127.0.0.1"]
+    assert Settings(_env_file=None, trusted_proxies="10.0.0.0/8, ::1").proxy_addresses == ["10.0.0.0/8", "::1"]
+    assert Settings(_env_file=None, trusted_proxies="10.0.0.0/8, *").proxy_addresses == ["*"]
+
+
+def test_the_variable_of_uvicorn_names_proxies_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "10.1.2.3")
+    assert Settings(_env_file=None).proxy_addresses == ["10.1.2.3"]
+    monkeypatch.setenv("TOOLSCOUT_TRUSTED_PROXIES", "10.0.0.0/8")
+    assert Settings(_env_file=None).proxy_addresses == ["10.0.0.0/8"]
+
+
+@pytest.mark.parametrize("text", ["proxy.internal", "10.0.0.1/8", "10.0.0.0/99", "10.0.0.1:8080", "https://10.0.0.1"])
+def test_a_proxy_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="is not an address or a network"):
+        Settings(_env_file=None, trusted_proxies=text)
+
+
 def test_former_secret_keys_are_split_at_commas() -> None:
     assert Settings(old_secret_keys=SecretStr("one, two,")).former_secret_keys == ["one", "two"]
     assert Settings().former_secret_keys == []

@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from app.auth.keys import hash_key
+from app.cli.serve import _make_config
 from app.console.session_cookie import COOKIE_NAME, LIFETIME_S, open_session, start_session
 from app.container import Container
 from app.crypto import SecretOwner
 from tests.support.checks import everything
-from tests.support.clients import TestUser, open_client
+from tests.support.clients import TestUser, get_app, open_client
 from tests.support.console_client import ConsoleClient, find_error, open_console
 from tests.support.factories import ADMIN_KEY, SECRET_KEY
 
@@ -54,6 +55,22 @@ async def test_over_https_the_cookie_is_secure(container: Container, user: TestU
     async with open_client(container) as http:
         response = await http.post("https://toolscout/console/sign-in", data={"key": user.key})
     assert parse_cookie(response)[COOKIE_NAME]["secure"] is True
+
+
+@pytest.mark.parametrize(("proxy", "is_secure"), [("10.1.2.3", True), ("203.0.113.7", False)])
+async def test_the_cookie_is_secure_behind_a_trusted_proxy_that_terminates_tls(
+    container: Container, user: TestUser, proxy: str, is_secure: bool
+) -> None:
+    """What a stranger says in `X-Forwarded-Proto` is not believed."""
+    settings = container.settings.model_copy(update={"trusted_proxies": "10.0.0.0/8"})
+    config = _make_config(get_app(container), settings)
+    config.load()
+    transport = httpx.ASGITransport(config.loaded_app, client=(proxy, 1))
+    headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "198.51.100.1"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://toolscout", headers=headers) as http:
+        response = await http.post("/console/sign-in", data={"key": user.key})
+    assert response.status_code == 303
+    assert bool(parse_cookie(response)[COOKIE_NAME]["secure"]) is is_secure
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", "ts_user_" + "x" * 43, "ä" * 20])
