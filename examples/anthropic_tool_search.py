@@ -5,11 +5,11 @@ and the result of the search refers to them. Their definitions enter the model's
 before them does not change and stays cached. Then the model calls a found tool by its name, and Toolscout runs it.
 
     make run                                         # in another terminal; prints a demo user's key on its first start
-    TOOLSCOUT_KEY=ts_user_... .venv/bin/python -m examples.anthropic_tool_search "what's the weather in Oslo tomorrow?"
+    TOOLSCOUT_KEY=ts_user_... .venv/bin/python -m examples.anthropic_tool_search "what time is it in Tokyo?"
 
 With ANTHROPIC_API_KEY the example uses Claude (ANTHROPIC_MODEL names the model), without it `fake_model.py`. The demo's
-tools are invented: they are found but cannot run, and the model gets an error, as for any call that fails. Connect your
-own server to see a tool run. TOOLSCOUT_URL is the address of Toolscout.
+server `toolbox` runs its tools; all its other servers are invented: their tools are found, and the model gets an error
+when it calls one. TOOLSCOUT_URL is the address of Toolscout.
 """
 
 import json
@@ -106,6 +106,6 @@ def main(message: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(" ".join(sys.argv[1:]) or "what's the weather in Oslo tomorrow?")
+        main(" ".join(sys.argv[1:]) or "what time is it in Tokyo?")
     except httpx2.HTTPError as error:
         sys.exit(f"{error}\nCheck that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys.")

@@ -3,11 +3,12 @@
     make run                                         # in another terminal; prints a demo user's key on its first start
     .venv/bin/pip install ./clients/python           # once: toolscout_client
     export TOOLSCOUT_KEY=ts_user_...
-    .venv/bin/python -m examples.chat_backend "what's the weather in Oslo?" "send a message to Kim"
+    .venv/bin/python -m examples.chat_backend "what time is it in Tokyo?" "calculate (17.5 + 4) * 3"
 
 Each argument is a message of the user. With OPENAI_API_KEY the example uses OpenAI, or a compatible API at
-OPENAI_BASE_URL (OPENAI_MODEL names the model), without it `fake_model.py`. The demo's tools are invented: they are
-found but cannot run, and the model gets an error. TOOLSCOUT_URL is the address of Toolscout.
+OPENAI_BASE_URL (OPENAI_MODEL names the model), without it `fake_model.py`. The demo's server `toolbox` runs its tools;
+all its other servers are invented: their tools are found, and the model gets an error when it calls one. TOOLSCOUT_URL
+is the address of Toolscout.
 """
 
 import os
@@ -74,6 +75,6 @@ def main(*user_messages: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(*(sys.argv[1:] or ["what's the weather in Oslo?", "send a message to Kim"]))
+        main(*(sys.argv[1:] or ["what time is it in Tokyo?", "calculate (17.5 + 4) * 3"]))
     except ToolscoutError as error:
         sys.exit(f"{error}\nCheck that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys.")

@@ -1,7 +1,8 @@
 """A fake model that needs no key, with Anthropic's Messages and OpenAI's Responses and Chat Completions APIs.
 
 It searches with the user's message if it has to, calls the tool whose name has most words in common with the message
-(or the first one) with simple arguments, and repeats the result. It rejects what the real APIs reject, so that an
+(or the first one) and repeats the result. It fills the required arguments with what a pattern finds in the message: a
+number, a calculation, a unit, a place, or else the whole message. It rejects what the real APIs reject, so that an
 example that works here sends valid requests: a reference to a missing tool, only deferred tools, an empty list of
 tools, a result without its call, a call without its result.
 """
@@ -63,14 +64,27 @@ def arguments_for(schema: Json, message: str) -> Json:
     return {name: _make_value(name, properties.get(name, {}), message) for name in schema.get("required", [])}
 
 
+_PLACE = r"\b(?:in|at|near|to|for) ([A-Z]\w+(?: [A-Z]\w+)*)"
+_TEXTS = {
+    "query": r"(.*)",
+    "expression": r"([\d(][\d\s.+*/^()-]*[\d)])",
+    "from": r"\d\s*([^\W\d]+)",  # the unit behind a number
+    "to": r"\b(?:to|into|in|many) ([^\W\d]+)",
+}
+"""Patterns by a word in the parameter's name; for all others there is `_PLACE`."""
+
+
 def _make_value(name: str, schema: Json, message: str) -> Any:
     if "enum" in schema:
         return schema["enum"][0]
     kind = schema.get("type", "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "string":
-        place = re.search(r"\b(?:in|at|near|to|for) ([A-Z]\w+)", message)
-        return place[1] if place and name != "query" else message
+        pattern = next((_TEXTS[word] for word in name.split("_") if word in _TEXTS), _PLACE)
+        found = re.search(pattern, message, re.DOTALL)
+        return found[1] if found else message
+    if kind in ("number", "integer") and (number := re.search(r"\d+(?:\.\d+)?", message)):
+        return float(number[0]) if kind == "number" else int(float(number[0]))
     array = [_make_value(name, schema.get("items", {}), message)] if schema.get("minItems") else []
     simple_values: Json = {"boolean": False, "array": array, "object": arguments_for(schema, message), "null": None}
     return simple_values.get(kind, schema.get("minimum", 1))

@@ -5,11 +5,11 @@ of the search. Their definitions enter the model's context at that point, so the
 stays cached. Then the model calls a found function, and Toolscout runs it.
 
     make run                                         # in another terminal; prints a demo user's key on its first start
-    TOOLSCOUT_KEY=ts_user_... .venv/bin/python -m examples.openai_tool_search "what's the weather in Oslo tomorrow?"
+    TOOLSCOUT_KEY=ts_user_... .venv/bin/python -m examples.openai_tool_search "what time is it in Tokyo?"
 
 With OPENAI_API_KEY the example uses OpenAI (OPENAI_MODEL names the model: gpt-5.4 or later), without it
-`fake_model.py`. The demo's tools are invented: they are found but cannot run, and the model gets an error, as for any
-call that fails. Connect your own server to see a tool run. TOOLSCOUT_URL is the address of Toolscout.
+`fake_model.py`. The demo's server `toolbox` runs its tools; all its other servers are invented: their tools are found,
+and the model gets an error when it calls one. TOOLSCOUT_URL is the address of Toolscout.
 """
 
 import os
@@ -105,6 +105,6 @@ def main(message: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(" ".join(sys.argv[1:]) or "what's the weather in Oslo tomorrow?")
+        main(" ".join(sys.argv[1:]) or "what time is it in Tokyo?")
     except httpx2.HTTPError as error:
         sys.exit(f"{error}\nCheck that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys.")

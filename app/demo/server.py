@@ -4,6 +4,7 @@ It is a program of its own, `python -m app.demo.server`, which talks MCP over st
 no connections and keeps its notes in memory.
 """
 
+import json
 from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
@@ -11,7 +12,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field
 
 from app import __version__
@@ -19,7 +20,7 @@ from app.demo import calculator, clock, text_statistics, units
 from app.demo.notes import NoteStore
 
 _Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
+_Result = TypeVar("_Result", bound=BaseModel)
 
 _MAX_EXACT = 2**53
 """Larger integers lose digits in most JSON parsers."""
@@ -43,11 +44,13 @@ def _tool(title: str, annotations: ToolAnnotations) -> Callable[[Callable[_Param
     def register(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         # async: the functions are quick, and on the event loop no two of them run at the same time
         @wraps(function)
-        async def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        async def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> CallToolResult:
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs).model_dump(mode="json")
             except ValueError as error:
                 raise ToolError(str(error)) from error
+            text = json.dumps(result, ensure_ascii=False)  # on one line, which the SDK's own text is not
+            return CallToolResult(content=[TextContent(text=text)], structured_content=result)
 
         description = " ".join((function.__doc__ or "").split())
         server.add_tool(run, title=title, description=description, annotations=annotations)

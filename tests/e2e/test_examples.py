@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from examples import anthropic_tool_search, chat_backend, openai_tool_search
-from examples.fake_model import running_fake_model
+from examples.fake_model import arguments_for, running_fake_model
 from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
@@ -205,6 +205,30 @@ def test_the_fake_rejects_messages_that_the_real_api_rejects(fake_model: str, re
     answer = httpx.post(f"{fake_model}/messages", json=request_body)
     assert answer.status_code == 400
     assert reason in answer.json()["error"]["message"]
+
+
+UNITS = {"value": {"type": "number"}, "from_unit": {"type": "string"}, "to_unit": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "properties", "arguments"),
+    [
+        ("what's the weather in Oslo?", {"place": {"type": "string"}}, {"place": "Oslo"}),
+        ("what time is it in New York?", {"timezone": {"type": "string"}}, {"timezone": "New York"}),
+        ("what is (2 + 3) * 4?", {"expression": {"type": "string"}}, {"expression": "(2 + 3) * 4"}),
+        ("how many miles are 5.5 km?", UNITS, {"value": 5.5, "from_unit": "km", "to_unit": "miles"}),
+        ("convert 3 kg to pounds", UNITS, {"value": 3.0, "from_unit": "kg", "to_unit": "pounds"}),
+        ("delete note 7", {"note_id": {"type": "integer"}}, {"note_id": 7}),
+        ("find a table in Oslo", {"query": {"type": "string"}}, {"query": "find a table in Oslo"}),
+        (
+            "buy milk",
+            {"text": {"type": "string"}, "count": {"type": "integer", "minimum": 2}},
+            {"text": "buy milk", "count": 2},
+        ),
+    ],
+)
+def test_the_fake_fills_arguments_with_what_the_message_says(message: str, properties: Json, arguments: Json) -> None:
+    assert arguments_for({"properties": properties, "required": list(properties)}, message) == arguments
 
 
 SEARCH_CALL = {"type": "tool_search_call", "call_id": "call_1", "execution": "client", "arguments": {"query": MESSAGE}}

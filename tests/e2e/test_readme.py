@@ -1,5 +1,6 @@
 """What a newcomer does: start the service, send requests, stop it, start it again, with the real command."""
 
+import json
 import os
 import re
 import signal
@@ -17,11 +18,16 @@ import pytest
 from app.db.migrate import head_revision
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
-from tests.support.documents import PAGES, README, join_runnable_blocks, page_name, run_commands
+from tests.support.documents import PAGES, README, join_runnable_blocks, list_code_blocks, page_name, run_commands
 from tests.support.factories import SLOW_MACHINE_ENV, tool
+from tests.support.paths import ROOT
 
 DEMO = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_ADMIN_API_KEY": "", **SLOW_MACHINE_ENV}
 FOUND_FIRST = [
+    ("what time is it in Tokyo?", "toolbox", "get_current_time"),
+    ("calculate (17.5 + 4) * 3", "toolbox", "calculate"),
+    ("how many miles are 42.195 km?", "toolbox", "convert_units"),
+    ("show my notes", "toolbox", "list_notes"),
     ("do I need an umbrella in Salzburg this weekend?", "weather", "get_forecast"),
     ("How warm is it in Lisbon right now?", "weather", "get_current_weather"),
     ("The customer wants her money back for pay_7Kd92, please refund the full amount.", "payments", "refund_payment"),
@@ -36,11 +42,11 @@ FOUND_AMONG_SIMILAR_TOOLS = [
     ("How many orders did we ship last month? Count the rows in the orders table.", "database", "run_query"),
 ]
 EXPECTED_OUTPUT = {
-    "README.md": '"name":"get_forecast"',
-    "docs/quickstart.md": r"  1  0\.\d+  weather\.get_forecast ",
+    "README.md": r'"name":"get_current_time"[\s\S]*"structuredContent":\{"timezone":"Asia/Tokyo"',
+    "docs/quickstart.md": r"  1  0\.\d+  toolbox\.get_current_time [\s\S]*Asia/Tokyo[\s\S]*26\.2187574565",
     "docs/guides/chat-backend.md": '"name":"search_repositories"',
     "docs/guides/evaluation.md": "hit@1",
-    "docs/guides/mcp-clients.md": "get_forecast",
+    "docs/guides/mcp-clients.md": r'get_current_time[\s\S]*"structuredContent":\{"timezone":"Asia/Tokyo"',
     "docs/guides/operations.md": r"(?:^ok .*\n){4}",
     "docs/guides/visibility.md": '"was_visible":true',
 }
@@ -84,13 +90,14 @@ def test_the_right_tool_is_in_the_answer_among_similar_ones(
 
 
 @pytest.mark.needs_curl
-def test_the_first_start_prints_one_key_of_each_kind_and_a_curl_command_that_works(demo: Service) -> None:
+def test_the_first_start_prints_one_key_of_each_kind_and_curl_commands_that_find_and_run_a_tool(demo: Service) -> None:
     text = read_output(demo)
     assert len(re.findall(r"ts_admin_[\w-]+", text)) == 1
-    command = re.search(r"curl -s .*?'\n", text, re.DOTALL)
-    assert command is not None
-    answered = subprocess.run(["sh", "-c", command[0]], capture_output=True, text=True, check=True)
-    assert '"get_forecast"' in answered.stdout
+    discover, execute = re.findall(r"curl -s .*?'\n", text, re.DOTALL)
+    found = subprocess.run(["sh", "-c", discover], capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout)["definitions"][0]["name"] == "get_current_time"
+    executed = subprocess.run(["sh", "-c", execute], capture_output=True, text=True, check=True)
+    assert json.loads(executed.stdout)["result"]["structuredContent"]["timezone"] == "Asia/Tokyo"
 
 
 def test_a_misspelt_setting_is_reported_at_the_start(demo: Service) -> None:
@@ -147,21 +154,45 @@ def test_a_request_of_a_page_that_is_refused_is_noticed(demo: Service, tmp_path:
 
 
 @pytest.mark.needs_curl
-def test_the_answer_in_the_readme_is_the_real_one(demo: Service, tmp_path: Path) -> None:
+def test_the_answers_in_the_readme_are_the_real_ones(demo: Service, tmp_path: Path) -> None:
     text = README.read_text()
-    documented = re.findall(r'"(\w+)":', text.partition("```json\n")[2].partition("```")[0])
+    documented = re.findall(r'"(\w+)":', "".join(list_code_blocks(text, "json")))
     answered = run_as_reader(demo, tmp_path, join_runnable_blocks(text)).stdout
-    assert len(documented) > 25
+    assert len(documented) > 35
     assert set(documented) <= set(re.findall(r'"(\w+)":', answered))
     for figure in (
-        '"total_searched": 62',
-        '"all": 10121',
-        '"saved_percent": 97.1',
+        '"total_searched": 70',
+        '"selected": 378, "all": 11127, "saved_percent": 96.6',
         '"confidence": "high"',
-        '"alias": "get_forecast"',
+        '"alias": "get_current_time"',
+        '"isError": false',
     ):
         assert figure in text
-        assert figure.replace(": ", ":") in answered
+        assert figure.replace(": ", ":").replace(", ", ",") in answered
+
+
+@pytest.mark.parametrize(
+    ("example", "calls"),
+    [
+        ("chat_backend", ['get_current_time {"timezone": "Tokyo"}', 'calculate {"expression": "(17.5 + 4) * 3"}']),
+        ("anthropic_tool_search", ['get_current_time {"timezone": "Tokyo"}']),
+        ("openai_tool_search", ['get_current_time {"timezone": "Tokyo"}']),
+    ],
+)
+def test_an_example_succeeds_on_a_fresh_start(demo: Service, example: str, calls: list[str]) -> None:
+    """With its own messages and the fake model, as somebody without a key of a model provider runs it."""
+    key = re.search(r"ts_user_[\w-]+", read_output(demo))
+    assert key is not None
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "clients/python")}
+    environment |= {"TOOLSCOUT_URL": demo.url, "TOOLSCOUT_KEY": key[0]}
+    command = [sys.executable, "-m", f"examples.{example}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [(line[:11].strip(), line[11:]) for line in done.stdout.splitlines()]
+    assert [text for label, text in lines if label == "called"] == calls
+    results = [json.loads(text) for label, text in lines if label == "result"]  # an error is not JSON
+    assert len(results) == len(calls)
+    assert results[0]["timezone"] == "Asia/Tokyo"
 
 
 def test_a_second_service_on_the_same_data_folder_does_not_start_and_says_why(demo: Service) -> None:
