@@ -1,6 +1,6 @@
 """Render every error, ours and the framework's, as `application/problem+json`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -14,6 +14,8 @@ from app.errors import InvalidInput, ToolscoutError
 from app.observability.logging import request_id
 from app.schemas.base import locate_error
 
+_MAX_SUGGESTIONS = 20
+"""In one answer: each costs time, and a body may have thousands of unknown fields."""
 _FRAMEWORK_ERRORS = {
     404: ("not_found", "there is no such path; /docs lists those that exist"),
     405: ("method_not_allowed", "this path does not support that method; /docs lists those that it supports"),
@@ -59,16 +61,27 @@ async def _handle_toolscout_error(_request: Request, error: Exception) -> Respon
 async def _handle_validation_error(_request: Request, error: Exception) -> Response:
     """Tell where and why the input is invalid, without repeating it: it may be long or secret."""
     assert isinstance(error, RequestValidationError)  # noqa: S101 registered for nothing else
-    errors = [_render_validation_error(item) for item in error.errors()]
+    errors = [
+        _render_validation_error(item, suggest=position < _MAX_SUGGESTIONS)
+        for position, item in enumerate(error.errors())
+    ]
+    return problem_response(invalid_input(errors))
+
+
+def invalid_input(errors: Sequence[Mapping[str, Any]]) -> InvalidInput:
+    """Return an error whose message contains the first five of `errors`."""
     places = "; ".join(f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in errors[:5])
-    return problem_response(InvalidInput(places, errors=errors))
+    return InvalidInput(places, errors=errors)
 
 
-def _render_validation_error(item: Mapping[str, Any]) -> dict[str, Any]:
+def _render_validation_error(item: Mapping[str, Any], *, suggest: bool) -> dict[str, Any]:
     if item["type"] == "json_invalid":
         return {"loc": ["body"], "msg": item["ctx"]["error"], "type": item["type"]}
     if item["type"] in ("model_attributes_type", "model_type"):
         return {"loc": list(item["loc"]), "msg": "Input should be an object", "type": item["type"]}
+    if suggest and item["type"] == "extra_forbidden" and "ctx" in item:  # an `Input` adds itself as the context
+        message = item["ctx"]["model"].describe_unknown_field(str(item["loc"][-1]))
+        return {"loc": list(item["loc"]), "msg": message, "type": item["type"]}
     return {"loc": list(locate_error(item)), "msg": item["msg"].removeprefix("Value error, "), "type": item["type"]}
 
 

@@ -1,32 +1,57 @@
 """Routes that parse request bodies with our strict JSON reader."""
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from app.api.problems import invalid_input
 from app.errors import InvalidInput, UnsupportedMediaType
 from app.text.strict_json import parse_json
+from app.text.suggestions import describe_unknown_name
+
+_MAX_SUGGESTIONS = 5
 
 
 class StrictRoute(APIRoute):
     """A route that answers 415 to a body that is not JSON, and 422 to lone surrogates, NaN and Infinity.
 
-    FastAPI's own reader would answer 500 to these.
+    FastAPI's own reader would answer 500 to these. Unknown query parameters are 422 too: FastAPI would ignore them, and
+    the caller of `?serverid=…` would take the tools of all servers for those of one.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
         has_body = self.body_field is not None
+        parameters = list(_query_parameters(self.dependant))
 
         async def handle_strictly(request: Request) -> Response:
+            if request.scope["query_string"]:
+                _reject_unknown_parameters(request, parameters)
             if has_body:
                 require_json(request)
             return await handler(_StrictRequest(request.scope, request.receive))
 
         return handle_strictly
+
+
+def _query_parameters(dependant: Dependant) -> Iterator[str]:
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for dependency in dependant.dependencies:
+        yield from _query_parameters(dependency)
+
+
+def _reject_unknown_parameters(request: Request, known: Collection[str]) -> None:
+    unknown = [name for name in request.query_params if name not in known]
+    errors = [
+        {"loc": ["query", name], "msg": describe_unknown_name("parameter", name, known), "type": "extra_forbidden"}
+        for name in unknown[:_MAX_SUGGESTIONS]
+    ]
+    if errors:
+        raise invalid_input(errors)
 
 
 class _StrictRequest(Request):

@@ -6,7 +6,7 @@ amount of work. What cannot be checked here is left to the server, which validat
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from itertools import islice
@@ -27,12 +27,14 @@ from referencing import Registry
 
 from app.errors import ArgumentsInvalid
 from app.text.strict_json import Json, canonical_json, dump_json, load_json
+from app.text.suggestions import suggest_name
 
 _ACCEPT_ALL = "{}"
 _SCHEMA_BUDGET_S = 3.0
 _ARGUMENTS_BUDGET_S = 0.25
 _MAX_ERRORS = 50
 _MAX_MESSAGE = 300
+_MAX_SUGGESTIONS = 3
 _MAX_PATTERN_WORK = 20_000_000
 
 Keyword = Callable[[Any, Any, Any, Any], Iterable[ValidationError] | None]
@@ -43,6 +45,7 @@ class _BudgetExceeded(Exception):
 
 
 _deadline: ContextVar[float] = ContextVar("_deadline")
+_synonyms: ContextVar[Mapping[str, str]] = ContextVar("_synonyms")
 
 
 def check_serializable(arguments: Json) -> None:
@@ -84,8 +87,12 @@ def _is_valid(dialect: Any, schema: Any) -> bool:
     return False
 
 
-def check_arguments(schema_text: str, arguments: Json) -> None:
-    """Raise `ArgumentsInvalid` with every error, or with those found before the budget ran out."""
+def check_arguments(schema_text: str, arguments: Json, synonyms: Mapping[str, str] | None = None) -> None:
+    """Raise `ArgumentsInvalid` with every error, or with those found before the budget ran out.
+
+    `synonyms` says which property is meant by an unknown one, where the spelling does not tell.
+    """
+    _synonyms.set(synonyms or {})
     schema = load_json(schema_text)
     errors: list[dict[str, Any]] = []
     _start_budget(_ARGUMENTS_BUDGET_S)
@@ -173,7 +180,14 @@ def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: 
             yield from validator.descend(instance[name], allowed, path=name)
     elif not allowed and extras:
         allowed_names = f"; the allowed ones are {', '.join(known)}" if known else ""
-        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, extras))}{allowed_names}")
+        refused = f"additional properties are not allowed: {', '.join(map(repr, extras))}{allowed_names}"
+        yield ValidationError(refused + _suggest_properties(extras[:_MAX_SUGGESTIONS], known))
+
+
+def _suggest_properties(extras: Iterable[str], known: Iterable[str]) -> str:
+    suggestions = ((name, suggest_name(name, known, _synonyms.get({}))) for name in extras)
+    pairs = [f"{meant!r} instead of {name!r}" for name, meant in suggestions if meant is not None]
+    return f"; did you mean {', '.join(pairs)}?" if pairs else ""
 
 
 def _unique_items(validator: Any, required: bool, instance: Any, _schema: Any) -> Iterator[ValidationError]:

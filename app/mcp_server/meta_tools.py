@@ -35,6 +35,15 @@ _NOTHING_CONNECTED = "There are no tools to search: none is connected. Asking ag
 _NOTHING_HERE = (
     "There are no tools to search here: some are connected, but rules, switches or the project hide them all."
 )
+_SYNONYMS = {
+    "arguments": "args input params parameters tool_input",
+    "toolKey": "tool tool_name tool_id name id key",
+    "query": "message text prompt task q",
+    "maxResults": "limit top_k k",
+    "top_k": "limit max_results k",
+    "server": "server_name name",
+}
+"""What models call these arguments of the meta-tools."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,18 @@ class MetaTool:
         call.caller.require_permission(self.permission)
         arguments = self._coerce_arguments(call.arguments)
         # In a thread, because checking a megabyte of arguments takes long.
-        await asyncio.to_thread(check_arguments, self.input_schema, arguments)
+        await asyncio.to_thread(check_arguments, self.input_schema, arguments, self._synonyms)
         return await self.handler(replace(call, arguments=arguments))
 
     def _coerce_arguments(self, arguments: Json) -> Json:
         """Models often send a string instead of a list of strings, or an object as JSON text."""
         types = {name: schema.get("type") for name, schema in self.definition["inputSchema"]["properties"].items()}
         return {name: _coerce(value, types.get(name)) for name, value in arguments.items()}
+
+    @cached_property
+    def _synonyms(self) -> dict[str, str]:
+        properties = self.definition["inputSchema"]["properties"]
+        return {word: name for name in properties for word in _SYNONYMS.get(name, "").split()}
 
     @cached_property
     def input_schema(self) -> str:

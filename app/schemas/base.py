@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -10,14 +10,17 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from app.db.pagination import Page
+from app.text.suggestions import describe_unknown_name
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -51,10 +54,46 @@ def locate_error(error: Mapping[str, Any]) -> tuple[str | int, ...]:
     return (*error["loc"], *(cause.path if isinstance(cause, FieldError) else ()))
 
 
+def make_synonyms(**words: str) -> Mapping[str, str]:
+    """Return what each of the words means: `query="message text"` says that both mean the field `query`."""
+    meanings = {"the header `X-User-Id`": "user user_id"} | words
+    return {word: meant for meant, synonyms in meanings.items() for word in synonyms.split()}
+
+
 class Input(BaseModel):
     """A request body: no unknown fields and no conversions, so that `"8"` is not 8 and `true` is not 1."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    synonyms: ClassVar[Mapping[str, str]] = make_synonyms()
+    """Which field is meant by an unknown one, where the spelling does not tell."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _mark_unknown_fields(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Add this class to the errors about unknown fields: pydantic does not say which model they belong to."""
+        try:
+            return handler(body)
+        except ValidationError as error:
+            items = error.errors(include_url=False, include_input=False)
+            if not any(_is_unmarked(item) for item in items):
+                raise
+            marked = [_copy_error(item, cls if _is_unmarked(item) else None) for item in items]
+            raise ValidationError.from_exception_data(cls.__name__, marked) from error
+
+    @classmethod
+    def describe_unknown_field(cls, name: str) -> str:
+        names = [field.alias or own_name for own_name, field in cls.model_fields.items()]
+        return describe_unknown_name("field", name, names, cls.synonyms)
+
+
+def _is_unmarked(item: Mapping[str, Any]) -> bool:
+    return item["type"] == "extra_forbidden" and "model" not in item.get("ctx", {})
+
+
+def _copy_error(item: Mapping[str, Any], model: type[Input] | None) -> InitErrorDetails:
+    context = item.get("ctx", {}) | {"message": item["msg"]} | ({} if model is None else {"model": model})
+    return InitErrorDetails(type=PydanticCustomError(item["type"], "{message}", context), loc=item["loc"], input=None)
 
 
 class CamelCaseInput(Input):

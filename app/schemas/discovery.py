@@ -12,7 +12,7 @@ from app.discovery.formats import Format
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag
-from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags
+from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, make_synonyms
 from app.search.confidence import Confidence
 from app.search.query import Query, parse_query
 from app.search.scoring import Strategy
@@ -22,6 +22,18 @@ Ids = Annotated[list[Identifier], Field(max_length=1_000)]
 
 
 class DiscoverBody(CamelCaseInput):
+    synonyms = make_synonyms(
+        query="message text prompt question input q",
+        messages="history conversation turns",
+        limit="top_k k n max_results max_tools count",
+        similarity_threshold="threshold min_score min_similarity score_threshold",
+        include_core_tools="core_tools",
+        server_ids="servers",
+        project_id="project",
+        max_tokens="token_budget",
+        strategy="mode",
+    )
+
     query: str | None = Field(
         None,
         max_length=200_000,
@@ -113,6 +125,8 @@ class DiscoverBody(CamelCaseInput):
 
 
 class WhyBody(DiscoverBody):
+    synonyms = {**DiscoverBody.synonyms, **make_synonyms(tool="tool_key tool_id tool_name name key")}
+
     tool: str = Field(
         min_length=1, max_length=300, description="its key, its name, or `SERVER.TOOL`", examples=["search_issues"]
     )

@@ -11,7 +11,7 @@ from app.evaluation.lint import Suggestions
 from app.evaluation.lint_rules import Problem, SimilarityKind, SimilarPair
 from app.evaluation.run import DEFAULT_LIMIT, EvalAnswer
 from app.evaluation.scores import Measures
-from app.schemas.base import FieldError, Identifier, Input, Output
+from app.schemas.base import FieldError, Identifier, Input, Output, make_synonyms
 from app.search.confidence import Confidence
 
 MAX_ITEMS = 500
@@ -22,6 +22,11 @@ Label = Annotated[str, StringConstraints(min_length=1, max_length=300)]
 
 
 class ItemBody(Input):
+    synonyms = make_synonyms(
+        message="query text prompt",
+        tools="labels expected tool_keys",
+    )
+
     id: Identifier | None = Field(None, description="default: the position in the list, from 1")
     message: str | None = Field(
         None, max_length=200_000, description="the text of the user", examples=["open a bug about the login page"]
@@ -47,6 +52,12 @@ class ItemBody(Input):
 
 
 class EvalBody(Input):
+    synonyms = make_synonyms(
+        items="messages labels examples",
+        limit="top_k k max_results",
+        project_id="project",
+    )
+
     items: list[ItemBody] = Field(max_length=MAX_ITEMS, description="messages with the tools that they need")
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=50, description="the maximum number of tools in each answer")
     project_id: Identifier | None = Field(None, description="search only the tools of this project")

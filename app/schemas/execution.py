@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from app.errors import ArgumentsInvalid, InvalidInput
-from app.schemas.base import FieldError, Identifier, Input
+from app.schemas.base import FieldError, Identifier, Input, make_synonyms
 from app.text.strict_json import parse_json
 
 _MAX_TIMEOUT_MS = 3_600_000
@@ -69,6 +69,14 @@ _CALL_TYPES: Mapping[str, type[BaseModel]] = {
 
 
 class ExecuteBody(Input):
+    synonyms = make_synonyms(
+        tool_key="tool tool_name tool_id name id key",
+        arguments="args input params parameters tool_input",
+        tool_call="call function_call",
+        timeout_ms="timeout timeout_s timeout_seconds",
+        project_id="project",
+    )
+
     tool_key: Identifier | None = Field(None, description="from `POST /discover` or `GET /tools`")
     arguments: dict[str, Any] | None = Field(None, description="checked against the tool's input schema")
     tool_call: Annotated[OpenAICall | ResponsesCall | AnthropicCall, Field(discriminator="type")] | None = Field(

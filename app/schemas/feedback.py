@@ -4,12 +4,18 @@ from datetime import datetime
 
 from pydantic import Field
 
-from app.schemas.base import Identifier, Input, Output
+from app.schemas.base import Identifier, Input, Output, make_synonyms
 from app.usage.repository import FeedbackOutcome
 from app.usage.stats import Step
 
 
 class FeedbackBody(Input):
+    synonyms = make_synonyms(
+        tool_key="tool tool_name tool_id",
+        discovery_id="id discovery",
+        outcome="result status feedback",
+    )
+
     discovery_id: Identifier = Field(description="the id of a discovery of the last 30 days")
     tool_key: Identifier = Field(description="any tool that is visible to the caller")
     outcome: FeedbackOutcome = Field(description="`called` if the result of the call is unknown")

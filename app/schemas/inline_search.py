@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
-from app.schemas.base import CamelCaseInput, FieldError, Input, Output
+from app.schemas.base import CamelCaseInput, FieldError, Input, Output, make_synonyms
 from app.text.invisible import remove_hidden
 
 MAX_TOOLS = 2_000
@@ -21,6 +21,13 @@ _PASSED_BACK = "not searched; the result has it again"
 class SentToolBody(Input):
     model_config = ConfigDict(alias_generator=to_camel)
 
+    synonyms = make_synonyms(
+        toolKey="key id",
+        toolName="name",
+        serverName="server",
+        inputSchema="parameters schema",
+    )
+
     tool_key: Label = Field(description="your own key for the tool, unique in the list")
     tool_name: str = Field(min_length=1, max_length=300)
     server_name: Label
@@ -31,6 +38,11 @@ class SentToolBody(Input):
 
 
 class SearchBody(CamelCaseInput):
+    synonyms = make_synonyms(
+        query="message text prompt",
+        max_results="limit top_k k",
+    )
+
     query: list[Phrase] = Field(
         min_length=1,
         max_length=MAX_QUERIES,

@@ -5,11 +5,18 @@ from datetime import UTC, datetime
 from pydantic import Field, field_validator
 
 from app.auth.keys import KeyKind
-from app.schemas.base import Identifier, Input, Name, Output
+from app.schemas.base import Identifier, Input, Name, Output, make_synonyms
 from app.schemas.users import UserId
 
 
 class NewKeyBody(Input):
+    synonyms = make_synonyms(
+        user_id="user",
+        project_id="project",
+        kind="type role",
+        expires_at="expires ttl",
+    )
+
     kind: KeyKind = Field(description="`user` acts for one user, `service` and `admin` for the one in `X-User-Id`")
     name: Name | None = Field(None, description="a display name")
     user_id: UserId | None = Field(None, description="the user that a user key acts for")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from app.catalog.projects import Optimization, Project
 from app.catalog.rules import Rule
-from app.schemas.base import Changes, Identifier, Input, Name, Output
+from app.schemas.base import Changes, Identifier, Input, Name, Output, make_synonyms
 from app.schemas.rules import RuleOut, Rules, render_rules
 
 ServerIds = Annotated[list[Identifier], Field(max_length=1_000)]
@@ -21,6 +21,13 @@ _DEFAULT = "used where the request does not set it"
 
 
 class NewProjectBody(Input):
+    synonyms = make_synonyms(
+        optimization="strategy mode",
+        server_ids="servers",
+        similarity_threshold="threshold",
+        limit="top_k max_results",
+    )
+
     name: Name = Field(description=_NAME, examples=["support"])
     server_ids: ServerIds | None = Field(None, description=_SERVER_IDS)
     optimization: Optimization | None = Field("hybrid", description=_OPTIMIZATION)
@@ -31,6 +38,8 @@ class NewProjectBody(Input):
 
 
 class ProjectChanges(Changes):
+    synonyms = NewProjectBody.synonyms
+
     name: Name = Field("", description=_NAME)
     server_ids: ServerIds | None = Field(None, description=_SERVER_IDS)
     optimization: Optimization | None = Field(None, description=_OPTIMIZATION)

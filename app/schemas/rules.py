@@ -9,12 +9,17 @@ from app.catalog.patterns import MAX_PATTERN
 from app.catalog.rules import Rule
 from app.catalog.visibility_policy import EnabledBy, HiddenBy, OutsideBy
 from app.management.rules import Preview, PreviewedTool
-from app.schemas.base import Identifier, Input, Name, Output, Tags
+from app.schemas.base import Identifier, Input, Name, Output, Tags, make_synonyms
 
 PatternText = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
 
 
 class RuleBody(Input):
+    synonyms = make_synonyms(
+        pattern="patterns glob globs name tool tools match",
+        enabled="allow allowed",
+    )
+
     pattern: list[PatternText] = Field(
         min_length=1,
         max_length=50,

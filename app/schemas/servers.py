@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator,
 from app.catalog.servers import Status, check_transport
 from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import TRANSPORT_ALIASES, Transport
-from app.schemas.base import Changes, FieldError, Input, Name, Output, Tags
+from app.schemas.base import Changes, FieldError, Input, Name, Output, Tags, make_synonyms
 
 # set by the protocol and by the connection themselves
 _RESERVED_HEADERS = frozenset(
@@ -44,6 +44,12 @@ GivenTransport = Annotated[Transport, BeforeValidator(_resolve_transport_alias)]
 
 
 class _ServerFields(Input):
+    synonyms = make_synonyms(
+        transport="type",
+        url="uri endpoint address",
+        tool_permissions="permissions allowed_tools",
+    )
+
     @field_validator("tool_permissions", check_fields=False)
     @classmethod
     def _check_tool_permissions(cls, value: dict[str, bool]) -> dict[str, bool]:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from app.auth.rollout import DecidedBy, Rollout
 from app.auth.users import USER_ID_PATTERN, User
-from app.schemas.base import Changes, Input, Name, Output
+from app.schemas.base import Changes, Input, Name, Output, make_synonyms
 from app.search.scoring import Strategy
 
 UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["alice"])]
@@ -24,6 +24,10 @@ class UserSettings(Input):
 
 
 class NewUserBody(Input):
+    synonyms = make_synonyms(
+        id="user_id user key",
+    )
+
     id: UserId = Field(description="the id that the chat backend uses")
     name: Name | None = Field(None, description=_NAME)
 

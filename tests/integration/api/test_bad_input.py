@@ -292,7 +292,7 @@ QUERIES: list[tuple[str, int]] = [
     ("/tools?cursor=WyJcdWQ4MDAiLCJiIl0=", 422),  # ["\ud800","b"]
     ("/tools?cursor=WyJhIiwiYiJd", 200),  # ["a","b"]
     ("/tools?cursor=" + "A" * 1_001, 422),
-    ("/tools?unknown=canary-77aa31", 200),
+    ("/tools?unknown=canary-77aa31", 422),
     ("/tools/canary-77aa31", 404),
     ("/tools/%00", 422),
     ("/tools/canary-77aa31%00", 422),

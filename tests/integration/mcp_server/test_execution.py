@@ -587,6 +587,10 @@ async def test_invalid_arguments_of_tool_execute_are_reported(user: TestUser, co
         "arguments.toolKey: 5 is not of type 'string'": {"toolKey": 5},
         "arguments.arguments: [] is not of type 'object'": {"toolKey": "x", "arguments": []},
         "additional properties are not allowed: 'input'": {"toolKey": "x", "input": {}},
+        "; did you mean 'arguments' instead of 'args'?": {"toolKey": "x", "args": {}},
+        "; did you mean 'toolKey' instead of 'tool_key'?": {"tool_key": "x"},
+        "; did you mean 'toolKey' instead of 'name', 'arguments' instead of 'params'?": {"name": "x", "params": {}},
+        "'zzz'; the allowed ones are toolKey, arguments": {"toolKey": "x", "zzz": {}},
     }
     for message, arguments in invalid.items():
         result = await call_meta_tool(user.http, "tool_execute", arguments)

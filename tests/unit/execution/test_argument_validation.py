@@ -254,6 +254,18 @@ def test_a_pattern_that_re2_cannot_compile_is_left_to_the_server(pattern: str) -
     )
 
 
+def test_an_additional_property_gets_a_suggestion() -> None:
+    schema = {"type": "object", "properties": {"path": {}, "encoding": {}}, "additionalProperties": False}
+    [error] = find_errors(schema, {"pth": 1})
+    assert error["msg"] == (
+        "additional properties are not allowed: 'pth'; the allowed ones are path, encoding; "
+        "did you mean 'path' instead of 'pth'?"
+    )
+    [error] = find_errors(schema, {"zzz": 1})
+    assert "did you mean" not in error["msg"]
+    assert find_errors(schema, {"path": 1}) == []
+
+
 def test_properties_match_by_name_or_pattern_or_are_additional() -> None:
     schema = {
         "properties": {"name": True},
