@@ -4,6 +4,7 @@ All of them are `async`, also where nothing is awaited: FastAPI would run a plai
 request.
 """
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
@@ -45,6 +46,22 @@ async def check_host_and_origin(request: Request, container: ContainerDep) -> No
         raise ForeignOrigin("this origin is not allowed: the operator can add it to TOOLSCOUT_WEB_ORIGINS")
 
 
+# A proxy may join the values of a repeated header with commas. A key that the operator has chosen may contain a comma.
+_JOINED = {
+    "Authorization": re.compile(r",\s*bearer\s", re.IGNORECASE),
+    "X-API-Key": re.compile(r",\s*ts_(?:user|service|admin)_"),
+    "X-User-Id": re.compile(","),
+}
+
+
+def reject_repeated(request: Request, *names: str) -> None:
+    """Refuse a request with several values of one header: a proxy in front may have checked another than we use."""
+    for name in names:
+        values, joined = request.headers.getlist(name), _JOINED.get(name)
+        if len(values) > 1 or (joined is not None and any(map(joined.search, values))):
+            raise BadRequest(f"the header {name} is sent more than once: send it once")
+
+
 async def get_caller(
     request: Request,
     container: ContainerDep,
@@ -52,6 +69,7 @@ async def get_caller(
     api_key: Annotated[str | None, Security(_api_key)],
     x_user_id: Annotated[str | None, Header(description="the user that a service or admin key acts for")] = None,
 ) -> Caller:
+    reject_repeated(request, "Authorization", "X-API-Key", "X-User-Id")
     if "authorization" in request.headers and api_key is not None:
         raise BadRequest("send the key in Authorization or in X-API-Key, not in both")
     key = bearer.credentials if bearer is not None else api_key

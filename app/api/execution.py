@@ -11,7 +11,7 @@ from app.api.problems import problem_body
 from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
 from app.api.strict_route import StrictRoute
 from app.catalog.visibility import Scope
-from app.dependencies import ContainerDep, ExecuteCaller, Tenant
+from app.dependencies import ContainerDep, ExecuteCaller, Tenant, reject_repeated
 from app.errors import ArgumentsInvalid, ToolscoutError
 from app.execution.execute import Executor, execute
 from app.execution.models import ExecutionRequest, ExecutionResult
@@ -40,6 +40,7 @@ async def execute_tool(
 ) -> Response:
     """Run a visible tool once. With `Accept: text/event-stream` the response is a stream of `progress` events that ends
     with a `result` or an `error` event."""
+    reject_repeated(request, "Idempotency-Key")
     alias, arguments = (None, body.arguments or {}) if body.tool_call is None else body.tool_call.parse()
     if not isinstance(arguments, dict):
         raise ArgumentsInvalid("the arguments must be an object")

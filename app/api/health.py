@@ -3,10 +3,10 @@
 import hmac
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from app.api.openapi import describe_text
-from app.dependencies import ContainerDep
+from app.dependencies import ContainerDep, reject_repeated
 from app.errors import Unauthenticated, Unavailable
 from app.schemas.health import Health, Readiness
 
@@ -33,9 +33,10 @@ async def get_readiness(container: ContainerDep) -> Readiness:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": _METRICS}})
 async def get_metrics(
-    container: ContainerDep, authorization: Annotated[str, Header(include_in_schema=False)] = ""
+    request: Request, container: ContainerDep, authorization: Annotated[str, Header(include_in_schema=False)] = ""
 ) -> Response:
     """Metrics in Prometheus's text format. If `TOOLSCOUT_METRICS_KEY` is set, it is needed as a bearer token."""
+    reject_repeated(request, "Authorization")
     key = container.settings.metrics_key
     if key is not None and not hmac.compare_digest(authorization.encode(), f"Bearer {key.get_secret_value()}".encode()):
         raise Unauthenticated("/metrics needs TOOLSCOUT_METRICS_KEY as a bearer token")

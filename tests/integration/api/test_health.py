@@ -117,6 +117,8 @@ async def test_metrics_require_the_metrics_key_when_it_is_set(open_service: Open
             assert_problem(answer, 401)
             assert METRICS_KEY not in answer.text
         assert await scrape(http, Authorization=f"Bearer {METRICS_KEY}")
+        twice = [("Authorization", f"Bearer {METRICS_KEY}")] * 2
+        assert_problem(await http.get("/metrics", headers=twice), 400)
         assert (await http.get("/healthz")).status_code == 200
 
 

@@ -84,6 +84,48 @@ async def test_a_key_in_both_headers_is_a_bad_request(
 
 
 @pytest.mark.parametrize(
+    ("header", "values"),
+    [
+        ("Authorization", ["Bearer {key}", "Bearer {other}"]),
+        ("Authorization", ["Bearer {key}", "Bearer {key}"]),
+        ("Authorization", ["Bearer {key}", ""]),
+        ("Authorization", ["Bearer {key}, Bearer {other}"]),
+        ("Authorization", ["Bearer {key},bearer {key}"]),
+        ("X-API-Key", ["{key}", "{other}"]),
+        ("x-api-key", ["{key}", "{key}"]),
+        ("X-API-Key", ["{key}, {other}"]),
+    ],
+)
+async def test_a_repeated_key_is_a_bad_request(
+    client: httpx.AsyncClient, user: TestUser, other_user: TestUser, header: str, values: list[str]
+) -> None:
+    sent = [(header, value.format(key=user.key, other=other_user.key)) for value in values]
+    for path in ("/servers", "/discover", "/mcp"):
+        body = None if path == "/servers" else {"query": "x", "jsonrpc": "2.0", "id": 1, "method": "ping"}
+        answer = await client.request("POST" if body else "GET", path, json=body, headers=sent)
+        assert answer.status_code == 400, path
+        assert "more than once" in answer.text
+        assert user.key not in answer.text
+    once = values[0].split(",")[0].format(key=user.key)
+    assert (await client.get("/servers", headers={header: once})).status_code == 200
+
+
+@pytest.mark.parametrize("values", [["{0}", "{1}"], ["{0}", "{0}"], ["{0}, {1}"], ["{0},{0}"]])
+async def test_a_repeated_user_is_a_bad_request(
+    admin: httpx.AsyncClient, user: TestUser, other_user: TestUser, values: list[str]
+) -> None:
+    sent = [("X-User-Id", value.format(user.id, other_user.id)) for value in values]
+    assert_problem(await admin.get("/servers", headers=sent), 400, "bad_request")
+    assert (await admin.get("/servers", headers={"X-User-Id": user.id})).status_code == 200
+
+
+async def test_a_key_of_the_operator_may_contain_commas(client: httpx.AsyncClient, admin: httpx.AsyncClient) -> None:
+    """It is wrong here, but not because of its commas."""
+    for headers in ({"Authorization": "Bearer a,b, c"}, {"X-API-Key": "a,b, c"}):
+        assert_problem(await client.get("/servers", headers=headers), 401)
+
+
+@pytest.mark.parametrize(
     "headers",
     [
         {},

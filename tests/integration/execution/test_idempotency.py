@@ -69,6 +69,16 @@ async def test_without_a_key_every_call_runs(user: TestUser, mcp: FakeMcpServer)
     assert len(mcp.calls) == 2
 
 
+async def test_two_keys_in_one_request_are_refused(user: TestUser, mcp: FakeMcpServer) -> None:
+    await connect_with_tools(user, mcp, "pay")
+    body = {"tool_key": (await user.tools())["pay"]["id"]}
+    for keys in (["a", "b"], ["a", "a"]):
+        answer = await user.http.post("/execute", json=body, headers=[("Idempotency-Key", key) for key in keys])
+        assert_problem(answer, 400, "bad_request")
+    assert mcp.calls == []
+    assert_ok(await send(user, "pay", "a,b"))
+
+
 async def test_a_key_cannot_be_used_for_another_request(user: TestUser, mcp: FakeMcpServer) -> None:
     await connect_with_tools(user, mcp, "pay", "refund")
     assert_ok(await send(user, "pay", "k", {"sum": 5}))
