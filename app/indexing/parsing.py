@@ -11,6 +11,7 @@ from typing import Any
 from app.errors import InvalidInput
 from app.indexing.prompt_injection import find_instructions
 from app.indexing.sanitize import Finding, sanitize
+from app.mcp_client.surrogates import LONE_SURROGATE
 from app.mcp_types import ToolDefinition
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json, canonical_json, iter_strings, parse_json
@@ -201,6 +202,8 @@ def _check_shape(raw: Json) -> None:
         raise _too_large()
     if any("\0" in text for text in iter_strings(raw)):
         raise _Refused("the definition contains a NUL character, which cannot be stored")
+    if any(LONE_SURROGATE in text for text in iter_strings(raw)):
+        raise _Refused("the definition contains half of a surrogate pair, or U+FFFF, which are not characters")
 
 
 def _requires_task(raw: Json) -> bool:

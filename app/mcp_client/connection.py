@@ -42,10 +42,11 @@ from app.mcp_client.outcomes import (
 from app.mcp_client.sdk_transport import open_transport
 from app.mcp_client.stderr_tail import StderrTail
 from app.mcp_client.stdio_servers import StdioServerRegistry
+from app.mcp_client.surrogates import LONE_SURROGATE, show_replacement
 from app.mcp_client.transport import Exchange, current_exchange
 from app.mcp_client.url_guard import Guard
 from app.mcp_types import Dialogue, Endpoint
-from app.text.strict_json import Json, has_non_finite_number
+from app.text.strict_json import Json
 
 logger = logging.getLogger("toolscout.upstream")
 
@@ -207,9 +208,9 @@ class Connection:
             raise ToolFailed(message, outcome="failed") from error
         except ValidationError:
             raise ToolFailed("the tool ran, but the server's answer is not valid MCP", outcome="unknown") from None
-        answer = result.model_dump(by_alias=True, exclude_unset=True)
-        if has_non_finite_number(answer):
-            raise ToolFailed("the tool ran, but its result has a number that JSON cannot represent", outcome="unknown")
+        answer: Json = result.model_dump(by_alias=True, mode="json", exclude_unset=True)
+        if LONE_SURROGATE in result.model_dump_json(by_alias=True, exclude_unset=True):
+            answer = show_replacement(answer)
         if isinstance(result, InputRequiredResult):
             if dialogue is None or not _can_answer(dialogue, result):
                 raise ToolFailed(_CANNOT_ANSWER, outcome="failed")

@@ -1,4 +1,4 @@
-"""Keep invalid tools away from the SDK, which rejects a whole tool list because of a single invalid tool.
+"""Keep what the SDK cannot read away from it: it rejects a whole message because of a single invalid tool or character.
 
 Invalid tools are moved from the list into its `_meta` before the SDK validates it, and appended again afterwards, so
 that the indexer refuses them one by one.
@@ -7,10 +7,12 @@ that the indexer refuses them one by one.
 from collections.abc import Callable
 from typing import Any, Self
 
-from mcp_types import JSONRPCResponse
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCResponse, jsonrpc_message_adapter
 from mcp_types.methods import validate_server_result
 from pydantic import ValidationError
 
+from app.mcp_client.surrogates import replace_lone_surrogates
 from app.text.strict_json import Json
 
 _INVALID_TOOLS = "toolscout/invalid-tools"
@@ -47,10 +49,26 @@ class FilteredReadStream:
         return await self._stream.__aexit__(*exc_info)
 
     def _filter(self, item: Any) -> Any:
+        item = _read_again(item) if isinstance(item, ValidationError) else item
         message, version = getattr(item, "message", None), self._get_version()
         if version is not None and isinstance(message, JSONRPCResponse) and _is_tool_list(message.result):
             remove_invalid_tools(message.result, version)
         return item
+
+
+def _read_again(error: ValidationError) -> SessionMessage | ValidationError:
+    """Read a line of a stdio server that the SDK could not read, without its lone surrogates.
+
+    The answers of other servers pass through our own HTTP transport, which replaces them.
+    """
+    line = error.errors(include_url=False, include_context=False)[0]["input"]
+    if not isinstance(line, str):
+        return error
+    try:
+        repaired = replace_lone_surrogates(line.encode(errors="surrogatepass"))
+        return SessionMessage(jsonrpc_message_adapter.validate_json(repaired, by_name=False))
+    except ValidationError:
+        return error
 
 
 def _is_tool_list(result: Json) -> bool:

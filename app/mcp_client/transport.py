@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 
 from app.errors import ServerUnreachable, UrlNotAllowed
+from app.mcp_client.surrogates import LoneSurrogateFilter
 from app.mcp_client.url_guard import Guard, Target
 
 _CHUNK_BYTES = 64 * 1024
@@ -147,6 +148,7 @@ class _LimitedStream(httpx2.AsyncByteStream):
         self._stream = stream
         self._bytes_left = limit
         self._decompressor = zlib.decompressobj(wbits=47) if compressed else None
+        self._surrogates = LoneSurrogateFilter()
         self._exchange = exchange
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -154,9 +156,10 @@ class _LimitedStream(httpx2.AsyncByteStream):
             async for data in self._stream:
                 for chunk in self._decompress(data):
                     self._count(chunk)
-                    yield chunk
+                    yield self._surrogates.feed(chunk)
                     # Compressed data may expand to a thousand chunks: let other tasks run in between.
                     await asyncio.sleep(0)
+            yield self._surrogates.flush()
         except (httpx2.TransportError, zlib.error, ServerUnreachable) as error:
             failure = _translate_error(error)
             self._exchange.fail(failure)

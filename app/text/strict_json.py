@@ -5,7 +5,6 @@ parser and written as fragments.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,27 +53,17 @@ def _has_long_number(body: bytes) -> bool:
 
 
 def iter_strings(value: Any) -> Iterator[str]:
-    """Yield every string and every key."""
-    return (scalar for scalar in _iter_scalars(value) if isinstance(scalar, str))
-
-
-def has_non_finite_number(value: Any) -> bool:
-    """Return whether a number is infinite or not a number: JSON cannot represent it, and writers put null instead."""
-    return any(isinstance(scalar, float) and not math.isfinite(scalar) for scalar in _iter_scalars(value))
-
-
-def _iter_scalars(value: Any) -> Iterator[Any]:
-    """Yield every scalar and every key, without recursion: the sender chooses the nesting depth."""
+    """Yield every string and every key, without recursion: the sender chooses the nesting depth."""
     pending = [value]
     while pending:
         item = pending.pop()
-        if isinstance(item, dict):
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
             pending.extend(item.keys())
             pending.extend(item.values())
         elif isinstance(item, list):
             pending.extend(item)
-        else:
-            yield item
 
 
 def dump_json(value: Any, *, option: int = 0, default: Callable[[Any], Any] | None = None) -> bytes:

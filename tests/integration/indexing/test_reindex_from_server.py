@@ -513,6 +513,9 @@ BAD_TOOLS: dict[str, tuple[str, str]] = {
     "not-a-number": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": float("nan")})), "JSON"),
     "infinity": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": float("inf")})), "JSON"),
     "beyond-all-numbers": (json.dumps(tool("bad", inputSchema={"type": "object", "maximum": 10**400})), "JSON"),
+    "half-an-emoji": (json.dumps(tool("bad", "An owl \ud83d")), "surrogate"),
+    "half-an-emoji-in-a-key": (json.dumps(tool("bad", inputSchema={"type": "object", "\udd89": 1})), "surrogate"),
+    "half-an-emoji-in-its-name": (json.dumps(tool("b\ud83dad")), "cannot be displayed"),
     "no-name": (json.dumps(tool("")), "needs a name"),
     "long-name": (json.dumps(tool("b" * 200)), "longer than"),
     # for one of these the SDK would refuse the whole list

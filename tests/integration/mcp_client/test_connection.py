@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import ServerUnreachable, ToolFailed, ToolTimedOut
+from app.indexing.parsing import parse_listing
 from app.mcp_client import connection
 from tests.support.factories import tool
 from tests.support.mcp_pool import make_endpoint, running_pool, wait_until, within
@@ -366,6 +367,31 @@ async def test_nan_becomes_null_in_a_result_and_is_kept_in_a_listing(
         streamable.fault = Fault(raw_result(called), on={"tools/call"})
         result = await mcp_pool.call_tool(make_endpoint(streamable), "echo", {}, 60)
         assert result["structuredContent"] == {"a": None, "b": [None, 1]}
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1_000])
+async def test_half_an_emoji_in_an_event_makes_neither_a_listing_nor_a_result_unreadable(
+    streamable: FakeMcpServer, cut: int
+) -> None:
+    """Most servers answer with a stream of events; a chunk may end inside of an escape."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request = scope["received"]
+        result = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} | {
+            "tools/list": {"tools": [tool("cut", "An owl \ud83e"), tool("echo", "An owl \U0001f989")]},
+            "tools/call": {"content": [{"type": "text", "text": "An owl \udd89\n"}]},
+        }[request.rpc_method]
+        event = f"data: {json.dumps({'jsonrpc': '2.0', 'id': request.rpc['id'], 'result': result})}\n\n"
+        chunks = iter([event[start : start + cut] for start in range(0, len(event), cut)])
+        await StreamingResponse(chunks, media_type="text/event-stream")(scope, receive, send)
+
+    async with running_pool(streamable) as mcp_pool:
+        streamable.fault = Fault(answer, on={"tools/list", "tools/call"})
+        listing = parse_listing(await mcp_pool.list_tools(make_endpoint(streamable)), max_tools=10)
+        assert [(each.name, each.description) for each in listing.definitions] == [("echo", "An owl 🦉")]
+        assert [(each.name, "surrogate" in each.reason) for each in listing.refused] == [("cut", True)]
+        result = await mcp_pool.call_tool(make_endpoint(streamable), "echo", {}, 60)
+        assert result["content"] == [{"type": "text", "text": "An owl \ufffd\n"}]
 
 
 async def test_a_server_that_does_not_complete_the_handshake_in_time_fails(server: FakeMcpServer) -> None:

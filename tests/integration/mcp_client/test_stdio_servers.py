@@ -15,6 +15,7 @@ import pytest
 from mcp.client import stdio
 
 from app.errors import ConfigurationError, InvalidInput, ServerUnreachable, ToolFailed, ToolTimedOut
+from app.indexing.parsing import parse_listing
 from app.mcp_client import connection
 from app.mcp_client.stdio_servers import StdioProgram, StdioServerRegistry
 from tests.support.mcp_pool import make_endpoint, running_pool, wait_until, within
@@ -81,6 +82,28 @@ async def test_a_server_made_with_the_sdk_is_listed_and_called(write_registry: W
         assert (result["structuredContent"], result["isError"]) == ({"result": 5}, False)
         result = await mcp_pool.call_tool(TINY, "add", {"a": "two"}, 60)
         assert result["isError"]
+
+
+async def test_half_an_emoji_makes_neither_a_listing_nor_a_result_unreadable(write_registry: WriteRegistry) -> None:
+    owls = """
+    def answer(method, params, answer=answer):
+        if method == "tools/list":
+            schema = {"type": "object"}
+            return {"tools": [{"name": "cut", "description": "An owl \\ud83e", "inputSchema": schema},
+                              {"name": "look", "description": "An owl \\U0001f989", "inputSchema": schema}]}
+        if method == "tools/call":
+            return {"content": [{"type": "text", "text": "An owl \\udd89"}]}
+        return answer(method, params)
+    """
+    registry = write_registry(before=textwrap.dedent(owls))
+    async with running_pool(stdio_servers=registry) as mcp_pool:
+        listing = parse_listing(await mcp_pool.list_tools(TINY), max_tools=10)
+        assert [(tool.definition.name, tool.definition.description) for tool in listing.tools] == [
+            ("look", "An owl 🦉")
+        ]
+        assert [refused.name for refused in listing.refused] == ["cut"]
+        result = await mcp_pool.call_tool(TINY, "look", {}, 60)
+        assert result["content"] == [{"type": "text", "text": "An owl \ufffd"}]
 
 
 async def test_a_program_gets_the_operators_environment_and_none_of_our_secrets(
