@@ -4,10 +4,13 @@ from fastapi import APIRouter, Response
 
 from app.api.strict_route import StrictRoute
 from app.catalog import servers
+from app.catalog.client_config.config import read_client_config
 from app.catalog.servers import NewServer
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.management import servers as manage_servers
+from app.management.server_import import import_servers as run_import
 from app.schemas.base import Items, given_fields, render_page
+from app.schemas.server_import import ImportBody, ImportOut, plan_import, render_import
 from app.schemas.servers import NewServerBody, ServerChanges, ServerOut
 
 router = APIRouter(tags=["servers"], route_class=StrictRoute)
@@ -28,6 +31,28 @@ async def create_server(
         actor=caller.actor,
     )
     return ServerOut.model_validate(server)
+
+
+@router.post("/servers/import")
+async def import_servers(
+    body: ImportBody, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
+) -> ImportOut:
+    """Register the servers of an MCP client's configuration file, such as `mcp.json`.
+
+    An entry that cannot be taken is in `skipped` with the reason and what to do; the others are registered, and a run
+    lists the tools of each. A server that runs a program is taken if the operator lists a program of that name."""
+    programs = container.mcp_pool.stdio_servers.list_names(tenant.id)
+    entries = plan_import(read_client_config(body.config), body.values, programs)
+    result = await run_import(
+        container.database,
+        container.mcp_pool,
+        container.sealer,
+        container.worker,
+        tenant.id,
+        entries,
+        actor=caller.actor,
+    )
+    return render_import(result)
 
 
 @router.get("/servers")

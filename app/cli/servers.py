@@ -1,8 +1,6 @@
-"""`toolscout server add`, `list`, `remove` and `reindex`."""
+"""`toolscout server add`, `import`, `list`, `remove` and `reindex`."""
 
-import asyncio
 import re
-import time
 from typing import Annotated, Literal
 
 import typer
@@ -12,13 +10,13 @@ from app.catalog import servers
 from app.catalog.servers import NewServer, Server
 from app.cli.context import ACTOR, UserOption, open_for_user, with_settings
 from app.cli.group import make_group
-from app.cli.output import print_lines, print_table
-from app.cli.progress import ProgressBar
+from app.cli.output import print_table
+from app.cli.run_progress import follow_run, reindex_command
+from app.cli.server_import import import_file
 from app.container import Container
 from app.db.pagination import MAX_PAGE, PageRequest
 from app.demo.seed import DEMO_USER
 from app.errors import Conflict, InvalidInput
-from app.indexing import queue
 from app.indexing.queue import Run
 from app.management.runs import request_reindex
 from app.management.servers import delete_server, register_server
@@ -26,10 +24,6 @@ from app.mcp_client.stdio_servers import read_stdio_servers
 from app.mcp_types import TRANSPORT_ALIASES, Transport
 from app.schemas.servers import NewServerBody
 from app.settings import Settings
-
-_POLL_INTERVAL_S = 0.2
-_SERVICE_WAIT_S = 5.0
-"""How long a queued run is left to a running service before this process takes it."""
 
 _Transport = Literal["streamable_http", "http", "streamable-http", "streamableHttp", "sse", "stdio"]
 _HEADER_SEPARATOR = re.compile("[:=]")
@@ -78,7 +72,7 @@ async def add(
     async with open_for_user(settings, user) as (container, _):
         server, run = await _register(container, user, new_server)
         print(f"{server.name}  {server.id}")
-        return 0 if run is None else await _follow_run(container, server, run)
+        return 0 if run is None else await follow_run(container, server, run)
 
 
 async def _register(container: Container, user_id: str, new_server: NewServer) -> tuple[Server, Run | None]:
@@ -87,9 +81,7 @@ async def _register(container: Container, user_id: str, new_server: NewServer) -
             container.database, container.mcp_pool, container.sealer, container.worker, user_id, new_server, actor=ACTOR
         )
     except Conflict as error:
-        raise Conflict(
-            f"{error.message}; to index it again, run {_reindex_command(new_server.name, user_id)}"
-        ) from None
+        raise Conflict(f"{error.message}; to index it again, run {reindex_command(new_server.name, user_id)}") from None
 
 
 def _make_new_server(
@@ -132,6 +124,9 @@ def _parse_header(text: str) -> tuple[str, str]:
         raise InvalidInput("a header is written 'Name: value' or NAME=VALUE")
     name, value = text[: separator.start()], text[separator.end() :]
     return name.strip(), value.strip() if separator[0] == ":" else value
+
+
+server_commands.command("import")(import_file)
 
 
 @server_commands.command("list")
@@ -205,7 +200,7 @@ async def reindex(
         failed = 0
         for server in chosen:
             run = await request_reindex(container.database, container.worker, user, server.id, force=force, actor=ACTOR)
-            failed += await _follow_run(container, server, run)
+            failed += await follow_run(container, server, run)
     return 1 if failed else 0
 
 
@@ -219,48 +214,3 @@ async def _list_all(container: Container, user_id: str) -> list[Server]:
         if read.next_cursor is None:
             return found
         page = PageRequest(MAX_PAGE, read.next_cursor)
-
-
-async def _follow_run(container: Container, server: Server, run: Run) -> int:
-    """Show the progress of a run until it ends, or until it fails and waits for a retry. Return the exit code.
-
-    The run is processed by a running service, or by this process if no service takes it.
-    """
-    started = time.monotonic()
-    with ProgressBar(server.name) as bar:
-        while not (run.is_finished or _is_waiting_for_retry(run)):
-            bar.show(run.done, run.total, run.state)
-            await asyncio.sleep(_POLL_INTERVAL_S)
-            if run.state == "queued" and time.monotonic() - started > _SERVICE_WAIT_S:
-                await container.worker.run_now(run.id)
-            async with container.database.transaction(run.user_id) as session:
-                run = await queue.get_run(session, run.user_id, run.id)
-        bar.show(run.done, run.total, run.state)
-    return _print_run(server, run)
-
-
-def _reindex_command(server_name: str, user_id: str) -> str:
-    user_option = "" if user_id == DEMO_USER else f" --user {user_id}"
-    return f"`toolscout server reindex {server_name}{user_option}`"
-
-
-def _is_waiting_for_retry(run: Run) -> bool:
-    """Whether an attempt has failed, and the run stays queued for the next one."""
-    return not run.is_finished and run.error is not None
-
-
-def _print_run(server: Server, run: Run) -> int:
-    print_lines(f"  refused {refusal['name']}: {refusal['reason']}" for refusal in run.refused)
-    print_lines(f"  {warning}" for warning in run.warnings)
-    if run.error is not None:
-        command = _reindex_command(server.name, run.user_id)
-        next_step = (
-            f"a running service retries by itself; to retry now, run {command}"
-            if _is_waiting_for_retry(run)
-            else f"the server stays registered; to retry, run {command}"
-        )
-        print_lines([f"{server.name}: failed ({run.error['cause']}): {run.error['message']}", next_step])
-        return 1
-    counts = ", ".join(f"{count} {name}" for name, count in run.all_counts.items() if count)
-    print(f"{server.name}: {counts or 'no tools'}")
-    return 0

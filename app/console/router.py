@@ -3,7 +3,19 @@
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
-from app.console import activity, overview, playground, projects, rules, searches, servers, sign_in, tools, users
+from app.console import (
+    activity,
+    overview,
+    playground,
+    projects,
+    rules,
+    searches,
+    server_import,
+    servers,
+    sign_in,
+    tools,
+    users,
+)
 from app.console.page_context import DiscoverPage, TemplatesDep, page_router, redirect
 from app.console.rendering import Templates
 from app.errors import NotFound
@@ -17,7 +29,19 @@ _catch_all = page_router()
 
 def add_console(app: FastAPI) -> None:
     app.state.templates = Templates()
-    for module in (sign_in, overview, playground, servers, tools, rules, projects, users, activity, searches):
+    for module in (
+        sign_in,
+        overview,
+        playground,
+        server_import,  # before `servers`, whose `/servers/{server_id}` would match its path
+        servers,
+        tools,
+        rules,
+        projects,
+        users,
+        activity,
+        searches,
+    ):
         app.include_router(module.router)
     for router in (_root, _common, _catch_all):
         app.include_router(router)

@@ -36,6 +36,13 @@ async def register_server(
     """
     # resolves the host name: before the transaction, so that no connection is held meanwhile
     await mcp_pool.check(user_id, new_server.transport, new_server.name, new_server.url)
+    return await store_server(database, sealer, worker, user_id, new_server, actor=actor)
+
+
+async def store_server(
+    database: Database, sealer: Sealer, worker: Worker, user_id: str, new_server: NewServer, *, actor: str
+) -> tuple[Server, Run | None]:
+    """Store a server whose address has been checked."""
     run = None
     async with database.transaction(user_id) as session:
         server = await servers.insert_server(session, sealer, user_id, new_server)

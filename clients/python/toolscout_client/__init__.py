@@ -33,6 +33,7 @@ from toolscout_client.models import (
     Rules,
     Run,
     Server,
+    ServerImport,
     Tool,
     User,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "Rules",
     "Run",
     "Server",
+    "ServerImport",
     "Tool",
     "ToolFailed",
     "Toolscout",

@@ -7,7 +7,17 @@ from typing import Any, Self
 
 import httpx
 
-from toolscout_client.resources import ChatResource, Keys, Projects, RulesResource, Runs, Servers, Tools, Users
+from toolscout_client.resources import (
+    CatalogResource,
+    ChatResource,
+    Keys,
+    Projects,
+    RulesResource,
+    Runs,
+    Servers,
+    Tools,
+    Users,
+)
 from toolscout_client.transport import AsyncTransport, SyncTransport, TransportT
 
 TIMEOUT_S = 30.0
@@ -17,7 +27,7 @@ _KEEPALIVE_S = 3.0
 """Shorter than servers keep connections, so that no request is sent on a connection that the server is closing."""
 
 
-class _Client(ChatResource[TransportT]):
+class _Client(ChatResource[TransportT], CatalogResource[TransportT]):
     def for_user(self, user_id: str) -> Self:
         """Return a client that acts for this user, with a service or an admin key.
 

@@ -215,6 +215,27 @@ class Server:
 
 
 @dataclass(frozen=True)
+class SkippedServer:
+    name: str
+    reason: str
+    """Why it was not imported, and what to do."""
+
+
+@dataclass(frozen=True)
+class ImportNote:
+    name: str
+    note: str
+    """What of an imported server was left out."""
+
+
+@dataclass(frozen=True)
+class ServerImport:
+    imported: list[Server]
+    skipped: list[SkippedServer]
+    notes: list[ImportNote] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Progress:
     done: int
     total: int

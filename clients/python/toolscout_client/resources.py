@@ -31,6 +31,7 @@ from toolscout_client.models import (
     Server,
     ServerChanges,
     ServerFields,
+    ServerImport,
     Tag,
     Tool,
     ToolChange,
@@ -119,6 +120,17 @@ class ChatResource(Resource[TransportT]):
     ) -> Steps[httpx.Response]:
         """Call any other endpoint, with the same errors and retries."""
         return self._send(Request(method, path, json, params or {}, retry_safe=method == "GET"))
+
+
+class CatalogResource(Resource[TransportT]):
+    """What concerns a user's catalogue as a whole."""
+
+    @endpoint
+    def import_servers(self, config: Mapping[str, Any], values: Mapping[str, str] | None = None) -> Steps[ServerImport]:
+        """Register the servers of an MCP client's configuration, such as a parsed `mcp.json`. `values` are those of its
+        placeholders, by name. What cannot be imported is in `skipped`, and does not stop the others."""
+        body = {"config": config, "values": values or {}}
+        return self._fetch(ServerImport, make_request("POST /servers/import", json=body))
 
 
 class _RunResource(Resource[TransportT]):

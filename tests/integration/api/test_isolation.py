@@ -588,7 +588,11 @@ async def test_changes_of_one_user_change_no_row_of_another_user(world: World) -
     rules = (await world.me.http.get("/rules")).json()
     for stored in ({"rules": [{"pattern": ["*"], "enabled": False}]}, rules):
         assert (await world.me.http.put("/rules", json=stored)).status_code == 200
-    assert (await world.me.http.delete(f"/servers/{mine.ids['server_id']}")).status_code == 204
+    config = {"mcpServers": {world.theirs.mark: {"url": "https://mcp.example.com", "disabled": True}}}
+    imported = await world.me.http.post("/servers/import", json={"config": config})
+    assert len(imported.json()["imported"]) == 1  # a name of another user is free
+    for server_id in (mine.ids["server_id"], imported.json()["imported"][0]["id"]):
+        assert (await world.me.http.delete(f"/servers/{server_id}")).status_code == 204
     assert await world.rows_of_other() == before
 
 

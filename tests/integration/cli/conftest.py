@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import servers
+from app.cli import run_progress
 from app.cli.main import main
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.factories import SECRET_KEY, SLOW_MACHINE_ENV, make_database, outbound_allow
@@ -41,7 +41,7 @@ def command(
     mcp: FakeMcpServer,
 ) -> Command:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(servers, "_SERVICE_WAIT_S", 0.0)
+    monkeypatch.setattr(run_progress, "_SERVICE_WAIT_S", 0.0)
     settings = {
         "DATABASE_URL": database,
         "TOOLSCOUT_SECRET_KEY": SECRET_KEY,

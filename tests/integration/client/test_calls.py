@@ -25,6 +25,7 @@ from toolscout_client import (
     NotFound,
     Rule,
     Server,
+    ServerImport,
     ToolFailed,
     Toolscout,
     Unauthenticated,
@@ -233,6 +234,21 @@ async def test_the_life_cycle_of_a_server(any_client: AnyClient) -> None:
     assert [item.name for item in await any_client.all(lambda client: client.servers.list())] == ["papers"]
     await any_client(lambda client: client.servers.delete(server.id))
     await expect_error(any_client(lambda client: client.servers.get(server.id)), NotFound)
+
+
+async def test_a_configuration_is_imported(any_client: AnyClient) -> None:
+    servers = {
+        "tickets": {"url": "https://mcp.example.com/${TEAM}", "disabled": True, "timeout": 5},
+        "local": {"command": "npx"},
+    }
+    result: ServerImport = await any_client(
+        lambda client: client.import_servers({"mcpServers": servers}, {"TEAM": "a"})
+    )
+    [imported], [skipped] = result.imported, result.skipped
+    assert (imported.name, imported.url, imported.enabled) == ("tickets", "https://mcp.example.com/a", False)
+    assert (skipped.name, "TOOLSCOUT_STDIO_SERVERS" in skipped.reason) == ("local", True)
+    assert [note.name for note in result.notes] == ["tickets", "tickets"]
+    await expect_error(any_client(lambda client: client.import_servers({})), InvalidInput)
 
 
 async def test_a_list_iterates_over_all_pages(any_client: AnyClient, user: TestUser) -> None:

@@ -1,5 +1,6 @@
 """REST and the console make the same changes: the same audit events, and the same effect on this process's caches."""
 
+import json
 import re
 import uuid
 from collections.abc import Awaitable, Callable
@@ -83,7 +84,13 @@ RULES = [{"pattern": ["read"], "enabled": True}, {"pattern": ["write"], "tags": 
 RULE_ROWS = {"pattern": ["read", "write"], "server": ["", ""], "enabled": ["on", ""], "tags": ["", "careful"]}
 PROJECT_FORM = {"members": "all", "optimization": "hybrid", "do": "store"}
 
+CONFIG = {"mcpServers": {name: {"url": "https://mcp.example.com", "disabled": True} for name in ("new", "files")}}
+
 CHANGES: dict[str, tuple[Rest, Console]] = {
+    "import servers": (
+        lambda w: w.user.http.post("/servers/import", json={"config": CONFIG}),
+        lambda _, v: v.submit("/console/servers/import", config=json.dumps(CONFIG)),
+    ),
     "register a server": (
         lambda w: w.user.http.post("/servers", json={"name": "new", "transport": "push"}),
         lambda _, v: v.submit("/console/servers", name="new", transport="push"),

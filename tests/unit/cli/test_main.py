@@ -24,6 +24,7 @@ CONTRACT = {
     "key create": ["--kind", "--user", "--project", "--name", "--days"],
     "rotate-secrets": [],
     "server add": ["NAME", "[URL]", "--transport", "--header...", "--description", "--user"],
+    "server import": ["FILE", "--set...", "--user"],
     "server list": ["--user"],
     "server remove": ["NAME", "--user"],
     "server reindex": ["[NAME]...", "--force", "--user"],
