@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from sqlalchemy import Connection
 
 from app.embeddings.base import Embedder
-from app.embeddings.circuit_breaker import CircuitBreaker
 from app.embeddings.local import LocalEmbedder
 from app.embeddings.query_embedder import QueryEmbedder
 from app.embeddings.repository import activate_first
 from app.errors import ConfigurationError, EmbeddingFailed
+from app.limits.circuit_breaker import CircuitBreaker
 from app.local_postgres.database import owner_connection
 from app.observability.metrics import Metrics
 from app.settings import Settings

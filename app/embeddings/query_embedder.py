@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from cachetools import TTLCache
 
 from app.embeddings.base import Embedder, Vector, Vectors
-from app.embeddings.circuit_breaker import CircuitBreaker
 from app.errors import EmbeddingFailed
+from app.limits.circuit_breaker import CircuitBreaker
 from app.observability.metrics import Metrics, count_embedding_failures
 
 QUERY_CACHE_S = 300.0

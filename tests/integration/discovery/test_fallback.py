@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from app.container import Container, open_container
-from app.embeddings.circuit_breaker import CircuitBreaker
+from app.limits.circuit_breaker import CircuitBreaker
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.broken_search import broken_search
 from tests.support.clients import TestUser, new_user, open_client

@@ -10,11 +10,11 @@ import pytest
 from cachetools import TTLCache
 
 from app.embeddings.base import Embedder, Vectors
-from app.embeddings.circuit_breaker import CircuitBreaker
 from app.embeddings.factory import make_configured_embedder
 from app.embeddings.local import LocalEmbedder
 from app.embeddings.query_embedder import QUERY_CACHE_S, QueryEmbedder
 from app.errors import EmbeddingFailed
+from app.limits.circuit_breaker import CircuitBreaker
 from app.observability.metrics import Metrics
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import make_settings

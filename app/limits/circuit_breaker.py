@@ -1,4 +1,4 @@
-"""A circuit breaker: after several failures in a row, reject calls until the embedder had time to recover."""
+"""A circuit breaker: after several failures in a row, reject calls until the other side had time to recover."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-from app.embeddings.circuit_breaker import CircuitBreaker
+from app.limits.circuit_breaker import CircuitBreaker
 
 
 class Clock:
