@@ -11,10 +11,12 @@ from app.auth.rollout import Rollout
 from app.catalog.definitions import DefinitionCache
 from app.catalog.visibility import apply_policy
 from app.catalog.visibility_policy import Policy
+from app.cloud.client import CloudClient, make_cloud_client
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.migrate import migrate
 from app.db.retention import run_retention
+from app.discovery.cloud_search import CloudSearch
 from app.discovery.discover import Discoverer
 from app.discovery.inline.documents import InlineToolParser
 from app.discovery.inline.search import InlineSearcher
@@ -61,6 +63,8 @@ class Container:
     searcher: Searcher
     discoverer: Discoverer
     inline_searcher: InlineSearcher
+    cloud: CloudClient | None
+    """The client of another catalogue service; None if TOOLSCOUT_CLOUD_URL is not set."""
     executor: Executor
     mcp_pool: McpPool
     indexer: Indexer
@@ -82,7 +86,8 @@ class Container:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self.models.warnings
+        cloud = None if self.cloud is None else self.cloud.warning
+        return self.models.warnings if cloud is None else (*self.models.warnings, cloud)
 
 
 @asynccontextmanager
@@ -125,7 +130,12 @@ async def open_container(
         if working and settings.runs_worker:
             worker.start()
         stack.push_async_callback(worker.stop)
-        yield _build_container(infrastructure, models, mcp_pool, indexer, worker)
+        cloud = make_cloud_client(settings, infrastructure.metrics)
+        if cloud is not None:
+            stack.push_async_callback(cloud.aclose)
+            if serving:
+                cloud.start()
+        yield _build_container(infrastructure, models, mcp_pool, indexer, worker, cloud)
 
 
 @dataclass(frozen=True)
@@ -249,7 +259,12 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _build_container(
-    infrastructure: _Infrastructure, models: Models, mcp_pool: McpPool, indexer: Indexer, worker: Worker
+    infrastructure: _Infrastructure,
+    models: Models,
+    mcp_pool: McpPool,
+    indexer: Indexer,
+    worker: Worker,
+    cloud: CloudClient | None,
 ) -> Container:
     settings, database, metrics = infrastructure.settings, infrastructure.database, infrastructure.metrics
     admin_key = None if settings.admin_api_key is None else settings.admin_api_key.get_secret_value()
@@ -263,7 +278,8 @@ def _build_container(
         models=models,
         count_tokens=indexer.count_tokens,
         searcher=searcher,
-        discoverer=_build_discoverer(infrastructure, searcher),
+        discoverer=_build_discoverer(infrastructure, searcher, cloud),
+        cloud=cloud,
         inline_searcher=InlineSearcher(searcher, InlineToolParser(), budget_s=settings.catalog_embed_budget_s),
         executor=_build_executor(infrastructure, mcp_pool, shutdown),
         mcp_pool=mcp_pool,
@@ -291,7 +307,7 @@ def _build_searcher(infrastructure: _Infrastructure, models: Models) -> Searcher
     )
 
 
-def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher) -> Discoverer:
+def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher, cloud: CloudClient | None) -> Discoverer:
     return Discoverer(
         searcher=searcher,
         definition_cache=DefinitionCache(),
@@ -300,6 +316,7 @@ def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher) -> Di
         selections=infrastructure.selections,
         decisions=infrastructure.decisions,
         rollout=_make_rollout(infrastructure.settings),
+        cloud=CloudSearch(searcher, cloud),
         max_tools=infrastructure.settings.max_tools,
     )
 

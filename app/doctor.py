@@ -10,15 +10,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from app.catalog.servers import count_undecryptable
+from app.cloud.client import make_cloud_client
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, check_server, current_revision, head_revision
 from app.embeddings.calibration import is_english_only
 from app.embeddings.factory import make_configured_embedder
 from app.embeddings.repository import read_active_model
-from app.errors import ConfigurationError, ToolscoutError
+from app.errors import CloudFailed, ConfigurationError, ToolscoutError
 from app.local_postgres.database import connect_database, has_data
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import read_stdio_servers
+from app.observability.metrics import Metrics
 from app.search.glossary import Glossary
 from app.settings import Settings, find_typos
 from app.usage.stats import count_not_english
@@ -48,6 +50,7 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
                 results.append(await _check_secrets(settings, url))
                 results.append(await _check_embedder(settings, url))
                 results += await _check_languages(url)
+                results += await _check_cloud(settings)
         except ToolscoutError as error:
             checked = {result.subject for result in results}
             subject = next(name for name in ("settings", "database", "secrets", "embedder") if name not in checked)
@@ -127,6 +130,20 @@ async def _check_embedder(settings: Settings, url: str) -> CheckResult:
         )
         return CheckResult("embedder", ok=False, message=message)
     return CheckResult("embedder", ok=True, message=f"{embedder.model} works, {dimension} dimensions")
+
+
+async def _check_cloud(settings: Settings) -> list[CheckResult]:
+    """Return whether the cloud answers, if there is one. Without it, its projects are searched by words alone."""
+    cloud = make_cloud_client(settings, Metrics())
+    if cloud is None:
+        return []
+    try:
+        await cloud.check()
+    except CloudFailed as error:
+        return [CheckResult("cloud", ok=False, message=f"{settings.cloud_url}: {error.message}")]
+    finally:
+        await cloud.aclose()
+    return [CheckResult("cloud", ok=True, message=f"{settings.cloud_url} answers")]
 
 
 async def _check_languages(url: str) -> list[CheckResult]:

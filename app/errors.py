@@ -21,6 +21,7 @@ ToolscoutError
 ├── ToolFailed              502  TOOL_EXECUTION_ERROR     says whether the tool may have run
 │   └── ToolTimedOut        504  TOOL_EXECUTION_TIMEOUT
 ├── EmbeddingFailed         503  embedding_failed     handled by the fallback chain and by the indexer
+├── CloudFailed             503  cloud_failed         handled by the fallback chain
 ├── QueryFailed             500  query_failed         a statement failed; handled by the fallback chain
 │   └── QueryInterrupted    503  unavailable          a deadlock or a timeout: a retry may succeed
 └── ConfigurationError      500  CONFIGURATION_ERROR  prevents the start
@@ -251,6 +252,18 @@ class EmbeddingFailed(ToolscoutError):
     def retryable(self) -> bool:
         """Whether the embedder as a whole is down, rather than unable to embed one text."""
         return self.reason in _EMBEDDER_OUTAGES or self.reason.startswith("status_5")
+
+
+class CloudFailed(ToolscoutError):
+    """The cloud returned no usable answer. `reason` is a short, stable word for metrics and `degraded_reason`."""
+
+    code = "cloud_failed"
+    status = 503
+    title = "Search through the cloud failed"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class QueryFailed(ToolscoutError):

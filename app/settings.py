@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import (
@@ -30,6 +31,7 @@ _PREFIX = "TOOLSCOUT_"
 _TYPO_SIMILARITY = 0.75
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
+_BASE_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?")
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 Role = Literal["all", "web", "worker"]
@@ -147,10 +149,25 @@ class Settings(BaseSettings):
         10_000, ge=0, description="number of query embeddings cached in memory, for five minutes each"
     )
     breaker_failures: int = Field(
-        5, ge=1, description="consecutive failures that open the circuit breaker of the embedder"
+        5, ge=1, description="consecutive failures that open the circuit breaker of the embedder or the cloud"
     )
     breaker_retry_s: float = Field(
         15.0, gt=0, description="seconds after which an open circuit breaker lets one query through"
+    )
+
+    cloud_url: str | None = Field(
+        None,
+        description="base URL of another Toolscout, or of a service with the same `POST /catalog/search`, for projects "
+        "whose `optimization` is `cloud`; it may be in your own network and use plain HTTP",
+    )
+    cloud_key: SecretStr | None = Field(
+        None, description="API key for `TOOLSCOUT_CLOUD_URL`, sent as a bearer token: of a Toolscout, a user key"
+    )
+    cloud_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        le=60,
+        description="seconds that a search through the cloud may take before the project is searched by words alone",
     )
 
     rate_per_user: float = Field(
@@ -313,6 +330,17 @@ class Settings(BaseSettings):
     def _check_worker_has_slots(cls, value: int, info: ValidationInfo) -> int:
         if value == 0 and info.data.get("role") == "worker":
             raise ValueError("must be at least 1 with TOOLSCOUT_ROLE=worker, or the process would do nothing")
+        return value
+
+    @field_validator("cloud_url")
+    @classmethod
+    def _check_cloud_url(cls, value: str | None) -> str | None:
+        """Refuse what cannot be requested. Otherwise every search through the cloud would fail."""
+        if value is None:
+            return None
+        if not _BASE_URL.fullmatch(value):
+            raise ValueError("must be a base URL without user, query or fragment, such as https://tools.example.com")
+        urlsplit(value).port  # noqa: B018 raises ValueError beyond 65535
         return value
 
     @field_validator("outbound_allow")

@@ -109,6 +109,8 @@ def _render_tool(selected: SelectedTool, alias: str) -> dict[str, Any]:
     }
     if selected.evidence is not None:
         rendered["explanation"] = _render_evidence(selected.evidence)
+    elif selected.explanation is not None:
+        rendered["explanation"] = {"cloud": selected.explanation}
     return rendered
 
 

@@ -21,7 +21,9 @@ async def create_project(
     """Create a project: a part of the user's tools, with rules and limits of its own. It can only narrow."""
     rules = to_rules(body.rules)
     values = body.model_dump(exclude={"rules"})
-    project = await manage_projects.create_project(container.database, tenant.id, values, rules, actor=caller.actor)
+    project = await manage_projects.create_project(
+        container.database, tenant.id, values, rules, actor=caller.actor, has_cloud=container.cloud is not None
+    )
     return render_project(project, rules)
 
 
@@ -48,7 +50,13 @@ async def change_project(
     changes = given_fields(body)
     new_rules = to_rules(changes.pop("rules")) if "rules" in changes else None
     project, rules = await manage_projects.change_project(
-        container.database, tenant.id, project_id, changes, new_rules, actor=caller.actor
+        container.database,
+        tenant.id,
+        project_id,
+        changes,
+        new_rules,
+        actor=caller.actor,
+        has_cloud=container.cloud is not None,
     )
     return render_project(project, rules)
 

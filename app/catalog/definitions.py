@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cachetools import TTLCache
 
-from app.catalog.visibility import VISIBLE, CacheKey, Scope
+from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
 from app.db.engine import Session
 from app.db.tables import EVERYONE
 
@@ -48,6 +48,18 @@ class AllTools:
     definitions: Sequence[ToolDefinitionView]
     searched: int
     tokens: int
+
+
+@dataclass(frozen=True)
+class SearchableTool:
+    """What of a visible tool is searched. The schema is a text, as it is stored."""
+
+    tool_id: str
+    server_name: str
+    name: str
+    description: str
+    input_schema: str
+    tags: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,17 @@ _SERVERS = f"""
 """
 _HAS_TOOLS = "SELECT EXISTS (SELECT FROM mcp_tools t WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL)"
 _HAS_VISIBLE_TOOLS = f"SELECT EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE})"
+# The narrow rows are sorted and limited before the wide ones are read.
+_SEARCHABLE = f"""
+    SELECT t.id, best.server_name, t.name, t.description, t.input_schema::text, best.tags
+    FROM (SELECT v.user_id, v.tool_id, v.server_name, v.tool_name, {TAGS} AS tags, first.position
+          FROM mcp_tool_embeddings v
+          LEFT JOIN unnest(%(first)s::text[]) WITH ORDINALITY AS first (tool_id, position) ON first.tool_id = v.tool_id
+          WHERE {VISIBLE}
+          ORDER BY first.position NULLS LAST, v.server_name, v.tool_name LIMIT %(limit)s) best
+    JOIN mcp_tools t ON t.user_id = best.user_id AND t.id = best.tool_id
+    ORDER BY best.position NULLS LAST, best.server_name, best.tool_name
+"""
 _TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 
 
@@ -201,6 +224,20 @@ async def has_tools(session: Session, scope: Scope, *, confined: bool) -> bool:
 
 async def list_visible_definitions(session: Session, scope: Scope, limit: int) -> AllTools:
     """Return all visible tools up to the limit, pinned and most used ones first: the fallback if the search fails."""
-    [(searched, tokens)] = await session.rows(_TOTALS, scope.parameters())
+    searched, tokens = await count_visible(session, scope)
     rows = await session.rows(_FALLBACK, scope.parameters() | {"limit": limit})
-    return AllTools([ToolDefinitionView(*row) for row in rows], searched, int(tokens))
+    return AllTools([ToolDefinitionView(*row) for row in rows], searched, tokens)
+
+
+async def count_visible(session: Session, scope: Scope) -> tuple[int, int]:
+    """Return the number of visible tools, and the tokens of their definitions together."""
+    [(searched, tokens)] = await session.rows(_TOTALS, scope.parameters())
+    return searched, int(tokens)
+
+
+async def list_searchable(
+    session: Session, scope: Scope, limit: int, first: Sequence[str] = ()
+) -> Sequence[SearchableTool]:
+    """Return visible tools up to the limit: those with an id in `first` in that order, then the others by name."""
+    rows = await session.rows(_SEARCHABLE, scope.parameters() | {"first": list(first), "limit": limit})
+    return [SearchableTool(*row) for row in rows]

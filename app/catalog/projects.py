@@ -18,7 +18,7 @@ from app.errors import Conflict, NotFound
 MAX_PROJECTS = 100
 """Of one user. Each tool's search row names the projects that see it, and must stay small."""
 
-Optimization = Literal["bm25", "semantic", "hybrid"]
+Optimization = Literal["bm25", "semantic", "hybrid", "cloud"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Project:
     server_ids: Sequence[str] | None
     """None: all servers that the user has, now and later."""
     optimization: Optimization | None
-    """The search strategy; None: discovery returns core tools only."""
+    """How to search: by a strategy, or through the cloud; None: discovery returns core tools only."""
     read_only: bool
     limit: int | None
     similarity_threshold: float | None

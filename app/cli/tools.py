@@ -35,11 +35,19 @@ async def discover_tools(
     settings: Settings,
     message: Annotated[str, typer.Argument(metavar="MESSAGE", help="The message of a chat.")],
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=50, help="The maximum number of tools.")
-    ] = DEFAULT_LIMIT,
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=1,
+            max=50,
+            help=f"The maximum number of tools; the project's, the user's or {DEFAULT_LIMIT} if left out.",
+        ),
+    ] = None,
     strategy: Annotated[
-        Literal["hybrid", "semantic", "bm25"], typer.Option("--strategy", help="How to search.")
-    ] = "hybrid",
+        Literal["hybrid", "semantic", "bm25"] | None,
+        typer.Option("--strategy", help="How to search; the project's or the user's way if left out."),
+    ] = None,
     *,
     fill: Annotated[
         bool, typer.Option("--fill", help="Find as many tools as the limit allows, not only those that are needed.")

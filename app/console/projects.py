@@ -72,9 +72,12 @@ async def _edit_project(context: PageContext, project: Project | None) -> Respon
 async def _save_project(context: PageContext, project: Project | None, body: NewProjectBody) -> Project:
     database, user_id, actor = context.container.database, context.user.id, context.caller.actor
     values, rules = body.model_dump(exclude={"rules"}), to_rules(body.rules)
+    has_cloud = context.container.cloud is not None
     if project is None:
-        return await manage_projects.create_project(database, user_id, values, rules, actor=actor)
-    saved, _ = await manage_projects.change_project(database, user_id, project.id, values, rules, actor=actor)
+        return await manage_projects.create_project(database, user_id, values, rules, actor=actor, has_cloud=has_cloud)
+    saved, _ = await manage_projects.change_project(
+        database, user_id, project.id, values, rules, actor=actor, has_cloud=has_cloud
+    )
     return saved
 
 
@@ -99,6 +102,7 @@ async def _render_page(
         preview=preview,
         servers=servers,
         server_names=[server.name for server in servers],
+        has_cloud=context.container.cloud is not None,
     )
 
 

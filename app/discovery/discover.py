@@ -2,8 +2,8 @@
 
 The fallback chain. Each level applies the same visibility filter, and the answer names the level:
 
-    search by meaning and words
-    -> (embedder down, slow, or its circuit breaker open) search by words alone
+    search by meaning and words, or through the cloud
+    -> (embedder or cloud down, slow, or its circuit breaker open) search by words alone
     -> (the search fails) all visible tools up to the limit, pinned and most used tools first
     -> (database down) `DatabaseDown`, which says when to try again
 
@@ -24,12 +24,14 @@ from app.catalog.definitions import (
     DefinitionCache,
     DefinitionSet,
     ToolDefinitionView,
+    count_visible,
     has_tools,
     list_visible_definitions,
     read_definitions,
 )
 from app.crypto import Sealer
 from app.db.engine import Database, Session
+from app.discovery.cloud_search import CloudAnswer, CloudSearch, judge_matches
 from app.discovery.ids import new_discovery_id
 from app.discovery.match_sentence import describe_match
 from app.discovery.request import DiscoveryRequest, resolve_options
@@ -43,16 +45,16 @@ from app.discovery.selection import (
     summarize_omitted,
 )
 from app.embeddings.calibration import shift_chance
-from app.errors import QueryFailed
+from app.errors import CloudFailed, QueryFailed
 from app.observability.logging import request_id
-from app.observability.metrics import fallback_level
+from app.observability.metrics import fallback_level, fallback_reason
 from app.observability.tracing import Tracing, trace_call
 from app.search.confidence import Confidence, Judgement
 from app.search.language import ENGLISH
 from app.search.postgres import Evidence
 from app.search.query import Query, shorten
 from app.search.ranking import Hit, is_named
-from app.search.scoring import Strategy
+from app.search.scoring import AnsweredStrategy
 from app.search.searcher import QueryEmbedding, Searcher, SearchOptions
 from app.usage.choices import Choice
 from app.usage.counters import DiscoverySample, UsageCounters
@@ -91,6 +93,8 @@ class Discovery:
     """Why no tool was found; None if one was."""
     omitted_tools: Mapping[str, OmissionReason] = field(default_factory=dict)
     """Why there was no room for a tool, by its id."""
+    cloud: CloudAnswer | None = None
+    """What the cloud found; None if the cloud was not asked, or could not answer."""
 
     @property
     def omitted(self) -> Omission | None:
@@ -125,7 +129,9 @@ class Discovery:
         return f"low confidence: the best {'one' if found == 1 else found}"
 
     @property
-    def strategy(self) -> Strategy | None:
+    def strategy(self) -> AnsweredStrategy | None:
+        if self.cloud is not None:
+            return "cloud"
         return None if self.embedding is None else self.embedding.strategy
 
     @property
@@ -157,6 +163,7 @@ class Discoverer:
     selections: SelectionLog
     decisions: DecisionLog
     rollout: Rollout
+    cloud: CloudSearch
     max_tools: int
 
     @property
@@ -202,9 +209,13 @@ async def _discover(
         return discovery
     search_started = started
     if discoverer.rollout.includes(user):
-        embedding = await discoverer.searcher.embed_query(request.query, options)
+        prepared: CloudAnswer | QueryEmbedding
+        if options.cloud:
+            prepared = await _ask_cloud(discoverer, request.query, options)
+        else:
+            prepared = await discoverer.searcher.embed_query(request.query, options)
         search_started = time.perf_counter()
-        discovery = await _search_or_fall_back(discoverer, user, request, options, embedding)
+        discovery = await _search_or_fall_back(discoverer, user, request, options, prepared)
     else:
         discovery = await _return_all_tools(discoverer, request, options, "disabled")
     search_seconds = time.perf_counter() - search_started
@@ -216,12 +227,30 @@ async def _discover(
     return replace(discovery, duration_ms=round(search_seconds * 1000, 2))
 
 
+@trace_call("cloud")
+async def _ask_cloud(discoverer: Discoverer, query: Query, options: SearchOptions) -> CloudAnswer | QueryEmbedding:
+    """Return what the cloud finds, or why the search is by words alone instead."""
+    try:
+        return await discoverer.cloud.find(query, options)
+    except CloudFailed as error:
+        return QueryEmbedding("bm25", reason=f"cloud_{error.reason}")
+    except QueryFailed:
+        logger.exception("failed to read the tools for the cloud, searching by words alone")
+        return QueryEmbedding("bm25", reason="cloud_query_failed")
+
+
 async def _search_or_fall_back(
-    discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions, embedding: QueryEmbedding
+    discoverer: Discoverer,
+    user: User,
+    request: DiscoveryRequest,
+    options: SearchOptions,
+    prepared: CloudAnswer | QueryEmbedding,
 ) -> Discovery:
     try:
         async with discoverer.searcher.scheduler.slot(user.id):
-            return await _search(discoverer, user, request, options, embedding)
+            if isinstance(prepared, CloudAnswer):
+                return await _select_from_cloud(discoverer, request, options, prepared)
+            return await _search(discoverer, user, request, options, prepared)
     except QueryFailed:
         logger.exception("search failed, returning all visible tools")
         return await _return_all_tools(discoverer, request, options, "search_failed")
@@ -274,6 +303,44 @@ async def _find_no_match_reason(
     if searched:
         return "no_match"
     return "filtered_out" if await has_tools(session, options.scope, confined=options.confined) else "no_tools"
+
+
+async def _select_from_cloud(
+    discoverer: Discoverer, request: DiscoveryRequest, options: SearchOptions, answer: CloudAnswer
+) -> Discovery:
+    """Answer with those tools of the cloud's answer that are visible now, whatever was visible when it was asked."""
+    scope = options.scope
+    tool_ids = [*request.keep, *(match.tool_key for match in answer.matches)]
+    async with discoverer.database.snapshot(scope.user_id) as session:
+        definitions = await read_definitions(session, scope, tool_ids, core=request.include_core_tools)
+        searched, tokens = await count_visible(session, scope)
+        visible = [match for match in answer.matches if match.tool_key in definitions.tools]
+        confidence = judge_matches(visible)
+        no_match_reason = await _find_no_match_reason(session, options, confidence, searched)
+    found = [
+        SelectedTool(
+            definitions.tools[match.tool_key],
+            "semantic",
+            score=match.relevance,
+            matched_tags=answer.match_tags(match.tool_key, scope.tags or ()),
+            explanation=match.explanation if request.explain or request.describe else None,
+        )
+        for match in visible
+    ]
+    selection = _select(discoverer, request, options, definitions, found)
+    return Discovery(
+        id=new_discovery_id(discoverer.sealer, scope.user_id),
+        tools=selection.tools,
+        options=options,
+        embedding=QueryEmbedding(options.strategy),
+        searched=searched,
+        tokens_all=tokens + count_tokens(definitions.core),
+        confidence=confidence,
+        query=request.query,
+        no_match_reason=no_match_reason,
+        omitted_tools=selection.omitted,
+        cloud=answer,
+    )
 
 
 def _get_adaptable_chance(judgement: Judgement, query: Query, options: SearchOptions) -> float | None:
@@ -366,7 +433,7 @@ def _record(
     metrics, reason = discoverer.searcher.metrics, discovery.degraded_reason
     metrics.discoveries.labels(discovery.strategy or "none", fallback_level(reason)).inc()
     if reason is not None:
-        metrics.fallbacks.labels(reason).inc()
+        metrics.fallbacks.labels(fallback_reason(reason)).inc()
     metrics.discovery_confidence.labels(discovery.confidence).inc()
     if discovery.no_match_reason is not None:
         metrics.no_match.labels(discovery.no_match_reason).inc()
@@ -375,7 +442,7 @@ def _record(
         seconds=seconds,
         degraded=reason is not None,
         no_match=discovery.no_match,
-        cache_hit=reason is None and discovery.strategy != "bm25" and not discovery.embedding_generated,
+        cache_hit=reason is None and discovery.strategy in ("hybrid", "semantic") and not discovery.embedding_generated,
         tokens_all=discovery.tokens_all,
         tokens_selected=discovery.tokens_selected,
         not_english=discovery.query.language != ENGLISH,

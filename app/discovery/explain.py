@@ -17,10 +17,12 @@ from app.catalog.visibility_policy import (
     ToolFacts,
     VisibilityDecision,
 )
+from app.cloud.wire import MAX_TOOLS, MAX_TOOLS_BYTES
+from app.discovery.cloud_search import CloudAnswer
 from app.discovery.cut import CalibrationSource, UserCut, resolve_cut
 from app.discovery.discover import Discoverer, Discovery, discover
 from app.discovery.request import DiscoveryRequest
-from app.discovery.selection import OmissionReason
+from app.discovery.selection import OmissionReason, SelectedTool
 from app.search.confidence import MAX_LOW, Judgement
 from app.search.postgres import Evidence
 from app.search.query import Query
@@ -119,7 +121,7 @@ async def _explain_tool(
         return excluded
     for position, tool in enumerate(discovery.tools, start=1):
         if tool.definition.tool_id == facts.tool_id:
-            message = f"it is number {position} of the answer"
+            message = f"it is number {position} of the answer{_describe_relevance(discovery, tool)}"
             return Reason("included", message, facts, rank=position, evidence=tool.evidence)
     if embedding is None:
         message = "the project's `optimization` is null: it returns core tools alone"
@@ -127,7 +129,40 @@ async def _explain_tool(
     if discovery.degraded_reason in ("disabled", "search_failed"):
         omitted = discovery.omitted_tools.get(facts.tool_id)
         return Reason("no_room", _BEYOND_LIMIT if omitted is None else _OMITTED[omitted], facts)
-    return await _explain_rank(discoverer, discovery, embedding, cut, facts)
+    if discovery.cloud is not None:
+        return _explain_cloud(discovery, discovery.cloud, facts)
+    reason = await _explain_rank(discoverer, discovery, embedding, cut, facts)
+    if not discovery.options.cloud:
+        return reason
+    fallback = f"the cloud could not be used ({discovery.degraded_reason}), so the search is by words alone"
+    return replace(reason, message=f"{reason.message}; {fallback}")
+
+
+def _describe_relevance(discovery: Discovery, tool: SelectedTool) -> str:
+    """Return what the cloud says about a tool that it found; empty for any other tool."""
+    if discovery.cloud is None or tool.score is None:
+        return ""
+    why = "" if tool.explanation is None else f" ({tool.explanation})"
+    return f": the cloud gave it a relevance of {tool.score:.2f}{why}"
+
+
+def _explain_cloud(discovery: Discovery, answer: CloudAnswer, facts: ToolFacts) -> Reason:
+    """Explain why a tool is not in an answer of the cloud."""
+    omitted = discovery.omitted_tools.get(facts.tool_id)
+    if omitted is not None:
+        return Reason("no_room", _OMITTED[omitted], facts)
+    if facts.tool_id not in answer.sent:
+        message = (
+            f"the cloud searches at most {MAX_TOOLS} tools and {MAX_TOOLS_BYTES // 2**20} MiB of definitions, and it "
+            "has too few of the message's words to be among them"
+        )
+        return Reason("not_sent", message, facts)
+    if not answer.matches:
+        return Reason("no_match", "the cloud found no tool that fits", facts)
+    count = len(answer.matches)
+    others = "one other tool" if count == 1 else f"{count} other tools"
+    message = f"the cloud returned {others}, and the limit is {discovery.options.limit}"
+    return Reason("not_chosen", message, facts)
 
 
 def _check_visible(scope: Scope, facts: ToolFacts, decision: VisibilityDecision) -> Reason | None:

@@ -53,7 +53,7 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
     settings = user.settings
     strategy, limit, threshold = settings.get("strategy"), settings.get("limit"), settings.get("similarity_threshold")
     if project is not None:
-        strategy = project.optimization
+        strategy = strategy if project.optimization == "cloud" else project.optimization
         limit = project.limit or limit
         threshold = threshold if project.similarity_threshold is None else project.similarity_threshold
     cut = resolve_cut(model, user)
@@ -65,6 +65,7 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
         fill=request.fill,
         own_calibration=cut.own_calibration,
         shift=cut.shift,
+        cloud=project is not None and project.optimization == "cloud" and request.strategy is None,
         enabled=project is None or project.optimization is not None,
         confined=caller.project_id is not None,
     )

@@ -15,10 +15,15 @@ from app.errors import InvalidInput, NotFound
 
 
 async def create_project(
-    database: Database, user_id: str, values: Mapping[str, Any], rules: Sequence[Rule], *, actor: str
+    database: Database, user_id: str, values: Mapping[str, Any], rules: Sequence[Rule], *, actor: str, has_cloud: bool
 ) -> Project:
-    """Raise `NotFound` for a member server that the user does not have, and `Conflict` for a name that is taken."""
+    """Raise `NotFound` for a member server that the user does not have, and `Conflict` for a name that is taken.
+
+    `has_cloud`: projects may be searched through the cloud.
+    """
     await check_rules(rules)
+    if values.get("optimization") == "cloud" and not has_cloud:
+        raise _cloud_not_configured()
     async with database.transaction(user_id) as session:
         await lock_user(session, user_id)
         if await projects.count_projects(session, user_id) >= MAX_PROJECTS:
@@ -39,12 +44,20 @@ async def change_project(
     rules: Sequence[Rule] | None,
     *,
     actor: str,
+    has_cloud: bool,
 ) -> tuple[Project, Sequence[Rule]]:
-    """Update a project and return it with its rules. `rules` replace the stored ones; None keeps those."""
+    """Update a project and return it with its rules. `rules` replace the stored ones; None keeps those.
+
+    A project that is searched through the cloud already may stay so without one: it is searched by words meanwhile.
+    """
     await check_rules(rules or ())
     async with database.transaction(user_id) as session:
         await lock_user(session, user_id)
         await _check_members(session, user_id, changes.get("server_ids"))
+        if changes.get("optimization") == "cloud" and not has_cloud:
+            stored = await projects.get_project(session, user_id, project_id)
+            if stored.optimization != "cloud":
+                raise _cloud_not_configured()
         project = await projects.update_project(session, user_id, project_id, changes)
         if rules is not None:
             await store_rules(session, user_id, project_id, rules)
@@ -66,6 +79,13 @@ async def delete_project(
         for key_id in revoked_key_ids:
             await record_event(session, user_id, actor, "key.revoke", key_id)
         session.after_commit(authenticator.clear_cache)
+
+
+def _cloud_not_configured() -> InvalidInput:
+    return InvalidInput(
+        "`optimization` is `cloud`, but this service knows no cloud: the operator sets TOOLSCOUT_CLOUD_URL; until then "
+        "use `hybrid`, `semantic` or `bm25`"
+    )
 
 
 async def _check_members(session: Session, user_id: str, server_ids: Sequence[str] | None) -> None:

@@ -21,6 +21,7 @@ _DISCOVERY_SERIES = [
         for level in ("whole", "everything", "disabled")
     ),
     ("bm25", "words"),
+    ("cloud", "whole"),
     ("none", "core"),
 ]
 
@@ -56,6 +57,7 @@ class Metrics:
         self.discoveries = self._counter("discoveries", "Discoveries by fallback level", "strategy", "rung")
         _start_at_zero(self.discoveries, _DISCOVERY_SERIES)
         self.fallbacks = self._counter("fallbacks", "Discoveries answered by a fallback", "reason")
+        _start_at_zero(self.fallbacks, [(f"cloud_{reason}",) for reason in ("timeout", "unreachable")])
         self.discovery_confidence = self._counter(
             "discovery_confidence", "Discoveries by the confidence of their answer", "confidence"
         )
@@ -69,6 +71,8 @@ class Metrics:
         self.embedding_seconds = self._histogram("embedding_seconds", "Time to embed", "purpose", "outcome")
         self.embedding_failures = self._counter("embedding_failures", "Failures to embed", "purpose", "reason")
         _start_at_zero(self.embedding_failures, [("query", "timeout"), ("index", "timeout")])
+        self.cloud_seconds = self._histogram("cloud_seconds", "Time of searches through the cloud", "outcome")
+        self.cloud_breaker_open = self._gauge("cloud_breaker_open", "1 while the cloud's circuit breaker is open")
         self.breaker_open = self._gauge("embedder_breaker_open", "1 while the embedder's circuit breaker is open")
 
     def _create_indexing_metrics(self) -> None:
@@ -117,6 +121,12 @@ def fallback_level(degraded_reason: str | None) -> str:
     if degraded_reason is None:
         return "whole"
     return {"disabled": "disabled", "search_failed": "everything"}.get(degraded_reason, "words")
+
+
+def fallback_reason(degraded_reason: str) -> str:
+    """Return the label value for why a discovery was answered by a fallback: any status of the cloud is one of few."""
+    prefix, status = degraded_reason[:-3], degraded_reason[-3:]
+    return f"cloud_status_{status[0]}xx" if prefix == "cloud_status_" else degraded_reason
 
 
 @contextmanager

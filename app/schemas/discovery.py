@@ -15,7 +15,7 @@ from app.indexing.sanitize import Flag
 from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, make_synonyms
 from app.search.confidence import Confidence
 from app.search.query import Query, parse_query
-from app.search.scoring import Strategy
+from app.search.scoring import AnsweredStrategy, Strategy
 from app.text.invisible import remove_hidden
 
 Ids = Annotated[list[Identifier], Field(max_length=1_000)]
@@ -147,7 +147,8 @@ class SelectedOut(Output):
     server_status: Status | None = Field(description="the outcome of the last connection to its server")
     explanation: dict[str, Any] | None = Field(
         None,
-        description="with `explain`: cosine, BM25, the rank by each, tag boost, action boost, prior and matched words",
+        description="with `explain`: cosine, BM25, the rank by each, tag boost, action boost, prior and matched words; "
+        "or `cloud`: what the cloud says",
     )
 
 
@@ -174,9 +175,12 @@ class DiscoverOut(Output):
     )
     search_duration_ms: float
     embedding_generated: bool = Field(description="false if the query's embedding was cached or is not needed")
-    strategy: Strategy | None = Field(description="null if the project's `optimization` is null")
+    strategy: AnsweredStrategy | None = Field(
+        description="what answered: `cloud` if the project's `optimization` is `cloud` and the cloud answered; null if "
+        "the project's `optimization` is null"
+    )
     degraded: bool = Field(description="the search was by words alone although another was requested, or failed")
-    degraded_reason: str | None = Field(description="`embedder_…`, `search_failed` or `disabled`")
+    degraded_reason: str | None = Field(description="`embedder_…`, `cloud_…`, `search_failed` or `disabled`")
     confidence: Confidence = Field(
         description="how likely it is that one of the tools fits: `high`; `low`: the best few, at most 3; `none`: no "
         "tool was found, because the message seems to need none"
@@ -207,8 +211,8 @@ class ReasonOut(Output):
     reason: str = Field(
         description="`included`, `not_indexed`, `server_disabled`, `not_permitted`, `switched_off`, "
         "`disabled_by_rule`, `held`, `server_failing`, `outside_project`, `disabled_by_project_rule`, "
-        "`not_read_only`, `outside_filter`, `discovery_off`, `no_match`, `below_threshold`, `outranked`, `unlikely` "
-        "or `no_room`"
+        "`not_read_only`, `outside_filter`, `discovery_off`, `no_match`, `below_threshold`, `outranked`, `unlikely`, "
+        "`not_sent` or `not_chosen` (through the cloud), or `no_room`"
     )
     message: str
     rule: int | None = Field(description="the number of the deciding rule, from 1")

@@ -14,7 +14,10 @@ from app.schemas.rules import RuleOut, Rules, render_rules
 ServerIds = Annotated[list[Identifier], Field(max_length=1_000)]
 _NAME = "unique among the user's projects"
 _SERVER_IDS = "the project's servers; null: all that the user has, now and later"
-_OPTIMIZATION = "the search strategy; null: discovery answers with core tools only"
+_OPTIMIZATION = (
+    "the search strategy; `cloud`: another catalogue service searches, which `TOOLSCOUT_CLOUD_URL` names; null: "
+    "discovery answers with core tools only"
+)
 _RULES = "can only narrow what the user's own rules leave"
 _READ_ONLY = "only tools that declare themselves read-only (`readOnlyHint`)"
 _DEFAULT = "used where the request does not set it"

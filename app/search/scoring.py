@@ -35,6 +35,8 @@ from app.search.query import Query
 from app.usage.priors import MAX_PRIOR
 
 Strategy = Literal["hybrid", "semantic", "bm25"]
+AnsweredStrategy = Literal["hybrid", "semantic", "bm25", "cloud"]
+"""What may have answered: a search of our own, or the cloud."""
 
 BM25_WEIGHT = 0.011
 """The weight of one unit of BM25, where the distance from an unrelated to an identical text weighs 1."""

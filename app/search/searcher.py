@@ -41,6 +41,8 @@ class SearchOptions:
     """What replaces the model's calibration for this user."""
     shift: float = 0.0
     """By how many logits this user's outcomes raise the chance that a tool fits."""
+    cloud: bool = False
+    """Search through the cloud; `strategy` is that of a search which cannot, such as over tools of a request."""
     enabled: bool = True
     """False: the project does not search, and answers with core tools alone."""
     confined: bool = False

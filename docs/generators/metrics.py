@@ -39,10 +39,11 @@ _SECTIONS = {
         "upstream_seconds": "time that users' MCP servers took; `deed` is the operation, `list` or `call`",
     },
     "Discovery": {
-        "discoveries": "discoveries by fallback level (`rung`): `whole` as requested; `words` without the embedder; "
-        "`everything` where search failed; `disabled` for users with discovery off; `core` for projects that do not "
-        "search",
-        "fallbacks": "discoveries that were degraded, by their `degraded_reason`",
+        "discoveries": "discoveries by fallback level (`rung`): `whole` as requested; `words` without the embedder or "
+        "the cloud; `everything` where search failed; `disabled` for users with discovery off; `core` for projects "
+        "that do not search",
+        "fallbacks": "discoveries that were degraded, by their `degraded_reason`; statuses of the cloud by their "
+        "class, such as `cloud_status_5xx`",
         "discovery_confidence": "discoveries by the `confidence` of their answer: `high`, `low` or `none`; not for "
         "projects that do not search",
         "no_match": "discoveries that found no fitting tool, by their `no_match_reason`; not for projects that do not "
@@ -53,6 +54,8 @@ _SECTIONS = {
         "embedding_seconds": "time to embed, for a `query` or an `index` run",
         "embedding_failures": "failed calls of the embedder: `timeout`, `unreachable`, `status_429`, …",
         "embedder_breaker_open": "1 from the failure that opens the circuit breaker until a query is embedded again",
+        "cloud_seconds": "time that searches through the cloud took, by `outcome`: `succeeded` or `failed`",
+        "cloud_breaker_open": "1 from the failure that opens the cloud's circuit breaker until the cloud answers again",
     },
     "Indexing": {
         "index_runs": "index runs that ended in this process: `succeeded`, `failed`, `retried`, `lost`",

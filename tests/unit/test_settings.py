@@ -33,6 +33,9 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "admin_api_key": ("sixteen-letters!", SecretStr("sixteen-letters!")),
     "secret_key": ("abc", SecretStr("abc")),
     "metrics_key": ("m", SecretStr("m")),
+    "cloud_url": ("http://search.internal:8000/base", "http://search.internal:8000/base"),
+    "cloud_key": ("c", SecretStr("c")),
+    "cloud_timeout_s": ("2.5", 2.5),
     "embedding_provider": ("openai", "openai"),
     "embedding_model": ("some-model", "some-model"),
     "local_model": ("/a.pack", Path("/a.pack")),
@@ -219,9 +222,26 @@ def test_a_secret_is_read_from_the_file_in_its_file_variable(
     assert getattr(Settings(), field) == value
 
 
+@pytest.mark.parametrize(
+    "url", ["https://search.example.com", "http://10.0.0.7:8000/", "http://[::1]:8000/base/path", "http://search"]
+)
+def test_the_cloud_may_be_anywhere_with_or_without_tls(url: str) -> None:
+    assert Settings(_env_file=None, cloud_url=url).cloud_url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["search.example.com", "ftp://a", "http://", "http://user:pw@a", "http://a?x=1", "http://a#b", "http://a:99999"],
+)
+def test_a_cloud_url_that_cannot_be_requested_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match=r"base URL|Port out of range"):
+        Settings(_env_file=None, cloud_url=url)
+
+
 def test_secret_fields_are_recognized_by_their_type() -> None:
     assert set(secret_fields()) == {
         "admin_api_key",
+        "cloud_key",
         "database_url",
         "metrics_key",
         "old_secret_keys",

@@ -366,7 +366,7 @@ class Preview:
 
 class ProjectFields(TypedDict, total=False):
     server_ids: list[str] | None
-    optimization: Strategy | None
+    optimization: Strategy | Literal["cloud"] | None
     rules: list[Rule]
     read_only: bool
     limit: int | None
