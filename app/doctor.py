@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ from sqlalchemy.pool import NullPool
 from app.catalog.servers import count_undecryptable
 from app.cloud.client import make_cloud_client
 from app.db.engine import Database, driver_url
-from app.db.migrate import check_revision_known, check_server, current_revision, head_revision
+from app.db.migrate import check_revision_known, current_revision, head_revision
+from app.db.requirements import MissingRequirement, explain_connection_error, find_missing
 from app.embeddings.calibration import is_english_only
 from app.embeddings.factory import make_configured_embedder
 from app.embeddings.repository import read_active_model
@@ -34,6 +36,8 @@ class CheckResult:
     subject: str
     ok: bool
     message: str
+    statements: Sequence[str] = ()
+    """SQL that a superuser runs to mend it, for psql."""
 
 
 async def check_installation(settings: Settings) -> list[CheckResult]:
@@ -45,7 +49,7 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
             results += [CheckResult("misspelt", ok=False, message=message) for message in find_typos()]
             results += _check_stdio_programs(settings)
             url = await closing.enter_async_context(connect_database(settings))
-            results.append(await asyncio.to_thread(_check_database, settings, url))
+            results += await asyncio.to_thread(_check_database, settings, url)
             if results[-1].ok:
                 results.append(await _check_secrets(settings, url))
                 results.append(await _check_embedder(settings, url))
@@ -85,22 +89,28 @@ def _explain_missing_program(command: str) -> str:
     return f"{command!r} is not an executable file" if "/" in command else f"{command!r} is not in the PATH"
 
 
-def _check_database(settings: Settings, url: str) -> CheckResult:
+def _check_database(settings: Settings, url: str) -> list[CheckResult]:
+    """Return one result if all is well, otherwise one for each thing that is missing."""
     engine = create_engine(driver_url(url), poolclass=NullPool, connect_args={"connect_timeout": 5})
     try:
         with engine.connect() as connection:
-            check_server(connection, production=settings.environment == "production")
+            if missing := find_missing(connection, production=settings.environment == "production"):
+                return [_report_missing(requirement) for requirement in missing]
             version = connection.scalar(text("SHOW server_version"))
             current, head = current_revision(connection), head_revision()
     except SQLAlchemyError as error:
-        return CheckResult("database", ok=False, message=str(error.__cause__ or error).partition("\n")[0])
+        return [_report_missing(explain_connection_error(url, str(error.__cause__ or error)))]
     finally:
         engine.dispose()
     check_revision_known(current)
     if current != head:
         message = f"the schema is at revision {current}, not {head}: run `toolscout migrate`"
-        return CheckResult("database", ok=False, message=message)
-    return CheckResult("database", ok=True, message=f"Postgres {version}, schema {current}")
+        return [CheckResult("database", ok=False, message=message)]
+    return [CheckResult("database", ok=True, message=f"Postgres {version}, schema {current}")]
+
+
+def _report_missing(requirement: MissingRequirement) -> CheckResult:
+    return CheckResult("database", ok=False, message=requirement.message, statements=requirement.statements)
 
 
 async def _check_secrets(settings: Settings, url: str) -> CheckResult:

@@ -47,6 +47,7 @@ _SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
 _USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
 _SNAPSHOT = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('app.user_id', {}, true)")
 
+_POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 _POOL_WAIT_S = 5
 """How long a request waits for a pooled connection before it is answered with 503."""
 _CONNECT_S = 3
@@ -68,11 +69,19 @@ _CONNECTION_ERRORS = (
 def driver_url(url: str) -> str:
     """Return the URL with psycopg as its driver, whichever spelling (`postgres://`, `postgresql://`) it has."""
     try:
-        return make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+        parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise ConfigurationError(
             "DATABASE_URL is not valid; it looks like postgresql://user:password@host:port/name"
         ) from error
+    backend = parsed.get_backend_name().lower()
+    if backend not in _POSTGRES_SCHEMES:
+        raise ConfigurationError(
+            f"DATABASE_URL names a {backend} database, and Toolscout needs Postgres with pgvector: use a URL like "
+            "postgresql://user:password@host:port/name, or leave DATABASE_URL out, and Toolscout starts a Postgres of "
+            "its own"
+        )
+    return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 
 @dataclass(frozen=True)

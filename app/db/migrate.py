@@ -9,15 +9,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from psycopg import errors as postgres_errors
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from app.db.engine import APP_ROLE, driver_url
+from app.db.requirements import CREATE_EXTENSION, REFUSED_STATEMENTS, explain_connection_error, find_missing
 from app.errors import ConfigurationError
 
-MINIMUM_PGVECTOR = (0, 8, 4)
 # An arbitrary number, but all versions must use the same one: replicas of two versions may start together.
 MIGRATION_LOCK = 7_300_418_256
 
@@ -44,14 +43,21 @@ def migration_connection(url: str, *, production: bool) -> Iterator[Connection]:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": MIGRATION_LOCK})
             check_server(connection, production=production)
             connection.commit()
-            with _explain_missing_role(connection):
-                yield connection
-                connection.commit()
-                if current_revision(connection) is not None:
-                    connection.execute(text(f"SET LOCAL ROLE {APP_ROLE}"))
+            yield connection
+            connection.commit()
+            if current_revision(connection) is not None:
+                connection.execute(text(f"SET LOCAL ROLE {APP_ROLE}"))
             connection.rollback()
     except OperationalError as error:
-        raise ConfigurationError(f"cannot connect to the database at DATABASE_URL: {_first_line(error)}") from error
+        reason = explain_connection_error(url, str(error.orig)).message
+        raise ConfigurationError(f"cannot connect to the database at DATABASE_URL: {reason}") from error
+    except DBAPIError as error:
+        if not isinstance(error.orig, REFUSED_STATEMENTS):
+            raise
+        reason = str(error.orig).partition("\n")[0]
+        raise ConfigurationError(
+            f"the database refuses a statement of the migration: {reason}; run `toolscout doctor`"
+        ) from error
     finally:
         engine.dispose()
 
@@ -87,56 +93,13 @@ def check_revision_known(revision: str | None) -> None:
 
 
 def check_server(connection: Connection, *, production: bool) -> None:
-    """Raise `ConfigurationError` for a superuser in production, and for a missing or outdated pgvector.
+    """Raise `ConfigurationError` for what only an administrator can provide, and create the extension if it is missing.
 
-    Creates the extension if it is missing and the owner may create it.
+    `toolscout doctor` prints the SQL for the administrator.
     """
-    if production and connection.scalar(text("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")):
-        raise ConfigurationError(
-            "DATABASE_URL logs in as a superuser, which TOOLSCOUT_ENVIRONMENT=production refuses, because row-level "
-            "security does not apply to superusers: use a role that owns the database instead"
-        )
-    _ensure_extension(connection)
-    version = connection.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'"))
-    if parse_version(str(version)) < MINIMUM_PGVECTOR:
-        raise ConfigurationError(
-            f"pgvector {version} is too old: version 0.8.4 or later is required (`ALTER EXTENSION vector UPDATE`)"
-        )
-
-
-def parse_version(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
-
-
-@contextmanager
-def _explain_missing_role(connection: Connection) -> Iterator[None]:
-    """Translate the error of an owner who may neither create the app role nor use it."""
-    try:
-        yield
-    except ProgrammingError as error:
-        if not isinstance(error.orig, postgres_errors.InsufficientPrivilege):
-            raise
-        connection.rollback()
-        owner = connection.scalar(text("SELECT current_user"))
-        raise ConfigurationError(
-            f"the database's owner may not use the role {APP_ROLE} ({_first_line(error)}); "
-            f"as a superuser, run `CREATE ROLE {APP_ROLE} NOLOGIN` if the role does not exist, "
-            f"and `GRANT {APP_ROLE} TO {owner}`"
-        ) from error
-
-
-def _ensure_extension(connection: Connection) -> None:
-    try:
-        connection.execute(text("CREATE EXTENSION IF NOT EXISTS vector"))
-    except ProgrammingError as error:
-        if not isinstance(error.orig, postgres_errors.InsufficientPrivilege):
-            raise
-        raise ConfigurationError(
-            "the extension pgvector is not installed in this database, and this role may not create it: "
-            "as a superuser, run `CREATE EXTENSION vector` in this database"
-        ) from error
-    except OperationalError as error:
-        raise ConfigurationError(f"this Postgres server has no pgvector: {_first_line(error)}") from error
+    if missing := find_missing(connection, production=production):
+        raise ConfigurationError("; ".join(requirement.message for requirement in missing))
+    connection.execute(text(CREATE_EXTENSION))
 
 
 def _migrate_to(connection: Connection, revision: str) -> None:
@@ -160,7 +123,3 @@ def _load_scripts() -> ScriptDirectory:
 def _revisions_up_to(revision: str) -> set[str]:
     """Return all revisions from the first one to this one, inclusive."""
     return {script.revision for script in _load_scripts().walk_revisions("base", revision)}
-
-
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).partition("\n")[0]

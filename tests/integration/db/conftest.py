@@ -1,7 +1,13 @@
 """The tests of this folder run the migrations themselves."""
 
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
 import pytest
 
+from app.db.engine import APP_ROLE
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.factories import make_empty_database
 
@@ -10,3 +16,25 @@ from tests.support.factories import make_empty_database
 def fresh_database(postgres: EmbeddedPostgres) -> str:
     """The URL of a database without a schema, as its owner."""
     return make_empty_database(postgres)
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[EmbeddedPostgres]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = EmbeddedPostgres(Path(folder) / "data")
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def cluster(own_postgres: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
+    """A cluster in which the app role does not exist yet."""
+    yield own_postgres
+    with psycopg.connect(own_postgres.url, autocommit=True) as connection:
+        databases = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'owner_%'").fetchall()
+        owners = connection.execute("SELECT rolname FROM pg_roles WHERE rolname LIKE 'owner_%'").fetchall()
+        for (name,) in databases:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        for name in (APP_ROLE, "toolscout", *(name for (name,) in owners)):
+            connection.execute(f"DROP ROLE IF EXISTS {name}".encode())

@@ -9,12 +9,13 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-import app.db.migrate
+import app.db.requirements
 from app.catalog.visibility import apply_policy, recompute_visibility
 from app.catalog.visibility_policy import Policy
 from app.container import open_container
 from app.db.engine import Database
-from app.db.migrate import head_revision, migrate, parse_version
+from app.db.migrate import head_revision, migrate
+from app.db.requirements import parse_version
 from app.errors import ConfigurationError
 from app.local_postgres.database import open_database
 from bench.service import free_port
@@ -231,7 +232,9 @@ def test_an_old_pgvector_is_refused_and_the_message_says_how_to_update_it(
     fresh_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(app.db.migrate, "MINIMUM_PGVECTOR", (99, 0))
+        patched.setattr(app.db.requirements, "MINIMUM_PGVECTOR", (99, 0))
+        with psycopg.connect(fresh_database, autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION vector")
         with pytest.raises(ConfigurationError, match=r"too old.*ALTER EXTENSION vector UPDATE"):
             migrate(fresh_database)
     assert list_tables(fresh_database) == set()
@@ -268,7 +271,21 @@ def test_an_invalid_url_is_refused_without_repeating_its_password(url: str) -> N
     assert "canary" not in str(error.value)
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+@pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite", "mysql+pymysql", "mariadb", "mongodb", "SQLite"])
+def test_another_database_is_refused_by_its_name(scheme: str) -> None:
+    name = scheme.partition("+")[0].lower()
+    with pytest.raises(ConfigurationError, match=f"names a {name} database.*Postgres.*leave DATABASE_URL out") as error:
+        migrate(f"{scheme}://someone:canary@127.0.0.1/x")
+    assert "canary" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///toolscout.db", "sqlite://", "sqlite:////var/lib/toolscout.db"])
+def test_every_form_of_a_sqlite_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="names a sqlite database"):
+        migrate(url)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+asyncpg", "POSTGRESQL"])
 def test_every_common_scheme_of_a_postgres_url_is_accepted(fresh_database: str, scheme: str) -> None:
     assert migrate(fresh_database.replace("postgresql:", f"{scheme}:")) == head_revision()
 

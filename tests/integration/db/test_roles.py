@@ -1,10 +1,7 @@
 """Owners that are not superusers, as on a hosted Postgres. The tests have their own Postgres, since they drop roles."""
 
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from pydantic import SecretStr
 
@@ -18,27 +15,6 @@ from tests.support.clients import new_user
 from tests.support.database_owners import as_superuser, create_owned_database, owner_name
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import make_settings, tool
-
-
-@pytest.fixture(scope="module")
-def own_postgres() -> Iterator[EmbeddedPostgres]:
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedPostgres(Path(folder) / "data")
-        server.start()
-        yield server
-        server.stop()
-
-
-@pytest.fixture
-def cluster(own_postgres: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
-    """A cluster in which the app role does not exist yet."""
-    yield own_postgres
-    with psycopg.connect(own_postgres.url, autocommit=True) as connection:
-        owners = connection.execute("SELECT rolname FROM pg_roles WHERE rolname LIKE 'owner_%'").fetchall()
-        for (name,) in owners:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-        for name in (APP_ROLE, *(name for (name,) in owners)):
-            connection.execute(f"DROP ROLE IF EXISTS {name}".encode())
 
 
 async def current_user(url: str) -> str:
