@@ -3,17 +3,22 @@
 import asyncio
 import functools
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 import uvloop
 from pydantic import ValidationError
 
 from app.auth.users import User, get_user
+from app.cli.text import make_printable
 from app.container import Container, open_container
-from app.errors import ConfigurationError
+from app.db.engine import Database
+from app.db.migrate import migrate
+from app.db.pagination import MAX_PAGE, Page, PageRequest
+from app.errors import ConfigurationError, InvalidInput
 from app.local_postgres.database import connect_database, is_service_running
 from app.observability.logging import configure_logging
 from app.settings import Settings, variable_name
@@ -26,6 +31,7 @@ ProjectOption = Annotated[
 ]
 
 _Parameters = ParamSpec("_Parameters")
+T = TypeVar("T")
 
 
 def with_settings(
@@ -87,3 +93,38 @@ async def open_with_url(settings: Settings) -> AsyncIterator[tuple[Container, st
         open_container(settings, url, working=alone, serving=False) as container,
     ):
         yield container, url
+
+
+@asynccontextmanager
+async def open_database(settings: Settings) -> AsyncIterator[Database]:
+    """Open the database without a container, because nothing else of the service is needed."""
+    async with connect_database(settings) as url:
+        await asyncio.to_thread(migrate, url)
+        database = Database(url, pool_size=1)
+        try:
+            yield database
+        finally:
+            await database.close()
+
+
+async def read_all_pages(read_page: Callable[[PageRequest], Coroutine[Any, Any, Page[T]]]) -> list[T]:
+    """Return the items of all pages of a list."""
+    found: list[T] = []
+    page = await read_page(PageRequest(MAX_PAGE))
+    while True:
+        found += page.items
+        if page.next_cursor is None:
+            return found
+        page = await read_page(PageRequest(MAX_PAGE, page.next_cursor))
+
+
+def confirm(question: str, *, yes: bool, without_terminal: bool = False) -> None:
+    """Ask a person before something is done that cannot be undone, unless `yes` has answered already.
+
+    Elsewhere than on a terminal nobody can be asked: raise `InvalidInput` unless `without_terminal`.
+    """
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if is_terminal and not yes:
+        typer.confirm(make_printable(question), abort=True, err=True)
+    elif not yes and not without_terminal:
+        raise InvalidInput("this cannot be undone: add --yes to do it without being asked")

@@ -20,6 +20,7 @@ _COMMANDS = (
     LazyCommand("doctor", "app.cli.doctor", "Check the settings, the database and the embedder."),
     LazyCommand("migrate", "app.cli.migrate", "Migrate the database schema."),
     LazyCommand("key", "app.cli.keys", "Manage API keys."),
+    LazyCommand("user", "app.cli.users", "Manage users."),
     LazyCommand("server", "app.cli.servers", "Manage a user's MCP servers."),
     LazyCommand("discover", "app.cli.tools", "Find the tools that a message needs."),
     LazyCommand("execute", "app.cli.tools", "Run a tool on its server."),

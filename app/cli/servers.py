@@ -8,13 +8,13 @@ from pydantic import ValidationError
 
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
-from app.cli.context import ACTOR, UserOption, open_for_user, with_settings
+from app.cli.context import ACTOR, UserOption, open_for_user, read_all_pages, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_table
 from app.cli.run_progress import follow_run, reindex_command
 from app.cli.server_import import import_file
 from app.container import Container
-from app.db.pagination import MAX_PAGE, PageRequest
+from app.db.pagination import Page, PageRequest
 from app.demo.seed import DEMO_USER
 from app.errors import Conflict, InvalidInput
 from app.indexing.queue import Run
@@ -205,12 +205,8 @@ async def reindex(
 
 
 async def _list_all(container: Container, user_id: str) -> list[Server]:
-    found: list[Server] = []
-    page = PageRequest(MAX_PAGE)
-    while True:
+    async def read_page(request: PageRequest) -> Page[Server]:
         async with container.database.transaction(user_id) as session:
-            read = await servers.list_servers(session, user_id, page)
-        found += read.items
-        if read.next_cursor is None:
-            return found
-        page = PageRequest(MAX_PAGE, read.next_cursor)
+            return await servers.list_servers(session, user_id, request)
+
+    return await read_all_pages(read_page)

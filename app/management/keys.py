@@ -35,9 +35,12 @@ async def create_first_admin_key(database: Database, *, actor: str) -> str | Non
 
 
 async def revoke_key(
-    database: Database, authenticator: Authenticator, key_id: str, *, caller_key_id: str, actor: str
+    database: Database, authenticator: Authenticator, key_id: str, *, caller_key_id: str | None, actor: str
 ) -> ApiKey:
-    """Revoke a key. Other replicas notice within a second, when their cached callers expire."""
+    """Revoke a key. Other replicas notice within a second, when their cached callers expire.
+
+    `caller_key_id` is None for an operator, who needs no key.
+    """
     if key_id == caller_key_id:
         raise InvalidInput("a key cannot revoke itself: use another admin key, so that nobody locks themselves out")
     async with database.system_transaction() as session:

@@ -200,6 +200,8 @@ def empty_data_dir(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ["discover", "read a file"],
         ["key", "create", "--user", "ada"],
+        ["key", "list"],
+        ["user", "list"],
         ["server", "list"],
         ["model", "list"],
         ["selections", "export"],
