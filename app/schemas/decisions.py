@@ -6,13 +6,9 @@ from datetime import datetime
 from pydantic import Field, computed_field
 
 from app.schemas.base import Output
+from app.schemas.discovery import OmittedOut
 from app.schemas.selections import ChoiceOut
 from app.usage.decision_log import Interface
-
-
-class OmittedOut(Output):
-    count: int
-    reason: str
 
 
 class DecisionOut(Output):
