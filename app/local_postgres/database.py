@@ -88,5 +88,6 @@ def _accepts_connections(url: str) -> bool:
 def _refuse_embedded_in_production(settings: Settings) -> None:
     if settings.environment == "production":
         raise ConfigurationError(
-            "TOOLSCOUT_ENVIRONMENT=production needs DATABASE_URL: the embedded Postgres is for development"
+            "TOOLSCOUT_ENVIRONMENT=production needs DATABASE_URL (or DATABASE_URL_FILE), the URL of a Postgres with "
+            "pgvector: the embedded Postgres is for development"
         )

