@@ -34,7 +34,9 @@ async def replace_rules(
 ) -> ReplacedRulesOut:
     """Replace all rules by this list."""
     rules = to_rules(body.rules)
-    warnings = await manage_rules.replace_rules(container.database, tenant.id, rules, actor=caller.actor)
+    warnings = await manage_rules.replace_rules(
+        container.database, container.worker, tenant.id, rules, actor=caller.actor
+    )
     return ReplacedRulesOut(rules=render_rules(rules), warnings=warnings)
 
 

@@ -70,7 +70,13 @@ async def change_tool(
 ) -> ToolOut:
     """Enable, tag or pin a tool. Only the fields that are given change."""
     tool = await manage_tools.change_tool(
-        container.database, tenant.id, tool_id, given_fields(body), model_id=container.model.id, actor=caller.actor
+        container.database,
+        container.worker,
+        tenant.id,
+        tool_id,
+        given_fields(body),
+        model_id=container.model.id,
+        actor=caller.actor,
     )
     return ToolOut.model_validate(tool)
 

@@ -118,14 +118,19 @@ async def find_tool_id(session: Session, user_id: str, name: str) -> str | None:
     return tool_id
 
 
-async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> None:
-    """Change a tool. `enabled` sets the person's own switch, which overrides the rules; None resets it."""
+async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> bool:
+    """Change a tool, and return whether its own tags have changed.
+
+    `enabled` sets the person's own switch, which overrides the rules; None resets it.
+    """
     values = dict(changes)
     if "enabled" in values:
         values["switched"] = values.pop("enabled")
     server_id = await _lock_server_of(session, user_id, tool_id)
+    own_tags = await session.scalar(select(mcp_tools.c.tags).where(*_by_id(user_id, tool_id)))
     await session.execute(update(mcp_tools).where(*_by_id(user_id, tool_id)).values(**values, updated_at=func.now()))
     await recompute_visibility(session, user_id, server_id)
+    return set(values.get("tags", own_tags)) != set(own_tags)
 
 
 async def approve_tool(session: Session, user_id: str, tool_id: str, seen_hash: str | None = None) -> None:

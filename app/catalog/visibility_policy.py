@@ -107,7 +107,7 @@ class PolicyEvaluator:
     def evaluate(self, facts: ToolFacts) -> VisibilityDecision:
         match = self._rules.match(facts.server_name, facts.name)
         enabled, enabled_by = _decide_enabled(facts, match)
-        tags = tuple(dict.fromkeys((*facts.own_tags, *facts.server_tags, *match.tags)))
+        tags = merge_tags(facts.own_tags, facts.server_tags, match)
         return VisibilityDecision(
             enabled=enabled,
             enabled_by=enabled_by,
@@ -132,6 +132,11 @@ class PolicyEvaluator:
         if facts.server_failing and not self._policy.find_failing:
             return "status"
         return None
+
+
+def merge_tags(own_tags: Sequence[str], server_tags: Sequence[str], match: RuleMatch) -> tuple[str, ...]:
+    """Return the tags of a tool: its own, its server's and those of the user's rules, each once."""
+    return tuple(dict.fromkeys((*own_tags, *server_tags, *match.tags)))
 
 
 def _decide_enabled(facts: ToolFacts, match: RuleMatch) -> tuple[bool, EnabledBy]:

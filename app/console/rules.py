@@ -67,7 +67,9 @@ async def edit_rules(context: CatalogWritePage) -> Response:
         return await _render_page(context, rows)
     try:
         rules, actor = parse_rows(rows), context.caller.actor
-        await manage_rules.replace_rules(context.container.database, context.user.id, rules, actor=actor)
+        await manage_rules.replace_rules(
+            context.container.database, context.container.worker, context.user.id, rules, actor=actor
+        )
     except ToolscoutError as error:
         return await _render_page(context, rows, error)
     return redirect("/console/rules", notice="rules-saved")

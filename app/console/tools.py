@@ -104,7 +104,13 @@ async def change_tool(context: CatalogWritePage, tool_id: str) -> Response:
     body = parse_form(ToolChanges, _read_changes(context.form))
     container, actor = context.container, context.caller.actor
     await manage_tools.change_tool(
-        container.database, context.user.id, tool_id, given_fields(body), model_id=container.model.id, actor=actor
+        container.database,
+        container.worker,
+        context.user.id,
+        tool_id,
+        given_fields(body),
+        model_id=container.model.id,
+        actor=actor,
     )
     return redirect(_get_return_url(context.form, tool_id), notice="tool-changed")
 

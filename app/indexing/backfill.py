@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from app.catalog.rules import get_rules
 from app.catalog.servers import get_server
 from app.catalog.visibility import ServerLock, lock_server
 from app.embeddings.loaded_models import LoadedModel
@@ -17,8 +18,8 @@ from app.errors import NotFound
 from app.indexing import store
 from app.indexing.document_embedder import DocumentEmbedder
 from app.indexing.documents import text_hash
-from app.indexing.plan import IndexTarget, ModelUpdate, StoredTool, plan_backfill
-from app.indexing.reindex import Indexer
+from app.indexing.plan import ModelUpdate, StoredTool, plan_backfill
+from app.indexing.reindex import Indexer, make_target
 
 SERVERS_PER_BATCH = 20
 
@@ -103,7 +104,8 @@ async def _plan_server(indexer: Indexer, loaded: LoadedModel, user_id: str, serv
             return None
         listing = await store.read_listing(session, user_id, server_id)
         stored = await store.read_tools(session, user_id, server_id, loaded.model.id)
-    target = IndexTarget(server_id, server.name, loaded.model.id, loaded.model.dimension)
+        rules = await get_rules(session, user_id)
+    target = await make_target(server, loaded.model, rules)
     # in a thread: counting tokens and hashing would block the event loop
     plan = await asyncio.to_thread(plan_backfill, listing, stored, target, indexer.count_tokens)
     return _ServerPlan(user_id, ServerLock(server.name, server.config_version), stored, ModelUpdate(target, plan, {}))

@@ -1,7 +1,7 @@
 """Builds the searchable texts and vectors of a tool, and hashes that show when they are outdated. Pure functions."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pgvector import SparseVector
@@ -9,7 +9,7 @@ from pgvector import SparseVector
 from app.mcp_types import ToolDefinition
 from app.search.bm25 import Field, build_document_vector, max_document_terms
 from app.search.tokenizer import split_words
-from app.text.strict_json import canonical_json
+from app.text.strict_json import Json, canonical_json
 
 # Part of every hash: increment it when the enriched text, its terms or its action change, to index every tool again.
 ENRICHMENT_VERSION = 3
@@ -19,6 +19,7 @@ _MAX_PARAMETERS = 64
 _MAX_PARAMETER_TEXT = 4_000
 _MAX_VALUES = 100
 _MAX_DEPTH = 5
+_MAX_TAG_TEXT = 500
 
 _CAPABILITIES: Mapping[str, frozenset[str]] = {
     "search": frozenset({"search", "find", "query", "lookup", "filter"}),
@@ -31,24 +32,26 @@ _CAPABILITIES: Mapping[str, frozenset[str]] = {
 }
 
 
-def enriched_description(tool: ToolDefinition, server_name: str) -> str:
+def enriched_description(tool: ToolDefinition, server_name: str, tags: Collection[str] = ()) -> str:
     """Return the full description that is stored; `embedded_text` returns the part of it that is embedded."""
     capabilities = ", ".join(_find_capabilities(tool))
-    return _describe(tool, server_name) + (f" Capabilities: {capabilities}." if capabilities else "")
+    return _describe(tool, server_name, tags) + (f" Capabilities: {capabilities}." if capabilities else "")
 
 
-def embedded_text(tool: ToolDefinition, server_name: str) -> str:
+def embedded_text(tool: ToolDefinition, server_name: str, tags: Collection[str] = ()) -> str:
     """Return the description without the capability hints, which add nothing for a transformer.
 
     It is limited in bytes, because embedders limit tokens, and one non-Latin character may be several tokens.
     """
-    return _describe(tool, server_name).encode()[:MAX_EMBEDDED_BYTES].decode(errors="ignore")
+    return _describe(tool, server_name, tags).encode()[:MAX_EMBEDDED_BYTES].decode(errors="ignore")
 
 
-def _describe(tool: ToolDefinition, server_name: str) -> str:
+def _describe(tool: ToolDefinition, server_name: str, tags: Collection[str]) -> str:
     parts = [
         f"Tool: {_to_words(tool.title or tool.name)}.",
         f"Server: {_to_words(server_name)}.",
+        # before the description, which may be so long that the embedder does not read to its end
+        f"Tags: {', '.join(map(_to_words, sorted(tags)))[:_MAX_TAG_TEXT]}." if tags else "",
         f"Description: {tool.description.strip().rstrip('.')}." if tool.description.strip() else "",
     ]
     parameters = ", ".join(_format_parameters(tool.input_schema))
@@ -56,13 +59,14 @@ def _describe(tool: ToolDefinition, server_name: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int) -> SparseVector:
+def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int, tags: Collection[str] = ()) -> SparseVector:
     """Return the BM25 term weights. Parameters count half, since they often are the only match for a message."""
     parts = list(_schema_parts(tool.input_schema))
     fields = [
         Field(tool.name, 2.0),
         Field(tool.title or "", 1.0),
         Field(server_name, 1.0),
+        Field(" ".join(sorted(tags))[:_MAX_TAG_TEXT], 1.0),
         Field(tool.description[:MAX_EMBEDDED_BYTES], 1.0),
         Field(" ".join(name for name, _ in parts), 0.5),
         Field(" ".join(map(_get_description, (part for _, part in parts)))[:_MAX_PARAMETER_TEXT], 0.5),
@@ -101,9 +105,14 @@ def _get_enum(part: Mapping[str, Any]) -> list[Any]:
     return values[:_MAX_VALUES] if isinstance(values, list) else []
 
 
-def index_hash(tool: ToolDefinition, server_name: str) -> str:
-    """Hash everything that is stored of the tool for search. The order of keys does not matter."""
-    identity = {"definition": tool.as_mcp(), "server": server_name, "enrichment": ENRICHMENT_VERSION}
+def index_hash(tool: ToolDefinition, server_name: str, tags: Collection[str] = ()) -> str:
+    """Hash everything that is stored of the tool for search. The order of keys and of tags does not matter.
+
+    A tool without tags has the hash that it had before tags were searched, so that it is not embedded again.
+    """
+    identity: Json = {"definition": tool.as_mcp(), "server": server_name, "enrichment": ENRICHMENT_VERSION}
+    if tags:
+        identity["tags"] = sorted(tags)
     return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 

@@ -2,10 +2,12 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgvector import SparseVector
 
+from app.catalog.rules import RuleSet
+from app.catalog.visibility_policy import merge_tags
 from app.embeddings.base import Vector
 from app.indexing import documents
 from app.indexing.parsing import ListedTool
@@ -29,6 +31,7 @@ class StoredTool:
     """Of its vector for the model in question; None if it has none."""
     is_indexed: bool = True
     """Whether it has a row for that model, with or without a vector."""
+    own_tags: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,13 @@ class IndexTarget:
     server_name: str
     model: str
     dimension: int
+    server_tags: Sequence[str] = ()
+    rules: RuleSet = field(default_factory=lambda: RuleSet(()))
+    """The user's own rules. A project's rules tag tools only within the project, so that their tags are not indexed."""
+
+    def list_tags(self, tool_name: str, known: StoredTool | None) -> tuple[str, ...]:
+        own_tags = () if known is None else known.own_tags
+        return merge_tags(own_tags, self.server_tags, self.rules.match(self.server_name, tool_name))
 
 
 @dataclass(frozen=True)
@@ -106,15 +116,16 @@ def make_plan(
     for listed in tools:
         tool = listed.definition
         known = stored.get(tool.name)
-        index_hash = documents.index_hash(tool, target.server_name)
+        tags = target.list_tags(tool.name, known)
+        index_hash = documents.index_hash(tool, target.server_name, tags)
         is_new = known is None or known.is_deleted
         added += is_new
         changed += not is_new and known is not None and known.definition_hash != listed.fingerprint
         if is_new or not _is_up_to_date(known, listed, index_hash):
-            rows.append(_make_row(listed, index_hash, target, count_tokens))
+            rows.append(_make_row(listed, index_hash, target, tags, count_tokens))
         content_hash = documents.content_hash(index_hash, target.model)
         if force or known is None or known.content_hash != content_hash:
-            text = documents.embedded_text(tool, target.server_name)
+            text = documents.embedded_text(tool, target.server_name, tags)
             missing.append(MissingVector(tool_id(target.server_id, tool.name), tool.name, text, content_hash))
     names = {listed.definition.name for listed in tools}
     removed = [known.tool_id for name, known in stored.items() if name not in names and not known.is_deleted]
@@ -127,12 +138,17 @@ def plan_backfill(
 ) -> Plan:
     """Plan the missing rows and vectors of another model. The tools themselves stay as they are stored."""
     known = [(listed, stored[listed.definition.name]) for listed in tools]
-    rows = [_make_row(listed, tool.index_hash, target, count_tokens) for listed, tool in known if not tool.is_indexed]
+    tagged = [(listed, tool, target.list_tags(listed.definition.name, tool)) for listed, tool in known]
+    rows = [
+        _make_row(listed, tool.index_hash, target, tags, count_tokens)
+        for listed, tool, tags in tagged
+        if not tool.is_indexed
+    ]
     missing = [
         MissingVector(tool.tool_id, listed.definition.name, text, content_hash)
-        for listed, tool in known
+        for listed, tool, tags in tagged
         if tool.content_hash != (content_hash := documents.content_hash(tool.index_hash, target.model))
-        and (text := documents.embedded_text(listed.definition, target.server_name))
+        and (text := documents.embedded_text(listed.definition, target.server_name, tags))
     ]
     return Plan(0, 0, len(tools), rows, (), missing, ())
 
@@ -160,15 +176,17 @@ def definition_tokens(tool: ToolDefinition, count_tokens: CountTokens) -> int:
     return count_tokens(dump_json(definition).decode())
 
 
-def _make_row(listed: ListedTool, index_hash: str, target: IndexTarget, count_tokens: CountTokens) -> ToolRow:
+def _make_row(
+    listed: ListedTool, index_hash: str, target: IndexTarget, tags: Sequence[str], count_tokens: CountTokens
+) -> ToolRow:
     tool = listed.definition
     return ToolRow(
         tool_id=tool_id(target.server_id, tool.name),
         definition=tool,
         definition_hash=listed.fingerprint,
         index_hash=index_hash,
-        enriched_description=documents.enriched_description(tool, target.server_name),
-        lexical=documents.lexical_vector(tool, target.server_name, target.dimension),
+        enriched_description=documents.enriched_description(tool, target.server_name, tags),
+        lexical=documents.lexical_vector(tool, target.server_name, target.dimension, tags),
         action=detect_tool_action(tool.name, tool.description),
         tokens=definition_tokens(tool, count_tokens),
         findings=listed.findings,

@@ -7,16 +7,17 @@ embedder is down, changes are applied without vectors: lexical search finds the 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
+from app.catalog.rules import Rule, RuleSet, get_rules
 from app.catalog.servers import Server, get_endpoint, get_server, record_contact
 from app.catalog.visibility import ServerLock, lock_server, read_policy
 from app.catalog.visibility_policy import Policy
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.embeddings.loaded_models import LoadedModel
-from app.embeddings.repository import lock_models_shared
+from app.embeddings.repository import EmbeddingModel, lock_models_shared
 from app.indexing import queue, store
 from app.indexing.document_embedder import DocumentEmbedder, load_cached_vectors
 from app.indexing.parsing import Listing, parse_listing
@@ -83,10 +84,11 @@ async def _load_listing(indexer: Indexer, run: queue.Claim) -> tuple[Server, Lis
 
 async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Listing) -> queue.RunState:
     active, *inactive = await indexer.models()
-    target = IndexTarget(server.id, server.name, active.model.id, active.model.dimension)
     async with indexer.database.transaction(run.user_id) as session:
         policy = await read_policy(session)
-        stored = await store.read_tools(session, run.user_id, run.server_id, target.model)
+        rules = await get_rules(session, run.user_id)
+        stored = await store.read_tools(session, run.user_id, run.server_id, active.model.id)
+    target = await make_target(server, active.model, rules)
     had_tools = any(not tool.is_deleted for tool in stored.values())
     if had_tools and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
@@ -110,20 +112,26 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
         warnings=[*_list_warnings(policy, run, server, listing, plan), *embedder.warnings],
     )
     updates = [ModelUpdate(target, plan, embedder.vectors)]
-    updates += [await _plan_inactive_model(indexer, run, server, listing, model) for model in inactive]
+    updates += [await _plan_inactive_model(indexer, run, target, listing, loaded) for loaded in inactive]
     seen = ServerLock(server.name, server.config_version)
     await _apply(indexer, run, seen, updates, summary, total=len(listing.tools))
     return "succeeded"
 
 
+async def make_target(server: Server, model: EmbeddingModel, rules: Sequence[Rule]) -> IndexTarget:
+    # compiling a hundred rules takes a while: off the event loop
+    rule_set = await asyncio.to_thread(RuleSet, rules)
+    return IndexTarget(server.id, server.name, model.id, model.dimension, server.tags, rule_set)
+
+
 async def _plan_inactive_model(
-    indexer: Indexer, run: queue.Claim, server: Server, listing: Listing, loaded: LoadedModel
+    indexer: Indexer, run: queue.Claim, active: IndexTarget, listing: Listing, loaded: LoadedModel
 ) -> ModelUpdate:
     """Plan all rows of an inactive model, but only the vectors that the cache has.
 
     The other vectors are computed before the model becomes active, see backfill.py.
     """
-    target = IndexTarget(server.id, server.name, loaded.model.id, loaded.model.dimension)
+    target = replace(active, model=loaded.model.id, dimension=loaded.model.dimension)
     async with indexer.database.transaction(run.user_id) as session:
         stored = await store.read_tools(session, run.user_id, run.server_id, target.model)
     plan = await _make_plan(indexer, listing, stored, target, force=False)

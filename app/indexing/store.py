@@ -51,10 +51,14 @@ async def read_tools(session: Session, user_id: str, server_id: str, model: str)
     """Return the server's tools by name, soft-deleted ones included, with the state of the model's vectors."""
     t, vectors = mcp_tools.c, mcp_tool_embeddings.c
     of_model = (vectors.user_id == t.user_id) & (vectors.tool_id == t.id) & (vectors.model == model)
-    columns = t.id, t.definition_hash, t.index_hash, t.approved_hash, t.findings, t.vanished_at, vectors.content_hash
+    columns = t.id, t.definition_hash, t.index_hash, t.approved_hash, t.findings, t.vanished_at, t.tags
     is_indexed = vectors.tool_id.is_not(None).label("is_indexed")
     tools = mcp_tools.outerjoin(mcp_tool_embeddings, of_model)
-    statement = select(t.name, *columns, is_indexed).select_from(tools).where(*_by_server(user_id, server_id))
+    statement = (
+        select(t.name, *columns, vectors.content_hash, is_indexed)
+        .select_from(tools)
+        .where(*_by_server(user_id, server_id))
+    )
     return {
         row.name: StoredTool(
             tool_id=row.id,
@@ -65,6 +69,7 @@ async def read_tools(session: Session, user_id: str, server_id: str, model: str)
             is_deleted=row.vanished_at is not None,
             content_hash=row.content_hash,
             is_indexed=row.is_indexed,
+            own_tags=row.tags,
         )
         for row in await session.execute(statement)
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from app.audit.record import record_event
 from app.catalog.projects import get_project
-from app.catalog.rules import Rule, RuleMatch, RuleSet, check_rules, store_rules
+from app.catalog.rules import Rule, RuleMatch, RuleSet, check_rules, get_rules, store_rules
 from app.catalog.visibility import load_evaluator, lock_user, read_facts, recompute_visibility
 from app.catalog.visibility_policy import (
     NOT_A_MEMBER,
@@ -18,6 +18,8 @@ from app.catalog.visibility_policy import (
 )
 from app.db.engine import Database
 from app.db.tables import USER_RULES
+from app.indexing import queue
+from app.indexing.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,35 @@ class Preview:
     """For each rule, how many tools it is the first to decide about."""
 
 
-async def replace_rules(database: Database, user_id: str, rules: Sequence[Rule], *, actor: str) -> list[str]:
-    """Replace all of the user's own rules. Return warnings about rules that have no effect so far."""
+async def replace_rules(
+    database: Database, worker: Worker, user_id: str, rules: Sequence[Rule], *, actor: str
+) -> list[str]:
+    """Replace all of the user's own rules. Return warnings about rules that have no effect so far.
+
+    Tags are part of the text that is searched: queue a run for each server with a tool whose tags have changed.
+    """
     await check_rules(rules)
     async with database.transaction(user_id) as session:
         await lock_user(session, user_id)
+        replaced = await get_rules(session, user_id)
         await store_rules(session, user_id, USER_RULES, rules)
         await recompute_visibility(session, user_id)
         await record_event(session, user_id, actor, "rules.replace", None)
         facts = await read_facts(session, user_id)
+        # matching ten thousand tools takes a while: off the event loop
+        for server_id in await asyncio.to_thread(_find_retagged_servers, facts, replaced, rules):
+            await queue.enqueue(session, user_id, server_id, fetch_from_server=False, asked_by=actor)
+            session.after_commit(worker.notify)
     return await asyncio.to_thread(lambda: list(_find_ineffective_rules(rules, facts)))
+
+
+def _find_retagged_servers(facts: Sequence[ToolFacts], before: Sequence[Rule], after: Sequence[Rule]) -> list[str]:
+    """Return the ids of the servers with a tool that the rules tag otherwise than before, in the order of locking."""
+    before, after = ([rule for rule in rules if rule.tags] for rules in (before, after))
+    if before == after:
+        return []
+    matches = zip(facts, _match_rules(before, facts), _match_rules(after, facts), strict=True)
+    return sorted({tool.server_id for tool, old, new in matches if set(old.tags) != set(new.tags)})
 
 
 def _find_ineffective_rules(rules: Sequence[Rule], facts: Sequence[ToolFacts]) -> Iterator[str]:

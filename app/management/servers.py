@@ -9,6 +9,7 @@ from app.audit.record import record_event
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server, check_transport
 from app.catalog.tools import update_tool_counts
+from app.catalog.visibility import lock_server
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.errors import InvalidInput
@@ -88,11 +89,14 @@ async def change_server(
     # between two transactions: a new host name is resolved, and no connection is held meanwhile
     await _check_changes(mcp_pool, before, changes)
     async with database.transaction(user_id) as session:
+        await lock_server(session, user_id, server_id)
+        before = await servers.get_server(session, user_id, server_id)
         after = await servers.update_server(session, sealer, user_id, server_id, changes)
         await record_event(session, user_id, actor, "server.change", server_id)
         needs_listing = _needs_listing(before, after)
-        # the server's name is part of the text that is searched
-        if needs_listing or (after.name != before.name and after.tool_count):
+        # the server's name and tags are part of the text that is searched
+        is_renamed = after.name != before.name or set(after.tags) != set(before.tags)
+        if needs_listing or (is_renamed and after.tool_count):
             await queue.enqueue(session, user_id, server_id, fetch_from_server=needs_listing, asked_by=actor)
             session.after_commit(worker.notify)
         if after.config_version != before.config_version:

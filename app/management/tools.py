@@ -7,16 +7,32 @@ from app.audit.record import record_event
 from app.catalog import tools
 from app.catalog.tools import Tool
 from app.db.engine import Database
+from app.indexing import queue
+from app.indexing.worker import Worker
 
 
 async def change_tool(
-    database: Database, user_id: str, tool_id: str, changes: Mapping[str, Any], *, model_id: str, actor: str
+    database: Database,
+    worker: Worker,
+    user_id: str,
+    tool_id: str,
+    changes: Mapping[str, Any],
+    *,
+    model_id: str,
+    actor: str,
 ) -> Tool:
-    """`model_id` is the active embedding model, by which the returned tool says whether it is embedded."""
+    """Update a tool, and queue a run if its tags have changed, which are part of the text that is searched.
+
+    `model_id` is the active embedding model, by which the returned tool says whether it is embedded.
+    """
     async with database.transaction(user_id) as session:
-        await tools.update_tool(session, user_id, tool_id, changes)
+        is_retagged = await tools.update_tool(session, user_id, tool_id, changes)
         await record_event(session, user_id, actor, "tool.change", tool_id)
-        return await tools.get_tool(session, user_id, tool_id, model_id)
+        tool = await tools.get_tool(session, user_id, tool_id, model_id)
+        if is_retagged:
+            await queue.enqueue(session, user_id, tool.server_id, fetch_from_server=False, asked_by=actor)
+            session.after_commit(worker.notify)
+    return tool
 
 
 async def approve_tool(

@@ -439,7 +439,7 @@ class Story:
         tool.known.approved = tool.known.definition
 
     async def set_rules(self, person: Person, rules: Sequence[Rule]) -> None:
-        await self.manage(person, replace_rules, person.id, rules)
+        await self.manage(person, replace_rules, self.world.container.worker, person.id, rules)
         person.rules = rules
 
     async def add_project(self, person: Person, members: set[str] | None, rules: Sequence[Rule], **also: Any) -> None:

@@ -195,7 +195,8 @@ async def test_a_server_with_changed_connection_settings_is_listed_at_once(
 async def test_a_change_that_does_not_affect_tools_causes_no_listing(carol: TestUser, mcp: FakeMcpServer) -> None:
     mcp.tools = [tool("read")]
     server_id = await connect(carol, mcp)
-    for change in ({"description": "My files."}, {"tags": ["mine"]}, {"name": "files"}):
+    changes: list[Json] = [{"description": "My files."}, {"tags": []}, {"name": "files"}]
+    for change in changes:
         assert (await carol.http.patch(f"/servers/{server_id}", json=change)).status_code == 200
     assert len(await runs_of(carol, server_id)) == 1
     assert count_listings(mcp, carol) == 1
@@ -216,6 +217,20 @@ async def test_a_renamed_server_is_found_by_its_new_name_while_it_is_unreachable
     assert await rows(service, statement, u=carol.id) == [("brand-new",)]
     assert count_listings(mcp, carol) == 1
     assert (await server_of(carol, server_id))["status"] == "connected"
+
+
+async def test_a_tagged_server_is_indexed_again_without_a_listing(
+    carol: TestUser, mcp: FakeMcpServer, fake: FakeEmbeddingServer
+) -> None:
+    mcp.tools = [unheard("read")]
+    server_id = await connect(carol, mcp, "tagged")
+    fake.requests = []
+    await carol.http.patch(f"/servers/{server_id}", json={"tags": ["brand-new"]})
+    [tagging, _] = await wait_for_runs(carol, server_id, at_least=2)
+    assert counts(tagging) == {"unchanged": 1, "embedded": 1}
+    [text] = embedded_texts(fake, "tagged")
+    assert "Tags: brand new." in text
+    assert count_listings(mcp, carol) == 1
 
 
 async def test_a_reindex_returns_at_once_or_waits_for_the_run(carol: TestUser, mcp: FakeMcpServer) -> None:

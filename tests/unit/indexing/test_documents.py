@@ -1,5 +1,6 @@
 """Searchable texts and vectors of tools, and their hashes."""
 
+import hashlib
 import json
 import random
 from dataclasses import replace
@@ -21,6 +22,7 @@ from app.indexing.documents import (
 )
 from app.indexing.parsing import parse_tool
 from app.mcp_types import ToolDefinition
+from app.search.bm25 import find_matching_words
 from app.text.strict_json import parse_json
 from tests.support.json_strategies import json_values, texts
 
@@ -60,6 +62,33 @@ def test_the_embedded_text_is_the_description_without_capabilities() -> None:
 
 def test_empty_parts_are_omitted() -> None:
     assert enriched_description(make_tool("ping", description="  "), "net") == "Tool: ping. Server: net."
+
+
+def test_tags_stand_before_the_description_in_any_order() -> None:
+    assert embedded_text(SEARCH, "git-hub", ["web-search", "code"]) == (
+        "Tool: search repositories. Server: git hub. Tags: code, web search. Description: Search code by topic. "
+        "Parameters: query: what to look for, sort."
+    )
+    assert embedded_text(SEARCH, "s", ["a", "b"]) == embedded_text(SEARCH, "s", ["b", "a"])
+    assert " Tags: code. " in enriched_description(SEARCH, "s", ["code"])
+
+
+def test_many_tags_do_not_displace_the_description() -> None:
+    tags = [f"tag number {number}" for number in range(300)]
+    assert "Description: Search code by topic." in embedded_text(SEARCH, "s", tags)
+    assert len(embedded_text(SEARCH, "s", tags)) < len(embedded_text(SEARCH, "s")) + 600
+
+
+def test_a_tool_without_tags_is_indexed_exactly_as_before_tags_were_searched() -> None:
+    """Other values would embed every tool of every user again."""
+    assert documents.ENRICHMENT_VERSION == 3
+    assert index_hash(SEARCH, "git-hub") == "e9381b2738563459cdc02a41bb2bdbeaf29f2573189858492c20b8cf89ff4c43"
+    assert embedded_text(SEARCH, "git-hub") == (
+        "Tool: search repositories. Server: git hub. Description: Search code by topic. "
+        "Parameters: query: what to look for, sort."
+    )
+    lexical = lexical_vector(SEARCH, "git-hub", 384).to_text().encode()
+    assert hashlib.sha256(lexical).hexdigest() == "c37b7d6193bc9b9737db07901381ed0147c7f5e2457b85adae3b4033429a97cd"
 
 
 def test_the_title_replaces_the_name() -> None:
@@ -140,6 +169,12 @@ def test_the_server_name_and_the_enrichment_version_are_part_of_the_hash(monkeyp
     assert index_hash(SEARCH, "github") != before
 
 
+def test_tags_are_part_of_the_hash_in_any_order() -> None:
+    tagged = index_hash(SEARCH, "github", ["code", "web"])
+    assert tagged == index_hash(SEARCH, "github", ["web", "code"])
+    assert len({tagged, index_hash(SEARCH, "github"), index_hash(SEARCH, "github", ["code"])}) == 3
+
+
 def test_equal_definitions_have_equal_hashes() -> None:
     assert index_hash(replace(SEARCH), "github") == index_hash(SEARCH, "github")
 
@@ -191,7 +226,11 @@ def test_different_texts_have_different_hashes() -> None:
     assert len(text_hash("a")) == 32
 
 
-def test_words_of_name_server_description_and_parameters_are_searchable() -> None:
+def test_words_of_name_server_description_parameters_and_tags_are_searchable() -> None:
     size = len(lexical_vector(SEARCH, "github", 384).indices())
     assert len(lexical_vector(SEARCH, "git hub enterprise", 384).indices()) > size
     assert len(lexical_vector(make_tool("search_repositories"), "github", 384).indices()) < size
+    assert find_matching_words("bills, webs", lexical_vector(SEARCH, "github", 384, ["billing", "web-search"])) == [
+        "bills",
+        "webs",
+    ]

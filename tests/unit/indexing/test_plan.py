@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.catalog.rules import Rule, RuleSet
 from app.indexing.documents import content_hash, embedded_text, enriched_description, index_hash
 from app.indexing.parsing import parse_tool, sanitize_definition
 from app.indexing.plan import IndexTarget, Plan, StoredTool, definition_tokens, make_plan, tool_id
@@ -211,3 +212,33 @@ def test_the_tool_id_depends_only_on_server_and_name(name: str) -> None:
     assert tool_id(server, name) != tool_id(other, name)
     assert tool_id(server, name) != tool_id(server, name + "!")
     assert str(uuid.UUID(tool_id(server, name))) == tool_id(server, name)
+
+
+def test_a_tool_whose_tags_have_changed_is_written_and_embedded_again_but_is_unchanged() -> None:
+    own = {"read": replace(stored_tools(READ)["read"], own_tags=["mine"])}
+    by_server = replace(TARGET, server_tags=["theirs"])
+    by_rule = replace(TARGET, rules=RuleSet([Rule(["re*"], tags=["ruled"])]))
+    for stored, target, tag in (
+        (own, TARGET, "mine"),
+        (stored_tools(READ), by_server, "theirs"),
+        (stored_tools(READ), by_rule, "ruled"),
+    ):
+        plan = plan_tools([READ], stored, target)
+        assert (plan.added, plan.changed, plan.unchanged) == (0, 0, 1)
+        [row], [missing] = plan.rows, plan.count_missing_vectors
+        assert f"Tags: {tag}." in row.enriched_description
+        assert f"Tags: {tag}." in missing.text
+        assert row.index_hash == index_hash(READ, "github", [tag])
+
+
+def test_a_tagged_tool_that_was_indexed_with_its_tags_needs_nothing() -> None:
+    tagged = index_hash(READ, "github", ["a", "b"])
+    known = replace(
+        stored_tools(READ)["read"], index_hash=tagged, content_hash=content_hash(tagged, "local:x"), own_tags=["b"]
+    )
+    assert plan_tools([READ], {"read": known}, replace(TARGET, server_tags=["a", "b"])).is_empty
+
+
+def test_rules_of_another_server_and_disabling_rules_do_not_tag() -> None:
+    rules = RuleSet([Rule(["*"], server="gitlab", tags=["x"]), Rule(["write"], tags=["y"]), Rule(["*"], enabled=False)])
+    assert plan_tools([READ], stored_tools(READ), replace(TARGET, rules=rules)).is_empty
