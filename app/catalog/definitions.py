@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cachetools import TTLCache
 
@@ -218,7 +218,7 @@ async def has_tools(session: Session, scope: Scope, *, confined: bool) -> bool:
     other tools do not exist for that caller.
     """
     statement = _HAS_VISIBLE_TOOLS if confined else _HAS_TOOLS
-    [(exists,)] = await session.rows(statement, replace(scope, server_ids=None, tags=None).parameters())
+    [(exists,)] = await session.rows(statement, scope.without_filters().parameters())
     return bool(exists)
 
 

@@ -12,7 +12,7 @@ Locks: a transaction that changes what is visible locks the user first and the s
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -124,6 +124,9 @@ class Scope:
     def cache_key(self) -> CacheKey:
         """The part of the scope that is the same from request to request."""
         return self.user_id, self.project_id
+
+    def without_filters(self) -> "Scope":
+        return replace(self, server_ids=None, tags=None)
 
     def parameters(self) -> dict[str, Any]:
         return {

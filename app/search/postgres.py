@@ -9,7 +9,7 @@ moved into, so that no plan can answer it from an index. Very large tenants are 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from app.embeddings.base import Vector
 from app.search.bm25 import find_matching_words
 from app.search.hnsw import HNSW_SETTINGS, candidate_ids_join
 from app.search.intents import compare_actions
+from app.search.named_tags import TagCache, find_named_tags
 from app.search.query import Query
 from app.search.ranking import Hit, Ranking, candidate_pool_size, is_named, rank
 from app.search.scoring import (
@@ -30,6 +31,7 @@ from app.search.scoring import (
     Candidate,
     ScoringParams,
     Weights,
+    boost_named_tag,
     boost_sql,
     make_sql_parameters,
     make_weights,
@@ -94,6 +96,7 @@ class StatementShape:
     has_context: bool
     has_center: bool
     with_tags: bool
+    with_named_tags: bool
     with_calls: bool
 
 
@@ -133,6 +136,7 @@ class HybridSearch:
 
     def __init__(self) -> None:
         self._term_stats = TermStatsCache()
+        self._tags = TagCache()
 
     async def find(
         self,
@@ -149,10 +153,12 @@ class HybridSearch:
         `ann`: the user is large enough for HNSW.
         """
         stats = await self._term_stats.get(session, scope, params.all_term_ids)
+        params = await self._add_named_tags(session, scope, params, stats)
         rows = await self._read_rows(session, scope, params, stats, vectors, limit=limit, ann=ann)
         if rows and rows[0][0] != stats.version:
             # The catalogue has changed since the terms were counted.
             stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
+            params = await self._add_named_tags(session, scope, params, stats)
             rows = await self._read_rows(session, scope, params, stats, vectors, limit=limit, ann=ann)
         candidates = [_make_candidate(row) for row in rows if row[2] is not None]
         ranking = rank(candidates, params, _make_weights(params, stats), vectors, limit)
@@ -167,6 +173,7 @@ class HybridSearch:
         """
         term_ids = params.term_ids[:1]
         stats = await self._term_stats.refresh(session, scope, term_ids[0])
+        params = await self._add_named_tags(session, scope, params, stats)
         parameters = scope.parameters() | _make_vector_parameters(stats, term_ids, vectors)
         rows = await session.rows(_explain_statement(), parameters | {"tool_ids": list(tool_ids)})
         return {tool_id: _make_evidence(params, *columns) for tool_id, *columns in rows}
@@ -177,6 +184,16 @@ class HybridSearch:
         """Return the query's words that each of the tools contains, by id, without those that are not visible."""
         rows = await session.rows(_LEXICAL, scope.parameters() | {"tool_ids": list(tool_ids)})
         return {tool_id: find_matching_words(query.lexical_texts[0], lexical) for tool_id, lexical in rows}
+
+    async def _add_named_tags(
+        self, session: Session, scope: Scope, params: ScoringParams, stats: TermStats
+    ) -> ScoringParams:
+        if params.strategy == "semantic":
+            return params
+        tag_terms = await self._tags.get(session, scope, stats.version)
+        named_tags = find_named_tags(params.query.search_text, tag_terms)
+        # a copy would compute the terms of the query again
+        return params if named_tags == list(params.named_tags) else replace(params, named_tags=named_tags)
 
     async def _read_rows(
         self,
@@ -208,6 +225,7 @@ def _get_shape(params: ScoringParams, vectors: TextVectors) -> StatementShape:
         has_context=bool(query.context),
         has_center=vectors is not None and bool(params.calibration.center),
         with_tags=bool(params.tags),
+        with_named_tags=bool(params.named_tags),
         with_calls=bool(query.called),
     )
 
@@ -257,7 +275,9 @@ def _hnsw_statement(model: str, dimension: int, shape: StatementShape) -> str:
 
 @lru_cache(maxsize=1)
 def _explain_statement() -> str:
-    shape = StatementShape(1, has_context=False, has_center=False, with_tags=False, with_calls=False)
+    shape = StatementShape(
+        1, has_context=False, has_center=False, with_tags=False, with_named_tags=False, with_calls=False
+    )
     return _EXPLAIN.format(evidence=_evidence_subquery(shape))
 
 
@@ -284,7 +304,7 @@ def _best_statement(shape: StatementShape, rows: str, row_count: str) -> str:
         columns=", ".join(columns),
         passes=passes_threshold_sql(shape.texts),
         score=score_texts_sql(shape.texts, has_context=shape.has_context),
-        boost=boost_sql(with_tags=shape.with_tags, with_calls=shape.with_calls),
+        boost=boost_sql(with_tags=shape.with_tags, with_named_tags=shape.with_named_tags, with_calls=shape.with_calls),
         first=f"named OR alone_rank <= {BEST_ALONE}" if shape.has_context else "named",
         bonus=_NAME_BONUS,
     )
@@ -324,7 +344,7 @@ def _make_evidence(
         cosine_rank=None if similarity is None else cosine_rank,
         bm25=bm25,
         bm25_rank=bm25_rank if bm25 > 0 else None,
-        tag_boost=TAG_BOOST * len(match_tags(tags, params)),
+        tag_boost=TAG_BOOST * len(match_tags(tags, params)) + boost_named_tag(tags, params),
         action_boost=ACTION_BOOST * compare_actions(params.requested_actions, action),
         prior=prior,
         matched_words=find_matching_words(params.query.lexical_texts[0], lexical),

@@ -4,7 +4,7 @@
     alone    = max(text_0, (text_0 + text_n) / 2 for each subquery n)
     text_n   = cosine_weight * (cosine_n - baseline) + bm25_weight * bm25_n
     baseline = unrelated + center_weight * (center_cosine - center_unrelated)
-    boost    = matching tags + matching action + past use + recent call of the tool or its server
+    boost    = matching tags + named tag + matching action + past use + recent call of the tool or its server
 
 `text_0` is the evidence for the whole search text, `text_c` for the search text in the context of the turns before it.
 `baseline` is the cosine of the tool and an unrelated message. It differs between tools: some, with short or general
@@ -41,6 +41,8 @@ AnsweredStrategy = Literal["hybrid", "semantic", "bm25", "cloud"]
 BM25_WEIGHT = 0.011
 """The weight of one unit of BM25, where the distance from an unrelated to an identical text weighs 1."""
 TAG_BOOST = 0.2
+NAMED_TAG_BOOST = 0.05
+"""Added, once, for a tool with a tag that the message names: as much as a rare word that matches."""
 ACTION_BOOST = 0.03
 """Added for a tool that performs a requested action, subtracted for a tool that performs another."""
 CALLED_BOOST = 0.15
@@ -97,6 +99,8 @@ class ScoringParams:
     tags: Sequence[str] = ()
     calibration: Calibration = UNCALIBRATED
     fill: bool = False
+    named_tags: Sequence[str] = ()
+    """The tags that the message names; none for a search by meaning alone."""
 
     @property
     def min_similarity(self) -> float:
@@ -196,6 +200,7 @@ def make_sql_parameters(params: ScoringParams, weights: Weights) -> dict[str, An
         "requested_actions": params.requested_actions,
         "called": list(params.query.called),
         "boosted_tags": list(params.tags),
+        "named_tags": list(params.named_tags),
     }
 
 
@@ -246,7 +251,12 @@ def compute_boost(candidate: Candidate, params: ScoringParams) -> float:
     """Return what tags, the tool's action, past use (at most `MAX_PRIOR`) and recent calls add to the score."""
     tags = TAG_BOOST * len(match_tags(candidate.tags, params)) if params.tags else 0.0
     action = ACTION_BOOST * compare_actions(params.requested_actions, candidate.action)
-    return tags + action + min(candidate.prior, MAX_PRIOR) + _boost_recent_call(candidate, params)
+    prior = min(candidate.prior, MAX_PRIOR)
+    return tags + boost_named_tag(candidate.tags, params) + action + prior + _boost_recent_call(candidate, params)
+
+
+def boost_named_tag(tags: Sequence[str], params: ScoringParams) -> float:
+    return NAMED_TAG_BOOST if any(tag in params.named_tags for tag in tags) else 0.0
 
 
 def _boost_recent_call(candidate: Candidate, params: ScoringParams) -> float:
@@ -274,9 +284,16 @@ _TAG_BOOST_SQL = f"""
 """
 
 
-def boost_sql(*, with_tags: bool, with_calls: bool) -> str:
-    """Leave out tags if the request names none, and calls if there were none: comparing them takes long."""
-    return _BOOST_SQL + (_TAG_BOOST_SQL if with_tags else "") + (_CALLED_BOOST_SQL if with_calls else "")
+_NAMED_TAG_BOOST_SQL = f"""
+    + CASE WHEN tags && %(named_tags)s::text[] THEN {NAMED_TAG_BOOST}::float8 ELSE 0::float8 END
+"""
+
+
+def boost_sql(*, with_tags: bool, with_named_tags: bool, with_calls: bool) -> str:
+    """Leave out tags if neither the request nor the message names one, and calls if there were none: comparing them
+    takes long."""
+    boosts = ((_TAG_BOOST_SQL, with_tags), (_NAMED_TAG_BOOST_SQL, with_named_tags), (_CALLED_BOOST_SQL, with_calls))
+    return _BOOST_SQL + "".join(sql for sql, included in boosts if included)
 
 
 def passes_threshold(candidate: Candidate, weights: Weights) -> bool:

@@ -87,7 +87,8 @@ async def score_in_postgres(
         values.append(f"({number}, {cells})")
     statement = f"""
         SELECT {score_texts_sql(texts, has_context=bool(params.query.context))},
-               {boost_sql(with_tags=bool(params.tags), with_calls=True)}, {passes_threshold_sql(texts)}
+               {boost_sql(with_tags=bool(params.tags), with_named_tags=bool(params.named_tags), with_calls=True)},
+               {passes_threshold_sql(texts)}
         FROM (VALUES {", ".join(values)}) AS evidence (number, {", ".join(columns)}) ORDER BY number
     """
     parameters = make_sql_parameters(params, make_weights(params, max_bm25s, max_bm25s[0]))
@@ -98,13 +99,23 @@ async def score_in_postgres(
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("strategy", ["hybrid", "semantic", "bm25"])
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.4])
-@pytest.mark.parametrize("tags", [(), ("blue", "red")], ids=["no tags", "two tags"])
+@pytest.mark.parametrize(
+    ("tags", "named_tags"),
+    [((), ()), (("blue", "red"), ()), ((), ("green", "unknown")), (("blue", "red"), ("blue", "green"))],
+    ids=["no tags", "two tags", "named tags", "both"],
+)
 @pytest.mark.parametrize("context", ["", "the turns before"], ids=["no context", "context"])
 async def test_the_score_in_sql_equals_the_score_in_python(
-    container: Container, query: str, strategy: Strategy, threshold: float | None, tags: Sequence[str], context: str
+    container: Container,
+    query: str,
+    strategy: Strategy,
+    threshold: float | None,
+    tags: Sequence[str],
+    named_tags: Sequence[str],
+    context: str,
 ) -> None:
     parsed: Query = replace(parse_query(query), called=frozenset({"tool_7", "tool_11"}), context=context)
-    params = ScoringParams(parsed, strategy, threshold, tags, CALIBRATION)
+    params = ScoringParams(parsed, strategy, threshold, tags, CALIBRATION, named_tags=named_tags)
     max_bm25s = [MAX_BM25] * len(parsed.texts)
     weights = make_weights(params, max_bm25s, MAX_BM25)
     candidates = make_candidates(len(parsed.texts), random.Random(query))
