@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cachetools import TTLCache
 
 from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
 from app.db.engine import Session
 from app.db.tables import EVERYONE
+from app.text.invisible import remove_hidden
 
 _MAX_TOOL_BYTES = 64 * 1024 * 1024
 _MAX_CORE_TOOL_BYTES = 32 * 1024 * 1024
@@ -180,13 +182,19 @@ def _estimate_bytes(tool: ToolDefinitionView) -> int:
     return _ENTRY_OVERHEAD + sum(sys.getsizeof(text) for text in texts if text is not None)
 
 
+def _to_view(row: Sequence[Any]) -> ToolDefinitionView:
+    """Texts of tools were cleaned when they were stored; the server's name was not, in older versions."""
+    view = ToolDefinitionView(*row)
+    return view if view.server_name is None else replace(view, server_name=remove_hidden(view.server_name))
+
+
 async def read_definitions(session: Session, scope: Scope, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet:
     """Return those of the tools that are visible and, with `core`, the core tools.
 
     Core tools of everyone come first, then those of the user. A user's core tool replaces one of the same name.
     """
     parameters = scope.parameters() | {"tool_ids": list(tool_ids), "core": core, "everyone": EVERYONE}
-    definitions = [ToolDefinitionView(*row) for row in await session.rows(_SELECTED, parameters)]
+    definitions = [_to_view(row) for row in await session.rows(_SELECTED, parameters)]
     core_tools = {tool.name: tool for tool in definitions if tool.server_id is None}
     return DefinitionSet({tool.tool_id: tool for tool in definitions if tool.server_id}, list(core_tools.values()))
 
@@ -195,7 +203,7 @@ async def find_by_alias(session: Session, scope: Scope, alias: str, digest: str)
     """Return the tools that a model may mean by an alias: those of that name, those whose id has this digest (which
     a generated alias ends with), and the core tool of that name."""
     parameters = scope.parameters() | {"alias": alias, "digest": digest, "everyone": EVERYONE}
-    return [ToolDefinitionView(*row) for row in await session.rows(_BY_ALIAS, parameters)]
+    return [_to_view(row) for row in await session.rows(_BY_ALIAS, parameters)]
 
 
 async def list_server_definitions(
@@ -203,12 +211,13 @@ async def list_server_definitions(
 ) -> Sequence[ToolDefinitionView]:
     """Return visible tools of the server with this name, by name, beginning after the name `after`."""
     parameters = scope.parameters() | {"server": server, "after": after, "limit": limit}
-    return [ToolDefinitionView(*row) for row in await session.rows(_BY_SERVER, parameters)]
+    return [_to_view(row) for row in await session.rows(_BY_SERVER, parameters)]
 
 
 async def list_server_summaries(session: Session, scope: Scope) -> Sequence[ServerSummary]:
     """Return the servers that have a visible tool. Others are not revealed."""
-    return [ServerSummary(*row) for row in await session.rows(_SERVERS, scope.parameters())]
+    rows = await session.rows(_SERVERS, scope.parameters())
+    return [ServerSummary(remove_hidden(name), remove_hidden(description), *rest) for name, description, *rest in rows]
 
 
 async def has_tools(session: Session, scope: Scope, *, confined: bool) -> bool:
@@ -226,7 +235,7 @@ async def list_visible_definitions(session: Session, scope: Scope, limit: int) -
     """Return all visible tools up to the limit, pinned and most used ones first: the fallback if the search fails."""
     searched, tokens = await count_visible(session, scope)
     rows = await session.rows(_FALLBACK, scope.parameters() | {"limit": limit})
-    return AllTools([ToolDefinitionView(*row) for row in rows], searched, tokens)
+    return AllTools([_to_view(row) for row in rows], searched, tokens)
 
 
 async def count_visible(session: Session, scope: Scope) -> tuple[int, int]:

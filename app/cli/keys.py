@@ -18,6 +18,7 @@ from app.errors import InvalidInput, NotFound
 from app.local_postgres.secret_key import make_sealer
 from app.management.keys import create_key, revoke_key
 from app.management.servers import reseal_credentials
+from app.schemas.base import describe_errors
 from app.schemas.keys import NewKeyBody
 from app.settings import Settings
 
@@ -65,7 +66,7 @@ def _validate_key(
     try:
         body = NewKeyBody(kind=kind, name=name, user_id=user_id, project_id=project_id, expires_at=expires_at)
     except ValidationError as error:
-        raise InvalidInput("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors())) from None
+        raise InvalidInput("; ".join(describe_errors(error))) from None
     return NewKey(**body.model_dump())
 
 

@@ -57,5 +57,5 @@ def _print_run(server: Server, run: Run) -> int:
         print_lines([f"{server.name}: failed ({run.error['cause']}): {run.error['message']}", next_step])
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in run.all_counts.items() if count)
-    print(f"{server.name}: {counts or 'no tools'}")
+    print_lines([f"{server.name}: {counts or 'no tools'}"])
     return 0

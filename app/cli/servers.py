@@ -10,7 +10,7 @@ from app.catalog import servers
 from app.catalog.servers import NewServer, Server
 from app.cli.context import ACTOR, UserOption, open_for_user, read_all_pages, with_settings
 from app.cli.group import make_group
-from app.cli.output import print_table
+from app.cli.output import print_lines, print_table
 from app.cli.run_progress import follow_run, reindex_command
 from app.cli.server_import import import_file
 from app.container import Container
@@ -22,6 +22,7 @@ from app.management.runs import request_reindex
 from app.management.servers import delete_server, register_server
 from app.mcp_client.stdio_servers import read_stdio_servers
 from app.mcp_types import TRANSPORT_ALIASES, Transport
+from app.schemas.base import describe_errors
 from app.schemas.servers import NewServerBody
 from app.settings import Settings
 
@@ -71,7 +72,7 @@ async def add(
         _check_stdio_server(settings, new_server.name, user)
     async with open_for_user(settings, user) as (container, _):
         server, run = await _register(container, user, new_server)
-        print(f"{server.name}  {server.id}")
+        print_lines([f"{server.name}  {server.id}"])
         return 0 if run is None else await follow_run(container, server, run)
 
 
@@ -97,7 +98,7 @@ def _make_new_server(
             headers=dict(_parse_header(text) for text in headers),
         )
     except ValidationError as error:
-        raise InvalidInput("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from None
+        raise InvalidInput("; ".join(describe_errors(error))) from None
     return NewServer(**body.model_dump())
 
 
@@ -172,7 +173,7 @@ async def remove(
             ann_above=settings.search_ann_above,
             actor=ACTOR,
         )
-    print(f"{server.name}: removed, with {server.tool_count} tools")
+    print_lines([f"{server.name}: removed, with {server.tool_count} tools"])
     return 0
 
 

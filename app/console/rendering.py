@@ -11,6 +11,7 @@ import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
+from app.text.invisible import remove_hidden
 from app.text.strict_json import dump_json
 
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -33,6 +34,7 @@ class Templates:
             loader=PackageLoader("app.console"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_hide_nothing,
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
@@ -53,6 +55,11 @@ class Templates:
     def _asset_url(self, name: str) -> str:
         """Return a URL that changes with the content, so that browsers may cache the file forever."""
         return f"/console/static/{hashlib.sha256(self.assets[name].content).hexdigest()[:12]}/{name}"
+
+
+def _hide_nothing(value: Any) -> Any:
+    """Remove characters that nobody can see from every text: rows of older versions may hold some in names and tags."""
+    return remove_hidden(value) if type(value) is str else value
 
 
 def _read_assets() -> dict[str, Asset]:

@@ -1,6 +1,6 @@
 """Base classes and shared field types of request and response models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
@@ -20,15 +20,38 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from app.db.pagination import Page
+from app.text.invisible import describe_problem, remove_hidden
 from app.text.suggestions import describe_unknown_name
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
-Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+def require_visible(text: str) -> str:
+    if (problem := describe_problem(text)) is not None:
+        raise ValueError(problem)
+    return text
+
+
+def _require_trimmed(name: str) -> str:
+    if name != name.strip():
+        raise ValueError("must not begin or end with a space")
+    return name
+
+
+# The pattern is only documentation: it would be checked first, and its error says less.
+_IN_ONE_LINE = Field(json_schema_extra={"pattern": r"^[^\x00-\x1f\x7f]+$"})
+Visible = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(require_visible), _IN_ONE_LINE]
+"""A name that refers to something: no characters that a person cannot see."""
+Name = Annotated[Visible, AfterValidator(_require_trimmed)]
+"""A name that the caller gives to something: also without spaces at its ends, so that it cannot be mistaken."""
+Tag = Annotated[Name, StringConstraints(max_length=64)]
 Tags = Annotated[list[Tag], Field(max_length=64)]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Description = Annotated[str, StringConstraints(max_length=4_000), AfterValidator(remove_hidden)]
+"""A text for people and models: characters that nobody can see are removed."""
+ShownText = Annotated[str, AfterValidator(remove_hidden)]
+"""A stored name or text: rows of older versions may hold characters that nobody can see."""
 
 
 def _assume_utc(value: datetime) -> datetime:
@@ -58,6 +81,14 @@ def make_synonyms(**words: str) -> Mapping[str, str]:
     """Return what each of the words means: `query="message text"` says that both mean the field `query`."""
     meanings = {"the header `X-User-Id`": "user user_id"} | words
     return {word: meant for meant, synonyms in meanings.items() for word in synonyms.split()}
+
+
+def describe_errors(error: ValidationError) -> Iterator[str]:
+    """Yield a sentence for each error, with the field that it is about."""
+    for item in error.errors():
+        field = ".".join(map(str, locate_error(item)))
+        message = item["msg"].removeprefix("Value error, ")
+        yield f"{field}: {message}" if field else message
 
 
 class Input(BaseModel):

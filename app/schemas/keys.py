@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pydantic import Field, field_validator
 
 from app.auth.keys import KeyKind
-from app.schemas.base import Identifier, Input, Name, Output, make_synonyms
+from app.schemas.base import Identifier, Input, Name, Output, ShownText, make_synonyms
 from app.schemas.users import UserId
 
 
@@ -42,7 +42,7 @@ class NewKeyBody(Input):
 class KeyOut(Output):
     id: str
     kind: KeyKind
-    name: str | None
+    name: ShownText | None
     prefix: str
     user_id: str | None
     project_id: str | None

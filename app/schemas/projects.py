@@ -8,7 +8,7 @@ from pydantic import Field
 
 from app.catalog.projects import Optimization, Project
 from app.catalog.rules import Rule
-from app.schemas.base import Changes, Identifier, Input, Name, Output, make_synonyms
+from app.schemas.base import Changes, Identifier, Input, Name, Output, ShownText, make_synonyms
 from app.schemas.rules import RuleOut, Rules, render_rules
 
 ServerIds = Annotated[list[Identifier], Field(max_length=1_000)]
@@ -54,7 +54,7 @@ class ProjectChanges(Changes):
 
 class ProjectOut(Output):
     id: str
-    name: str
+    name: ShownText
     server_ids: list[str] | None
     optimization: Optimization | None
     rules: list[RuleOut]

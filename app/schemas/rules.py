@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from app.catalog.patterns import MAX_PATTERN
 from app.catalog.rules import Rule
 from app.catalog.visibility_policy import EnabledBy, HiddenBy, OutsideBy
 from app.management.rules import Preview, PreviewedTool
-from app.schemas.base import Identifier, Input, Name, Output, Tags, make_synonyms
+from app.schemas.base import Identifier, Input, Output, Tags, Visible, make_synonyms, require_visible
 
-PatternText = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+PatternText = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN), AfterValidator(require_visible)]
 
 
 class RuleBody(Input):
@@ -26,7 +26,7 @@ class RuleBody(Input):
         examples=[["github_*", "!*delete*"]],
         description="globs, or `/regex/i` (RE2); `!` negates. Matches if one positive and no negated pattern matches",
     )
-    server: Name | None = Field(None, description="only tools of the server with this name")
+    server: Visible | None = Field(None, description="only tools of the server with this name")
     enabled: bool | None = Field(None, description="the first matching rule that sets it decides")
     tags: Tags = Field([], description="added to all tools that match")
 

@@ -9,7 +9,18 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator,
 from app.catalog.servers import Status, check_transport
 from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import TRANSPORT_ALIASES, Transport
-from app.schemas.base import Changes, FieldError, Input, Name, Output, Tags, make_synonyms
+from app.schemas.base import (
+    Changes,
+    Description,
+    FieldError,
+    Input,
+    Name,
+    Output,
+    ShownText,
+    Tags,
+    Visible,
+    make_synonyms,
+)
 
 # set by the protocol and by the connection themselves
 _RESERVED_HEADERS = frozenset(
@@ -22,7 +33,7 @@ _RESERVED_HEADERS = frozenset(
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 
 HeaderValue = Annotated[str, StringConstraints(max_length=8_192, pattern=r"^[\x20-\x7e\t]*$")]
-ToolPermissions = Annotated[dict[Name, bool], Field(max_length=1_000)]
+ToolPermissions = Annotated[dict[Visible, bool], Field(max_length=1_000)]
 _NAME = "unique among the user's servers; for a stdio server, its name in the operator's file"
 _URL = "its MCP endpoint: https, or a host that TOOLSCOUT_OUTBOUND_ALLOW lists; not for `stdio` and `push`"
 _DESCRIPTION = "what it is for; not searched"
@@ -70,7 +81,7 @@ class _ServerFields(Input):
 class NewServerBody(_ServerFields):
     name: Name = Field(description=_NAME, examples=["github"])
     transport: GivenTransport = Field(description=_TRANSPORT, examples=["push"])
-    description: str = Field("", max_length=4_000, description=_DESCRIPTION)
+    description: Description = Field("", description=_DESCRIPTION)
     url: str | None = Field(None, max_length=2_048, description=_URL)
     headers: dict[str, HeaderValue] = Field({}, max_length=32, description=_HEADERS)
     tags: Tags = Field([], description=_TAGS)
@@ -88,7 +99,7 @@ class NewServerBody(_ServerFields):
 
 class ServerChanges(_ServerFields, Changes):
     name: Name = Field("", description=_NAME)
-    description: str = Field("", max_length=4_000, description=_DESCRIPTION)
+    description: Description = Field("", description=_DESCRIPTION)
     transport: GivenTransport = Field("push", description=_TRANSPORT)
     url: str | None = Field(None, max_length=2_048, description=_URL)
     headers: dict[str, HeaderValue] | None = Field(None, max_length=32, description=_HEADERS)
@@ -100,12 +111,12 @@ class ServerChanges(_ServerFields, Changes):
 class ServerOut(Output):
     id: str
     user_id: str
-    name: str
-    description: str
+    name: ShownText
+    description: ShownText
     transport: Transport
     url: str | None
     header_names: list[str]
-    tags: list[str]
+    tags: list[ShownText]
     tool_permissions: dict[str, bool]
     enabled: bool
     status: Status = Field(description="after the last contact")

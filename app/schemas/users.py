@@ -7,7 +7,7 @@ from pydantic import Field
 
 from app.auth.rollout import DecidedBy, Rollout
 from app.auth.users import USER_ID_PATTERN, User
-from app.schemas.base import Changes, Input, Name, Output, make_synonyms
+from app.schemas.base import Changes, Input, Name, Output, ShownText, make_synonyms
 from app.search.scoring import Strategy
 
 UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["alice"])]
@@ -43,7 +43,7 @@ class UserChanges(Changes):
 
 class UserOut(Output):
     id: str
-    name: str | None
+    name: ShownText | None
     settings: dict[str, Any]
     discovery_enabled: bool = Field(description="whether the user's messages are searched")
     discovery_decided_by: DecidedBy = Field(

@@ -1,6 +1,7 @@
 """Find and remove characters that a person cannot see but a model or a terminal still reads."""
 
 import re
+import unicodedata
 
 
 def remove_hidden(text: str) -> str:
@@ -24,6 +25,21 @@ def remove_and_report_hidden(text: str) -> tuple[str, list[str]]:
             removed.append(kind)
     return text, removed
 
+
+def describe_problem(name: str) -> str | None:
+    """Say why a person cannot see a name as it is; None if they can."""
+    visible, removed = remove_and_report_hidden(name)
+    if "\n" in visible or "\t" in visible:
+        return "contains line breaks or tabs: write it in one line"
+    if visible != name:
+        return f"contains {', '.join(removed)}, which nobody can see: remove them"
+    if not any(unicodedata.category(character)[0] in _DRAWN and character not in _BLANK for character in name):
+        return "has no visible character"
+    return None
+
+
+_DRAWN = "LNPS"  # letters, numbers, punctuation, symbols; not marks, which need a letter, and not spaces
+_BLANK = "\u2800\U0001d159"  # symbols that are drawn as nothing
 
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
 _DIRECTION = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"

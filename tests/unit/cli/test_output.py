@@ -42,5 +42,10 @@ def test_with_no_color_a_table_has_no_styles(monkeypatch: pytest.MonkeyPatch) ->
     assert "\033" not in render(FakeTerminal(), monkeypatch)
 
 
+def test_what_nobody_can_see_is_not_printed() -> None:
+    assert make_printable("git\u3164hub\ufe01") == "github"
+    assert make_printable("❤\ufe0f") == "❤\ufe0f"
+
+
 def test_control_characters_are_replaced_and_line_breaks_stay() -> None:
     assert make_printable("a\x1b[2J\x00\r\x9b\u202eb\n\tü…") == "a�[2J����b\n\tü…"
