@@ -324,21 +324,32 @@ def test_secrets_of_the_operator_go_before_created_ones(volumes: Path, given: Pa
     assert read_secrets(volumes / "worker")["database_url"] == "postgresql://toolscout@db.example.com/toolscout"
 
 
-@pytest.mark.parametrize("kind", ["empty", "a broken link", "a folder"])
+@pytest.mark.parametrize("kind", ["empty", "a blank line", "a broken link", "a folder"])
 def test_a_given_secret_that_cannot_be_read_is_not_replaced_by_a_random_one(
     volumes: Path, given: Path, kind: str
 ) -> None:
     path, before = given / "secret_key", read_secrets(volumes / "all")
     if kind == "empty":
         path.touch()
+    elif kind == "a blank line":
+        path.write_text("\n")
     elif kind == "a folder":
         path.mkdir()
     else:
         path.symlink_to("/nowhere/secret_key")
     done = make_secrets(given, volumes)
     assert done.returncode == 1
-    assert "secrets/secret_key is empty or not a plain file" in done.stderr
+    assert re.search(r"secret_key is empty", done.stderr)
     assert read_secrets(volumes / "app")["secret_key"] == before["secret_key"]
+
+
+def test_without_the_folder_of_given_secrets_nothing_is_created(tmp_path: Path) -> None:
+    """It may exist and be unreadable: random secrets in place of given ones would lock the operator out."""
+    (tmp_path / "all").mkdir()
+    done = make_secrets(tmp_path / "missing", tmp_path)
+    assert done.returncode == 1
+    assert "cannot read the folder secrets/" in done.stderr
+    assert list((tmp_path / "all").iterdir()) == []
 
 
 @pytest.fixture
