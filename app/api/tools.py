@@ -43,7 +43,7 @@ async def list_tools(
     name: Annotated[str | None, Query(max_length=128, description="part of the name")] = None,
     tag: Annotated[str | None, Query(max_length=64)] = None,
     enabled: Annotated[bool | None, Query()] = None,
-    visible: Annotated[bool | None, Query(description="whether it can be found and run")] = None,
+    visible: Annotated[bool | None, Query(description="whether it can be found")] = None,
     state: Annotated[State | None, Query()] = None,
     flag: Annotated[Flag | None, Query()] = None,
     project_id: ProjectId = None,
@@ -59,7 +59,7 @@ async def list_tools(
 async def get_tool(
     tool_id: str, session: Session, tenant: Tenant, container: ContainerDep, caller: ToolsReadCaller
 ) -> ToolOut:
-    """Return a tool with its definition, whether it can be found and run, and what decided that."""
+    """Return a tool with its definition, whether it can be found, and what decided that."""
     project = caller.resolve_project(None)
     return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id, project))
 
@@ -99,7 +99,7 @@ async def approve_tool(
         str | None, Query(max_length=64, description="of the definition that was reviewed; 409 if it has changed since")
     ] = None,
 ) -> ToolOut:
-    """Approve the stored definition. A tool that was held back can be found and run again."""
+    """Approve the stored definition. A tool that was held back is visible again."""
     tool = await manage_tools.approve_tool(
         container.database,
         tenant.id,

@@ -8,6 +8,7 @@ from typing import Any
 
 from cachetools import TTLCache
 
+from app.catalog.availability import Availability, get_availability, server_status_sql
 from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
 from app.db.engine import Session
 from app.db.tables import EVERYONE
@@ -36,6 +37,10 @@ class ToolDefinitionView:
     has_shared_name: bool
     flags: Sequence[str] = ()
     server_status: str | None = None
+
+    @property
+    def availability(self) -> Availability:
+        return get_availability(self.server_status)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class ServerSummary:
     tools: int
 
 
-_TOOL = """
+_TOOL = f"""
     SELECT t.id, t.server_id, v.server_name, t.name, t.title, t.description,
            t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
            EXISTS (SELECT FROM mcp_tools o JOIN mcp_tool_embeddings w
@@ -83,7 +88,7 @@ _TOOL = """
                    AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(w.projects)))
            OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name),
            ARRAY(SELECT DISTINCT finding ->> 'flag' FROM jsonb_array_elements(t.findings) finding ORDER BY 1),
-           s.status
+           {server_status_sql("s")}
     FROM mcp_tool_embeddings v
     JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
     JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
@@ -117,9 +122,9 @@ _BY_SERVER = f"""
     ORDER BY t.name LIMIT %(limit)s
 """
 _SERVERS = f"""
-    SELECT s.name, s.description, s.status, count(*)
+    SELECT s.name, s.description, {server_status_sql("s")}, count(*)
     FROM mcp_tool_embeddings v JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
-    WHERE {VISIBLE} GROUP BY s.id, s.name, s.description, s.status ORDER BY s.name
+    WHERE {VISIBLE} GROUP BY s.id, s.name, s.description, s.transport, s.status ORDER BY s.name
 """
 _HAS_TOOLS = "SELECT EXISTS (SELECT FROM mcp_tools t WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL)"
 _HAS_VISIBLE_TOOLS = f"SELECT EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE})"

@@ -2,15 +2,16 @@
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 from sqlalchemy import Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from app.catalog.availability import Status, get_server_status
 from app.catalog.projects import remove_server_from_projects
 from app.catalog.rules import rename_server_in_rules
 from app.catalog.visibility import bump_catalog, lock_server, read_policy, recompute_visibility
@@ -21,8 +22,6 @@ from app.db.rows import to_dataclass, violated_constraint
 from app.db.tables import mcp_servers
 from app.errors import DISCONNECTIONS, ConfigurationError, Conflict, NotFound
 from app.mcp_types import Endpoint, Transport
-
-Status = Literal["connected", "disconnected", "error"]
 
 # visibility depends on these: rules match the name; the switch, permissions and errors hide; tools inherit the tags
 _VISIBILITY_COLUMNS = frozenset({"name", "enabled", "tags", "tool_permissions", "last_error"})
@@ -312,4 +311,5 @@ def _not_found() -> NotFound:
 
 
 def _to_server(row: Row[Any]) -> Server:
-    return to_dataclass(Server, row)
+    server = to_dataclass(Server, row)
+    return replace(server, status=get_server_status(server.transport, server.status))

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Row, Select, any_, false, func, literal, select, update
+from sqlalchemy import ColumnElement, Row, Select, any_, false, func, literal, literal_column, select, update
 
+from app.catalog.availability import Availability, Status, get_availability, server_status_sql
 from app.catalog.projects import project_number
 from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, recompute_visibility
 from app.catalog.visibility_policy import EnabledBy, HiddenBy
@@ -44,10 +45,19 @@ class Tool:
     tokens: int
     embedded: bool
     updated_at: datetime
+    server_status: Status
 
     @property
     def flags(self) -> list[str]:
         return sorted({finding["flag"] for finding in self.findings})
+
+    @property
+    def availability(self) -> Availability:
+        return get_availability(self.server_status, visible=self.visible)
+
+    @property
+    def runnable(self) -> bool:
+        return self.availability in ("runnable", "failing")
 
 
 @dataclass(frozen=True)
@@ -197,6 +207,7 @@ def _select_tools(user_id: str, model: str, project_id: str | None) -> Select[An
         select(
             *columns,
             mcp_servers.c.name.label("server_name"),
+            literal_column(server_status_sql("mcp_servers")).label("server_status"),
             _tags(project_id).label("tags"),
             mcp_tools.c.tags.label("own_tags"),
             _visible().label("visible"),

@@ -1,7 +1,7 @@
-"""Which tools can be found and run: decided in one place, stored once, read through one filter.
+"""Which tools are visible: decided in one place, stored once, read through one filter.
 
 `policy.PolicyEvaluator` decides, and the decision is stored in the tool's search row. Search, fallback, listing and
-execution all read that row through `VISIBLE`, so that a tool can be found exactly if it can be run.
+execution all read that row through `VISIBLE`, so that only tools that can be found can be run.
 
 The tenant predicate in each query is the first barrier between users. Row-level security, which uses the transaction's
 user id, is the second. Each suffices alone.

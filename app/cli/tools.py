@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from app.auth.permissions import Caller
+from app.catalog.availability import Availability, describe_availability
+from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tools import find_tool_id
 from app.catalog.visibility import Scope
 from app.cli.context import ACTOR, ProjectOption, UserOption, open_for_user, with_settings
@@ -81,7 +83,7 @@ def _print_discovery(discovery: Discovery) -> None:
         (
             str(rank),
             "" if tool.score is None else f"{tool.score:.3f}",
-            ".".join(part for part in (tool.definition.server_name, tool.definition.name) if part),
+            _format_name(tool.definition),
             tool.source,
         )
         for rank, tool in enumerate(discovery.tools, start=1)
@@ -92,6 +94,7 @@ def _print_discovery(discovery: Discovery) -> None:
             rows,
             [f"{rank:>3}  {score:5}  {name:40}  {source}" for rank, score, name, source in rows],
         )
+    print_lines(_list_not_runnable(discovery))
     print(discovery.no_match_text or discovery.confidence_text)
     if discovery.omitted_text is not None:
         print(discovery.omitted_text)
@@ -100,6 +103,20 @@ def _print_discovery(discovery: Discovery) -> None:
         f"{discovery.searched} tools searched ({discovery.strategy or 'no search'}{degraded}), "
         f"{discovery.tokens_selected} of {discovery.tokens_all} tokens"
     )
+
+
+def _format_name(tool: ToolDefinitionView) -> str:
+    return ".".join(part for part in (tool.server_name, tool.name) if part)
+
+
+def _list_not_runnable(discovery: Discovery) -> Iterator[str]:
+    """Say of which tools `toolscout execute` would fail, and why."""
+    by_availability: dict[Availability, list[str]] = {}
+    for tool in discovery.tools:
+        by_availability.setdefault(tool.definition.availability, []).append(_format_name(tool.definition))
+    for availability, names in by_availability.items():
+        if availability != "runnable":
+            yield f"{describe_availability(availability)}: {', '.join(names)}"
 
 
 @commands.command("execute")

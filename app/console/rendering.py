@@ -11,6 +11,7 @@ import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
+from app.catalog.availability import describe_availability
 from app.text.invisible import remove_hidden
 from app.text.strict_json import dump_json
 
@@ -41,6 +42,7 @@ class Templates:
         )
         self._environment.filters.update(
             ago=format_ago,
+            availability_text=describe_availability,
             timestamp=format_timestamp,
             pretty_json=format_json,
             number=format_number,

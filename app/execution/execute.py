@@ -1,6 +1,6 @@
 """Run a visible tool on its MCP server, at most once.
 
-The visibility filter of discovery decides here too: a tool that can be found can be run. A request that may have
+The visibility filter of discovery decides here too: only a tool that can be found can be run. A request that may have
 reached the server is never sent again by Toolscout, nor for a caller that repeats it with the same idempotency key.
 """
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from mcp_types import SERVER_INFO_META_KEY
 
+from app.catalog.availability import describe_availability
 from app.catalog.definitions import ServerSummary, ToolDefinitionView
 from app.discovery.selection import SelectedTool
 from app.errors import ArgumentsInvalid, ServerUnreachable, ToolFailed, ToolscoutError
@@ -91,7 +92,7 @@ def render_tools(tools: Sequence[SelectedTool], hint: str | None, *, brief: bool
         hint = " ".join(part for part in hints if part is not None)
     if hint is not None:
         structured["hint"] = hint
-    texts = [_tool_text(result) for result in results]
+    texts = [_tool_text(result, tool.definition) for result, tool in zip(results, tools, strict=True)]
     return make_result(structured, "\n\n".join(texts if hint is None else [*texts, hint]))
 
 
@@ -124,7 +125,7 @@ def _tool_result(tool: SelectedTool, *, brief: bool) -> Json:
     return result
 
 
-def _tool_text(result: Json) -> str:
+def _tool_text(result: Json, tool: ToolDefinitionView) -> str:
     lines = [
         f"{result['toolName']} of {result['serverName']} ({result['relevance']:.2f})",
         f"toolKey: {result['toolKey']}",
@@ -135,6 +136,8 @@ def _tool_text(result: Json) -> str:
         lines.append(result["description"])
     if "inputSchema" in result:
         lines.append(f"arguments: {dump_json(result['inputSchema']).decode()}")
+    if tool.server_status is not None and tool.availability != "runnable":
+        lines.append(f"Note: {describe_availability(tool.availability)}")
     if "flags" in result:
         lines.append(f"Beware, flagged: {', '.join(result['flags'])}")
     return "\n".join(lines)

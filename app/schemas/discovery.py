@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from app.catalog.servers import Status
+from app.catalog.availability import Status
 from app.discovery.cut import CalibrationSource
 from app.discovery.discover import NoMatchReason
 from app.discovery.formats import Format
@@ -144,7 +144,9 @@ class SelectedOut(Output):
     matched_tags: list[str]
     tokens: int = Field(description="the size of its definition")
     flags: list[Flag] = Field(description="what a person should review in its definition")
-    server_status: Status | None = Field(description="the outcome of the last connection to its server")
+    server_status: Status | None = Field(
+        description="the outcome of the last connection to its server; `push`: your backend runs the tool"
+    )
     explanation: dict[str, Any] | None = Field(
         None,
         description="with `explain`: cosine, BM25, the rank by each, tag boost, action boost, prior and matched words; "

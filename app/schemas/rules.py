@@ -71,11 +71,11 @@ class OutcomeOut(Output):
     enabled: bool = Field(description="by the rules, or by a person's switch, which overrides them")
     enabled_by: EnabledBy
     rule: int | None = Field(description="which of the previewed rules decided, counted from 1")
-    visible: bool = Field(description="whether it could be found and run")
+    visible: bool = Field(description="whether it could be found")
     hidden_by: HiddenBy | None
     outside_by: OutsideBy | None = Field(description="why the project would not see it")
     tags: list[str]
-    was_visible: bool = Field(description="whether it can be found and run now")
+    was_visible: bool = Field(description="whether it can be found now")
 
 
 class PreviewedRule(Output):

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from app.catalog.servers import Status, check_transport
+from app.catalog.availability import Status
+from app.catalog.servers import check_transport
 from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import TRANSPORT_ALIASES, Transport
 from app.schemas.base import (
@@ -119,7 +120,7 @@ class ServerOut(Output):
     tags: list[ShownText]
     tool_permissions: dict[str, bool]
     enabled: bool
-    status: Status = Field(description="after the last contact")
+    status: Status = Field(description="after the last contact; `push`: Toolscout does not connect to it")
     last_error: str | None
     last_cause: str | None = Field(description="the cause of the last error, as one stable word")
     config_version: int

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
+from app.catalog.availability import Status
 from app.catalog.core_tools import MAX_CORE_TOOLS
 from app.catalog.tools import State
 from app.catalog.visibility_policy import EnabledBy, HiddenBy
@@ -42,8 +43,14 @@ class ToolOut(Output):
     annotations: dict[str, Any] | None
     enabled: bool = Field(description="by its own switch, a rule, or the default")
     enabled_by: EnabledBy
-    visible: bool = Field(description="whether it can be found and run")
+    visible: bool = Field(description="whether it can be found")
     hidden_by: HiddenBy | None = Field(description="why it cannot")
+    runnable: bool = Field(
+        description="whether `POST /execute` runs it: it is visible, and Toolscout connects to its server"
+    )
+    server_status: Status = Field(
+        description="the outcome of the last connection to its server; `push`: your backend runs the tool"
+    )
     tags: list[str] = Field(description="its own, its server's, and those that rules add")
     own_tags: list[str]
     pinned: bool = Field(description=_PINNED)

@@ -305,6 +305,9 @@ class Tool:
     tokens: int
     embedded: bool
     updated_at: datetime
+    runnable: bool | None = None
+    """Whether `execute` runs it; None from Toolscout 0.2 and earlier."""
+    server_status: str | None = None
 
 
 @dataclass(frozen=True)

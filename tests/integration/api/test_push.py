@@ -50,7 +50,7 @@ async def test_a_push_with_wait_returns_the_finished_run(user: TestUser) -> None
     assert run["counts"] == {**ZERO_COUNTS, "added": 2, "embedded": 2}
     assert (run["refused"], run["warnings"], run["error"]) == ([], [], None)
     server = (await user.http.get(f"/servers/{server_id}")).json()
-    assert (server["tool_count"], server["pending_count"], server["status"]) == (2, 0, "connected")
+    assert (server["tool_count"], server["pending_count"], server["status"]) == (2, 0, "push")
 
 
 async def test_a_push_counts_added_changed_unchanged_and_removed_tools(user: TestUser) -> None:
