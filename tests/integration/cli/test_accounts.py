@@ -18,14 +18,11 @@ def own_database(command: Command, fresh_database: str, monkeypatch: pytest.Monk
     return fresh_database
 
 
-@pytest.fixture
-def answers(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a person at a terminal answers, in order. After `command`, which captures the output."""
-    given: list[str] = []
+def answer_at_terminal(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let a person at a terminal give this answer. Call it in the test itself: pytest resets streams before it."""
     monkeypatch.setattr(sys, "stdin", FakeTerminal())
     monkeypatch.setattr(sys, "stderr", FakeTerminal())
-    monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda _: given.pop(0))
-    return given
+    monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda _: text)
 
 
 def find_line(output: str, text: str) -> str:
@@ -77,13 +74,13 @@ def test_two_keys_with_one_prefix_are_told_apart_by_their_ids(command: Command, 
 
 
 @pytest.mark.usefixtures("own_database")
-def test_a_person_is_asked_before_a_key_is_revoked(command: Command, answers: list[str]) -> None:
+def test_a_person_is_asked_before_a_key_is_revoked(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command("key", "create", "--user", "ada")
     key = find_line(command("key", "list"), "ada").split()[-1]
-    answers += ["n"]
+    answer_at_terminal(monkeypatch, "n")
     command("key", "revoke", key, status=1)
     assert " active " in find_line(command("key", "list"), "ada")
-    answers += ["y"]
+    answer_at_terminal(monkeypatch, "y")
     command("key", "revoke", key)
     assert " revoked " in find_line(command("key", "list"), "ada")
 
@@ -106,12 +103,12 @@ def test_users_are_listed_and_deleted_with_what_they_own(command: Command, mcp: 
 
 
 @pytest.mark.usefixtures("own_database")
-def test_a_person_is_asked_before_a_user_is_deleted(command: Command, answers: list[str]) -> None:
+def test_a_person_is_asked_before_a_user_is_deleted(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command("key", "create", "--user", "ada")
-    answers += ["n"]
+    answer_at_terminal(monkeypatch, "n")
     command("user", "delete", "ada", status=1)
     assert "ada" in command("user", "list")
-    answers += ["y"]
+    answer_at_terminal(monkeypatch, "y")
     command("user", "delete", "ada")
     assert "no users yet" in command("user", "list")
 
