@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import httpx
 
+from toolscout_client.reports import CatalogResource, ReportResource
 from toolscout_client.resources import (
-    CatalogResource,
     ChatResource,
     Keys,
     Projects,
@@ -27,7 +27,7 @@ _KEEPALIVE_S = 3.0
 """Shorter than servers keep connections, so that no request is sent on a connection that the server is closing."""
 
 
-class _Client(ChatResource[TransportT], CatalogResource[TransportT]):
+class _Client(ChatResource[TransportT], CatalogResource[TransportT], ReportResource[TransportT]):
     def for_user(self, user_id: str) -> Self:
         """Return a client that acts for this user, with a service or an admin key.
 

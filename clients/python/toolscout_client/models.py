@@ -31,12 +31,20 @@ def _field_types(model: Any) -> dict[str, Any]:
     return {model_field.name: hints[model_field.name] for model_field in fields(model)}
 
 
+def _to_camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
 def _convert(hint: Any, data: Any) -> Any:
     if data is None:
         return None
     if is_dataclass(hint):
         model: Any = hint
-        return model(**{name: _convert(kind, data[name]) for name, kind in _field_types(model).items() if name in data})
+        types = _field_types(model)
+        # `/catalog/search` answers in camelCase
+        keys = {name: name if name in data else _to_camel(name) for name in types}
+        return model(**{name: _convert(types[name], data[key]) for name, key in keys.items() if key in data})
     if hint is datetime:
         return datetime.fromisoformat(data)
     if get_origin(hint) is list:
@@ -455,9 +463,9 @@ class DecisionFilter(TypedDict, total=False):
     project_id: str | None
     degraded: bool | None
     no_match: bool | None
-    since: str | None
-    """A time in ISO 8601, as is `until`."""
-    until: str | None
+    since: datetime | str | None
+    """A `datetime`, or a text in ISO 8601, as is `until`."""
+    until: datetime | str | None
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ import httpx
 
 from toolscout_client.models import (
     CoreTools,
-    Decision,
-    DecisionFilter,
     Discovery,
     DiscoveryOptions,
     Execution,
@@ -31,7 +29,6 @@ from toolscout_client.models import (
     Server,
     ServerChanges,
     ServerFields,
-    ServerImport,
     Tag,
     Tool,
     ToolChange,
@@ -99,11 +96,6 @@ class ChatResource(Resource[TransportT]):
         body = {"discovery_id": discovery_id, "tool_key": tool_key, "outcome": outcome}
         return self._send_without_result(make_request("POST /feedback", json=body))
 
-    @paginated
-    def decisions(self, **filters: Unpack[DecisionFilter]) -> FetchPage[Decision]:
-        """Iterate over searches and the tools that they chose, newest first. Pages are fetched when they are needed."""
-        return self._fetch_pages(Decision, make_request("GET /decisions", params=filters))
-
     @endpoint
     def health(self) -> Steps[Health]:
         """Check that the process answers."""
@@ -120,17 +112,6 @@ class ChatResource(Resource[TransportT]):
     ) -> Steps[httpx.Response]:
         """Call any other endpoint, with the same errors and retries."""
         return self._send(Request(method, path, json, params or {}, retry_safe=method == "GET"))
-
-
-class CatalogResource(Resource[TransportT]):
-    """What concerns a user's catalogue as a whole."""
-
-    @endpoint
-    def import_servers(self, config: Mapping[str, Any], values: Mapping[str, str] | None = None) -> Steps[ServerImport]:
-        """Register the servers of an MCP client's configuration, such as a parsed `mcp.json`. `values` are those of its
-        placeholders, by name. What cannot be imported is in `skipped`, and does not stop the others."""
-        body = {"config": config, "values": values or {}}
-        return self._fetch(ServerImport, make_request("POST /servers/import", json=body))
 
 
 class _RunResource(Resource[TransportT]):
@@ -167,6 +148,7 @@ class Servers(_RunResource[TransportT]):
 
     @paginated
     def list(self) -> FetchPage[Server]:
+        """Iterate over the servers by name. A generator: pages are fetched when they are needed."""
         return self._fetch_pages(Server, make_request("GET /servers"))
 
     @endpoint
@@ -200,7 +182,7 @@ class Servers(_RunResource[TransportT]):
 
     @paginated
     def runs(self, server_id: str) -> FetchPage[Run]:
-        """Iterate over the runs, newest first."""
+        """Iterate over the runs, newest first. A generator: pages are fetched when they are needed."""
         return self._fetch_pages(Run, make_request("GET /servers/{}/runs", server_id))
 
     def _start_run(self, request: Request, *, wait: bool) -> Steps[Run]:
@@ -211,7 +193,7 @@ class Servers(_RunResource[TransportT]):
 class Tools(Resource[TransportT]):
     @paginated
     def list(self, **filters: Unpack[ToolFilter]) -> FetchPage[Tool]:
-        """Iterate over matching tools, by server and name. Pages are fetched when they are needed."""
+        """Iterate over matching tools, by server and name. A generator: pages are fetched when they are needed."""
         return self._fetch_pages(Tool, make_request("GET /tools", params=filters))
 
     @endpoint
@@ -231,7 +213,7 @@ class Tools(Resource[TransportT]):
 
     @paginated
     def history(self, tool_id: str) -> FetchPage[ToolChange]:
-        """Iterate over the changes of the definition, newest first."""
+        """Iterate over the changes of the definition, newest first. A generator, as `list` is."""
         return self._fetch_pages(ToolChange, make_request("GET /tools/{}/history", tool_id))
 
     @endpoint
@@ -273,6 +255,7 @@ class Projects(Resource[TransportT]):
 
     @paginated
     def list(self) -> FetchPage[Project]:
+        """Iterate over the projects. A generator: pages are fetched when they are needed."""
         return self._fetch_pages(Project, make_request("GET /projects"))
 
     @endpoint
@@ -298,6 +281,7 @@ class Users(Resource[TransportT]):
 
     @paginated
     def list(self) -> FetchPage[User]:
+        """Iterate over the users by id. A generator: pages are fetched when they are needed."""
         return self._fetch_pages(User, make_request("GET /users"))
 
     @endpoint
@@ -325,6 +309,7 @@ class Keys(Resource[TransportT]):
 
     @paginated
     def list(self) -> FetchPage[Key]:
+        """Iterate over the keys' records. A generator: pages are fetched when they are needed."""
         return self._fetch_pages(Key, make_request("GET /keys"))
 
     @endpoint

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from urllib.parse import quote
@@ -96,7 +97,10 @@ class AsyncTransport:
 
 def _httpx_arguments(request: Request, user_id: str | None) -> dict[str, Any]:
     arguments: dict[str, Any] = {"method": request.method, "url": request.path, "json": request.json}
-    arguments["params"] = {name: value for name, value in request.params.items() if value is not None}
+    params = {name: value for name, value in request.params.items() if value is not None}
+    arguments["params"] = {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in params.items()
+    }
     arguments["headers"] = {**request.headers, **({} if user_id is None else {"X-User-Id": user_id})}
     return arguments if request.timeout is None else arguments | {"timeout": request.timeout}
 

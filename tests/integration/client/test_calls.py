@@ -1,9 +1,10 @@
 """Tests of every endpoint of the client against the real application on a socket."""
 
+import inspect
 import re
 import uuid
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import assert_type
 
 import httpx
@@ -18,17 +19,25 @@ from tests.support.mcp_server import FakeMcpServer
 from toolscout_client import (
     ArgumentsInvalid,
     AsyncToolscout,
+    AuditEvent,
+    CatalogSearch,
+    CatalogTool,
     Conflict,
     Discovery,
+    Evaluation,
     Forbidden,
     InvalidInput,
+    LabelledMessage,
     NotFound,
     Rule,
+    Selection,
     Server,
     ServerImport,
+    Stats,
     ToolFailed,
     Toolscout,
     Unauthenticated,
+    reports,
     resources,
 )
 
@@ -359,20 +368,97 @@ async def test_health_and_other_endpoints(any_client: AnyClient) -> None:
     await expect_error(any_client(lambda client: client.request("POST", "/rules/preview", json={})), InvalidInput)
 
 
+async def test_a_list_of_tools_is_searched_without_storing_it(any_client: AnyClient) -> None:
+    schema = {"type": "object", "properties": {"place": {"type": "string"}}}
+    tools: list[CatalogTool] = [
+        {
+            "toolKey": "1",
+            "toolName": "get_forecast",
+            "serverName": "sky",
+            "description": FORECAST["description"],
+            "outputSchema": schema,
+        },
+        {"toolKey": "2", "toolName": "send_mail", "serverName": "post", "description": "Sends a mail to somebody."},
+    ]
+    found: CatalogSearch = await any_client(lambda client: client.catalog_search(MESSAGE, tools, max_results=1))
+    [result] = found.results
+    assert (result.tool_key, result.tool_name, result.server_name) == ("1", "get_forecast", "sky")
+    assert (result.output_schema, result.annotations) == (schema, None)
+    assert 0 < result.relevance <= 1
+    assert (found.total_searched, found.no_match, found.refused) == (2, False, [])
+    both = await any_client(
+        lambda client: client.catalog_search([MESSAGE, "send a mail to Kim"], tools, context="Oslo")
+    )
+    assert {each.tool_key for each in both.results} == {"1", "2"}
+    assert await any_client.all(lambda client: client.servers.list()) == []
+
+
+async def test_labelled_messages_are_evaluated(any_client: AnyClient, user: TestUser) -> None:
+    await user.add_tools(FORECAST, MAIL, server="sky")
+    items: list[LabelledMessage] = [
+        {"id": "rain", "message": MESSAGE, "tools": ["sky.get_forecast"]},
+        {"messages": [{"role": "user", "content": "thanks, that is all"}], "tools": []},
+        {"message": MESSAGE, "tools": ["no_such_tool"]},
+    ]
+    result: Evaluation = await any_client(lambda client: client.evaluate(items, limit=1, suggest=True))
+    assert (result.messages, result.abstained) == (3, 1.0)
+    assert result.measures is not None
+    assert result.measures.hit_at_1 == 0.5
+    assert [answer.id for answer in result.answers] == ["rain", "2", "3"]
+    assert result.answers[0].measures is not None
+    assert result.answers[1].measures is None
+    assert [(each.id, each.label) for each in result.unknown_labels] == [("3", "no_such_tool")]
+    assert result.suggestions is not None
+    assert result.suggestions.tools == 2
+    assert (await any_client(lambda client: client.evaluate(items))).suggestions is None
+
+
+async def test_statistics_audit_events_and_selections_are_read(
+    any_client: AnyClient, administrator: AnyClient, user: TestUser, container: Container
+) -> None:
+    began = datetime.now(UTC)
+    await user.add_tools(FORECAST, MAIL)
+    await administrator(lambda client: client.users.update(user.id, settings={"selection_log": True}))
+    for _ in range(2):
+        await any_client(lambda client: client.discover(MESSAGE, limit=1))
+    await container.usage_counters.flush()
+    await container.selections.flush()
+
+    stats: Stats = await any_client(lambda client: client.stats(since=began - timedelta(hours=1), step="hour"))
+    assert (stats.totals.discoveries, stats.never_found_count) == (2, 1)
+    assert sum(point.discoveries for point in stats.points) == 2
+    assert [each.name for each in stats.never_found] == ["send_mail"]
+
+    events: list[AuditEvent] = await any_client.all(lambda client: client.audit(action="server.create", limit=1))
+    assert [(event.user_id, event.outcome) for event in events] == [(user.id, "succeeded")]
+    assert await any_client.all(lambda client: client.audit(until=began - timedelta(days=1))) == []
+    assert len(await any_client.all(lambda client: client.audit(limit=1))) > 2
+
+    selections: list[Selection] = await any_client.all(lambda client: client.selections(since=began.isoformat()))
+    assert [(each.message, each.tools[0].name) for each in selections] == [(MESSAGE, "get_forecast")] * 2
+    assert await any_client.all(lambda client: client.selections(until=began)) == []
+    await any_client(lambda client: client.delete_selections())
+    assert await any_client.all(lambda client: client.selections()) == []
+
+
+async def test_lists_are_generators_and_other_answers_are_complete(address: str, user: TestUser) -> None:
+    """As the README says."""
+    with Toolscout(address, user.key, verify=False) as blocking:
+        for lazy in (blocking.servers.list(), blocking.tools.list(), blocking.audit(), blocking.selections()):
+            assert isinstance(lazy, Iterator)
+    async with AsyncToolscout(address, user.key, verify=False) as asyncio_client:
+        assert isinstance(asyncio_client.audit(), AsyncIterator)
+        assert isinstance(await asyncio_client.tools.tags(), list)
+
+
 async def test_an_id_cannot_change_the_route(administrator: AnyClient) -> None:
     await expect_error(administrator(lambda client: client.users.get("../keys")), NotFound)
     assert (await administrator(lambda client: client.request("GET", "/users/../keys"))).status_code == 200
 
 
 ONLY_BY_REQUEST = {
-    ("GET", "/audit"),
     ("GET", "/metrics"),
-    ("GET", "/stats"),
-    ("POST", "/catalog/search"),
-    ("POST", "/eval"),
-    ("GET", "/selections"),
     ("GET", "/selections/export"),
-    ("DELETE", "/selections"),
     ("GET", "/runs/{}/events"),
     *((method, re.sub(r"{\w+}", "{}", path)) for path in MCP_PATHS for method in ("GET", "POST", "DELETE")),
 }
@@ -380,10 +466,10 @@ ONLY_BY_REQUEST = {
 
 
 def test_the_client_has_every_route_of_the_service(container: Container) -> None:
-    """A new route belongs into `resources.py`, or into `ONLY_BY_REQUEST`."""
+    """A new route belongs into `resources.py`, into `reports.py` or into `ONLY_BY_REQUEST`."""
     paths = get_app(container).openapi()["paths"]
     routes = {(method.upper(), re.sub(r"{\w+}", "{}", path)) for path, methods in paths.items() for method in methods}
-    source = Path(resources.__file__).read_text()
+    source = "".join(inspect.getsource(module) for module in (resources, reports))
     implemented = set(re.findall(r'make_request\(\s*"([A-Z]+) (/[^"]*)"', source))
     assert len(implemented) > 35
     assert routes - implemented - ONLY_BY_REQUEST == set()
