@@ -241,7 +241,7 @@ class Settings(BaseSettings):
         7,
         ge=0,
         le=3650,
-        description="days for which the decision log keeps what each search chose, without its message (about 1 KB a "
+        description="days for which the decision log keeps what each search chose, without its message (about 2 KB a "
         "search); 0 switches the log off",
     )
 
