@@ -197,18 +197,21 @@ async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncEx
 
 
 def _build_mcp_pool(settings: Settings, resolve: Resolve | None) -> McpPool:
-    limits = ConnectionLimits(
+    return McpPool(
+        Guard(settings.outbound_hosts, resolve),
+        read_stdio_servers(settings),
+        make_connection_limits(settings),
+        idle_s=settings.upstream_idle_s,
+        max_connections=settings.upstream_connections,
+    )
+
+
+def make_connection_limits(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
         connect_s=settings.connect_timeout_s,
         list_s=settings.list_timeout_s,
         max_bytes=settings.upstream_max_bytes,
         max_tools=settings.max_tools_per_server,
-    )
-    return McpPool(
-        Guard(settings.outbound_hosts, resolve),
-        read_stdio_servers(settings),
-        limits,
-        idle_s=settings.upstream_idle_s,
-        max_connections=settings.upstream_connections,
     )
 
 
@@ -315,13 +318,13 @@ def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher, cloud
         usage_counters=infrastructure.usage_counters,
         selections=infrastructure.selections,
         decisions=infrastructure.decisions,
-        rollout=_make_rollout(infrastructure.settings),
+        rollout=make_rollout(infrastructure.settings),
         cloud=CloudSearch(searcher, cloud),
         max_tools=infrastructure.settings.max_tools,
     )
 
 
-def _make_rollout(settings: Settings) -> Rollout:
+def make_rollout(settings: Settings) -> Rollout:
     return Rollout(enabled=settings.discovery, percent=settings.rollout_percent)
 
 

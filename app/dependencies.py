@@ -19,6 +19,7 @@ from app.db.engine import Session as DatabaseSession
 from app.db.pagination import MAX_PAGE, PageRequest
 from app.errors import BadRequest, ForeignOrigin, InvalidInput, Misdirected, Unauthenticated
 from app.indexing import queue
+from app.reload import Reloader
 from app.text.hosts import is_own_host, is_own_origin
 
 _bearer = HTTPBearer(auto_error=False, description="A Toolscout key: `Authorization: Bearer ts_…`")
@@ -31,6 +32,14 @@ async def get_container(request: Request) -> Container:
 
 
 ContainerDep = Annotated[Container, Depends(get_container)]
+
+
+async def get_reloader(request: Request) -> Reloader:
+    reloader: Reloader = request.app.state.reloader
+    return reloader
+
+
+ReloaderDep = Annotated[Reloader, Depends(get_reloader)]
 
 
 async def check_host_and_origin(request: Request, container: ContainerDep) -> None:

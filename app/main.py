@@ -3,6 +3,7 @@
 `create_app` builds it around an open container; `create_routes` builds the routes alone, which is enough for OpenAPI.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,6 +21,7 @@ from app.api import (
     inline_search,
     keys,
     projects,
+    reload,
     rules,
     runs,
     selections,
@@ -39,7 +41,8 @@ from app.console.router import add_console
 from app.container import Container
 from app.mcp_server.router import mcp_router
 from app.observability.tracing import TraceContextMiddleware
-from app.settings import Role
+from app.reload import Reloader
+from app.settings import Role, Settings, load_settings
 
 _DESCRIPTION = """Finds, for each chat message, the few MCP tools that matter.
 
@@ -64,6 +67,7 @@ _ROUTE_MODULES = (
     audit,
     decisions,
     selections,
+    reload,
 )
 
 _CORS_OPTIONS: dict[str, Any] = {
@@ -73,16 +77,24 @@ _CORS_OPTIONS: dict[str, Any] = {
 }
 
 
-def create_app(container: Container) -> FastAPI:
+def create_app(container: Container, read_settings: Callable[[], Settings] = load_settings) -> FastAPI:
+    """`read_settings` reads the settings again for a reload."""
     app = create_routes(container.settings.role)
-    app.state.container = container
+
+    def use_container(current: Container) -> None:
+        app.state.container = current
+
+    use_container(container)
+    app.state.reloader = Reloader(container, read_settings, use_container)
     add_error_handlers(app)
     # from the innermost to the outermost
     app.add_middleware(BodySizeLimitMiddleware)
     app.add_middleware(UnhandledErrorMiddleware)
     app.add_middleware(ConnectionDrainMiddleware, draining=container.draining)
     app.add_middleware(
-        ConcurrencyLimitMiddleware, max_in_flight=container.settings.max_in_flight, metrics=container.metrics
+        ConcurrencyLimitMiddleware,
+        get_max_in_flight=lambda: app.state.container.settings.max_in_flight,
+        metrics=container.metrics,
     )
     if container.settings.allowed_origins:
         app.add_middleware(CORSMiddleware, allow_origins=container.settings.allowed_origins, **_CORS_OPTIONS)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
@@ -410,6 +410,23 @@ class Settings(BaseSettings):
     @property
     def seeds_demo(self) -> bool:
         return self.uses_embedded_db if self.demo is None else self.demo
+
+
+def load_settings() -> Settings:
+    """Read the settings. Raises `ConfigurationError`, which names each variable with an invalid value."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        lines = [
+            f"  {_get_variable(str(item['loc'][0]))}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        ]
+        raise ConfigurationError("\n".join(["invalid settings:", *lines])) from None
+
+
+def _get_variable(location: str) -> str:
+    """Return the variable that an error is about: pydantic reports the field, or the alias where there is one."""
+    return location if location.isupper() else variable_name(location)
 
 
 def variable_name(field: str) -> str:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 import uvloop
-from pydantic import ValidationError
 
 from app.auth.users import User, get_user
 from app.cli.text import make_printable
@@ -18,10 +17,10 @@ from app.container import Container, open_container
 from app.db.engine import Database
 from app.db.migrate import migrate
 from app.db.pagination import MAX_PAGE, Page, PageRequest
-from app.errors import ConfigurationError, InvalidInput
+from app.errors import InvalidInput
 from app.local_postgres.database import connect_database, is_service_running
 from app.observability.logging import configure_logging
-from app.settings import Settings, variable_name
+from app.settings import Settings, load_settings
 
 ACTOR = "operator:cli"
 
@@ -44,7 +43,7 @@ def with_settings(
 
     @functools.wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
-        settings = _load_settings()
+        settings = load_settings()
         configure_logging("WARNING", settings.log_format)  # `serve` lowers it to the level of the settings
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(function(settings, *args, **kwargs))
@@ -54,22 +53,6 @@ def with_settings(
     _, *parameters = signature.parameters.values()
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
-
-
-def _load_settings() -> Settings:
-    try:
-        return Settings()
-    except ValidationError as error:
-        lines = [
-            f"  {_variable(str(item['loc'][0]))}: {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        ]
-        raise ConfigurationError("\n".join(["invalid settings:", *lines])) from None
-
-
-def _variable(location: str) -> str:
-    """Return the variable that an error is about: pydantic reports the field, or the alias where there is one."""
-    return location if location.isupper() else variable_name(location)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from app.errors import ToolscoutError
 
 _COMMANDS = (
     LazyCommand("serve", "app.cli.serve", "Run the service."),
+    LazyCommand("reload", "app.cli.reload", "Apply changed settings without a restart."),
     LazyCommand("doctor", "app.cli.doctor", "Check the settings, the database and the embedder."),
     LazyCommand("migrate", "app.cli.migrate", "Migrate the database schema."),
     LazyCommand("key", "app.cli.keys", "Manage API keys."),

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -18,6 +19,8 @@ from sse_starlette.sse import AppStatus
 
 from app.cli.context import ACTOR, with_settings
 from app.cli.group import make_group
+from app.cli.hangup import HangupHandler
+from app.cli.running_services import announce_service
 from app.container import Container, open_container
 from app.demo.seed import finish_demo, seed_demo
 from app.errors import ConfigurationError
@@ -171,7 +174,8 @@ def _print_paragraphs(*paragraphs: str) -> None:
 
 
 async def _serve_until_stopped(container: Container, listener: socket.socket, announce: Callable[[], None]) -> None:
-    config = _make_config(create_app(container), container.settings)
+    app = create_app(container)
+    config = _make_config(app, container.settings)
     # Modules and models are never freed. Collecting them again and again paused all requests for 150 ms at a time.
     gc.collect()
     gc.freeze()
@@ -181,7 +185,10 @@ async def _serve_until_stopped(container: Container, listener: socket.socket, an
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_IGN)
     drain_s = container.settings.drain_s
-    await _Server(config, announce, container.draining, drain_s, container.shutdown).serve(sockets=[listener])
+    server = _Server(config, announce, container.draining, drain_s, container.shutdown)
+    with announce_service(container.settings.data_dir) as service:
+        HangupHandler(app.state.reloader, service, partial(setattr, server, "should_exit", True)).install()
+        await server.serve(sockets=[listener])
 
 
 def _make_config(app: FastAPI, settings: Settings) -> uvicorn.Config:

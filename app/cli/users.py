@@ -11,6 +11,7 @@ from app.cli.context import ACTOR, confirm, open_database, open_for_user, read_a
 from app.cli.group import make_group
 from app.cli.output import print_table
 from app.cli.text import make_printable
+from app.container import make_rollout
 from app.db.pagination import Page, PageRequest
 from app.management.users import delete_user
 from app.settings import Settings
@@ -23,7 +24,7 @@ commands.add_typer(user_commands, name="user")
 @user_commands.command("list")
 @with_settings
 async def list_users(settings: Settings) -> int:
-    """List users by id, with the number of their tools."""
+    """List users by id, with the number of their tools and whether their messages are searched."""
     async with open_database(settings) as database:
 
         async def read_page(request: PageRequest) -> Page[User]:
@@ -34,11 +35,12 @@ async def list_users(settings: Settings) -> int:
     if not found:
         print("no users yet; `toolscout key create --user ID` creates one, and so does the first request that names it")
         return 0
+    rollout = make_rollout(settings)
     rows = [
         (
             user.id,
             str(user.tool_count),
-            "on" if user.discovery_enabled else "off",
+            "on" if rollout.includes(user) else "off",
             user.created_at.strftime("%Y-%m-%d"),
             user.name or "",
         )

@@ -52,7 +52,7 @@ class WorkerConfig:
 
 class Worker:
     def __init__(self, indexer: Indexer, config: WorkerConfig) -> None:
-        self._indexer = indexer
+        self.indexer = indexer
         self._config = config
         self._slots = asyncio.Semaphore(config.runs_at_once)
         self._has_work = asyncio.Event()
@@ -137,7 +137,7 @@ class Worker:
                 await self._has_work.wait()
 
     async def _claim(self, run_id: str | None = None) -> queue.Claim | None:
-        async with self._indexer.database.system_transaction() as session:
+        async with self.indexer.database.system_transaction() as session:
             return await queue.claim_run(session, self._config.lease_s, run_id)
 
     async def _process_in_slot(self, run: queue.Claim) -> None:
@@ -154,7 +154,7 @@ class Worker:
                 await self._fail(run, "crashed", f"gave up after {queue.MAX_ATTEMPTS} attempts that did not finish")
             else:
                 async with self._heartbeat(run):
-                    state = await reindex_server(self._indexer, run)
+                    state = await reindex_server(self.indexer, run)
         except asyncio.CancelledError:
             await self._requeue(run)
             raise
@@ -170,8 +170,8 @@ class Worker:
         except Exception:  # the worker's boundary: one bad run must not stop the others
             logger.exception("unexpected error in index run", extra={"run_id": run.id})
             await self._fail(run, "internal_error", "unexpected error: search the service's log for the id of this run")
-        self._indexer.metrics.index_runs.labels(state).inc()
-        self._indexer.metrics.index_seconds.labels(state).observe(time.perf_counter() - started)
+        self.indexer.metrics.index_runs.labels(state).inc()
+        self.indexer.metrics.index_seconds.labels(state).observe(time.perf_counter() - started)
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
 
     async def _retry_or_fail(self, run: queue.Claim, error: ServerUnreachable) -> str:
@@ -180,7 +180,7 @@ class Worker:
             return "failed"
         # jitter, so that servers behind one failing gateway are not all retried at the same moment
         delay_s = self._config.retry_s * 4 ** (run.attempts - 1) * random.uniform(0.75, 1.25)  # noqa: S311
-        async with self._indexer.database.transaction(run.user_id) as session:
+        async with self.indexer.database.transaction(run.user_id) as session:
             await queue.retry_later(session, run, error.cause, error.message, delay_s)
         return "retried"
 
@@ -198,23 +198,23 @@ class Worker:
         while True:
             await asyncio.sleep(run.lease_s / _HEARTBEATS_PER_LEASE)
             with suppress(Unavailable, QueryInterrupted):
-                async with self._indexer.database.transaction(run.user_id) as session:
+                async with self.indexer.database.transaction(run.user_id) as session:
                     await queue.renew_lease(session, run)
 
     async def _fail(self, run: queue.Claim, cause: str, message: str) -> None:
         extra = {"run_id": run.id, "server_id": run.server_id, "cause": cause}
         logger.warning("index run failed", extra=extra)
-        async with self._indexer.database.transaction(run.user_id) as session:
+        async with self.indexer.database.transaction(run.user_id) as session:
             await queue.fail(session, run, cause, message, queue.RunSummary())
 
     async def _release(self, run: queue.Claim) -> None:
         with suppress(Unavailable, QueryInterrupted):
-            async with self._indexer.database.transaction(run.user_id) as session:
+            async with self.indexer.database.transaction(run.user_id) as session:
                 await queue.release(session, run, self._config.retry_s)
 
     async def _requeue(self, run: queue.Claim) -> None:
         with suppress(Unavailable, QueryInterrupted):
-            async with self._indexer.database.transaction(run.user_id) as session:
+            async with self.indexer.database.transaction(run.user_id) as session:
                 await queue.requeue(session, run)
 
     async def _retry_pending(self) -> None:
@@ -223,7 +223,7 @@ class Worker:
 
     async def enqueue_pending(self) -> int:
         """Queue servers with tools that have no vector, and return their number; none while the embedder is down."""
-        async with self._indexer.database.system_transaction() as session:
+        async with self.indexer.database.system_transaction() as session:
             servers = await find_servers_with_pending_tools(session, self._config.pending_retry_s)
         if not servers or not await self._is_embedder_up():
             return 0
@@ -233,7 +233,7 @@ class Worker:
     async def _is_embedder_up(self) -> bool:
         """Check before anything is queued, so that a long outage does not produce failing runs."""
         try:
-            active, *_ = await self._indexer.models()
+            active, *_ = await self.indexer.models()
             await active.embedder.embed_queries(["ping"])
         except EmbeddingFailed:
             return False
@@ -243,13 +243,13 @@ class Worker:
         """Recompute outdated visibility decisions and queue the servers that are due."""
         every_s = self._config.reindex_every_s
         await asyncio.sleep(min(_MAINTENANCE_INTERVAL_S, every_s / 2) if every_s else _MAINTENANCE_INTERVAL_S)
-        await recompute_stale(self._indexer.database)
+        await recompute_stale(self.indexer.database)
         if every_s:
             await self.enqueue_due()
 
     async def enqueue_due(self) -> int:
         """Queue servers that have not been listed for `reindex_every_s`, and return their number."""
-        async with self._indexer.database.system_transaction() as session:
+        async with self.indexer.database.system_transaction() as session:
             servers = await find_servers_to_refresh(session, self._config.reindex_every_s)
         await self._enqueue(servers, queue.SCHEDULE)
         return len(servers)
@@ -257,7 +257,7 @@ class Worker:
     async def _enqueue(self, servers: Sequence[ServerKey], asked_by: str, *, fetch_from_server: bool = True) -> None:
         for user_id, server_id in servers:
             with suppress(NotFound):  # the server has just been deleted
-                async with self._indexer.database.transaction(user_id) as session:
+                async with self.indexer.database.transaction(user_id) as session:
                     await queue.enqueue(
                         session, user_id, server_id, fetch_from_server=fetch_from_server, asked_by=asked_by
                     )

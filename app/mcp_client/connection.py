@@ -99,7 +99,7 @@ class Connection:
         self.endpoint = endpoint
         self._guard = guard
         self._stdio_servers = stdio_servers
-        self._limits = limits
+        self.limits = limits
         self._on_tools_changed = on_tools_changed
         self._connected: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._close_requested = asyncio.Event()
@@ -121,7 +121,7 @@ class Connection:
             self._session_task = asyncio.create_task(self._run_session())
             self._session_task.add_done_callback(retrieve_exception)
         try:
-            async with asyncio.timeout(self._limits.connect_s):
+            async with asyncio.timeout(self.limits.connect_s):
                 await asyncio.shield(self._connected)
         except TimeoutError as error:
             raise ServerUnreachable("timeout", "the server did not answer in time") from error
@@ -143,7 +143,7 @@ class Connection:
     async def list_tools(self) -> list[Json]:
         """Return the tools of all pages. Every failure is a `ServerUnreachable`: listing again does no harm."""
         try:
-            async with asyncio.timeout(self._limits.list_s):
+            async with asyncio.timeout(self.limits.list_s):
                 return await self._list_all_pages()
         except TimeoutError as error:
             raise ServerUnreachable("timeout", "the server did not list its tools in time") from error
@@ -164,7 +164,7 @@ class Connection:
         tools: list[Json] = []
         cursor: str | None = None
         seen_cursors: set[str] = set()
-        bytes_left = self._limits.max_bytes
+        bytes_left = self.limits.max_bytes
         for _ in range(_MAX_PAGES):
             page = await self._request(partial(self._client.list_tools, cursor=cursor))
             # Not dumped as JSON, which would silently turn values that JSON cannot represent into null.
@@ -175,7 +175,7 @@ class Connection:
                 raise ServerUnreachable("too_large", "the server's list of tools is too large")
             cursor = page.next_cursor
             # The indexer refuses the tools above the limit one by one; twice the limit is enough for that.
-            if cursor is None or len(tools) > 2 * self._limits.max_tools:
+            if cursor is None or len(tools) > 2 * self.limits.max_tools:
                 return tools
             if cursor in seen_cursors:
                 raise ServerUnreachable("endless_listing", "the server's list of tools repeats a cursor")
@@ -301,8 +301,8 @@ class Connection:
                 self._guard,
                 self._stdio_servers,
                 self._stderr,
-                connect_s=self._limits.connect_s,
-                max_bytes=self._limits.max_bytes,
+                connect_s=self.limits.connect_s,
+                max_bytes=self.limits.max_bytes,
             ) as transport,
             Client(
                 wrap_streams(transport, lambda: self._protocol_version),

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -69,6 +69,36 @@ class McpPool:
         if self._closing:
             await asyncio.wait(self._closing)
         self.guard.close()
+
+    def reconfigure(
+        self,
+        allowed: Iterable[str],
+        stdio_servers: StdioServerRegistry,
+        limits: Limits,
+        *,
+        idle_s: float,
+        max_connections: int,
+    ) -> None:
+        """Use other lists and limits from now on.
+
+        Connections for which the operator's lists say something else now are no longer used. Running calls may finish.
+        """
+        entries = list(self._entries.values())
+        permits = [self._find_permit(entry) for entry in entries]
+        self.guard.allow(allowed)
+        self.stdio_servers = stdio_servers
+        self._limits, self._idle_s, self._max_connections = limits, idle_s, max_connections
+        for entry, permit in zip(entries, permits, strict=True):
+            entry.connection.limits = limits
+            if self._find_permit(entry) != permit:
+                self._retire(entry)
+
+    def _find_permit(self, entry: _Entry) -> object:
+        """Return what the lists say about a connection: its program, or whether its host and port are listed."""
+        endpoint = entry.connection.endpoint
+        if endpoint.transport == "stdio":
+            return self.stdio_servers.programs.get(endpoint.server_name)
+        return endpoint.url is not None and self.guard.is_listed(endpoint.url)
 
     async def check(self, user_id: str, transport: Transport, name: str, url: str | None) -> None:
         """Raise `InvalidInput` or `UrlNotAllowed` unless the user may register such a server.

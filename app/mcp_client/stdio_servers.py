@@ -66,7 +66,7 @@ class StdioServerRegistry:
         if name not in self.list_names(user_id):
             demo = "; the demo's own needs TOOLSCOUT_DEMO=1" if (name, user_id) == (DEMO_PROGRAM, DEMO_USER) else ""
             raise ServerUnreachable(
-                "not_listed", f"TOOLSCOUT_STDIO_SERVERS, as read at startup, has no server named {name!r}{demo}"
+                "not_listed", f"TOOLSCOUT_STDIO_SERVERS, as last read, has no server named {name!r}{demo}"
             )
         return self.programs[name]
 

@@ -67,12 +67,22 @@ class Guard:
     """`allowed` lists `host:port` entries that may be connected to although they are not public."""
 
     def __init__(self, allowed: Iterable[str], resolve: Resolve | None = None) -> None:
-        self._allowed = frozenset(entry.lower() for entry in allowed)
+        self.allow(allowed)
         # Its own threads: DNS lookups that hang must not block other work in threads.
         self._lookup_threads = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="resolve")
         self._look_up = resolve or self._resolve_with_system
         # Loading the certificates takes tens of milliseconds, so it is done once.
         self.tls: ssl.SSLContext = httpx2.create_ssl_context(trust_env=False)
+
+    def allow(self, allowed: Iterable[str]) -> None:
+        """Replace the list of `host:port` entries. Each new connection is checked against it."""
+        self._allowed = frozenset(entry.lower() for entry in allowed)
+
+    def is_listed(self, url: str) -> bool:
+        try:
+            return self.parse_url(url).listed
+        except UrlNotAllowed:
+            return False
 
     def parse_url(self, url: str) -> Target:
         """Check the URL without resolving its host. Raise `UrlNotAllowed`."""

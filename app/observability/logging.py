@@ -88,8 +88,12 @@ def configure_logging(level: str, log_format: LogFormat = "auto", stream: TextIO
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("toolscout").setLevel(level)
+    set_log_level(level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def set_log_level(level: str) -> None:
+    logging.getLogger("toolscout").setLevel(level)
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -76,9 +76,9 @@ class Glossary:
         splits |= {language: _make_split(_make_stem(name)) for language, name in _STEMMERS.items()}
         splits |= dict.fromkeys(_UNSPACED_LANGUAGES, _split_characters)
         self._lists = {language: _WordList.build(_read_shipped(language), split) for language, split in splits.items()}
-        own = [] if own_file is None else _read_own(own_file)
-        self._own = _WordList.build(own, splits[ENGLISH])
-        self._own_unspaced = _WordList.build(own, _split_characters)
+        self.own_entries = [] if own_file is None else _read_own(own_file)
+        self._own = _WordList.build(self.own_entries, splits[ENGLISH])
+        self._own_unspaced = _WordList.build(self.own_entries, _split_characters)
 
     def expand(self, query: Query) -> Query:
         """Return the query with its language and with the plain words for what it says."""

@@ -1,5 +1,6 @@
 """`docs/reference/settings.md`: every setting with its type, default and meaning, from `app.settings`."""
 
+from app.reload import RELOADABLE
 from app.settings import Settings, secret_fields, variable_name
 from docs.generators.json_schema import Schema, describe_type
 from docs.generators.markdown import render_table
@@ -14,6 +15,8 @@ A secret can also stand in a file: append `_FILE` to the name of the setting and
 `TOOLSCOUT_SECRET_KEY_FILE=/run/secrets/secret_key`. Setting both is an error. These settings are secrets:
 
 {secrets}
+
+Settings with "yes" under *reload* can be changed [without a restart](../guides/operations.md#changing-settings).
 
 `TOOLSCOUT_ENVIRONMENT=production` refuses to start with the embedded Postgres, with a superuser in `DATABASE_URL`, or
 without `TOOLSCOUT_SECRET_KEY`.
@@ -45,10 +48,16 @@ def render_page() -> str:
     parts = [_INTRODUCTION.format(secrets=secrets)]
     for title, fields in group_fields().items():
         rows = [
-            (f"`{variable_name(field)}`", _describe_type(schema[field]), _render_default(field), _render_meaning(field))
+            (
+                f"`{variable_name(field)}`",
+                _describe_type(schema[field]),
+                _render_default(field),
+                "yes" if field in RELOADABLE else "",
+                _render_meaning(field),
+            )
             for field in fields
         ]
-        parts.append(f"## {title}\n\n" + render_table(("setting", "type", "default", "meaning"), rows))
+        parts.append(f"## {title}\n\n" + render_table(("setting", "type", "default", "reload", "meaning"), rows))
     return "\n".join(parts)
 
 

@@ -21,7 +21,7 @@ def get_app(container: Container) -> FastAPI:
     Building its routes takes longer than most tests. The application is stored on the container, so that both are
     released together.
     """
-    app: FastAPI = container.__dict__.get("app") or create_app(container)
+    app: FastAPI = container.__dict__.get("app") or create_app(container, lambda: container.settings)
     container.__dict__["app"] = app
     return app
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,11 +21,10 @@ class ConcurrencyLimitMiddleware:
     Health and metrics endpoints are exempt. One credential may use at most 80 % of the slots, and gets 429 beyond.
     """
 
-    def __init__(self, app: ASGIApp, max_in_flight: int, metrics: Metrics) -> None:
-        """`max_in_flight=0` means no limit."""
+    def __init__(self, app: ASGIApp, get_max_in_flight: Callable[[], int], metrics: Metrics) -> None:
+        """The limit is read for each request, because a reload may change it. 0 means no limit."""
         self._app = app
-        self._max_in_flight = max_in_flight
-        self._max_per_credential = math.ceil(max_in_flight * _MAX_SHARE)
+        self._get_max_in_flight = get_max_in_flight
         self._in_flight = 0
         self._by_credential: Counter[bytes] = Counter()
         metrics.requests_in_flight.set_function(lambda: self._in_flight)
@@ -49,10 +49,13 @@ class ConcurrencyLimitMiddleware:
                 del self._by_credential[credential]
 
     def _check_limits(self, credential: bytes) -> ToolscoutError | None:
-        if self._max_in_flight and self._in_flight >= self._max_in_flight:
+        max_in_flight = self._get_max_in_flight()
+        if not max_in_flight:
+            return None
+        if self._in_flight >= max_in_flight:
             self._refused.labels("overloaded").inc()
             return Unavailable("this process handles as many requests as it can; try again shortly")
-        if self._max_in_flight and self._by_credential[credential] >= self._max_per_credential:
+        if self._by_credential[credential] >= math.ceil(max_in_flight * _MAX_SHARE):
             self._refused.labels("rate_limited").inc()
             return RateLimited("too many of your requests are in progress; wait for some of them", retry_after_s=1)
         return None

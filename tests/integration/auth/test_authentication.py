@@ -22,6 +22,7 @@ ADMIN_ROUTES = [
     ("POST", "/keys", {"kind": "admin"}),
     ("GET", "/keys", None),
     ("DELETE", "/keys/some-id", None),
+    ("POST", "/reload", None),
 ]
 BAD_USER_IDS = [b"", b" ", b"-a", b"a b", b"a/b", b"'; DROP TABLE users; --", "é".encode(), b"\xff", b"x" * 129]
 

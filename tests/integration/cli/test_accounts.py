@@ -103,6 +103,16 @@ def test_users_are_listed_and_deleted_with_what_they_own(command: Command, mcp: 
 
 
 @pytest.mark.usefixtures("own_database")
+def test_users_are_listed_with_whether_their_messages_are_searched(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("key", "create", "--user", "anna")
+    assert "on" in command("user", "list").split()
+    monkeypatch.setenv("TOOLSCOUT_ROLLOUT_PERCENT", "0")
+    assert "off" in command("user", "list").split()
+
+
+@pytest.mark.usefixtures("own_database")
 def test_a_person_is_asked_before_a_user_is_deleted(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command("key", "create", "--user", "ada")
     answer_at_terminal(monkeypatch, "n")

@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 
 CONTRACT = {
     "serve": [],
+    "reload": [],
     "migrate": ["--to"],
     "doctor": [],
     "key create": ["--kind", "--user", "--project", "--name", "--days"],
