@@ -199,8 +199,9 @@ class Settings(BaseSettings):
         10,
         ge=1,
         le=128,
-        description="maximum number of kept and found tools in a response, unless the request sets a higher `limit`; "
-        "core tools are not counted, and there is always room for 5 new tools beside those in `keep`",
+        description="maximum number of kept and found tools in a response, unless the request, its project or its "
+        "user sets a higher `limit`; core tools are not counted, and there is always room for 5 new tools beside "
+        "those in `keep`",
     )
     max_tools_per_server: int = Field(
         1_000, ge=1, description="maximum number of tools that are indexed for one server; further tools are refused"

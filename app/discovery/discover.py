@@ -170,6 +170,10 @@ class Discoverer:
     def database(self) -> Database:
         return self.searcher.database
 
+    def limit_tools(self, options: SearchOptions) -> int:
+        """Return the maximum number of kept and found tools in an answer: a limit that is asked for may exceed it."""
+        return max(self.max_tools, options.requested_limit or 0)
+
     @property
     def tracing(self) -> Tracing:
         return self.searcher.tracing
@@ -422,7 +426,7 @@ def _select(
     core = {definition.tool_id: SelectedTool(definition, "core") for definition in definitions.core}
     known = core | {tool_id: SelectedTool(definition, "kept") for tool_id, definition in definitions.tools.items()}
     kept = [known[key] for key in request.keep if key in known]
-    max_tools = max(discoverer.max_tools, options.limit)
+    max_tools = discoverer.limit_tools(options)
     return select_tools(kept, list(core.values()), found, max_tools=max_tools, max_tokens=request.max_tokens)
 
 

@@ -75,7 +75,7 @@ _OUTSIDE: Mapping[OutsideBy, tuple[str, str]] = {
     "read_only": ("not_read_only", "the project is read-only, and the tool has no `readOnlyHint`"),
 }
 _OMITTED: Mapping[OmissionReason, str] = {
-    "max_tools": "the tools in `keep` and those before it leave no room for it (TOOLSCOUT_MAX_TOOLS)",
+    "max_tools": "the tools in `keep` and those before it leave no room for it within TOOLSCOUT_MAX_TOOLS",
     "max_tokens": "the core tools and the tools before it leave too little of `max_tokens` for it",
 }
 _BEYOND_LIMIT = "all visible tools are returned up to the limit, pinned and most used tools first: it is beyond it"

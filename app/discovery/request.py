@@ -56,12 +56,14 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
         strategy = strategy if project.optimization == "cloud" else project.optimization
         limit = project.limit or limit
         threshold = threshold if project.similarity_threshold is None else project.similarity_threshold
+    requested_limit = request.limit or limit
     cut = resolve_cut(model, user)
     return SearchOptions(
         scope=Scope(user.id, model.id, request.server_ids, request.tags, project_id),
         strategy=request.strategy or strategy or DEFAULT_STRATEGY,
         threshold=threshold if request.threshold is None else request.threshold,
-        limit=request.limit or limit or DEFAULT_LIMIT,
+        limit=requested_limit or DEFAULT_LIMIT,
+        requested_limit=requested_limit,
         fill=request.fill,
         own_calibration=cut.own_calibration,
         shift=cut.shift,

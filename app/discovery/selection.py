@@ -59,7 +59,7 @@ def select_tools(
     kept_count = len({_get_key(tool) for tool in kept} - core_ids)
     unique = list(unique_by([*kept, *core, *found], _get_key))
     others = [tool for tool in unique if _get_key(tool) not in core_ids]
-    room = max(max_tools, kept_count + _MIN_NEW_TOOLS)
+    room = max(max_tools, kept_count + _MIN_NEW_TOOLS) if kept_count else max_tools
     remaining = None if max_tokens is None else max_tokens - count_tokens(tool.definition for tool in core)
     omitted: dict[str, OmissionReason] = {_get_key(tool): "max_tools" for tool in others[room:]}
     for tool in others[:room]:

@@ -114,8 +114,14 @@ async def _discover(call: ToolCall) -> Json:
         queries[0], call.project_id, limit=limit, include_core_tools=False, describe=True, interface="mcp"
     )
     discoveries = await discover_each(discoverer, call.caller, request, queries)
-    found = interleave_selections([discovery.tools for discovery in discoveries], discoveries[0].options.limit)
-    hints = (_make_hint(discoveries, arguments["query"]), _describe_uncertainty(discoveries, arguments["query"]))
+    options = discoveries[0].options
+    max_results = min(options.limit, discoverer.limit_tools(options))
+    found = interleave_selections([discovery.tools for discovery in discoveries], max_results)
+    hints = (
+        _make_hint(discoveries, arguments["query"]),
+        _describe_uncertainty(discoveries, arguments["query"]),
+        _describe_omission(discoveries, "maxResults"),
+    )
     hint = " ".join(each for each in hints if each is not None) or None
     return responses.render_tools(found, hint, brief=arguments.get("detail") == "brief")
 
@@ -159,6 +165,13 @@ def _describe_uncertainty(discoveries: Sequence[Discovery], queries: Sequence[st
         return None
     subject = "The results" if len(queries) == 1 else f"The results for {', '.join(map(repr, uncertain))}"
     return f"{subject} are uncertain: run a tool only if its description fits."
+
+
+def _describe_omission(discoveries: Sequence[Discovery], argument: str) -> str | None:
+    """Say that there was no room for all tools, and which argument makes room."""
+    if not any(discovery.omitted_tools for discovery in discoveries):
+        return None
+    return f"More tools were found than there is room for: a higher {argument} shows them."
 
 
 def _describe_degradation(discoveries: Sequence[Discovery]) -> str | None:
@@ -224,7 +237,8 @@ async def _search_tools(call: ToolCall) -> Json:
         interface="mcp",
     )
     discovery = await discover(discoverer, call.caller, request)
-    return responses.render_schemas(discovery.tools, _make_hint([discovery], [arguments["query"]]))
+    hints = _make_hint([discovery], [arguments["query"]]), _describe_omission([discovery], "top_k")
+    return responses.render_schemas(discovery.tools, " ".join(each for each in hints if each is not None) or None)
 
 
 def _string_schema(description: str | None = None) -> Json:

@@ -163,8 +163,8 @@ class TokensOut(Output):
 class OmittedOut(Output):
     count: int = Field(description="how many kept and found tools were left out")
     reason: OmissionReason = Field(
-        description="`max_tokens`: their definitions are too large for the request's `max_tokens`; `max_tools`: the "
-        "tools in `keep` leave no room within TOOLSCOUT_MAX_TOOLS"
+        description="`max_tokens`: their definitions are too large for the request's `max_tokens`; `max_tools`: "
+        "there is no room for them within TOOLSCOUT_MAX_TOOLS"
     )
 
 

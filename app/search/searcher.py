@@ -35,6 +35,8 @@ class SearchOptions:
     threshold: float | None
     """None: the model's calibrated threshold."""
     limit: int
+    requested_limit: int | None = None
+    """The limit of the request, the project or the user; None: the limit is the default."""
     fill: bool = False
     """Return as many tools as the limit allows, and not only those that the message needs."""
     own_calibration: UserCalibration | None = None

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.clients import TestUser
-from tests.support.factories import tool
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import OpenService, tool
 
 FORECAST = tool("get_forecast", "Weather forecast for a city over the next days: rain, wind, temperature.")
 REFUND = tool("refund_payment", "Give a customer their money back for a payment.")
@@ -124,6 +124,18 @@ async def test_kept_tools_leave_room_for_five_new_ones_and_the_others_are_omitte
     found = {each["tool_key"] for each in (await user.discover("weather", **search))["tools"]}
     assert answer["omitted"]["count"] == len(found - set(keep)) - 5
     assert (await user.discover("weather", keep=keep[:5], limit=5))["omitted"] is None
+
+
+async def test_an_answer_has_at_most_max_tools_unless_a_limit_is_set(open_service: OpenService) -> None:
+    async with open_service(max_tools=3) as service, new_user(service) as user:
+        await user.add_tools(*(tool(f"weather_{i}", "Tells the weather.") for i in range(12)))
+        await user.http.put("/core-tools", json={"tools": [tool(f"core_{i}") for i in range(5)]})
+        answer = await user.discover("weather")
+        assert [found["source"] for found in answer["tools"]] == ["core"] * 5 + ["semantic"] * 3
+        assert answer["omitted"] == {"count": 5, "reason": "max_tools"}
+        longer = await user.discover("weather", limit=6)
+        assert [found["source"] for found in longer["tools"]] == ["core"] * 5 + ["semantic"] * 6
+        assert longer["omitted"] is None
 
 
 async def test_core_tools_larger_than_max_tokens_leave_no_room_and_the_answer_says_so(user: TestUser) -> None:

@@ -95,6 +95,19 @@ async def test_a_tag_that_the_message_names_counts_a_little(user: TestUser) -> N
     assert {boost for _, boost in await rank("list the items")} == {0}
 
 
+async def test_a_named_tag_counts_from_the_moment_that_a_tool_has_it(user: TestUser) -> None:
+    server_id = await user.add_tools(PLAIN)
+
+    async def get_boost() -> float:
+        [found] = (await user.discover("items of the warehouse", similarity_threshold=0, explain=True))["tools"]
+        boost: float = found["explanation"]["tag_boost"]
+        return boost
+
+    for tags, boost in ((["payroll"], 0), (["warehouse"], 0.05), ([], 0)):
+        await tag_server(user, server_id, tags)
+        assert await get_boost() == boost
+
+
 async def test_a_named_tag_of_a_projects_rule_counts_in_the_project_alone(user: TestUser) -> None:
     await user.add_tools(PLAIN, server="zebra")
     project = {"name": "stock", "optimization": "hybrid", "rules": [{"pattern": ["list_*"], "tags": ["warehouse"]}]}

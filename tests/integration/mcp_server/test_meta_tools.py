@@ -20,7 +20,7 @@ from tests.support.broken_search import broken_search
 from tests.support.checks import assert_refused
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
-from tests.support.factories import make_database, make_settings, tool
+from tests.support.factories import OpenService, make_database, make_settings, tool
 from tests.support.mcp_client import (
     MODES,
     OLDER_HEADERS,
@@ -365,6 +365,20 @@ async def test_an_empty_result_has_a_hint(tools_user: TestUser, other_user: Test
     assert no_match["results"] == []
     assert "None of 5 tools fits. Ask again in other words" in no_match["hint"]
     assert "hint" not in await call_discovery(tools_user, RAIN)
+
+
+async def test_max_tools_limits_the_results_unless_more_are_asked_for(open_service: OpenService) -> None:
+    async with open_service(max_tools=2) as service, new_user(service) as user:
+        await user.add_tools(*(tool(f"weather_{n}", "Tells the weather.") for n in range(8)))
+        for queries in (["weather"], ["weather", "the weather"]):
+            few = await call_discovery(user, *queries)
+            assert len(few["results"]) == 2
+            assert few["hint"] == "More tools were found than there is room for: a higher maxResults shows them."
+            more = await call_discovery(user, *queries, maxResults=5)
+            assert (len(more["results"]), "hint" in more) == (5, False)
+        schemas = await call_structured(user, "search_tools", {"query": "weather"})
+        assert len(schemas["tools"]) == 2
+        assert "a higher top_k shows them" in schemas["hint"]
 
 
 async def test_a_hint_names_the_queries_without_results(tools_user: TestUser) -> None:
