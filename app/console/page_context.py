@@ -136,6 +136,7 @@ DiscoverPage = Annotated[PageContext, Depends(require(Permission.DISCOVER))]
 ToolsReadPage = Annotated[PageContext, Depends(require(Permission.READ_TOOLS))]
 CatalogReadPage = Annotated[PageContext, Depends(require(Permission.READ_CATALOG))]
 CatalogWritePage = Annotated[PageContext, Depends(require(Permission.WRITE_CATALOG))]
+ExecutePage = Annotated[PageContext, Depends(require(Permission.EXECUTE))]
 AuditReadPage = Annotated[PageContext, Depends(require(Permission.READ_AUDIT))]
 AdminPage = Annotated[PageContext, Depends(require(Permission.ADMINISTER))]
 

@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from app.console import (
     activity,
+    execution,
     overview,
     playground,
     projects,
@@ -36,6 +37,7 @@ def add_console(app: FastAPI) -> None:
         server_import,  # before `servers`, whose `/servers/{server_id}` would match its path
         servers,
         tools,
+        execution,
         rules,
         projects,
         users,

@@ -85,6 +85,13 @@ async def test_a_first_session_from_sign_in_to_sign_out(
     await expect(page.locator("#curl")).to_contain_text("Authorization: Bearer $KEY")
     await checked.check("try")
 
+    await page.get_by_role("link", name="Run get_forecast").click()
+    await page.get_by_label("Arguments").fill('{"place": "Oslo"}')
+    await page.get_by_role("button", name="Run").click()
+    await expect(page.get_by_text("succeeded")).to_be_visible()
+    await expect(page.locator("#text-1")).to_have_text('{"place": "Oslo"}')
+    await checked.check("tool-run")
+
     await page.get_by_role("link", name="Rules").click()
     await page.get_by_role("button", name="Add rule").click()
     await page.get_by_label("Patterns").fill("delete_*")

@@ -26,8 +26,8 @@ def test_every_page_except_the_open_ones_declares_a_permission(container: Contai
     assert {route.path for route in routes if not route.permissions} == OPEN_PATHS
 
 
-def test_pages_that_change_something_need_a_write_permission(container: Container) -> None:
-    write_permissions = {Permission.WRITE_CATALOG, Permission.ADMINISTER}
+def test_pages_that_change_something_need_a_permission_for_it(container: Container) -> None:
+    write_permissions = {Permission.WRITE_CATALOG, Permission.EXECUTE, Permission.ADMINISTER}
     for route in console_routes(get_app(container)):
         if route.method == "POST" and route.path not in OPEN_PATHS | READ_ONLY_POSTS:
             assert route.permissions & write_permissions, route
@@ -50,6 +50,7 @@ async def test_texts_from_servers_are_escaped(console: ConsoleClient, user: Test
         await console.get_page(f"/console/servers/{server_id}"),
         await console.get_page("/console/tools"),
         await console.get_page(f"/console/tools/{tool_id}"),
+        await console.get_page(f"/console/tools/{tool_id}/run"),
     ]
     for page in pages:
         assert "<script>alert" not in page
