@@ -24,8 +24,8 @@ from app.schemas.server_import import plan_import
 from app.settings import Settings
 from app.text.jsonc import parse_jsonc
 
-_EXPECTED = ("program", "exists")
-"""Kinds of skipped entries that importing the file again would not change."""
+_REPEATABLE = ("missing_value", "not_checked")
+"""Kinds of skipped entries that the same file can still import: with a value, or at another time."""
 
 
 @with_settings
@@ -52,8 +52,8 @@ async def import_file(
 ) -> int:
     """Register the servers of an MCP client's configuration file and index their tools.
 
-    Entries that cannot be imported are listed with the reason, and do not stop the others. The exit code is 1 if one
-    of them could be imported after a change of the file or of the values, or if an index run failed.
+    Entries that cannot be imported are listed with the reason, and do not stop the others. The exit code is 1 if an
+    entry lacks a value, if a host name could not be looked up in time, or if an index run failed.
     """
     config = _read_file(file)
     values = _collect_values(find_open_values(config), dict(_parse_value(text) for text in value or []))
@@ -65,7 +65,7 @@ async def import_file(
         runs = [(each.server, each.run) for each in result.imported if each.run is not None]
         failed = sum([await follow_run(container, server, run) for server, run in runs])
     _print_result(config, result)
-    return 1 if failed or any(each.kind not in _EXPECTED for each in result.skipped) else 0
+    return 1 if failed or any(each.kind in _REPEATABLE for each in result.skipped) else 0
 
 
 def _read_file(file: str) -> ClientConfig:
@@ -130,4 +130,4 @@ def _print_result(config: ClientConfig, result: ImportResult) -> None:
     if programs:
         snippet = render_stdio_snippet([entry for entry in config.entries if entry.name in programs])
         heading = "to allow these programs, add them to the file that TOOLSCOUT_STDIO_SERVERS names"
-        print_lines(["", f"{heading} (fill in each …), and restart Toolscout:", *snippet.splitlines()])
+        print_lines(["", f"{heading} (fill in each …), then run `toolscout reload`:", *snippet.splitlines()])

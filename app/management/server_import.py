@@ -91,7 +91,7 @@ async def _check_addresses(
         except InvalidInput as error:
             return entry.skip("not_allowed", error.message)
         except TimeoutError:
-            return entry.skip("not_allowed", "its host name could not be looked up in time: import it again")
+            return entry.skip("not_checked", "its host name could not be looked up in time: import it again")
         return entry
 
     return await asyncio.gather(*map(check, entries))

@@ -1,5 +1,6 @@
 """The console in a real browser: a first session from sign-in to sign-out, and a check of every page."""
 
+import json
 import uuid
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
@@ -137,6 +138,7 @@ async def test_every_other_page_of_a_user_passes_the_checks(
         "overview": "/overview",
         "servers": "/servers",
         "server-new": "/servers/new",
+        "server-import": "/servers/import",
         "server-change": f"/servers/{server_id}/change",
         "server-delete": f"/servers/{server_id}/delete",
         "tools": "/tools",
@@ -149,6 +151,15 @@ async def test_every_other_page_of_a_user_passes_the_checks(
     }.items():
         await page.goto(f"/console{path}")
         await checked.check(name)
+    await page.goto("/console/servers/import")
+    servers = {"tickets": {"url": "https://mcp.example.com", "headers": {"X-Key": "${KEY}"}, "disabled": True}}
+    await page.get_by_label("Configuration").fill(json.dumps({"mcpServers": servers | {"local": {"command": "npx"}}}))
+    await page.get_by_role("button", name="Import").click()
+    await page.get_by_label("KEY", exact=True).fill("secret")
+    await checked.check("server-import-values")
+    await page.get_by_role("button", name="Import").click()
+    await expect(page.get_by_role("heading", name="1 server imported, 1 skipped")).to_be_visible()
+    await checked.check("server-imported")
     # the browser logs every 404, including the intended one
     assert [error for error in checked.console_errors if "nowhere" not in error] == []
     assert (checked.external_requests, checked.violations) == ([], [])

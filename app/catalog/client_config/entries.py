@@ -12,7 +12,7 @@ from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import TRANSPORT_ALIASES
 from app.text.strict_json import Json
 
-SkipKind = Literal["program", "exists", "missing_value", "invalid", "not_allowed"]
+SkipKind = Literal["program", "exists", "missing_value", "invalid", "not_allowed", "not_checked"]
 
 _TYPE_FIELDS = ("type", "transport", "transportType")
 _PROGRAM_FIELDS = ("command", "args", "env", "cwd", "envFile")
@@ -90,7 +90,7 @@ def _resolve_program(name: str, fields: Json, programs: Collection[str]) -> Reso
             name,
             "program",
             "it runs a program, which only the operator can allow: list the program under this name in the file that "
-            "TOOLSCOUT_STDIO_SERVERS names, restart Toolscout and import again",
+            "TOOLSCOUT_STDIO_SERVERS names, run `toolscout reload` and import again",
         )
     ignored = [each for each in fields if each in _PROGRAM_FIELDS]
     notes = [f"it runs as the operator's file says; not used: {_join(ignored)}"] if ignored else []

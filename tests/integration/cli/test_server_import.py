@@ -156,12 +156,12 @@ def test_a_file_that_cannot_be_read_is_named(command: Command, tmp_path: Path) -
 def test_the_exit_code_tells_whether_something_is_left_to_do(
     command: Command, user: list[str], mcp: FakeMcpServer, write_config: WriteConfig
 ) -> None:
-    mcp.tools = []
+    mcp.tools = [tool("echo")]
     assert "the file has no servers" in command("server", "import", write_config({"mcpServers": {}}), *user)
     program = write_config({"mcpServers": {"local": {"command": "npx"}}})
     assert "skipped" in command("server", "import", program, *user)
     inside = write_config({"mcpServers": {"inside": {"url": "https://127.0.0.1/mcp"}, "files": {"url": mcp.url}}})
-    output = command("server", "import", inside, *user, status=1)
+    output = command("server", "import", inside, *user)
     assert "imported  files" in output
     assert "skipped   inside                    127.0.0.1 is not a public address" in output
     refused = write_config({"mcpServers": {"gone": {"url": mcp.url.replace("/mcp", "/nothing-here")}}})
