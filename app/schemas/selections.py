@@ -6,7 +6,7 @@ from pydantic import Field
 
 from app.discovery.selection import Source
 from app.schemas.base import Output
-from app.search.scoring import Strategy
+from app.search.scoring import AnsweredStrategy
 
 
 class ChoiceOut(Output):
@@ -24,6 +24,6 @@ class SelectionOut(Output):
     at: datetime
     message: str
     tools: list[ChoiceOut]
-    strategy: Strategy
+    strategy: AnsweredStrategy
     degraded_reason: str | None
     no_match: bool

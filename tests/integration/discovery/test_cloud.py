@@ -387,6 +387,25 @@ async def test_an_evaluation_measures_the_cloud(asker: TestUser, project: str, c
     assert len(cloud.searches) == 1
 
 
+async def test_the_logs_name_the_cloud_or_why_it_was_not_used(
+    asker: TestUser, project: str, cloud: FakeCloud, service: Container
+) -> None:
+    await rows(service, """UPDATE users SET settings = '{"selection_log": true}' WHERE id = %(id)s""", id=asker.id)
+    service.authenticator.clear_cache()
+    await asker.discover(RAIN, project_id=project)
+    cloud.mode = "status"
+    await asker.discover(RAIN, project_id=project)
+    for path in ("/selections", "/decisions"):
+
+        async def read_logged(path: str = path) -> list[tuple[str, str | None]] | None:
+            answer = await asker.http.get(path)
+            assert answer.status_code == 200, answer.text
+            logged = [(each["strategy"], each["degraded_reason"]) for each in answer.json()["items"]]
+            return logged if len(logged) == 2 else None
+
+        assert set(await until(read_logged)) == {("cloud", None), ("bm25", "cloud_status_503")}
+
+
 async def test_tools_of_a_request_are_not_sent_on(asker: TestUser, project: str, cloud: FakeCloud) -> None:
     """A service whose cloud is itself would ask itself forever."""
     tools = [{"toolKey": "a", "toolName": "get_forecast", "serverName": "s", "description": "Weather forecast."}]
