@@ -71,7 +71,7 @@ async def test_a_run_that_keeps_failing_does_not_hold_up_the_first_start(
         await seed_demo(service)
         await finish_demo(service)
         assert await _read_last_error(service) == (
-            "TOOLSCOUT_STDIO_SERVERS, as read at startup, has no server named 'toolbox'; "
+            "TOOLSCOUT_STDIO_SERVERS, as last read, has no server named 'toolbox'; "
             "the demo's own needs TOOLSCOUT_DEMO=1"
         )
 
