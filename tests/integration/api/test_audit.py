@@ -109,6 +109,7 @@ CHANGES: dict[tuple[str, str], Change] = {
     ("DELETE", "/users/{user_id}"): Change("user.delete", None, "stranger_id", by_admin=True),
     ("POST", "/keys"): Change("key.create", {"kind": "service"}, "id", by_admin=True),
     ("DELETE", "/keys/{key_id}"): Change("key.revoke", None, "key_id", by_admin=True),
+    ("POST", "/reload"): Change("settings.reload", by_admin=True),
 }
 
 
