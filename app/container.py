@@ -9,6 +9,7 @@ from datetime import timedelta
 from app.auth.authentication import Authenticator
 from app.auth.rollout import Rollout
 from app.catalog.definitions import DefinitionCache
+from app.catalog.listing_cache import ListingCache
 from app.catalog.visibility import apply_policy
 from app.catalog.visibility_policy import Policy
 from app.cloud.client import CloudClient, make_cloud_client
@@ -66,6 +67,7 @@ class Container:
     cloud: CloudClient | None
     """The client of another catalogue service; None if TOOLSCOUT_CLOUD_URL is not set."""
     executor: Executor
+    listing_cache: ListingCache
     mcp_pool: McpPool
     indexer: Indexer
     worker: Worker
@@ -285,6 +287,7 @@ def _build_container(
         cloud=cloud,
         inline_searcher=InlineSearcher(searcher, InlineToolParser(), budget_s=settings.catalog_embed_budget_s),
         executor=_build_executor(infrastructure, mcp_pool, shutdown),
+        listing_cache=ListingCache(settings.mcp_list_cache_s),
         mcp_pool=mcp_pool,
         indexer=indexer,
         worker=worker,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from app.audit.record import record_event
+from app.catalog.listing_cache import ListingCache
 from app.container import Container, make_connection_limits, make_rollout
 from app.errors import ConfigurationError, Conflict
 from app.limits.rate_limit import RateLimiter
@@ -36,6 +37,7 @@ RELOADABLE = frozenset(
         "max_result_bytes",
         "max_tools",
         "max_tools_per_server",
+        "mcp_list_cache_s",
         "outbound_allow",
         "rate_per_user",
         "rollout_percent",
@@ -125,6 +127,7 @@ def _apply(before: Container, settings: Settings, files: _Files) -> Container:
     indexer = before.worker.indexer = replace(before.indexer, max_tools=settings.max_tools_per_server)
     searcher = replace(before.searcher, glossary=files.glossary)
     is_same_rate = settings.rate_per_user == before.settings.rate_per_user
+    is_same_ttl = settings.mcp_list_cache_s == before.settings.mcp_list_cache_s
     return replace(
         before,
         settings=settings,
@@ -141,6 +144,7 @@ def _apply(before: Container, settings: Settings, files: _Files) -> Container:
         executor=replace(
             before.executor, timeout_s=settings.call_timeout_s, max_result_bytes=settings.max_result_bytes
         ),
+        listing_cache=before.listing_cache if is_same_ttl else ListingCache(settings.mcp_list_cache_s),
         indexer=indexer,
     )
 

@@ -308,6 +308,15 @@ class Settings(BaseSettings):
         "the runs embed",
     )
 
+    mcp_list_cache_s: float = Field(
+        3600.0,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="seconds for which lists of servers and tools are cached for MCP clients (`list_servers`, "
+        "`list_tools`); a change of the catalogue is seen at once; 0 caches no lists",
+    )
+
     demo: bool | None = Field(
         None,
         description="`1` creates a demo user with tools in an empty database, and lets it run the demo's MCP server; "

@@ -260,6 +260,8 @@ async def update_server(
         await rename_server_in_rules(session, user_id, before.name, row.name)
     if _VISIBILITY_COLUMNS & values.keys():
         await recompute_visibility(session, user_id, server_id)
+    elif "description" in values:
+        await bump_catalog(session, user_id)  # cached lists of servers hold the description
     return _to_server(row)
 
 

@@ -203,26 +203,38 @@ async def _execute(call: ToolCall) -> Json:
 
 async def _list_servers(call: ToolCall) -> Json:
     async with call.container.database.transaction(call.scope.user_id) as session:
-        return responses.render_servers(await list_server_summaries(session, call.scope))
+
+        async def read() -> Json:
+            return responses.render_servers(await list_server_summaries(session, call.scope))
+
+        return await call.container.listing_cache.get_list(session, call.scope, (), read)
 
 
 async def _list_tools(call: ToolCall) -> Json:
     server, after = call.arguments["server"], call.arguments.get("cursor", "")
     async with call.container.database.transaction(call.scope.user_id) as session:
-        definitions = await list_server_definitions(session, call.scope, server, after, _PAGE_SIZE + 1)
-    if not definitions and not after:
-        raise NotFound(f"no server named {server!r} has a tool that you may use: call list_servers")
-    page = definitions[:_PAGE_SIZE]
-    return responses.render_tool_list(page, page[-1].name if len(definitions) > _PAGE_SIZE else None)
+
+        async def read() -> Json:
+            definitions = await list_server_definitions(session, call.scope, server, after, _PAGE_SIZE + 1)
+            if not definitions and not after:
+                raise NotFound(f"no server named {server!r} has a tool that you may use: call list_servers")
+            page = definitions[:_PAGE_SIZE]
+            return responses.render_tool_list(page, page[-1].name if len(definitions) > _PAGE_SIZE else None)
+
+        return await call.container.listing_cache.get_list(session, call.scope, (server, after), read)
 
 
 async def _get_tool_details(call: ToolCall) -> Json:
     tool_key = call.arguments["toolKey"]
     async with call.container.database.transaction(call.scope.user_id) as session:
-        definitions = await read_definitions(session, call.scope, [tool_key], core=False)
-    if tool_key not in definitions.tools:
-        raise ToolNotFound("this tool does not exist, or you may not use it")
-    return responses.render_details(definitions.tools[tool_key])
+
+        async def read() -> Json:
+            definitions = await read_definitions(session, call.scope, [tool_key], core=False)
+            if tool_key not in definitions.tools:
+                raise ToolNotFound("this tool does not exist, or you may not use it")
+            return responses.render_details(definitions.tools[tool_key])
+
+        return await call.container.listing_cache.get_details(session, call.scope, tool_key, read)
 
 
 async def _search_tools(call: ToolCall) -> Json:

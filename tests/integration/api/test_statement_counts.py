@@ -16,6 +16,7 @@ from app.indexing.reindex import reindex_server
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import make_database, make_settings, outbound_allow, resolve_nothing, tool
+from tests.support.mcp_client import call_meta_tool
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.sql_statements import recorded_statements
 
@@ -78,6 +79,16 @@ async def ask_once(catalog: Catalog) -> None:
     await catalog.user.discover("list the files", fill=True)  # reads the definitions of all tools
 
 
+async def list_over_mcp(catalog: Catalog) -> None:
+    """Make the three calls that MCP clients repeat."""
+    for name, arguments in (
+        ("list_servers", {}),
+        ("list_tools", {"server": "pushed"}),
+        ("get_tool_details", {"toolKey": catalog.tool_id}),
+    ):
+        assert "isError" not in await call_meta_tool(catalog.user.http, name, arguments, "/mcp/full")
+
+
 async def push_one_tool(catalog: Catalog) -> None:
     await catalog.push("list_files", "read_file", "write_file")
 
@@ -85,17 +96,19 @@ async def push_one_tool(catalog: Catalog) -> None:
 Call = Callable[[Catalog], Awaitable[object]]
 CALLS: dict[str, tuple[Call, Call, int]] = {
     "any request": (nothing, lambda c: c.user.http.get("/no-such-path"), 0),
-    "discover: the first question": (nothing, ask_once, AUTHENTICATION + 5),
+    "discover: the first question": (nothing, ask_once, AUTHENTICATION + 6),
     "discover: a new question": (
         ask_once,
         lambda c: c.user.discover("reverse a text, please"),
         AUTHENTICATION + 4,
     ),
     "discover: a cached question": (ask_once, ask_once, AUTHENTICATION + 3),
+    "three lists over MCP: the first time": (nothing, list_over_mcp, AUTHENTICATION + 3 * 4),
+    "three lists over MCP: cached, only the version is read": (list_over_mcp, list_over_mcp, AUTHENTICATION + 3 * 3),
     "push: the request": (nothing, push_one_tool, AUTHENTICATION + 5),
-    "push: the run, one new tool": (push_one_tool, Catalog.run_next, 51),
+    "push: the run, one new tool": (push_one_tool, Catalog.run_next, 52),
     "reindex: the request": (nothing, Catalog.request_reindex, AUTHENTICATION + 6),
-    "reindex: the run, nothing changed": (Catalog.request_reindex, Catalog.run_next, 25),
+    "reindex: the run, nothing changed": (Catalog.request_reindex, Catalog.run_next, 26),
     "execute": (nothing, Catalog.execute, AUTHENTICATION + 8),
     "execute: with an idempotency key": (
         nothing,

@@ -1,0 +1,70 @@
+"""Cache what MCP clients list again and again: a user's servers, their tools, and the details of a tool.
+
+An entry is valid for the catalogue version at which it was read. Every change of what a user sees gives the catalogue a
+new version, so that replicas notice it with their next look. Entries of users and projects are kept apart.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import orjson
+from cachetools import Cache, LRUCache, TTLCache
+
+from app.catalog.visibility import Scope
+from app.db.engine import Session
+from app.text.strict_json import Json
+
+_MAX_LIST_BYTES = 32 * 1024 * 1024
+_MAX_DETAILS_BYTES = 32 * 1024 * 1024
+_ENTRY_OVERHEAD = 1_000
+
+_SELECT_VERSION = "SELECT catalog_version FROM users WHERE id = %(user_id)s"
+
+Read = Callable[[], Awaitable[Json]]
+_Key = tuple[str, str | None, str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    version: int
+    body: bytes
+    """JSON, so that nobody changes what others get, and so that its size is known."""
+    size: int
+
+
+class ListingCache:
+    def __init__(self, list_ttl_s: float) -> None:
+        """Lists are kept for `list_ttl_s` seconds at most; 0: not at all. Details are kept until they change."""
+        self._lists: TTLCache[_Key, _Entry] = TTLCache(_MAX_LIST_BYTES, list_ttl_s, getsizeof=_get_size)
+        self._details: LRUCache[_Key, _Entry] = LRUCache(_MAX_DETAILS_BYTES, getsizeof=_get_size)
+
+    async def get_list(self, session: Session, scope: Scope, request: tuple[str, ...], read: Read) -> Json:
+        """Return what `read` returned for the same request at the catalogue's present version, or call it."""
+        return await _get(self._lists, session, scope, request, read)
+
+    async def get_details(self, session: Session, scope: Scope, tool_key: str, read: Read) -> Json:
+        return await _get(self._details, session, scope, (tool_key,), read)
+
+
+async def _get(
+    cache: "Cache[_Key, _Entry]", session: Session, scope: Scope, request: tuple[str, ...], read: Read
+) -> Json:
+    key = (scope.user_id, scope.project_id, scope.model, request)
+    # The version is read first: a change that is committed between the two statements then makes the entry outdated.
+    rows = await session.rows(_SELECT_VERSION, {"user_id": scope.user_id})
+    version = rows[0][0] if rows else None
+    cached = cache.get(key)
+    if cached is not None and cached.version == version:
+        found: Json = orjson.loads(cached.body)
+        return found
+    result = await read()
+    if version is not None:  # otherwise the user was deleted meanwhile
+        body = orjson.dumps(result)
+        with suppress(ValueError):  # larger than the whole cache
+            cache[key] = _Entry(version, body, _ENTRY_OVERHEAD + len(body) + sum(map(len, request)))
+    return result
+
+
+def _get_size(entry: _Entry) -> int:
+    return entry.size
