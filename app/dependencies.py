@@ -8,12 +8,14 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
-from fastapi import Depends, Header, Query, Request, Security
+from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from app.auth.permissions import Caller, Permission
 from app.auth.users import User, get_user
 from app.catalog import servers
+from app.catalog.tool_keys import is_tool_id, resolve_owned_key
+from app.catalog.visibility import Scope
 from app.container import Container
 from app.db.engine import Session as DatabaseSession
 from app.db.pagination import MAX_PAGE, PageRequest
@@ -111,7 +113,11 @@ AuditReadCaller = Annotated[Caller, Depends(require(Permission.READ_AUDIT))]
 AdminCaller = Annotated[Caller, Depends(require(Permission.ADMINISTER))]
 
 
-async def get_tenant(request: Request, caller: Annotated[Caller, Depends(get_caller)], container: ContainerDep) -> User:
+KnownCaller = Annotated[Caller, Depends(get_caller)]
+ToolPath = Annotated[str, Path(description="the tool's id; or, URL-encoded, `SERVER.TOOL` or `SERVER_ID:TOOL`")]
+
+
+async def get_tenant(request: Request, caller: KnownCaller, container: ContainerDep) -> User:
     """Return the user whose rows the request is about.
 
     An administrator need not name the user of a server or run: its id is enough to find it.
@@ -150,6 +156,21 @@ async def get_audit_reader(
         user_id = caller.require_user().id
         async with container.database.transaction(user_id) as session:
             yield session, user_id
+
+
+async def get_tool_id(tool_id: ToolPath, caller: KnownCaller, tenant: Tenant, container: ContainerDep) -> str:
+    """Return the id of the tool that the path names by any of its keys.
+
+    A route puts it behind the check of the permission, and before a session: it holds a connection of its own.
+    """
+    if is_tool_id(tool_id):
+        return tool_id
+    scope = Scope(tenant.id, container.model.id, project_id=caller.resolve_project(None))
+    async with container.database.transaction(tenant.id) as session:
+        return await resolve_owned_key(session, scope, tool_id)
+
+
+ToolId = Annotated[str, Depends(get_tool_id)]
 
 
 # scope="function": the transaction ends before the response is sent, so that a client can read its own write

@@ -13,6 +13,7 @@ ToolscoutError
 ├── NotFound                404  not_found
 │   └── ToolNotFound        404  TOOL_NOT_FOUND
 ├── Conflict                409  conflict
+│   └── AmbiguousTool       409  conflict             lists the tools that a key may mean
 ├── Misdirected             421  misdirected
 ├── RateLimited             429  rate_limited         says when to try again
 ├── Unavailable             503  unavailable          says when to try again
@@ -31,6 +32,8 @@ The interfaces (REST, MCP, console, CLI) render these errors; no other package k
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
+
+_MAX_CHOICES = 20
 
 
 class CalledTool(NamedTuple):
@@ -145,6 +148,22 @@ class Conflict(ToolscoutError):
     code = "conflict"
     status = 409
     title = "Conflict with the current state"
+
+
+class AmbiguousTool(Conflict):
+    """Several tools have the name. `tools` are their keys and their names with their servers'."""
+
+    title = "Several tools have this name"
+
+    def __init__(self, key: str, tools: Sequence[tuple[str, str]]) -> None:
+        names = ", ".join(name for _, name in tools[:_MAX_CHOICES])
+        more = f" and {len(tools) - _MAX_CHOICES} others" if len(tools) > _MAX_CHOICES else ""
+        super().__init__(f"several tools are named {key!r}: choose one of {names}{more}")
+        self.choices = [{"tool_key": tool_id, "name": name} for tool_id, name in tools[:_MAX_CHOICES]]
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {"choices": self.choices}
 
 
 class Misdirected(ToolscoutError):

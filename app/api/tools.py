@@ -1,8 +1,11 @@
 """REST: a user's tools, and the core tools that every answer includes."""
 
 from typing import Annotated
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Query
+from starlette.routing import Match
+from starlette.types import Scope as HttpScope
 
 from app.api.strict_route import StrictRoute
 from app.auth.permissions import Caller, Permission
@@ -19,6 +22,7 @@ from app.dependencies import (
     PageParams,
     Session,
     Tenant,
+    ToolId,
     ToolsReadCaller,
 )
 from app.indexing.sanitize import Flag
@@ -27,7 +31,22 @@ from app.management import tools as manage_tools
 from app.schemas.base import Identifier, Items, given_fields, render_page
 from app.schemas.tools import ChangeOut, CoreToolsBody, CoreToolsOut, TagOut, ToolChanges, ToolOut
 
-router = APIRouter(tags=["tools"], route_class=StrictRoute)
+
+class _ToolRoute(StrictRoute):
+    """A route whose path may contain an encoded slash, since the name of a tool may: `/tools/github.repos%2Flist`."""
+
+    def matches(self, scope: HttpScope) -> tuple[Match, HttpScope]:
+        raw_path = scope.get("raw_path") or b""
+        if b"%2f" not in raw_path.lower():
+            return super().matches(scope)
+        match, child_scope = super().matches({**scope, "path": raw_path.decode("ascii")})
+        if match is not Match.NONE:
+            parameters = child_scope["path_params"]
+            child_scope["path_params"] = {name: unquote(value) for name, value in parameters.items()}
+        return match, child_scope
+
+
+router = APIRouter(tags=["tools"], route_class=_ToolRoute)
 
 ProjectId = Annotated[Identifier | None, Query(description="only tools that this project sees")]
 
@@ -57,7 +76,7 @@ async def list_tools(
 
 @router.get("/tools/{tool_id}")
 async def get_tool(
-    tool_id: str, session: Session, tenant: Tenant, container: ContainerDep, caller: ToolsReadCaller
+    caller: ToolsReadCaller, tool_id: ToolId, session: Session, tenant: Tenant, container: ContainerDep
 ) -> ToolOut:
     """Return a tool with its definition, whether it can be found, and what decided that."""
     project = caller.resolve_project(None)
@@ -66,7 +85,7 @@ async def get_tool(
 
 @router.patch("/tools/{tool_id}")
 async def change_tool(
-    tool_id: str, body: ToolChanges, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
+    caller: CatalogWriteCaller, tool_id: ToolId, body: ToolChanges, tenant: Tenant, container: ContainerDep
 ) -> ToolOut:
     """Enable, tag or pin a tool. Only the fields that are given change."""
     tool = await manage_tools.change_tool(
@@ -83,7 +102,7 @@ async def change_tool(
 
 @router.get("/tools/{tool_id}/history")
 async def list_tool_changes(
-    tool_id: str, session: Session, tenant: Tenant, page: PageParams, _: CatalogReadCaller
+    _: CatalogReadCaller, tool_id: ToolId, session: Session, tenant: Tenant, page: PageParams
 ) -> Items[ChangeOut]:
     """List the changes of a tool's definition, newest first."""
     return render_page(await tools.list_tool_changes(session, tenant.id, tool_id, page), ChangeOut.model_validate)
@@ -91,10 +110,10 @@ async def list_tool_changes(
 
 @router.post("/tools/{tool_id}/approve")
 async def approve_tool(
-    tool_id: str,
+    caller: CatalogWriteCaller,
+    tool_id: ToolId,
     tenant: Tenant,
     container: ContainerDep,
-    caller: CatalogWriteCaller,
     definition_hash: Annotated[
         str | None, Query(max_length=64, description="of the definition that was reviewed; 409 if it has changed since")
     ] = None,

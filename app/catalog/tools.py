@@ -119,15 +119,6 @@ async def tool_exists(session: Session, user_id: str, tool_id: str) -> bool:
     return await session.scalar(select(mcp_tools.c.id).where(*_by_id(user_id, tool_id))) is not None
 
 
-async def find_tool_id(session: Session, user_id: str, name: str) -> str | None:
-    """Return the id of the tool that `SERVER.TOOL` names."""
-    server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
-    qualified_name = func.concat(mcp_servers.c.name, ".", mcp_tools.c.name) == name
-    statement = select(mcp_tools.c.id).join(mcp_servers, server).where(*_still_listed(user_id), qualified_name)
-    tool_id: str | None = await session.scalar(statement.limit(1))
-    return tool_id
-
-
 async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> bool:
     """Change a tool, and return whether its own tags have changed.
 

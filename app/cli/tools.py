@@ -11,7 +11,6 @@ import typer
 from app.auth.permissions import Caller
 from app.catalog.availability import Availability, describe_availability
 from app.catalog.definitions import ToolDefinitionView
-from app.catalog.tools import find_tool_id
 from app.catalog.visibility import Scope
 from app.cli.context import ACTOR, ProjectOption, UserOption, open_for_user, with_settings
 from app.cli.group import make_group
@@ -138,10 +137,8 @@ async def execute_tool(
     if not isinstance(parsed, dict):
         raise InvalidInput("the arguments must be a JSON object")
     async with open_for_user(settings, user) as (container, owner):
-        async with container.database.transaction(owner.id) as session:
-            tool_key = await find_tool_id(session, owner.id, tool) or tool
         scope = Scope(owner.id, container.model.id)
-        call = ExecutionRequest(scope, ACTOR, parsed, tool_key=tool_key, timeout_s=timeout_s)
+        call = ExecutionRequest(scope, ACTOR, parsed, tool_key=tool, timeout_s=timeout_s)
         with _explain_tool_names(tool):
             result = await execute_with_progress(container.executor, call, _print_progress)
     return _print_result(result)

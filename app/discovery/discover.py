@@ -29,6 +29,8 @@ from app.catalog.definitions import (
     list_visible_definitions,
     read_definitions,
 )
+from app.catalog.tool_keys import is_tool_id, resolve_keys
+from app.catalog.visibility import Scope
 from app.crypto import Sealer
 from app.db.engine import Database, Session
 from app.discovery.cloud_search import CloudAnswer, CloudSearch, judge_matches
@@ -196,8 +198,20 @@ async def discover_each(
     The queries run one after another, so that one caller does not occupy several connections.
     """
     options = await resolve_options(discoverer.searcher, caller, request)
+    if not all(map(is_tool_id, request.keep)):
+        request = replace(request, keep=await _resolve_kept(discoverer, options.scope, request.keep))
     expanded = [discoverer.searcher.glossary.expand(query) for query in queries]
     return [await _discover(discoverer, caller, replace(request, query=query), options) for query in expanded]
+
+
+async def _resolve_kept(discoverer: Discoverer, scope: Scope, keys: Sequence[str]) -> list[str]:
+    """Return the ids of the kept tools. If the look-up of names fails, only ids are kept."""
+    try:
+        async with discoverer.database.snapshot(scope.user_id) as session:
+            return await resolve_keys(session, scope, keys)
+    except QueryFailed:
+        logger.exception("failed to resolve the names of kept tools")
+        return [key for key in keys if is_tool_id(key)]
 
 
 @trace_call("discover", "strategy", "degraded_reason", "searched", "no_match")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.auth.permissions import Caller
+from app.catalog.tool_keys import NamedTool, ToolKeyIndex
 from app.catalog.visibility import Scope, load_evaluator, read_facts
 from app.catalog.visibility_policy import (
     NOT_A_MEMBER,
@@ -83,18 +84,21 @@ _NO_RULE = "no rule enables it, and some rule enables other tools"
 
 
 async def explain(discoverer: Discoverer, caller: Caller, request: DiscoveryRequest, tool: str) -> list[Reason]:
-    """Return a reason for each tool whose key, name or `SERVER.TOOL` is `tool`.
+    """Return a reason for each tool whose key or name is `tool`.
 
     For a key that is bound to a project, tools outside the project do not exist.
     """
     discovery = await discover(discoverer, caller, replace(request, explain=True, dry_run=True))
     scope = discovery.options.scope
     async with discoverer.database.snapshot(scope.user_id) as session:
-        matching = [facts for facts in await read_facts(session, scope.user_id) if _matches(facts, tool)]
+        facts_by_id = {facts.tool_id: facts for facts in await read_facts(session, scope.user_id)}
         evaluator = await load_evaluator(session, scope.user_id)
-    decisions = [(facts, evaluator.evaluate(facts)) for facts in matching]
+    candidates = [facts_by_id[each.tool_id] for each in ToolKeyIndex(map(_name, facts_by_id.values())).find_all(tool)]
+    evaluated = {facts.tool_id: (facts, evaluator.evaluate(facts)) for facts in candidates}
     if caller.project_id is not None:
-        decisions = [(facts, decision) for facts, decision in decisions if not _check_visible(scope, facts, decision)]
+        evaluated = {key: each for key, each in evaluated.items() if _check_visible(scope, *each) is None}
+    named = ToolKeyIndex(_name(facts) for facts, _ in evaluated.values()).find(tool)
+    decisions = [evaluated[each.tool_id] for each in named]
     if not decisions:
         return [_CORE if _is_core_tool(discovery, tool) else _NOT_INDEXED]
     cut = resolve_cut(discoverer.searcher.models.get(scope.model).model, caller.require_user())
@@ -103,8 +107,8 @@ async def explain(discoverer: Discoverer, caller: Caller, request: DiscoveryRequ
     return [replace(reason, confidence=confidence) for reason in reasons]
 
 
-def _matches(facts: ToolFacts, tool: str) -> bool:
-    return tool in (facts.tool_id, facts.name, f"{facts.server_name}.{facts.name}")
+def _name(facts: ToolFacts) -> NamedTool:
+    return NamedTool(facts.tool_id, facts.server_id, facts.server_name, facts.name)
 
 
 def _is_core_tool(discovery: Discovery, tool: str) -> bool:

@@ -2,6 +2,7 @@
 
 from app.auth.users import get_user, update_user
 from app.catalog.definitions import read_definitions
+from app.catalog.tool_keys import resolve_visible_key
 from app.catalog.visibility import Scope
 from app.db.engine import Session
 from app.discovery.cut import resolve_cut
@@ -26,13 +27,16 @@ async def give_feedback(
         raise NotFound("discovery not found, or older than 30 days")
     model = discoverer.searcher.models.get(scope.model).model
     async with discoverer.database.transaction(scope.user_id) as session:
-        definitions = await read_definitions(session, scope, [tool_key], core=True)
-        if tool_key in definitions.tools:
-            new = await record_feedback(session, scope.user_id, discovery_id, tool_key, outcome)
+        tool_id = await resolve_visible_key(session, scope, tool_key)
+        if tool_id is None:
+            raise NotFound("tool not found")
+        definitions = await read_definitions(session, scope, [tool_id], core=True)
+        if tool_id in definitions.tools:
+            new = await record_feedback(session, scope.user_id, discovery_id, tool_id, outcome)
             if new and discovery.chance is not None:
-                added = {(tool_key, each) for each in new}
+                added = {(tool_id, each) for each in new}
                 await _adapt_cut(session, model, scope.user_id, discovery_id, discovery.chance, added)
-        elif all(definition.tool_id != tool_key for definition in definitions.core):
+        elif all(definition.tool_id != tool_id for definition in definitions.core):
             raise NotFound("tool not found")
     discoverer.usage_counters.mark_priors_stale(scope.user_id)
 

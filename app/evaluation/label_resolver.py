@@ -1,10 +1,10 @@
-"""Resolve labels to tools: a tool may be labelled by its key, its name, `SERVER.TOOL` or `SERVER/TOOL`."""
+"""Resolve labels to tools: a tool may be labelled by any of its keys, by `SERVER/TOOL` or by its name."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from app.auth.permissions import Caller
+from app.catalog.tool_keys import NamedTool, ToolKeyIndex
 from app.catalog.visibility import VISIBLE, Scope, read_facts
 from app.discovery.discover import Discoverer
 
@@ -15,28 +15,23 @@ _SELECT_VISIBLE = f"SELECT v.tool_id FROM mcp_tool_embeddings v WHERE {VISIBLE}"
 class LabelResolver:
     """A label that is only a name stands for all tools of that name."""
 
-    keys_by_label: Mapping[str, Sequence[str]]
+    index: ToolKeyIndex
     names: Mapping[str, str]
     """`SERVER.TOOL`, by key."""
 
     def resolve(self, labels: Iterable[str]) -> list[str]:
         """Return the keys of the labelled tools. An unknown label is returned unchanged: it counts as a tool that is
         never found, so that it cannot improve the scores."""
-        return list(dict.fromkeys(key for label in labels for key in self.keys_by_label.get(label, [label])))
+        found = ((label, self.index.find(label)) for label in labels)
+        return list(dict.fromkeys(key for label, tools in found for key in [tool.tool_id for tool in tools] or [label]))
 
     def find_unknown(self, labels: Iterable[str]) -> list[str]:
-        return [label for label in labels if label not in self.keys_by_label]
+        return [label for label in labels if not self.index.find(label)]
 
 
-def make_resolver(tools: Iterable[tuple[str, str, str]]) -> LabelResolver:
-    """`tools` are triples of key, server name and tool name."""
-    keys_by_label: defaultdict[str, list[str]] = defaultdict(list)
-    names = {}
-    for key, server_name, name in tools:
-        names[key] = f"{server_name}.{name}"
-        for label in {key, name, names[key], f"{server_name}/{name}"}:
-            keys_by_label[label].append(key)
-    return LabelResolver(keys_by_label, names)
+def make_resolver(tools: Iterable[NamedTool]) -> LabelResolver:
+    listed = list(tools)
+    return LabelResolver(ToolKeyIndex(listed, "./"), {tool.tool_id: tool.qualified_name for tool in listed})
 
 
 async def load_resolver(discoverer: Discoverer, caller: Caller, scope: Scope) -> LabelResolver:
@@ -47,4 +42,4 @@ async def load_resolver(discoverer: Discoverer, caller: Caller, scope: Scope) ->
         if caller.project_id is not None:
             visible = {tool_id for (tool_id,) in await session.rows(_SELECT_VISIBLE, scope.parameters())}
             tools = [tool for tool in tools if tool.tool_id in visible]
-    return make_resolver((tool.tool_id, tool.server_name, tool.name) for tool in tools)
+    return make_resolver(NamedTool(tool.tool_id, tool.server_id, tool.server_name, tool.name) for tool in tools)

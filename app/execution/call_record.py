@@ -104,6 +104,10 @@ class CallRecord:
         no such call."""
         return await self._replay_from(idempotency.get_stored_response)
 
+    def set_request(self, request: ExecutionRequest) -> None:
+        """Replace the request by one with the tool's id as its key."""
+        self._request = request
+
     def set_tool(self, tool: TargetTool) -> None:
         self._tool = tool
 

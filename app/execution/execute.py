@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cachetools import TTLCache
 
 from app.catalog import servers
-from app.catalog.definitions import ToolDefinitionView, find_by_alias, read_definitions
+from app.catalog.definitions import ToolDefinitionView, find_by_alias
+from app.catalog.tool_keys import is_tool_id, read_tool, require_visible_key
 from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.visibility import Scope
 from app.crypto import Sealer
@@ -77,6 +78,8 @@ async def execute(
     timeout_s = executor.timeout_s if request.timeout_s is None else request.timeout_s
     record = CallRecord(executor.database, executor.sealer, executor.usage_counters, request)
     async with record.audit_call():  # when the block ends: store the outcome, audit the call, count it
+        request = await _resolve_key(executor, request)
+        record.set_request(request)
         async with _name_tool_in_errors(executor, request):
             check_serializable(request.arguments)
             if request.dialogue is not None:
@@ -129,23 +132,25 @@ async def _name_tool_in_errors(executor: Executor, request: ExecutionRequest) ->
         raise
 
 
+async def _resolve_key(executor: Executor, request: ExecutionRequest) -> ExecutionRequest:
+    """Return the request with the tool's id as its key, so that every form of the key is the same request."""
+    if request.tool_key is None or is_tool_id(request.tool_key):
+        return request
+    async with executor.database.transaction(request.scope.user_id) as session:
+        tool_id = await require_visible_key(session, request.scope, request.tool_key)
+    return replace(request, tool_key=tool_id)
+
+
 async def _find_tool(executor: Executor, request: ExecutionRequest) -> TargetTool:
     scope = request.scope
     async with executor.database.transaction(scope.user_id) as session:
         if request.tool_key is not None:
-            definition = await _find_by_key(session, scope, request.tool_key)
+            definition = await read_tool(session, scope, request.tool_key)
         else:
             definition = await _find_by_alias(session, scope, request.alias or "")
         assert definition.server_id is not None  # noqa: S101 only core tools have no server
         endpoint = await servers.get_endpoint(session, executor.sealer, scope.user_id, definition.server_id)
     return TargetTool(definition, endpoint)
-
-
-async def _find_by_key(session: Session, scope: Scope, tool_key: str) -> ToolDefinitionView:
-    definitions = await read_definitions(session, scope, [tool_key], core=False)
-    if tool_key not in definitions.tools:
-        raise ToolNotFound("this tool does not exist, or you may not use it")
-    return definitions.tools[tool_key]
 
 
 async def _find_by_alias(session: Session, scope: Scope, alias: str) -> ToolDefinitionView:

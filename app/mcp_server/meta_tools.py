@@ -14,13 +14,14 @@ from typing import Any
 import orjson
 
 from app.auth.permissions import Caller, Permission
-from app.catalog.definitions import list_server_definitions, list_server_summaries, read_definitions
+from app.catalog.definitions import list_server_definitions, list_server_summaries
+from app.catalog.tool_keys import read_tool, require_visible_key
 from app.catalog.visibility import Scope
 from app.container import Container
 from app.discovery.discover import Discovery, discover, discover_each
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import interleave_selections
-from app.errors import ArgumentsInvalid, InvalidInput, NotFound, ToolNotFound
+from app.errors import ArgumentsInvalid, InvalidInput, NotFound
 from app.execution.argument_validation import check_arguments
 from app.execution.execute import execute, execute_with_progress
 from app.execution.models import ExecutionRequest
@@ -225,16 +226,13 @@ async def _list_tools(call: ToolCall) -> Json:
 
 
 async def _get_tool_details(call: ToolCall) -> Json:
-    tool_key = call.arguments["toolKey"]
     async with call.container.database.transaction(call.scope.user_id) as session:
+        tool_id = await require_visible_key(session, call.scope, call.arguments["toolKey"])
 
         async def read() -> Json:
-            definitions = await read_definitions(session, call.scope, [tool_key], core=False)
-            if tool_key not in definitions.tools:
-                raise ToolNotFound("this tool does not exist, or you may not use it")
-            return responses.render_details(definitions.tools[tool_key])
+            return responses.render_details(await read_tool(session, call.scope, tool_id))
 
-        return await call.container.listing_cache.get_details(session, call.scope, tool_key, read)
+        return await call.container.listing_cache.get_details(session, call.scope, tool_id, read)
 
 
 async def _search_tools(call: ToolCall) -> Json:

@@ -48,6 +48,8 @@ Name = Annotated[Visible, AfterValidator(_require_trimmed)]
 Tag = Annotated[Name, StringConstraints(max_length=64)]
 Tags = Annotated[list[Tag], Field(max_length=64)]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+ToolKey = Annotated[str, StringConstraints(min_length=1, max_length=300)]
+"""Longer than an `Identifier`: it may be `SERVER.TOOL`."""
 Description = Annotated[str, StringConstraints(max_length=4_000), AfterValidator(remove_hidden)]
 """A text for people and models: characters that nobody can see are removed."""
 ShownText = Annotated[str, AfterValidator(remove_hidden)]

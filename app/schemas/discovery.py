@@ -12,7 +12,7 @@ from app.discovery.formats import Format
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag
-from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, make_synonyms
+from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, ToolKey, make_synonyms
 from app.search.confidence import Confidence
 from app.search.query import Query, parse_query
 from app.search.scoring import AnsweredStrategy, Strategy
@@ -80,7 +80,7 @@ class DiscoverBody(CamelCaseInput):
         description="the maximum size of the definitions together; core tools are included even if they exceed it, and "
         "kept and found tools share what they leave",
     )
-    keep: Annotated[list[Identifier], Field(max_length=200)] | None = Field(
+    keep: Annotated[list[ToolKey], Field(max_length=200)] | None = Field(
         None, description="keys of tools that the model was given before: they come first, in the same order"
     )
     format: Format = Field("mcp", description="the format of `definitions`")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from app.errors import ArgumentsInvalid, InvalidInput
-from app.schemas.base import FieldError, Identifier, Input, make_synonyms
+from app.schemas.base import FieldError, Identifier, Input, ToolKey, make_synonyms
 from app.text.strict_json import parse_json
 
 _MAX_TIMEOUT_MS = 3_600_000
@@ -77,7 +77,10 @@ class ExecuteBody(Input):
         project_id="project",
     )
 
-    tool_key: Identifier | None = Field(None, description="from `POST /discover` or `GET /tools`")
+    tool_key: ToolKey | None = Field(
+        None,
+        description="the id from `POST /discover` or `GET /tools`, `SERVER.TOOL` or `SERVER_ID:TOOL`",
+    )
     arguments: dict[str, Any] | None = Field(None, description="checked against the tool's input schema")
     tool_call: Annotated[OpenAICall | ResponsesCall | AnthropicCall, Field(discriminator="type")] | None = Field(
         None,

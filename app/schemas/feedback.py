@@ -4,7 +4,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from app.schemas.base import Identifier, Input, Output, make_synonyms
+from app.schemas.base import Identifier, Input, Output, ToolKey, make_synonyms
 from app.usage.repository import FeedbackOutcome
 from app.usage.stats import Step
 
@@ -17,7 +17,7 @@ class FeedbackBody(Input):
     )
 
     discovery_id: Identifier = Field(description="the id of a discovery of the last 30 days")
-    tool_key: Identifier = Field(description="any tool that is visible to the caller")
+    tool_key: ToolKey = Field(description="any tool that is visible to the caller, named as in `POST /execute`")
     outcome: FeedbackOutcome = Field(description="`called` if the result of the call is unknown")
 
 

@@ -32,7 +32,7 @@ class FindingOut(Output):
 
 
 class ToolOut(Output):
-    id: str = Field(description="the `tool_key` in all other calls")
+    id: str = Field(description="the `tool_key` in all other calls; `SERVER.TOOL` and `SERVER_ID:TOOL` do, too")
     server_id: str
     server_name: str
     name: str

@@ -52,7 +52,7 @@ def assert_problem(answer: httpx.Response, status: int, code: str | None = None)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: Json = answer.json()
-    assert body.keys() - {"errors", "outcome", "cause", "server", "tool"} == FIELDS_OF_A_PROBLEM
+    assert body.keys() - {"errors", "outcome", "cause", "server", "tool", "choices"} == FIELDS_OF_A_PROBLEM
     assert (body["status"], body["code"]) == (status, code or CODES[status])
     assert body["request_id"], "a problem must carry the id of its request"
     assert body["request_id"] == answer.headers["x-request-id"]

@@ -26,7 +26,8 @@ Json = dict[str, Any]
 class ToolscoutError(Exception):
     """`code` is stable, `message` is for people. `str(error)` contains both and can be logged or shown to a model.
 
-    `server` and `tool` are the names of the tool that a failed call is about, once Toolscout has found it.
+    `server` and `tool` are the names of the tool that a failed call is about, once Toolscout has found it. `choices`
+    are the `tool_key` and `name` of each tool that an ambiguous name may mean.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ToolscoutError(Exception):
         cause: str | None = None,
         server: str | None = None,
         tool: str | None = None,
+        choices: Sequence[Mapping[str, Any]] | None = None,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
@@ -53,6 +55,7 @@ class ToolscoutError(Exception):
         self.cause = cause
         self.server = server
         self.tool = tool
+        self.choices = list(choices or ())
         self.retry_after = retry_after
 
     def __str__(self) -> str:
@@ -140,6 +143,7 @@ def error_from_response(response: httpx.Response) -> ToolscoutError:
         cause=problem.get("cause"),
         server=problem.get("server"),
         tool=problem.get("tool"),
+        choices=problem.get("choices"),
         retry_after=_parse_retry_after(response.headers.get("Retry-After")),
     )
 

@@ -130,7 +130,7 @@ ANTHROPIC_CALL = {"type": "tool_use", "name": "now", "input": {}}
         {"tool_key": KEY, "tool_call": ANTHROPIC_CALL},
         {"tool_call": ANTHROPIC_CALL, "arguments": {}},
         {"tool_key": ""},
-        {"tool_key": "x" * 129},
+        {"tool_key": "x" * 301},
         {"tool_key": 5},
         {"tool_key": KEY, "arguments": []},
         {"tool_key": KEY, "arguments": "{}"},

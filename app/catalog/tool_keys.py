@@ -1,0 +1,213 @@
+"""Tool keys: how a caller names one tool.
+
+A key is, in this order: the tool's id; `serverId:toolName`; `server.tool`, with the longest server name that fits,
+since names may contain dots; or the name of a core tool. The plain name of another tool is no key, because a second
+server could add a tool of that name at any time; if several tools have it, the error lists them.
+
+`_list_readings` says how a key can be read, and `_pick_best` which tool is meant. They serve both the database (a few
+keys among a user's tools) and `ToolKeyIndex` (many keys among tools that are in memory).
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from app.catalog.definitions import ToolDefinitionView, read_definitions
+from app.catalog.visibility import VISIBLE, Scope
+from app.db.engine import Session
+from app.db.tables import EVERYONE
+from app.errors import AmbiguousTool, NotFound, ToolNotFound
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MAX_SEPARATORS = 32
+_MAX_MATCHES = 5_000
+_BY_ID, _BY_SERVER_ID, _BY_SERVER_NAME, _BY_NAME = range(4)
+
+_UNKNOWN = "this tool does not exist, or you may not use it"
+_CORE_TOOL = "this is a core tool: your application runs it, not Toolscout"
+
+_MATCHES = f"""
+    WITH reading AS (
+        SELECT * FROM unnest(%(keys)s::text[], %(kinds)s::int[], %(servers)s::text[], %(names)s::text[])
+        AS reading (key, kind, server, name))
+    SELECT r.key, r.kind, t.id, s.id, s.name, t.name, t.vanished_at IS NULL, EXISTS (
+               SELECT FROM mcp_tool_embeddings v
+               WHERE {VISIBLE} AND v.tool_id = t.id AND t.vanished_at IS NULL)
+    FROM reading r
+    JOIN mcp_tools t ON t.user_id = %(user_id)s AND t.name = r.name
+    JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
+        AND (r.kind = {_BY_SERVER_ID} AND s.id = r.server OR r.kind = {_BY_SERVER_NAME} AND s.name = r.server
+             OR r.kind = {_BY_NAME})
+    UNION ALL
+    SELECT r.key, r.kind, c.id, NULL, NULL, c.name, true, true
+    FROM reading r JOIN core_tools c ON c.name = r.name
+    WHERE r.kind = {_BY_NAME} AND (c.user_id = %(user_id)s OR c.user_id = %(everyone)s AND NOT EXISTS (
+        SELECT FROM core_tools own WHERE own.user_id = %(user_id)s AND own.name = c.name))
+    LIMIT {_MAX_MATCHES}
+"""
+_CORE_TOOL_ID = "SELECT FROM core_tools WHERE user_id IN (%(user_id)s, %(everyone)s) AND id = %(id)s"
+
+
+class NamedTool(NamedTuple):
+    """A tool with all that a key can name it by. A core tool has no server."""
+
+    tool_id: str
+    server_id: str | None
+    server_name: str | None
+    name: str
+
+    @property
+    def qualified_name(self) -> str:
+        return self.name if self.server_name is None else f"{self.server_name}.{self.name}"
+
+
+@dataclass(frozen=True)
+class _Match:
+    kind: int
+    tool: NamedTool
+    is_listed: bool = True
+    """False if its server has removed the tool."""
+    is_visible: bool = True
+
+    @property
+    def is_key(self) -> bool:
+        """False for the plain name of a tool that has a server."""
+        return self.kind != _BY_NAME or self.tool.server_name is None
+
+
+class ToolKeyIndex:
+    """Finds tools that are in memory by their keys. Here a plain name may stand for several tools."""
+
+    def __init__(self, tools: Iterable[NamedTool], separators: str = ".") -> None:
+        self._separators = separators
+        self._by_id: dict[str, NamedTool] = {}
+        self._by_name: defaultdict[str, list[NamedTool]] = defaultdict(list)
+        for tool in tools:
+            self._by_id[tool.tool_id] = tool
+            self._by_name[tool.name].append(tool)
+
+    def find(self, key: str) -> list[NamedTool]:
+        return [match.tool for match in _pick_best(self._list_matches(key))]
+
+    def find_all(self, key: str) -> list[NamedTool]:
+        """Return the tools that the key could name if there were no others."""
+        return list({match.tool.tool_id: match.tool for match in self._list_matches(key)}.values())
+
+    def _list_matches(self, key: str) -> list[_Match]:
+        by_id = [_Match(_BY_ID, self._by_id[key])] if key in self._by_id else []
+        return by_id + [
+            _Match(kind, tool)
+            for kind, server, name in _list_readings(key, self._separators)
+            for tool in self._by_name.get(name, ())
+            if kind == _BY_NAME or server == (tool.server_id if kind == _BY_SERVER_ID else tool.server_name)
+        ]
+
+
+def is_tool_id(key: str) -> bool:
+    """Whether the key needs no look-up: ids, also those of core tools, are UUIDs."""
+    return _ID.fullmatch(key) is not None
+
+
+async def resolve_keys(session: Session, scope: Scope, keys: Sequence[str]) -> list[str]:
+    """Return the ids of the visible tools and core tools that the keys name, in one statement.
+
+    Keys that name no tool, or several, are left out. Ids are returned as they are.
+    """
+    matches = await _find_matches(session, scope, [key for key in keys if not is_tool_id(key)])
+    ids: list[str] = []
+    for key in keys:
+        best = _pick_best([match for match in matches[key] if match.is_visible])
+        ids += [key] if is_tool_id(key) else [match.tool.tool_id for match in best[:1] if match.is_key]
+    return list(dict.fromkeys(ids))
+
+
+async def resolve_visible_key(session: Session, scope: Scope, key: str) -> str | None:
+    """Return the id of the visible tool, or core tool, that the key names. Raise `AmbiguousTool` if it names several.
+
+    If it names none of these but exactly one hidden tool, return the hidden one's id: a call of it is audited, and
+    a repeated call of a tool that was hidden in the meantime gets its stored answer.
+    """
+    if is_tool_id(key):
+        return key
+    matches = (await _find_matches(session, scope, [key]))[key]
+    visible = _pick_best([match for match in matches if match.is_visible])
+    if visible:
+        return _take_only(key, visible)
+    return next((match.tool.tool_id for match in _pick_best(matches) if match.is_key), None)
+
+
+async def require_visible_key(session: Session, scope: Scope, key: str) -> str:
+    """As `resolve_visible_key`, but raise `ToolNotFound` if the key names no tool."""
+    tool_id = await resolve_visible_key(session, scope, key)
+    if tool_id is None:
+        raise ToolNotFound(_UNKNOWN)
+    return tool_id
+
+
+async def resolve_owned_key(session: Session, scope: Scope, key: str) -> str:
+    """Return the id of the tool that the key names, among all tools of the user, or those that the project shows.
+
+    Raise `NotFound` or `AmbiguousTool`.
+    """
+    if is_tool_id(key):
+        return key
+    matches = (await _find_matches(session, scope, [key]))[key]
+    owned = [match for match in matches if match.tool.server_name is not None]
+    if scope.project_id is not None:
+        owned = [match for match in owned if match.is_visible]
+    best = _pick_best([match for match in owned if match.is_listed]) or _pick_best(owned)
+    tool_id = _take_only(key, best)
+    if tool_id is None:
+        raise NotFound("there is no such tool")
+    return tool_id
+
+
+async def read_tool(session: Session, scope: Scope, key: str) -> ToolDefinitionView:
+    """Return the visible tool that the key names. Raise `ToolNotFound` or `AmbiguousTool`."""
+    tool_id = await require_visible_key(session, scope, key)
+    definitions = await read_definitions(session, scope, [tool_id], core=False)
+    if tool_id in definitions.tools:
+        return definitions.tools[tool_id]
+    parameters = {"user_id": scope.user_id, "everyone": EVERYONE, "id": tool_id}
+    raise ToolNotFound(_CORE_TOOL if await session.rows(_CORE_TOOL_ID, parameters) else _UNKNOWN)
+
+
+def _take_only(key: str, best: Sequence[_Match]) -> str | None:
+    if len(best) > 1:
+        raise AmbiguousTool(key, [(match.tool.tool_id, match.tool.qualified_name) for match in best])
+    return next((match.tool.tool_id for match in best if match.is_key), None)
+
+
+async def _find_matches(session: Session, scope: Scope, keys: Iterable[str]) -> defaultdict[str, list[_Match]]:
+    matches: defaultdict[str, list[_Match]] = defaultdict(list)
+    readings = [(key, *reading) for key in dict.fromkeys(keys) for reading in _list_readings(key, ".")]
+    if not readings:
+        return matches
+    columns = zip(("keys", "kinds", "servers", "names"), map(list, zip(*readings, strict=True)), strict=True)
+    parameters = scope.parameters() | {"everyone": EVERYONE} | dict(columns)
+    for key, kind, *tool, is_listed, is_visible in await session.rows(_MATCHES, parameters):
+        matches[key].append(_Match(kind, NamedTool(*tool), is_listed, is_visible))
+    return matches
+
+
+def _list_readings(key: str, separators: str) -> Iterator[tuple[int, str, str]]:
+    """Yield each way to read the key: its kind, the server, the tool's name."""
+    server, colon, name = key.partition(":")
+    if colon:
+        yield _BY_SERVER_ID, server, name
+    positions = [position for position, character in enumerate(key) if character in separators]
+    for position in positions[:_MAX_SEPARATORS]:
+        yield _BY_SERVER_NAME, key[:position], key[position + 1 :]
+    yield _BY_NAME, "", key
+
+
+def _pick_best(matches: Sequence[_Match]) -> Sequence[_Match]:
+    """Return the matches that the key means: several only if they have the same plain name."""
+    kind = min((match.kind for match in matches), default=_BY_NAME)
+    best = [match for match in matches if match.kind == kind]
+    if kind == _BY_SERVER_NAME:
+        return [max(best, key=lambda match: len(match.tool.server_name or ""))]
+    core = [match for match in best if match.tool.server_name is None]
+    return core[:1] or sorted(best, key=lambda match: match.tool.qualified_name)
