@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, any_, delete, func, insert, literal, select, update
+from sqlalchemy import Row, any_, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from app.db.engine import Session
@@ -63,6 +63,12 @@ async def list_projects(session: Session, user_id: str, page: PageRequest) -> Pa
 async def list_all_projects(session: Session, user_id: str) -> list[Project]:
     rows = await session.execute(select(projects).where(projects.c.user_id == user_id).order_by(projects.c.id))
     return [_to_project(row) for row in rows]
+
+
+async def read_project_names(session: Session, keys: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the names, by id, of projects of several users, each given as (user id, project id)."""
+    statement = select(projects.c.id, projects.c.name).where(tuple_(projects.c.user_id, projects.c.id).in_(keys))
+    return {row.id: row.name for row in await session.execute(statement)}
 
 
 async def count_projects(session: Session, user_id: str) -> int:

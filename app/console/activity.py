@@ -3,11 +3,13 @@
 An administrator who acts for no user sees the events of all users.
 """
 
+from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 from app.audit.events import Event, EventFilter, list_events
+from app.audit.names import read_names
 from app.console.forms import parse_time
 from app.console.page_context import AuditReadPage, PageContext, page_router
 from app.db.pagination import Page, PageRequest
@@ -22,15 +24,17 @@ _FILTERS = ("action", "actor", "target", "outcome", "since", "until")
 async def show_activity(context: AuditReadPage) -> Response:
     query = context.query
     page, error = None, None
+    names: Mapping[str, str] = {}
     try:
-        page = await _list_events(context)
+        page, names = await _list_events(context)
     except ToolscoutError as filter_error:
         error = filter_error
     filters = urlencode({name: query.text(name) for name in _FILTERS if query.text(name)})
-    return context.render("activity.html", error, page=page, form=query, filters=filters)
+    return context.render("activity.html", error, page=page, names=names, form=query, filters=filters)
 
 
-async def _list_events(context: PageContext) -> Page[Event]:
+async def _list_events(context: PageContext) -> tuple[Page[Event], Mapping[str, str]]:
+    """Return a page of events, and the names of what they refer to, by id."""
     query, user = context.query, context.caller.user
     event_filter = EventFilter(
         action=query.optional_text("action"),
@@ -41,5 +45,6 @@ async def _list_events(context: PageContext) -> Page[Event]:
         until=parse_time(query.optional_text("until")),
     )
     request = PageRequest(cursor=query.optional_text("cursor"))
-    async with context.read_transaction() as session:
-        return await list_events(session, None if user is None else user.id, event_filter, request)
+    async with context.audit_transaction() as session:
+        page = await list_events(session, None if user is None else user.id, event_filter, request)
+        return page, await read_names(session, page.items)

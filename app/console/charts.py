@@ -158,8 +158,8 @@ def _format_time(time: datetime, times: Sequence[datetime]) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return a round number at or above the value, whose half is round as well, as the top of the scale."""
-    if value <= 0:
-        return 1.0
-    size = 10.0 ** math.floor(math.log10(value))
-    return next(step * size for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if value <= step * size * 1.000001)
+    """Return a round number at or above the value as the top of the scale. Its half is a whole number, too, also where
+    thousands are written as k."""
+    size = 10.0 ** math.floor(math.log10(max(1.0, value)))
+    steps = (2, 4, 6, 8, 10) if size == 1 else (1, 2, 4, 6, 8, 10)
+    return next(step * size for step in steps if value <= step * size * 1.000001)

@@ -1,10 +1,12 @@
-"""The overview page: the statistics of `GET /stats` as charts."""
+"""The overview page: what needs attention, then the statistics of `GET /stats` as charts."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from starlette.responses import Response
 
+from app.catalog.attention import count_failing_servers, read_attention
 from app.console.charts import WIDE, Chart, Series, make_chart
 from app.console.page_context import AuditReadPage, PageContext, page_router
 from app.console.rendering import format_compact
@@ -34,7 +36,17 @@ async def show_overview(context: AuditReadPage) -> Response:
         time_ranges=time_ranges,
         selected=selected,
         cut=_resolve_cut(context),
+        **await _read_attention(context),
     )
+
+
+async def _read_attention(context: PageContext) -> dict[str, Any]:
+    """Read what needs a person. Of all users together it is only counted."""
+    async with context.read_transaction() as session:
+        if context.caller.user is None:
+            servers, users = await count_failing_servers(session)
+            return {"attention": None, "failing_servers": servers, "users_with_failures": users}
+        return {"attention": await read_attention(session, context.user.id), "failing_servers": 0}
 
 
 async def _read_stats(context: PageContext, time_range: str) -> Stats:

@@ -72,6 +72,10 @@ class PageContext:
         """Like `transaction`, but over all users for an administrator who acts for no user."""
         return self.container.database.system_transaction() if self.caller.user is None else self.transaction()
 
+    def audit_transaction(self) -> AbstractAsyncContextManager[Session]:
+        """Like `transaction`, but for an administrator one that also sees the keys of other users and of nobody."""
+        return self.container.database.system_transaction() if self.has_permission("administer") else self.transaction()
+
     def render(
         self, template: str, error: ToolscoutError | None = None, status: int | None = None, **values: Any
     ) -> Response:

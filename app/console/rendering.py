@@ -1,6 +1,7 @@
 """Render templates and serve static files. Templates escape every value: most texts come from MCP servers."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from typing import Any
 
 import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, Response
 
 from app.catalog.availability import describe_availability
@@ -16,6 +18,7 @@ from app.text.invisible import remove_hidden
 from app.text.strict_json import dump_json
 
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_SEPARATOR = re.compile(r"([._](?=\w))")
 _CACHE_FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -48,6 +51,7 @@ class Templates:
             number=format_number,
             compact=format_compact,
             duration=format_duration,
+            breakable=add_break_points,
         )
         self._environment.globals["asset_url"] = self._asset_url
 
@@ -87,6 +91,11 @@ def format_timestamp(at: datetime | None) -> str:
 
 def format_json(value: Any) -> str:
     return dump_json(value, option=orjson.OPT_INDENT_2).decode()
+
+
+def add_break_points(text: str) -> Markup:
+    """Let a long name break after its dots and underscores, rather than in the middle of a word."""
+    return Markup(_SEPARATOR.sub(r"\1<wbr>", str(escape(remove_hidden(text)))))  # noqa: S704 escaped
 
 
 def format_number(value: float) -> str:

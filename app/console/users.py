@@ -5,6 +5,7 @@ from typing import Any
 from starlette.responses import Response
 
 from app.auth import keys, users
+from app.catalog.projects import read_project_names
 from app.console.forms import Form, parse_form
 from app.console.page_context import AdminPage, PageContext, page_router, redirect
 from app.db.pagination import PageRequest
@@ -87,7 +88,9 @@ async def revoke_key(context: AdminPage, key_id: str) -> Response:
 async def _render_keys(context: PageContext, form: Form, error: ToolscoutError | None = None) -> Response:
     async with context.container.database.system_transaction() as session:
         page = await keys.list_keys(session, PageRequest(cursor=context.query.optional_text("cursor")))
-    return context.render("keys.html", error, page=page, form=form)
+        bound = [(key.user_id, key.project_id) for key in page.items if key.user_id and key.project_id]
+        project_names = await read_project_names(session, bound)
+    return context.render("keys.html", error, page=page, form=form, project_names=project_names)
 
 
 def _to_key_body(form: Form) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from playwright.async_api import Browser, Page, expect
 
 from app.container import Container
 from tests.support.browser import ARTIFACTS, DESKTOP, PHONE, CheckedPage, open_browser
+from tests.support.checks import everything
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_server import FakeMcpServer
@@ -179,7 +180,7 @@ async def test_the_pages_of_an_administrator_pass_the_checks(
     await page.get_by_role("button", name="Create key").click()
     await expect(page.locator("#secret")).to_contain_text("ts_user_")
     await checked.check("key-created")
-    created = (await admin.get("/keys", params={"user_id": user.id})).json()["items"][0]
+    created = next(key for key in await everything(admin, "/keys") if key["user_id"] == user.id)
     await page.goto(f"/console/keys/{created['id']}/revoke")
     await checked.check("key-revoke")
     assert (checked.console_errors, checked.external_requests, checked.violations) == ([], [], [])
@@ -224,6 +225,9 @@ async def test_the_longest_names_fit_on_every_page(
         await page.get_by_label("Message").fill(LONGEST_NAME)
         await expect(page.locator(".results .name").first).to_have_text(LONGEST_NAME)
         await checked.check_width("try-answered")
+        await page.get_by_text("Filter by tags").click()
+        await expect(page.get_by_label(LONGEST_TAG, exact=False).first).to_be_visible()
+        await checked.check_width("try-tags")
         await page.get_by_role("button", name="Sign out").click()
         await sign_in(page, ADMIN_KEY)
         for path in ("users", "keys", "activity", "overview"):
@@ -264,6 +268,8 @@ async def test_the_pages_can_be_used_with_the_keyboard_alone(checked: CheckedPag
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     await page.keyboard.press("Enter")
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("link", name="Import a configuration")).to_be_focused()
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("link", name="Add a server")).to_be_focused()
     await page.keyboard.press("Enter")

@@ -20,7 +20,7 @@ _OPTIONS = """
     --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync
 """.split()
-DESKTOP, PHONE = (1280, 860), (390, 844)
+DESKTOP, TABLET, PHONE, SMALL_PHONE = (1280, 860), (768, 1024), (390, 844), (360, 740)
 _APPEARANCES = [(scheme, size) for size in (DESKTOP, PHONE) for scheme in ("light", "dark")]
 
 
@@ -68,8 +68,8 @@ class CheckedPage:
         await self.page.emulate_media(color_scheme="light")
 
     async def check_width(self, name: str) -> None:
-        """Check that the page fits the screen, on a desktop and on a phone."""
-        for width, height in (DESKTOP, PHONE):
+        """Check that the page fits the screen, on a desktop, a tablet and phones."""
+        for width, height in (DESKTOP, TABLET, PHONE, SMALL_PHONE):
             await self.page.set_viewport_size({"width": width, "height": height})
             if await _is_too_wide(self.page):
                 await self.page.screenshot(path=ARTIFACTS / f"{name}-{width}.png")

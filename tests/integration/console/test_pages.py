@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.audit.record import record_event
 from app.auth.permissions import Permission
 from app.container import Container
 from tests.support.checks import console_routes, everything
@@ -14,6 +15,7 @@ from tests.support.clients import TestUser, get_app
 from tests.support.console_client import ConsoleClient, find_error, open_console
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.sql_statements import recorded_statements
 
 OPEN_PATHS = {"/", "/console/sign-in", "/console/static/{version}/{name}"}
 READ_ONLY_POSTS = {"/console/try", "/console/try/answer", "/console/rules/preview", "/console/sign-out"}
@@ -441,6 +443,139 @@ async def test_an_administrator_who_acts_for_no_user_sees_the_activity_of_all(
 ) -> None:
     server_id = await user.add_server("files")
     assert user.id in await admin_console.get_page("/console/activity", target=server_id)
+
+
+async def test_activity_shows_names_and_the_ids_of_what_was_deleted(
+    admin_console: ConsoleClient, container: Container, user: TestUser, admin: httpx.AsyncClient
+) -> None:
+    await admin.patch(f"/users/{user.id}", json={"name": "Ada Lovelace"})
+    service = (await admin.post("/keys", json={"kind": "service", "name": "chat backend"})).json()
+    headers = {"Authorization": f"Bearer {service['key']}", "X-User-Id": user.id}
+    await user.add_tools(tool("read_file"), server="files")
+    key = (await user.tools())["read_file"]["id"]
+    await user.http.patch(f"/tools/{key}", json={"pinned": True}, headers=headers)
+    gone = await user.add_server("gone")
+    await user.http.delete(f"/servers/{gone}")
+    for act_for in ("", user.id):
+        await admin_console.submit("/console/act-for", user_id=act_for)
+        pinned = (await admin_console.get_page("/console/activity", target=key)).split("<tbody>")[1]
+        text = re.sub(r"<[^>]+>", "", pinned)
+        assert "files.read_file" in text
+        assert "chat backend" in text
+        assert key not in text
+        assert f'title="{key}"' in pinned
+        assert ("Ada Lovelace" in text) is (not act_for)
+        deleted = (await admin_console.get_page("/console/activity", target=gone)).split("<tbody>")[1]
+        assert gone in re.sub(r"<[^>]+>", "", deleted)
+    async with open_console(container, user.key) as own:
+        text = re.sub(r"<[^>]+>", "", (await own.get_page("/console/activity", target=key)).split("<tbody>")[1])
+    assert "files.read_file" in text
+    assert "chat backend" not in text, "keys of administrators and backends are not the user's"
+    assert "service key" in text
+
+
+async def test_names_of_other_users_are_not_shown_in_activity(
+    console: ConsoleClient, user: TestUser, other_user: TestUser, container: Container
+) -> None:
+    """An event may hold the id of something that is not the user's."""
+    theirs = await other_user.add_server("their-secret-server")
+    async with container.database.transaction(user.id) as session:
+        await record_event(session, user.id, "user:somebody", "server.change", theirs)
+    page = await console.get_page("/console/activity", target=theirs)
+    assert theirs in page.split("<tbody>")[1]
+    assert "their-secret-server" not in page
+
+
+async def test_activity_reads_all_names_in_one_statement(console: ConsoleClient, user: TestUser) -> None:
+    async def count_statements() -> int:
+        with recorded_statements() as statements:
+            await console.get_page("/console/activity")
+        return len(statements)
+
+    await user.add_server("first")
+    before = await count_statements()
+    for number in range(5):
+        await user.add_server(f"server-{number}")
+    assert await count_statements() == before
+
+
+async def test_the_overview_begins_with_what_needs_attention(
+    container: Container, console: ConsoleClient, admin_console: ConsoleClient, user: TestUser
+) -> None:
+    pushed = await user.add_tools(tool("read_file", "Reads a file"), server="files")
+    container.authenticator.clear_cache()
+    assert "Needs attention" not in await console.get_page("/console/overview")
+    await user.discover("read_file")
+    await container.usage_counters.flush()
+    assert "Nothing needs your attention" in await console.get_page("/console/overview")
+    await user.push(pushed, [tool("read_file", "Reads any file"), tool("")])
+    async with container.database.transaction(user.id) as session:
+        failing = await session.rows(
+            "INSERT INTO mcp_servers (user_id, id, name, transport, status, last_error, last_cause)"
+            " VALUES (%(user_id)s, gen_random_uuid()::text, 'broken', 'sse', 'error', 'it is down', 'refused')"
+            " RETURNING id",
+            {"user_id": user.id},
+        )
+        await session.rows("UPDATE discovery_stats SET degraded = 1 WHERE user_id = %(user_id)s", {"user_id": user.id})
+    page = await console.get_page("/console/overview")
+    attention = page.split("Needs attention")[1].split("</section>")[0]
+    for expected in (
+        f'<a href="/console/servers/{failing[0][0]}">broken</a>: it is down',
+        '<a href="/console/tools?state=changed">1 tool has changed its definition</a>',
+        f'1 tool of <a href="/console/servers/{pushed}">files</a>',
+        '<a href="/console/activity/searches?result=degraded">1 answer</a>',
+    ):
+        assert expected in attention
+    assert page.index("Needs attention") < page.index("<dt>Discoveries</dt>")
+    assert "Needs attention" in await admin_console.get_page("/console/overview")
+    assert "it is down" not in await admin_console.get_page("/console/overview")
+
+
+async def test_whom_an_administrator_acts_for_is_on_every_page(
+    admin_console: ConsoleClient, console: ConsoleClient, user: TestUser
+) -> None:
+    for path in ("overview", "activity", "users", "keys"):
+        assert "Acting for <strong>no user</strong>" in await admin_console.get_page(f"/console/{path}")
+    await admin_console.submit("/console/act-for", user_id=user.id)
+    acting = f"Acting for <strong>{user.id}</strong>"
+    for path in (
+        "overview",
+        "try",
+        "servers",
+        "servers/new",
+        "tools",
+        "rules",
+        "projects",
+        "activity",
+        "users",
+        "keys",
+    ):
+        assert acting in await admin_console.get_page(f"/console/{path}"), path
+    assert acting in await admin_console.get_page("/console/nothing-here", status=404)
+    assert "Acting for" not in await console.get_page("/console/servers")
+
+
+async def test_a_key_of_a_project_is_created_on_the_projects_page(
+    admin_console: ConsoleClient, console: ConsoleClient, user: TestUser, admin: httpx.AsyncClient
+) -> None:
+    project = (await user.http.post("/projects", json={"name": "Support desk"})).json()["id"]
+    await admin_console.submit("/console/act-for", user_id=user.id)
+    page = await admin_console.get_page(f"/console/projects/{project}")
+    form = page.split('action="/console/keys"')[1].split("</form>")[0]
+    fields = dict(re.findall(r'type="hidden" name="(kind|user_id|project_id)" value="([^"]*)"', form))
+    assert fields == {"kind": "user", "user_id": user.id, "project_id": project}
+    created = await admin_console.submit("/console/keys", **fields, name="desk")
+    assert created.status_code == 201
+    [key] = [key for key in await everything(admin, "/keys") if key["project_id"] == project]
+    assert (key["user_id"], key["name"]) == (user.id, "desk")
+    page = await admin_console.get_page("/console/keys")
+    while key["prefix"] not in page:
+        [following] = re.findall(r'rel="next" href="([^"]*)"', page)
+        page = await admin_console.get_page(html.unescape(following))
+    assert "Support desk" in page.split(key["prefix"])[1].split("</tr>")[0]
+    own = await console.get_page(f"/console/projects/{project}")
+    assert 'action="/console/keys"' not in own
+    assert "An administrator creates it" in own
 
 
 @pytest.mark.parametrize("page", ["users", "keys"])

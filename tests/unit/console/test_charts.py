@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.console.charts import LEFT, NARROW, Chart, Kind, Series, Value, make_chart
+from app.console.rendering import format_compact
 
 START = datetime(2026, 11, 17, tzinfo=UTC)
 
@@ -29,12 +30,31 @@ def test_columns_start_at_zero_and_are_as_high_as_their_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("largest", "top"), [(0, "1"), (0.7, "0.8"), (1, "1"), (7, "8"), (220, "250"), (9_999, "10000")]
+    ("largest", "labels"),
+    [
+        (0, ["0", "1", "2"]),
+        (0.7, ["0", "1", "2"]),
+        (1, ["0", "1", "2"]),
+        (3, ["0", "2", "4"]),
+        (5, ["0", "3", "6"]),
+        (7, ["0", "4", "8"]),
+        (12.5, ["0", "10", "20"]),
+        (25, ["0", "20", "40"]),
+        (100, ["0", "50", "100"]),
+        (220, ["0", "200", "400"]),
+        (9_999, ["0", "5000", "10000"]),
+    ],
 )
-def test_the_scale_ends_at_a_round_number(largest: float, top: str) -> None:
+def test_the_scale_has_whole_and_round_numbers(largest: float, labels: list[str]) -> None:
     gridlines = chart_of(0, largest).gridlines
-    assert gridlines[-1][1] == top
+    assert [label for _, label in gridlines] == labels
     assert gridlines[0][0] > gridlines[-1][0]
+
+
+@pytest.mark.parametrize("tokens", [1, 70, 1_100, 42_900, 250_000, 1_300_000])
+def test_large_numbers_on_the_scale_are_whole_in_their_unit(tokens: int) -> None:
+    chart = make_chart("Tokens", [START], [Series("tokens", [tokens])], format_compact, "columns")
+    assert not any("." in label for _, label in chart.gridlines)
 
 
 def test_all_shapes_are_inside_the_frame() -> None:

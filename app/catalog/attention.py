@@ -1,0 +1,67 @@
+"""What of a user's catalogue needs a person: servers that fail, definitions to approve, tools that were refused."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.db.engine import Session
+
+
+@dataclass(frozen=True)
+class FailingServer:
+    id: str
+    name: str
+    error: str
+
+
+@dataclass(frozen=True)
+class ServerWithRefusals:
+    id: str
+    name: str
+    refused: int
+    """Tools of its list that the latest successful run refused."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    failing: Sequence[FailingServer]
+    changed_tools: int
+    refusing: Sequence[ServerWithRefusals]
+
+
+_FAILING = """
+    SELECT s.id, s.name, s.last_error FROM mcp_servers s
+    WHERE s.user_id = %(user_id)s AND s.enabled AND s.transport <> 'push'
+    AND s.status <> 'connected' AND s.last_error IS NOT NULL ORDER BY s.name
+"""
+_CHANGED = """
+    SELECT count(*) FROM mcp_tools t
+    WHERE t.user_id = %(user_id)s AND t.state <> 'approved' AND t.vanished_at IS NULL
+"""
+_REFUSING = """
+    SELECT s.id, s.name, (r.counts ->> 'refused')::int FROM mcp_servers s
+    CROSS JOIN LATERAL (
+        SELECT r.counts FROM index_runs r
+        WHERE r.user_id = s.user_id AND r.server_id = s.id AND r.state = 'succeeded'
+        ORDER BY r.created_at DESC LIMIT 1) r
+    WHERE s.user_id = %(user_id)s AND (r.counts ->> 'refused')::int > 0 ORDER BY s.name
+"""
+_COUNT_FAILING = """
+    SELECT count(*), count(DISTINCT s.user_id) FROM mcp_servers s
+    WHERE s.enabled AND s.transport <> 'push' AND s.status <> 'connected' AND s.last_error IS NOT NULL
+"""
+
+
+async def read_attention(session: Session, user_id: str) -> Attention:
+    parameters = {"user_id": user_id}
+    [(changed_tools,)] = await session.rows(_CHANGED, parameters)
+    return Attention(
+        failing=[FailingServer(*row) for row in await session.rows(_FAILING, parameters)],
+        changed_tools=changed_tools,
+        refusing=[ServerWithRefusals(*row) for row in await session.rows(_REFUSING, parameters)],
+    )
+
+
+async def count_failing_servers(session: Session) -> tuple[int, int]:
+    """Return the number of failing servers of all users, and of these users. Needs a system transaction."""
+    [(servers, users)] = await session.rows(_COUNT_FAILING)
+    return servers, users
