@@ -13,6 +13,7 @@ from app.container import Container
 from app.main import create_app
 from tests.support.factories import ADMIN_KEY
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.openapi_contract import OpenApiContract
 
 
 def get_app(container: Container) -> FastAPI:
@@ -26,11 +27,20 @@ def get_app(container: Container) -> FastAPI:
     return app
 
 
+def get_contract(container: Container) -> OpenApiContract:
+    """Return the comparison of responses with the OpenAPI document, which is also made once."""
+    contract: OpenApiContract = container.__dict__.get("contract") or OpenApiContract(get_app(container))
+    container.__dict__["contract"] = contract
+    return contract
+
+
 @asynccontextmanager
 async def open_client(container: Container, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Open a client whose responses are compared with the OpenAPI document."""
     transport = httpx.ASGITransport(get_app(container), raise_app_exceptions=False)
+    hooks = {"response": [get_contract(container).check]}
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://toolscout", headers=headers, timeout=60
+        transport=transport, base_url="http://toolscout", headers=headers, timeout=60, event_hooks=hooks
     ) as client:
         yield client
 
