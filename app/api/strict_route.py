@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from app.api.problems import invalid_input
 from app.errors import InvalidInput, UnsupportedMediaType
 from app.text.strict_json import parse_json
-from app.text.suggestions import describe_unknown_name
+from app.text.suggestions import describe_unknown_name, suggest_name
 
 _MAX_SUGGESTIONS = 5
 
@@ -19,8 +19,8 @@ _MAX_SUGGESTIONS = 5
 class StrictRoute(APIRoute):
     """A route that answers 415 to a body that is not JSON, and 422 to lone surrogates, NaN and Infinity.
 
-    FastAPI's own reader would answer 500 to these. Unknown query parameters are 422 too: FastAPI would ignore them, and
-    the caller of `?serverid=…` would take the tools of all servers for those of one.
+    FastAPI's own reader would answer 500 to these. A misspelt query parameter is 422 too: the caller of `?serverid=…`
+    would take the tools of all servers for those of one. Other unknown parameters are ignored, as FastAPI does it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -30,7 +30,7 @@ class StrictRoute(APIRoute):
 
         async def handle_strictly(request: Request) -> Response:
             if request.scope["query_string"]:
-                _reject_unknown_parameters(request, parameters)
+                _reject_misspelt_parameters(request, parameters)
             if has_body:
                 require_json(request)
             return await handler(_StrictRequest(request.scope, request.receive))
@@ -44,11 +44,12 @@ def _query_parameters(dependant: Dependant) -> Iterator[str]:
         yield from _query_parameters(dependency)
 
 
-def _reject_unknown_parameters(request: Request, known: Collection[str]) -> None:
-    unknown = [name for name in request.query_params if name not in known]
+def _reject_misspelt_parameters(request: Request, known: Collection[str]) -> None:
+    unknown = [name for name in request.query_params if name not in known][:_MAX_SUGGESTIONS]
     errors = [
         {"loc": ["query", name], "msg": describe_unknown_name("parameter", name, known), "type": "extra_forbidden"}
-        for name in unknown[:_MAX_SUGGESTIONS]
+        for name in unknown
+        if suggest_name(name, known) is not None
     ]
     if errors:
         raise invalid_input(errors)

@@ -30,8 +30,8 @@ at `/docs`, and as OpenAPI at `/openapi.json`. The guides to the [chat backend](
 - **Keys** go into `Authorization: Bearer` or `X-API-Key`, not both. A service key or an admin key names its user in
   `X-User-Id`, on every request. *Needs* names the permission that the key must have.
 - **Bodies** are strict JSON: unknown fields are refused, with a suggestion ("unknown field `message`; did you mean
-  `query`?"), and `"8"` is not 8. They hold at most 1 MiB, or 16 MiB where tools are sent. Unknown query parameters are
-  refused in the same way.
+  `query`?"), and `"8"` is not 8. They hold at most 1 MiB, or 16 MiB where tools are sent. A misspelt query
+  parameter is refused in the same way.
 - **Tables** list query parameters (with `?`), headers and the fields of the body.
 - **Lists** come in pages, `{"items": […], "next_cursor": …}`: `limit` is the size of a page (50, at most 200), `cursor`
   the `next_cursor` of the page before.
