@@ -8,6 +8,7 @@ server could add a tool of that name at any time; if several tools have it, the 
 keys among a user's tools) and `ToolKeyIndex` (many keys among tools that are in memory).
 """
 
+import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,13 +20,15 @@ from app.catalog.visibility import VISIBLE, Scope
 from app.db.engine import Session
 from app.db.tables import EVERYONE
 from app.errors import AmbiguousTool, NotFound, ToolNotFound
+from app.text.suggestions import suggest_name
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MAX_SEPARATORS = 32
 _MAX_MATCHES = 5_000
+_MAX_NEAR_NAMES = 250
 _BY_ID, _BY_SERVER_ID, _BY_SERVER_NAME, _BY_NAME = range(4)
 
-_UNKNOWN = "this tool does not exist, or you may not use it"
+UNKNOWN_TOOL = "this tool does not exist, or you may not use it"
 _CORE_TOOL = "this is a core tool: your application runs it, not Toolscout"
 
 _MATCHES = f"""
@@ -46,6 +49,13 @@ _MATCHES = f"""
     WHERE r.kind = {_BY_NAME} AND (c.user_id = %(user_id)s OR c.user_id = %(everyone)s AND NOT EXISTS (
         SELECT FROM core_tools own WHERE own.user_id = %(user_id)s AND own.name = c.name))
     LIMIT {_MAX_MATCHES}
+"""
+# Of the servers that the key names first, then of a similar length: a user may have tens of thousands of tools.
+_NEAR_NAMES = f"""
+    SELECT v.server_name, v.tool_name FROM mcp_tool_embeddings v WHERE {VISIBLE}
+    ORDER BY v.server_name = ANY(%(servers)s::text[]) DESC, abs(length(v.tool_name) - %(length)s),
+             v.server_name, v.tool_name
+    LIMIT {_MAX_NEAR_NAMES}
 """
 _CORE_TOOL_ID = "SELECT FROM core_tools WHERE user_id IN (%(user_id)s, %(everyone)s) AND id = %(id)s"
 
@@ -142,8 +152,25 @@ async def require_visible_key(session: Session, scope: Scope, key: str) -> str:
     """As `resolve_visible_key`, but raise `ToolNotFound` if the key names no tool."""
     tool_id = await resolve_visible_key(session, scope, key)
     if tool_id is None:
-        raise ToolNotFound(_UNKNOWN)
+        raise await make_not_found(session, scope, key)
     return tool_id
+
+
+async def make_not_found(session: Session, scope: Scope, key: str, message: str = UNKNOWN_TOOL) -> ToolNotFound:
+    """Return the error for a key that names no visible tool, with the visible tool whose name is nearest."""
+    suggestion = None if is_tool_id(key) else await _suggest_tool(session, scope, key)
+    return ToolNotFound(message if suggestion is None else f"{message}; did you mean {suggestion}?")
+
+
+async def _suggest_tool(session: Session, scope: Scope, key: str) -> str | None:
+    servers = [server for kind, server, _ in _list_readings(key, ".") if kind == _BY_SERVER_NAME]
+    near = {"servers": servers, "length": len(key.rpartition(".")[2])}
+    qualified_names = {}
+    for server, name in await session.rows(_NEAR_NAMES, scope.parameters() | near):
+        qualified_names[f"{server}.{name}"] = f"{server}.{name}"
+        qualified_names.setdefault(name, f"{server}.{name}")
+    nearest = await asyncio.to_thread(suggest_name, key, qualified_names)
+    return None if nearest is None else qualified_names[nearest]
 
 
 async def resolve_owned_key(session: Session, scope: Scope, key: str) -> str:
@@ -164,14 +191,21 @@ async def resolve_owned_key(session: Session, scope: Scope, key: str) -> str:
     return tool_id
 
 
-async def read_tool(session: Session, scope: Scope, key: str) -> ToolDefinitionView:
-    """Return the visible tool that the key names. Raise `ToolNotFound` or `AmbiguousTool`."""
+async def read_tool(session: Session, scope: Scope, key: str, given_key: str | None = None) -> ToolDefinitionView:
+    """Return the visible tool that the key names. Raise `ToolNotFound` or `AmbiguousTool`.
+
+    `given_key` is what the caller has sent, if the key is the id that it stands for: the error for a hidden tool
+    must not differ from that for a missing one.
+    """
     tool_id = await require_visible_key(session, scope, key)
     definitions = await read_definitions(session, scope, [tool_id], core=False)
     if tool_id in definitions.tools:
         return definitions.tools[tool_id]
+    named = given_key or key
     parameters = {"user_id": scope.user_id, "everyone": EVERYONE, "id": tool_id}
-    raise ToolNotFound(_CORE_TOOL if await session.rows(_CORE_TOOL_ID, parameters) else _UNKNOWN)
+    if not is_tool_id(named) and await session.rows(_CORE_TOOL_ID, parameters):
+        raise ToolNotFound(_CORE_TOOL)
+    raise await make_not_found(session, scope, named)
 
 
 def _take_only(key: str, best: Sequence[_Match]) -> str | None:

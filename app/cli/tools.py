@@ -150,7 +150,7 @@ def _explain_tool_names(given: str) -> Iterator[None]:
     try:
         yield
     except ToolNotFound as error:
-        if "." in given:
+        if "." in given or "did you mean" in error.message:
             raise
         raise ToolNotFound(f"{error.message}: give it as SERVER.TOOL, or by its key") from error
 

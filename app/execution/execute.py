@@ -17,7 +17,7 @@ from cachetools import TTLCache
 
 from app.catalog import servers
 from app.catalog.definitions import ToolDefinitionView, find_by_alias
-from app.catalog.tool_keys import is_tool_id, read_tool, require_visible_key
+from app.catalog.tool_keys import is_tool_id, make_not_found, read_tool, require_visible_key
 from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.visibility import Scope
 from app.crypto import Sealer
@@ -138,14 +138,14 @@ async def _resolve_key(executor: Executor, request: ExecutionRequest) -> Executi
         return request
     async with executor.database.transaction(request.scope.user_id) as session:
         tool_id = await require_visible_key(session, request.scope, request.tool_key)
-    return replace(request, tool_key=tool_id)
+    return replace(request, tool_key=tool_id, given_key=request.tool_key)
 
 
 async def _find_tool(executor: Executor, request: ExecutionRequest) -> TargetTool:
     scope = request.scope
     async with executor.database.transaction(scope.user_id) as session:
         if request.tool_key is not None:
-            definition = await read_tool(session, scope, request.tool_key)
+            definition = await read_tool(session, scope, request.tool_key, request.given_key)
         else:
             definition = await _find_by_alias(session, scope, request.alias or "")
         assert definition.server_id is not None  # noqa: S101 only core tools have no server
@@ -162,7 +162,7 @@ async def _find_by_alias(session: Session, scope: Scope, alias: str) -> ToolDefi
     if len(matches) > 1:
         raise ToolNotFound("several servers have a tool of this name: choose one by `tool_key`")
     if not matches:
-        raise ToolNotFound("no tool has this name, or you may not use it")
+        raise await make_not_found(session, scope, alias, "no tool has this name, or you may not use it")
     return matches[0]
 
 

@@ -17,6 +17,8 @@ class ExecutionRequest:
     actor: str
     arguments: Json = field(repr=False)
     tool_key: str | None = None
+    given_key: str | None = None
+    """The key that the caller has sent, once `tool_key` is the id that it stands for."""
     alias: str | None = None
     timeout_s: float | None = None
     idempotency_key: str | None = None

@@ -227,10 +227,11 @@ async def _list_tools(call: ToolCall) -> Json:
 
 async def _get_tool_details(call: ToolCall) -> Json:
     async with call.container.database.transaction(call.scope.user_id) as session:
-        tool_id = await require_visible_key(session, call.scope, call.arguments["toolKey"])
+        given_key = call.arguments["toolKey"]
+        tool_id = await require_visible_key(session, call.scope, given_key)
 
         async def read() -> Json:
-            return responses.render_details(await read_tool(session, call.scope, tool_id))
+            return responses.render_details(await read_tool(session, call.scope, tool_id, given_key))
 
         return await call.container.listing_cache.get_details(session, call.scope, tool_id, read)
 

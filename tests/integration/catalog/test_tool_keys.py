@@ -193,9 +193,10 @@ async def test_core_tools_are_named_by_id_or_name_and_never_run(user: TestUser, 
     found = await user.discover("zzz", keep=["ask_user"])
     core = {hit["tool"]["name"]: hit["tool_key"] for hit in found["tools"] if hit["source"] == "core"}
     assert found["tools"][0]["tool"]["name"] == "ask_user", "a kept core tool keeps its place"
-    for key in ("ask_user", core["ask_user"], "clock"):
+    for key in ("ask_user", "clock"):
         problem = assert_problem(await execute(user, key), 404, "TOOL_NOT_FOUND")
         assert "this is a core tool" in problem["detail"]
+    assert_problem(await execute(user, core["ask_user"]), 404, "TOOL_NOT_FOUND")
     assert_ok(await execute(user, "files.clock"))
     for key in ("ask_user", core["ask_user"], "files.clock"):
         assert (await _feedback(user, key)).status_code == 204
@@ -258,6 +259,36 @@ async def test_tools_in_the_database_and_in_memory_are_found_alike(
         in_memory = [each.tool_id for each in index.find(key)]
         is_plain_name = key in {item["name"] for item in items} and key not in dotted
         assert stored == ([] if is_plain_name else in_memory), key
+
+
+async def test_a_name_that_is_nearly_right_gets_a_suggestion(user: TestUser, mcp: FakeMcpServer) -> None:
+    await connect(user, mcp, "search_issues", "create_issue", server="github")
+    for key in ("github.serch_issues", "githb.search_issues", "search_issues", "searchIssues", "github.search-issues"):
+        problem = assert_problem(await execute(user, key), 404, "TOOL_NOT_FOUND")
+        assert problem["detail"].endswith("; did you mean github.search_issues?"), key
+        error = get_error(await call_meta_tool(user.http, "tool_execute", {"toolKey": key}))
+        assert error["message"] == problem["detail"]
+    call = {"type": "tool_use", "name": "serch_issues", "input": {}}
+    problem = assert_problem(await user.http.post("/execute", json={"tool_call": call}), 404, "TOOL_NOT_FOUND")
+    assert problem["detail"].endswith("; did you mean github.search_issues?")
+    for key in ("weather.forecast", str(uuid.uuid4())):
+        assert "did you mean" not in (await execute(user, key)).json()["detail"]
+    assert mcp.calls == []
+
+
+async def test_only_visible_tools_are_suggested_and_a_hidden_one_answers_as_a_missing_one(
+    user: TestUser, other_user: TestUser, mcp: FakeMcpServer
+) -> None:
+    await connect(user, mcp, "search_issues", "search_issue", server="github")
+    await other_user.add_tools(tool("delete_everything"), server="theirs")
+    await user.http.patch("/tools/github.search_issue", json={"enabled": False})
+    foreign = (await execute(user, "theirs.delete_everythin")).json()
+    assert "did you mean" not in foreign["detail"]
+    own = (await execute(other_user, "theirs.delete_everythin")).json()
+    assert own["detail"].endswith("did you mean theirs.delete_everything?")
+    hidden, missing = [(await execute(user, f"github.{name}")).json() for name in ("search_issue", "search_issuee")]
+    assert hidden | {"request_id": ""} == missing | {"request_id": ""}
+    assert hidden["detail"].endswith("did you mean github.search_issues?")
 
 
 async def test_a_key_of_many_dots_is_answered(user: TestUser) -> None:
