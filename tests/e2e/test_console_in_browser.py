@@ -11,7 +11,7 @@ from playwright.async_api import Browser, Page, expect
 
 from app.container import Container
 from tests.support.browser import ARTIFACTS, DESKTOP, PHONE, CheckedPage, open_browser
-from tests.support.checks import everything
+from tests.support.checks import everything, write_down
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_server import FakeMcpServer
@@ -131,7 +131,7 @@ async def test_every_other_page_of_a_user_passes_the_checks(
 ) -> None:
     server_id = await user.add_tools(*WEATHER, server="weather", tags=["outdoors"])
     await user.discover("a weather forecast")
-    await container.usage_counters.flush()
+    await write_down(container)
     project = (await user.http.post("/projects", json={"name": "support", "rules": [{"pattern": ["get_*"]}]})).json()
     page = checked.page
     await sign_in(page, user.key)
@@ -148,6 +148,7 @@ async def test_every_other_page_of_a_user_passes_the_checks(
         "project": f"/projects/{project['id']}",
         "project-delete": f"/projects/{project['id']}/delete",
         "activity": "/activity",
+        "searches": "/activity/searches",
         "not-found": "/nowhere",
     }.items():
         await page.goto(f"/console{path}")
@@ -201,7 +202,7 @@ async def test_the_longest_names_fit_on_every_page(
         project = (await user.http.post("/projects", json=body)).json()
         assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
         await user.discover(LONGEST_NAME)
-        await container.usage_counters.flush()
+        await write_down(container)
         page = checked.page
         await sign_in(page, user.key)
         for path in (
@@ -218,6 +219,7 @@ async def test_the_longest_names_fit_on_every_page(
             "rules",
             "try",
             "activity",
+            "activity/searches",
         ):
             await page.goto(f"/console/{path}")
             await checked.check_width(path.replace("/", "-"))
