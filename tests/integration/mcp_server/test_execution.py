@@ -528,7 +528,7 @@ async def test_a_hidden_tool_is_not_found_and_no_server_is_called(
     theirs = (await connect_tools(other_user, legacy_mcp, "theirs"))["theirs"]
     keys = await connect_tools(user, mcp, "open", "switched_off")
     await user.http.patch(f"/tools/{keys['switched_off']}", json={"enabled": False})
-    invalid = [keys["switched_off"], theirs, str(uuid.uuid4()), "open", "", "x" * 5_000, "\u202e"]
+    invalid = [keys["switched_off"], theirs, str(uuid.uuid4()), "nothing", "", "x" * 5_000, "\u202e"]
     results = [await execute_with_message(user.http, key) for key in invalid]
     assert all(result == results[0] for result in results)
     check_error(results[0], "TOOL_NOT_FOUND", "Call tool_discovery")
