@@ -23,6 +23,11 @@ SECRETS_DIR = "/run/secrets"
 VARIABLES = {field: variable_name(field) for field in Settings.model_fields}
 SECRET_VARIABLES = {VARIABLES[field] for field in secret_fields()}
 FILE_VARIABLES = {f"{name}_FILE" for name in SECRET_VARIABLES}
+ATTRIBUTES = set(
+    """build cap_add cap_drop command depends_on deploy env_file environment healthcheck image network_mode networks ports
+    pull_policy read_only restart security_opt shm_size stop_grace_period tmpfs user volumes""".split()
+)
+"""Of a service, in the Compose specification: those that this file needs."""
 FIXED = {
     # where the service is inside of its container, and what it is
     "TOOLSCOUT_ENVIRONMENT",
@@ -37,6 +42,12 @@ FIXED = {
     "TOOLSCOUT_ADMIN_API_KEY",
 }
 """Settings that `.env` does not change in the containers."""
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_only_attributes_that_compose_knows(name: str) -> None:
+    """Compose refuses the whole file for a misspelt attribute."""
+    assert SERVICES[name].keys() <= ATTRIBUTES
 
 
 def test_services_start_when_the_services_they_need_are_healthy() -> None:
