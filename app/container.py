@@ -21,6 +21,7 @@ from app.discovery.cloud_search import CloudSearch
 from app.discovery.discover import Discoverer
 from app.discovery.inline.documents import InlineToolParser
 from app.discovery.inline.search import InlineSearcher
+from app.discovery.recording import DiscoveryRecorder
 from app.embeddings.base import Embedder
 from app.embeddings.factory import activate_first_model, make_configured_embedder, make_embedder, make_query_embedder
 from app.embeddings.loaded_models import Models
@@ -318,9 +319,9 @@ def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher, cloud
         searcher=searcher,
         definition_cache=DefinitionCache(),
         sealer=infrastructure.sealer,
-        usage_counters=infrastructure.usage_counters,
-        selections=infrastructure.selections,
-        decisions=infrastructure.decisions,
+        recorder=DiscoveryRecorder(
+            infrastructure.metrics, infrastructure.usage_counters, infrastructure.selections, infrastructure.decisions
+        ),
         rollout=make_rollout(infrastructure.settings),
         cloud=CloudSearch(searcher, cloud),
         max_tools=infrastructure.settings.max_tools,

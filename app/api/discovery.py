@@ -8,9 +8,10 @@ from fastapi import APIRouter, Response
 from app.api.strict_route import StrictRoute
 from app.catalog.tool_names import make_aliases
 from app.dependencies import ContainerDep, DiscoverCaller
-from app.discovery.discover import Discovery, discover
+from app.discovery.discover import discover
 from app.discovery.explain import AnswerConfidence, Reason, explain
 from app.discovery.formats import Format, hash_toolset, render_definitions, to_mcp
+from app.discovery.models import Discovery
 from app.discovery.selection import SelectedTool
 from app.schemas.discovery import AnswerConfidenceOut, DiscoverBody, DiscoverOut, ReasonOut, WhyBody, WhyOut
 from app.search.postgres import Evidence

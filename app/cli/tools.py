@@ -17,7 +17,8 @@ from app.cli.group import make_group
 from app.cli.output import print_lines, print_table
 from app.cli.text import make_printable
 from app.demo.seed import DEMO_USER
-from app.discovery.discover import Discovery, discover
+from app.discovery.discover import discover
+from app.discovery.models import Discovery
 from app.discovery.request import DEFAULT_LIMIT, DiscoveryRequest
 from app.errors import InvalidInput, ToolNotFound
 from app.execution.execute import execute_with_progress

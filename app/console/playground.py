@@ -15,9 +15,10 @@ from app.catalog.tools import list_tags
 from app.catalog.visibility import Scope
 from app.console.forms import Form, parse_form
 from app.console.page_context import DiscoverPage, PageContext, page_router
-from app.discovery.discover import Discovery, discover
+from app.discovery.discover import discover
 from app.discovery.explain import Reason, explain
 from app.discovery.formats import Format, render_definitions
+from app.discovery.models import Discovery
 from app.errors import ToolscoutError
 from app.schemas.discovery import DiscoverBody, WhyBody
 from app.text.strict_json import dump_json, load_json

@@ -12,10 +12,8 @@ Every request starts at the top, so that the service recovers by itself.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from app.auth.permissions import Caller
 from app.auth.rollout import Rollout
@@ -36,122 +34,26 @@ from app.db.engine import Database, Session
 from app.discovery.cloud_search import CloudAnswer, CloudSearch, judge_matches
 from app.discovery.ids import new_discovery_id
 from app.discovery.match_sentence import describe_match
+from app.discovery.models import Discovery, NoMatchReason
+from app.discovery.recording import DiscoveryRecorder
 from app.discovery.request import DiscoveryRequest, resolve_options
 from app.discovery.selection import (
-    Omission,
-    OmissionReason,
     SelectedTool,
     ToolSelection,
     count_tokens,
     select_tools,
-    summarize_omitted,
 )
 from app.embeddings.calibration import shift_chance
 from app.errors import CloudFailed, QueryFailed
-from app.observability.logging import request_id
-from app.observability.metrics import fallback_level, fallback_reason
 from app.observability.tracing import Tracing, trace_call
 from app.search.confidence import Confidence, Judgement
 from app.search.language import ENGLISH
 from app.search.postgres import Evidence
-from app.search.query import Query, shorten
+from app.search.query import Query
 from app.search.ranking import Hit, is_named
-from app.search.scoring import AnsweredStrategy
 from app.search.searcher import QueryEmbedding, Searcher, SearchOptions
-from app.usage.choices import Choice
-from app.usage.counters import DiscoverySample, UsageCounters
-from app.usage.decision_log import Decision, DecisionLog
-from app.usage.selection_log import Selection, SelectionLog
 
 logger = logging.getLogger("toolscout.discovery")
-
-NoMatchReason = Literal["no_tools", "no_match", "discovery_off", "filtered_out"]
-
-_NO_MATCH_TEXTS: Mapping[NoMatchReason, str] = {
-    "no_tools": "there are no tools to search: add a server, or check the user's id (X-User-Id)",
-    "no_match": "no tool fits this message",
-    "discovery_off": "the project does not search, because its `optimization` is null",
-    "filtered_out": "there are tools, but switches, rules, the project or the request's filters leave none to search",
-}
-
-
-@dataclass(frozen=True)
-class Discovery:
-    id: str
-    tools: Sequence[SelectedTool]
-    options: SearchOptions
-    embedding: QueryEmbedding | None
-    """None: the project does not search."""
-    searched: int
-    tokens_all: int
-    confidence: Confidence
-    """`none` if no tool was found."""
-    query: Query
-    """The query as it was searched for."""
-    chance: float | None = None
-    """The chance that any tool fits; None if it is not known."""
-    duration_ms: float = 0.0
-    no_match_reason: NoMatchReason | None = None
-    """Why no tool was found; None if one was."""
-    omitted_tools: Mapping[str, OmissionReason] = field(default_factory=dict)
-    """Why there was no room for a tool, by its id."""
-    cloud: CloudAnswer | None = None
-    """What the cloud found; None if the cloud was not asked, or could not answer."""
-
-    @property
-    def omitted(self) -> Omission | None:
-        return summarize_omitted(self.omitted_tools)
-
-    @property
-    def omitted_text(self) -> str | None:
-        """What was left out, in words, for people; None if there was room for all."""
-        if self.omitted is None:
-            return None
-        tools = "1 more tool" if self.omitted.count == 1 else f"{self.omitted.count} more tools"
-        setting = "max_tokens" if self.omitted.reason == "max_tokens" else "TOOLSCOUT_MAX_TOOLS"
-        return f"no room for {tools}: raise {setting}"
-
-    @property
-    def no_match(self) -> bool:
-        return self.confidence == "none"
-
-    @property
-    def no_match_text(self) -> str | None:
-        """Why no tool was found, in words, for people."""
-        return None if self.no_match_reason is None else _NO_MATCH_TEXTS[self.no_match_reason]
-
-    @property
-    def confidence_text(self) -> str:
-        """The confidence in words, for people."""
-        if self.confidence != "low":
-            return "high confidence" if self.confidence == "high" else "no tool fits"
-        found = sum(tool.source in ("semantic", "lexical") for tool in self.tools)
-        if not found or self.options.fill or self.options.threshold is not None:
-            return "low confidence"
-        return f"low confidence: the best {'one' if found == 1 else found}"
-
-    @property
-    def strategy(self) -> AnsweredStrategy | None:
-        if self.cloud is not None:
-            return "cloud"
-        return None if self.embedding is None else self.embedding.strategy
-
-    @property
-    def degraded_reason(self) -> str | None:
-        return None if self.embedding is None else self.embedding.reason
-
-    @property
-    def embedding_generated(self) -> bool:
-        return self.embedding is not None and self.embedding.generated
-
-    @property
-    def tokens_selected(self) -> int:
-        return count_tokens(tool.definition for tool in self.tools)
-
-    @property
-    def saved_percent(self) -> float:
-        """How much smaller the selected definitions are than all of them."""
-        return max(0.0, 100 * (1 - self.tokens_selected / self.tokens_all)) if self.tokens_all else 0.0
 
 
 @dataclass(frozen=True)
@@ -161,9 +63,7 @@ class Discoverer:
     searcher: Searcher
     definition_cache: DefinitionCache
     sealer: Sealer
-    usage_counters: UsageCounters
-    selections: SelectionLog
-    decisions: DecisionLog
+    recorder: DiscoveryRecorder
     rollout: Rollout
     cloud: CloudSearch
     max_tools: int
@@ -222,8 +122,7 @@ async def _discover(
     if not options.enabled:
         discovery = await _return_core_tools(discoverer, request, options)
         if not request.dry_run:
-            discoverer.searcher.metrics.discoveries.labels("none", "core").inc()
-            _log_decision(discoverer, caller, request, discovery, time.perf_counter() - started)
+            discoverer.recorder.record(caller, request, discovery, time.perf_counter() - started)
         return discovery
     search_started = started
     if discoverer.rollout.includes(user):
@@ -239,9 +138,7 @@ async def _discover(
     search_seconds = time.perf_counter() - search_started
     discoverer.searcher.metrics.search_seconds.observe(search_seconds)
     if not request.dry_run:
-        seconds = time.perf_counter() - started
-        _record(discoverer, user, request, discovery, seconds)
-        _log_decision(discoverer, caller, request, discovery, seconds)
+        discoverer.recorder.record(caller, request, discovery, time.perf_counter() - started)
     return replace(discovery, duration_ms=round(search_seconds * 1000, 2))
 
 
@@ -442,84 +339,3 @@ def _select(
     kept = [known[key] for key in request.keep if key in known]
     max_tools = discoverer.limit_tools(options)
     return select_tools(kept, list(core.values()), found, max_tools=max_tools, max_tokens=request.max_tokens)
-
-
-def _record(
-    discoverer: Discoverer, user: User, request: DiscoveryRequest, discovery: Discovery, seconds: float
-) -> None:
-    """Count the discovery, and log it for a user who has switched the selection log on."""
-    metrics, reason = discoverer.searcher.metrics, discovery.degraded_reason
-    metrics.discoveries.labels(discovery.strategy or "none", fallback_level(reason)).inc()
-    if reason is not None:
-        metrics.fallbacks.labels(fallback_reason(reason)).inc()
-    metrics.discovery_confidence.labels(discovery.confidence).inc()
-    if discovery.no_match_reason is not None:
-        metrics.no_match.labels(discovery.no_match_reason).inc()
-    metrics.tokens_saved.inc(max(discovery.tokens_all - discovery.tokens_selected, 0))
-    sample = DiscoverySample(
-        seconds=seconds,
-        degraded=reason is not None,
-        no_match=discovery.no_match,
-        cache_hit=reason is None and discovery.strategy in ("hybrid", "semantic") and not discovery.embedding_generated,
-        tokens_all=discovery.tokens_all,
-        tokens_selected=discovery.tokens_selected,
-        not_english=discovery.query.language != ENGLISH,
-    )
-    found = (tool.definition.tool_id for tool in discovery.tools if tool.source in ("semantic", "lexical"))
-    discoverer.usage_counters.record_discovery(user.id, found, sample)
-    if user.settings.get("selection_log"):
-        discoverer.selections.append(_make_selection(user.id, request, discovery))
-
-
-def _make_selection(user_id: str, request: DiscoveryRequest, discovery: Discovery) -> Selection:
-    return Selection(
-        user_id=user_id,
-        id=discovery.id,
-        at=datetime.now(UTC),
-        message=shorten(request.query.user_text),
-        tools=_list_choices(discovery),
-        strategy=discovery.strategy or discovery.options.strategy,
-        degraded_reason=discovery.degraded_reason,
-        no_match=discovery.no_match,
-    )
-
-
-def _log_decision(
-    discoverer: Discoverer, caller: Caller, request: DiscoveryRequest, discovery: Discovery, seconds: float
-) -> None:
-    """Log what was chosen, without the message."""
-    if not discoverer.decisions.enabled:
-        return
-    decision = Decision(
-        user_id=caller.require_user().id,
-        id=discovery.id,
-        at=datetime.now(UTC),
-        request_id=request_id.get(),
-        actor=caller.actor,
-        interface=request.interface,
-        project_id=discovery.options.scope.project_id,
-        strategy=discovery.strategy,
-        degraded_reason=discovery.degraded_reason,
-        confidence=discovery.confidence,
-        no_match=discovery.no_match,
-        no_match_reason=discovery.no_match_reason,
-        searched=discovery.searched,
-        omitted=None if discovery.omitted is None else asdict(discovery.omitted),
-        tools=_list_choices(discovery),
-        duration_ms=round(seconds * 1000, 2),
-    )
-    discoverer.decisions.append(decision)
-
-
-def _list_choices(discovery: Discovery) -> list[Choice]:
-    return [
-        Choice(
-            tool.definition.tool_id,
-            tool.definition.server_name,
-            tool.definition.name,
-            tool.source,
-            None if tool.similarity is None else round(tool.similarity, 4),
-            None if tool.score is None else round(tool.score, 4),
-        )
-        for tool in discovery.tools
-    ]

@@ -21,7 +21,8 @@ from app.catalog.visibility_policy import (
 from app.cloud.wire import MAX_TOOLS, MAX_TOOLS_BYTES
 from app.discovery.cloud_search import CloudAnswer
 from app.discovery.cut import CalibrationSource, UserCut, resolve_cut
-from app.discovery.discover import Discoverer, Discovery, discover
+from app.discovery.discover import Discoverer, discover
+from app.discovery.models import Discovery
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import OmissionReason, SelectedTool
 from app.search.confidence import MAX_LOW, Judgement

@@ -38,7 +38,7 @@ async def give_feedback(
                 await _adapt_cut(session, model, scope.user_id, discovery_id, discovery.chance, added)
         elif all(definition.tool_id != tool_id for definition in definitions.core):
             raise NotFound("tool not found")
-    discoverer.usage_counters.mark_priors_stale(scope.user_id)
+    discoverer.recorder.usage_counters.mark_priors_stale(scope.user_id)
 
 
 async def _adapt_cut(

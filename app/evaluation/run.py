@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from app.auth.permissions import Caller
-from app.discovery.discover import Discoverer, Discovery, discover
+from app.discovery.discover import Discoverer, discover
+from app.discovery.models import Discovery
 from app.discovery.request import DiscoveryRequest
 from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.scores import Measures, score_ranking

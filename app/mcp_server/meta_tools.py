@@ -18,7 +18,8 @@ from app.catalog.definitions import list_server_definitions, list_server_summari
 from app.catalog.tool_keys import read_tool, require_visible_key
 from app.catalog.visibility import Scope
 from app.container import Container
-from app.discovery.discover import Discovery, discover, discover_each
+from app.discovery.discover import discover, discover_each
+from app.discovery.models import Discovery
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import interleave_selections
 from app.errors import ArgumentsInvalid, InvalidInput, NotFound

@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from app.catalog.availability import Status
 from app.discovery.cut import CalibrationSource
-from app.discovery.discover import NoMatchReason
 from app.discovery.formats import Format
+from app.discovery.models import NoMatchReason
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from app.catalog.visibility import Scope
 from app.container import Container
-from app.discovery.discover import Discovery, discover
+from app.discovery.discover import discover
 from app.discovery.feedback import give_feedback
+from app.discovery.models import Discovery
 from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.run import DEFAULT_LIMIT, make_request
 from app.evaluation.scores import Interval, Measures, mean_measures, paired_interval, score_ranking

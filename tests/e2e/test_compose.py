@@ -24,8 +24,8 @@ VARIABLES = {field: variable_name(field) for field in Settings.model_fields}
 SECRET_VARIABLES = {VARIABLES[field] for field in secret_fields()}
 FILE_VARIABLES = {f"{name}_FILE" for name in SECRET_VARIABLES}
 ATTRIBUTES = set(
-    """build cap_add cap_drop command depends_on deploy env_file environment healthcheck image network_mode networks ports
-    pull_policy read_only restart security_opt shm_size stop_grace_period tmpfs user volumes""".split()
+    "build cap_add cap_drop command depends_on deploy env_file environment healthcheck image network_mode networks "
+    "ports pull_policy read_only restart security_opt shm_size stop_grace_period tmpfs user volumes".split()
 )
 """Of a service, in the Compose specification: those that this file needs."""
 FIXED = {

@@ -7,7 +7,7 @@ import pytest
 
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.visibility import Scope
-from app.discovery.discover import Discovery
+from app.discovery.models import Discovery
 from app.discovery.selection import SelectedTool, Source
 from app.search.confidence import Confidence
 from app.search.query import parse_query
