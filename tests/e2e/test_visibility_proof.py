@@ -445,7 +445,7 @@ class Story:
     async def add_project(self, person: Person, members: set[str] | None, rules: Sequence[Rule], **also: Any) -> None:
         name = f"project {len(person.projects) + len(self.deleted_projects)}"
         values = {"name": name, "server_ids": None if members is None else sorted(members), **also}
-        made = await self.manage(person, manage_projects.create_project, person.id, values, rules)
+        made = await self.manage(person, manage_projects.create_project, person.id, values, rules, has_cloud=False)
         person.projects[made.id] = Project(made.id, members, rules, **also)
 
     async def change_project(self, person: Person, project: Project, change: Mapping[str, Any]) -> None:
@@ -454,7 +454,7 @@ class Story:
         if "members" in values:
             members = values.pop("members")
             values["server_ids"] = None if members is None else sorted(members)
-        await self.manage(person, manage_projects.change_project, person.id, project.id, values, rules)
+        await self.manage(person, manage_projects.change_project, person.id, project.id, values, rules, has_cloud=False)
         for name, value in change.items():
             setattr(project, name, value)
 
@@ -645,8 +645,12 @@ class Visibility(RuleBasedStateMachine):
             lambda: story.run_as(ben, tools.update_tool, ben.id, tool.key, {"enabled": False}),
             lambda: story.run_as(ben, tools.approve_tool, ben.id, tool.key),
             lambda: story.delete_server(ben, server.id),
-            lambda: story.manage(ben, manage_projects.create_project, ben.id, {"server_ids": [server.id]}, []),
-            lambda: story.manage(ben, manage_projects.change_project, ben.id, project.id, {"read_only": True}, []),
+            lambda: story.manage(
+                ben, manage_projects.create_project, ben.id, {"server_ids": [server.id]}, [], has_cloud=False
+            ),
+            lambda: story.manage(
+                ben, manage_projects.change_project, ben.id, project.id, {"read_only": True}, [], has_cloud=False
+            ),
             lambda: story.delete_project(ben, project.id),
         ]
         with pytest.raises(NotFound):

@@ -449,7 +449,8 @@ async def test_a_bound_key_sees_and_runs_only_tools_of_its_project(
             return [without_request_id(each) for each in responses]
 
         ran = list(mcp.calls)
-        assert await answers(ids["send_mail"], "send_mail") == await answers(str(uuid.uuid4()), "no_such_tool")
+        # a missing tool with a name as near to `read_mail`, which both get as a suggestion
+        assert await answers(ids["send_mail"], "send_mail") == await answers(str(uuid.uuid4()), "lend_mail")
         assert mcp.calls == ran
         assert_ok(await user.execute("send_mail"))
 

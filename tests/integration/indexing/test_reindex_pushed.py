@@ -66,7 +66,7 @@ async def test_the_first_push_adds_and_embeds_all_tools(carol: TestUser, fake: F
     assert run["progress"] == {"done": 2, "total": 2}
     assert len(fake.requests) == 1
     server = await server_of(carol, server_id)
-    assert (server["tool_count"], server["pending_count"], server["status"]) == (2, 0, "connected")
+    assert (server["tool_count"], server["pending_count"], server["status"]) == (2, 0, "push")
     assert all(each["embedded"] for each in (await carol.tools()).values())
 
 
