@@ -195,9 +195,10 @@ class World:
 @asynccontextmanager
 async def open_world(container: Container, removed: Removed) -> AsyncIterator[World]:
     async with new_user(container) as me, new_user(container) as other:
-        yield World(
-            container, removed, me, other, await add_everything(container, me), await add_everything(container, other)
-        )
+        mine, theirs = await add_everything(container, me), await add_everything(container, other)
+        world = World(container, removed, me, other, mine, theirs)
+        await world.settle()  # the tags of the rules are still being indexed
+        yield world
 
 
 @pytest.fixture(scope="module", params=["nothing", "predicates", "row-level security"])
