@@ -19,7 +19,7 @@ from typing import Any
 from openai import OpenAI, omit
 
 from examples.fake_model import running_fake_model
-from toolscout_client import InvalidInput, NotFound, ToolFailed, Toolscout, ToolscoutError
+from toolscout_client import Conflict, InvalidInput, NotFound, ToolFailed, Toolscout, ToolscoutError
 
 MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.5")
 MAX_TURNS = 10
@@ -32,7 +32,7 @@ def run_tool(toolscout: Toolscout, call: Any) -> str:
     try:
         done = toolscout.execute(tool_call=call.to_dict())
         text, failed = done.text, done.is_error
-    except (NotFound, InvalidInput, ToolFailed) as error:
+    except (NotFound, Conflict, InvalidInput, ToolFailed) as error:
         text, failed = str(error), True
     print(f"result     {text}{' (an error)' if failed else ''}")
     return f"The tool failed: {text}" if failed else text

@@ -152,14 +152,14 @@ async def require_visible_key(session: Session, scope: Scope, key: str) -> str:
     """As `resolve_visible_key`, but raise `ToolNotFound` if the key names no tool."""
     tool_id = await resolve_visible_key(session, scope, key)
     if tool_id is None:
-        raise await make_not_found(session, scope, key)
+        raise await _make_not_found(session, scope, key)
     return tool_id
 
 
-async def make_not_found(session: Session, scope: Scope, key: str, message: str = UNKNOWN_TOOL) -> ToolNotFound:
+async def _make_not_found(session: Session, scope: Scope, key: str) -> ToolNotFound:
     """Return the error for a key that names no visible tool, with the visible tool whose name is nearest."""
     suggestion = None if is_tool_id(key) else await _suggest_tool(session, scope, key)
-    return ToolNotFound(message if suggestion is None else f"{message}; did you mean {suggestion}?")
+    return ToolNotFound(UNKNOWN_TOOL if suggestion is None else f"{UNKNOWN_TOOL}; did you mean {suggestion}?")
 
 
 async def _suggest_tool(session: Session, scope: Scope, key: str) -> str | None:
@@ -205,7 +205,7 @@ async def read_tool(session: Session, scope: Scope, key: str, given_key: str | N
     parameters = {"user_id": scope.user_id, "everyone": EVERYONE, "id": tool_id}
     if not is_tool_id(named) and await session.rows(_CORE_TOOL_ID, parameters):
         raise ToolNotFound(_CORE_TOOL)
-    raise await make_not_found(session, scope, named)
+    raise await _make_not_found(session, scope, named)
 
 
 def _take_only(key: str, best: Sequence[_Match]) -> str | None:

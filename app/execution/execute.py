@@ -12,17 +12,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from cachetools import TTLCache
 
 from app.catalog import servers
 from app.catalog.definitions import ToolDefinitionView, find_by_alias
-from app.catalog.tool_keys import is_tool_id, make_not_found, read_tool, require_visible_key
+from app.catalog.tool_keys import is_tool_id, read_tool, require_visible_key
 from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.visibility import Scope
 from app.crypto import Sealer
 from app.db.engine import Database, Session
 from app.errors import (
+    AmbiguousTool,
     Conflict,
     InvalidInput,
     ServerUnreachable,
@@ -73,8 +75,8 @@ class Executor:
 async def execute(
     executor: Executor, request: ExecutionRequest, progress: ProgressReports | None = None
 ) -> ExecutionResult:
-    """Raise `ToolNotFound`, `ArgumentsInvalid` or `ServerUnreachable` if nothing was run, `ToolFailed` if the call
-    failed or its outcome is unknown."""
+    """Raise `ToolNotFound`, `AmbiguousTool`, `ArgumentsInvalid` or `ServerUnreachable` if nothing was run, `ToolFailed`
+    if the call failed or its outcome is unknown."""
     timeout_s = executor.timeout_s if request.timeout_s is None else request.timeout_s
     record = CallRecord(executor.database, executor.sealer, executor.usage_counters, request)
     async with record.audit_call():  # when the block ends: store the outcome, audit the call, count it
@@ -160,10 +162,10 @@ async def _find_by_alias(session: Session, scope: Scope, alias: str) -> ToolDefi
         raise ToolNotFound("this is a core tool: your application runs it, not Toolscout")
     matches = [candidate for candidate in candidates if is_alias_of(alias, candidate)]
     if len(matches) > 1:
-        raise ToolNotFound("several servers have a tool of this name: choose one by `tool_key`")
-    if not matches:
-        raise await make_not_found(session, scope, alias, "no tool has this name, or you may not use it")
-    return matches[0]
+        choices = [(tool.tool_id, f"{tool.server_name}.{tool.name}") for tool in matches]
+        raise AmbiguousTool(alias, sorted(choices, key=itemgetter(1)))
+    # A tool key may stand for an alias, because errors name the tools that may be meant by their keys.
+    return matches[0] if matches else await read_tool(session, scope, alias)
 
 
 async def _check_arguments(executor: Executor, schema: str, arguments: Json) -> None:

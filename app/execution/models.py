@@ -11,7 +11,7 @@ from app.text.strict_json import Json
 
 @dataclass(frozen=True)
 class ExecutionRequest:
-    """Name the tool by `tool_key`, or by `alias`: the name that the model was given for it."""
+    """Name the tool by `tool_key`, or by `alias`: the name that the model was given for it, or a key instead."""
 
     scope: Scope
     actor: str

@@ -84,7 +84,8 @@ class ExecuteBody(Input):
     arguments: dict[str, Any] | None = Field(None, description="checked against the tool's input schema")
     tool_call: Annotated[OpenAICall | ResponsesCall | AnthropicCall, Field(discriminator="type")] | None = Field(
         None,
-        description="instead of `tool_key` and `arguments`: the model's tool call in OpenAI's or Anthropic's form",
+        description="instead of `tool_key` and `arguments`: the model's tool call in OpenAI's or Anthropic's form; its "
+        "name is an `alias` from `POST /discover`, or a tool key",
     )
     timeout_ms: int | None = Field(None, ge=1, le=_MAX_TIMEOUT_MS, description="null: TOOLSCOUT_CALL_TIMEOUT_S")
     project_id: Identifier | None = Field(None, description="only tools that are visible in this project")

@@ -143,6 +143,18 @@ async def test_a_tool_runs_by_its_key_or_by_the_models_tool_call(
     assert mcp.calls == [("get_forecast", {"place": "Oslo"}), ("get_forecast", {"place": "Rome"})]
 
 
+async def test_a_name_that_several_tools_have_is_a_conflict_with_choices(
+    any_client: AnyClient, user: TestUser, mcp: FakeMcpServer
+) -> None:
+    await user.connect(add_forecast_tools(mcp), "weather")
+    await user.add_tools(FORECAST, server="sailing")
+    call = {"type": "tool_use", "name": "get_forecast", "input": {"place": "Oslo"}}
+    error = await expect_error(any_client(lambda client: client.execute(tool_call=call)), Conflict)
+    assert [choice["name"] for choice in error.choices] == ["sailing.get_forecast", "weather.get_forecast"]
+    chosen = call | {"name": error.choices[1]["name"]}
+    assert (await any_client(lambda client: client.execute(tool_call=chosen))).text == "Oslo: snow"
+
+
 async def test_each_execution_has_its_own_idempotency_key_by_default(
     any_client: AnyClient, user: TestUser, mcp: FakeMcpServer
 ) -> None:
