@@ -21,6 +21,7 @@ from typing import Any
 import httpx2
 
 from examples.fake_model import running_fake_model
+from examples.problems import raise_for_problem
 
 Json = dict[str, Any]
 
@@ -41,7 +42,7 @@ def find_tools(toolscout: httpx2.Client, query: str, tools: dict[str, Json]) -> 
     """Return the content of a `tool_result`. The tools that it refers to must be in `tools` of all further requests."""
     # without core tools: a backend has its own tools in `tools` from the start, and runs them itself
     body = {"query": query, "limit": 5, "include_core_tools": False, "format": "anthropic"}
-    found = toolscout.post("/discover", json=body).raise_for_status().json()
+    found = raise_for_problem(toolscout.post("/discover", json=body)).json()
     definitions = {tool["name"]: {**tool, "defer_loading": True} for tool in found["definitions"]}
     tools |= definitions | {FIND_TOOLS["name"]: FIND_TOOLS}  # a found tool must not replace it
     names, tokens = ", ".join(definitions) or "nothing", found["tokens"]

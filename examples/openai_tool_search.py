@@ -22,6 +22,7 @@ from openai import OpenAI
 from openai.types.responses import ResponseFunctionToolCall, ResponseToolSearchCall, ToolSearchToolParam
 
 from examples.fake_model import running_fake_model
+from examples.problems import raise_for_problem
 
 Json = dict[str, Any]
 
@@ -43,7 +44,7 @@ MAX_TURNS = 10
 def find_tools(toolscout: httpx2.Client, query: str) -> list[Json]:
     # without core tools: a backend has its own tools in `tools` from the start, and runs them itself
     body = {"query": query, "limit": 5, "include_core_tools": False, "format": "openai_responses"}
-    found = toolscout.post("/discover", json=body).raise_for_status().json()
+    found = raise_for_problem(toolscout.post("/discover", json=body)).json()
     names, tokens = ", ".join(tool["name"] for tool in found["definitions"]) or "nothing", found["tokens"]
     print(f"searched   {query!r}: {names} ({tokens['selected']} tokens instead of {tokens['all']})")
     return [{**tool, "defer_loading": True} for tool in found["definitions"]]

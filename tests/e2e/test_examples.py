@@ -1,17 +1,23 @@
 """Tests of the examples with the fake model, the real application on a socket, and a real MCP server."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
 
 from examples import anthropic_tool_search, chat_backend, openai_tool_search
 from examples.fake_model import arguments_for, running_fake_model
+from examples.problems import raise_for_problem
 from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.paths import ROOT
 
 Json = dict[str, Any]
 Example = Callable[[str], None]
@@ -91,6 +97,34 @@ async def test_a_search_without_results_ends_without_a_call(
     assert list(printed) == ["user", "searched", "model"]
     assert printed["searched"] == f'"{MESSAGE}": nothing (0 tokens instead of 0)'
     assert printed["model"] == "I have no tool for that."
+
+
+@pytest.mark.parametrize("example", ["anthropic_tool_search", "chat_backend", "openai_tool_search"])
+@pytest.mark.parametrize("kind", ["bad", "service"])
+async def test_a_key_that_is_refused_is_explained(
+    address: str, admin: httpx.AsyncClient, example: str, kind: str
+) -> None:
+    key = "bad" if kind == "bad" else (await admin.post("/keys", json={"kind": kind})).json()["key"]
+    async with httpx.AsyncClient(base_url=address, headers={"Authorization": f"Bearer {key}"}) as http:
+        problem = (await http.post("/discover", json={"query": MESSAGE})).json()
+    assert problem["status"] == {"bad": 401, "service": 400}[kind]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "clients/python")}
+    environment |= {"TOOLSCOUT_URL": address, "TOOLSCOUT_KEY": key}
+    command = [sys.executable, "-m", f"examples.{example}"]
+    done = await asyncio.to_thread(
+        subprocess.run, command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    explanation, advice = done.stderr.splitlines()
+    assert explanation == f"{problem['code']}: {problem['detail']}"
+    assert "TOOLSCOUT_KEY" in advice
+
+
+def test_an_error_that_is_not_toolscouts_is_raised_with_its_status() -> None:
+    request = httpx2.Request("POST", "http://example.com/discover")
+    assert raise_for_problem(httpx2.Response(200, request=request)).is_success
+    with pytest.raises(httpx2.HTTPStatusError, match="502 Bad Gateway"):
+        raise_for_problem(httpx2.Response(502, text="<html>", request=request))
 
 
 async def chat(capsys: pytest.CaptureFixture[str], *user_messages: str) -> list[tuple[str, str]]:
