@@ -45,8 +45,8 @@ _FIRST_REQUEST_S = 0.5
 closed at the shutdown."""
 
 _DEMO_DISCOVERY = '{"query": "what time is it in Tokyo?", "format": "anthropic"}'
-_DEMO_CALL = '{"tool_call": {"type": "tool_use", "name": "get_current_time", "input": {"timezone": "Tokyo"}}}'
-"""What a model would answer to the message of the discovery."""
+_DEMO_CALL = '{"tool_key": "toolbox.get_current_time", "arguments": {"timezone": "Tokyo"}}'
+"""With the name of the server: it stays right when another server has a tool of that name."""
 
 commands = make_group()
 

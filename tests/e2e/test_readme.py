@@ -18,7 +18,16 @@ import pytest
 from app.db.migrate import head_revision
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
-from tests.support.documents import PAGES, README, join_runnable_blocks, list_code_blocks, page_name, run_commands
+from tests.support.documents import (
+    DOCS,
+    PAGES,
+    README,
+    join_runnable_blocks,
+    list_code_blocks,
+    list_runnable_scripts,
+    page_name,
+    run_commands,
+)
 from tests.support.factories import SLOW_MACHINE_ENV, tool
 from tests.support.paths import ROOT
 
@@ -51,6 +60,12 @@ EXPECTED_OUTPUT = {
     "docs/guides/visibility.md": '"was_visible":true',
 }
 """A pattern in the output of the runnable commands of each page."""
+SCRIPT_OUTPUT = {
+    "README.md": r'^\{"timezone": "Asia/Tokyo"',
+    "clients/python/README.md": r'^\{"timezone": "Asia/Tokyo"',
+    "docs/guides/mcp-clients.md": r"^\['tool_discovery', 'tool_execute'\]\nget_current_time \{'timezone': 'Asia/Tokyo'",
+}
+"""A pattern in the output of the runnable Python programs of each page."""
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +159,36 @@ def test_the_runnable_commands_of_a_page_run(demo: Service, tmp_path: Path, page
     done = run_as_reader(demo, tmp_path, join_runnable_blocks(page.read_text()))
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(EXPECTED_OUTPUT[page_name(page)], done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if list_runnable_scripts(page.read_text())], ids=page_name)
+def test_the_runnable_python_programs_of_a_page_run(demo: Service, tmp_path: Path, page: Path) -> None:
+    service_key = run_toolscout(demo, "key", "create", "--kind", "service").stdout.strip()
+    [program] = list_runnable_scripts(page.read_text())
+    adapted = program.replace(":8000", f":{demo.port}").replace("ts_service_…", service_key)
+    (tmp_path / "program.py").write_text(adapted)
+    done = run_as_reader(demo, tmp_path, f"PYTHONPATH={ROOT / 'clients/python'} .venv/bin/python program.py")
+    assert done.returncode == 0, done.stderr
+    assert re.search(SCRIPT_OUTPUT[page_name(page)], done.stdout), done.stdout
+
+
+def test_every_page_with_a_runnable_program_is_expected() -> None:
+    assert {page_name(page) for page in PAGES if list_runnable_scripts(page.read_text())} == SCRIPT_OUTPUT.keys()
+
+
+@pytest.mark.needs_curl
+def test_the_first_call_works_when_another_server_has_a_tool_of_that_name(demo: Service, tmp_path: Path) -> None:
+    texts = [README.read_text(), (DOCS / "quickstart.md").read_text(), read_output(demo)]
+    commands = [re.findall(r"curl -s \S+/execute .*?'\n", text, re.DOTALL) for text in texts]
+    with demo_client(demo) as client:
+        server = client.post("/servers", json={"name": "clocks", "transport": "push"}).json()
+        try:
+            client.put(f"/servers/{server['id']}/tools?wait=true", json={"tools": [tool("get_current_time")]})
+            for [command] in commands:
+                done = run_as_reader(demo, tmp_path, command)
+                assert '"structuredContent":{"timezone":"Asia/Tokyo"' in done.stdout, done.stdout
+        finally:
+            client.delete(f"/servers/{server['id']}")
 
 
 @pytest.mark.needs_curl

@@ -19,6 +19,7 @@ PAGES = [
 
 _CODE_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _RUNNABLE_BLOCK = re.compile(r"^<!-- runnable -->\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_RUNNABLE_SCRIPT = re.compile(r"^<!-- runnable -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def page_name(page: Path) -> str:
@@ -49,6 +50,11 @@ def list_code_blocks(text: str, language: str) -> list[str]:
 def join_runnable_blocks(text: str) -> str:
     """All commands that the page marks as runnable, as a reader would enter them into one shell."""
     return "\n".join(_RUNNABLE_BLOCK.findall(text))
+
+
+def list_runnable_scripts(text: str) -> list[str]:
+    """The Python programs that the page marks as runnable."""
+    return _RUNNABLE_SCRIPT.findall(text)
 
 
 def run_commands(

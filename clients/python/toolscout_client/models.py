@@ -135,7 +135,7 @@ class Discovery:
     tokens: Tokens
     toolset_hash: str
     confidence: Confidence | None = None
-    """How likely it is that one of the tools fits; None from Toolscout 0.2 and earlier."""
+    """How likely it is that one of the tools fits; None from the release 0.2.0 and older ones."""
     omitted: Omitted | None = None
     no_match_reason: str | None = None
     """Why no tool was found: `no_tools`, `no_match`, `discovery_off` or `filtered_out`."""
@@ -314,7 +314,7 @@ class Tool:
     embedded: bool
     updated_at: datetime
     runnable: bool | None = None
-    """Whether `execute` runs it; None from Toolscout 0.2 and earlier."""
+    """Whether `execute` runs it; None from the release 0.2.0 and older ones."""
     server_status: str | None = None
 
 
