@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from examples import anthropic_tool_search, chat_backend, openai_tool_search
 from examples.fake_model import arguments_for, running_fake_model
@@ -18,6 +19,7 @@ from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.paths import ROOT
+from toolscout_client import Toolscout
 
 Json = dict[str, Any]
 Example = Callable[[str], None]
@@ -182,6 +184,28 @@ async def test_the_model_of_a_chat_gets_the_error_of_a_tool_that_cannot_run(
     printed = dict(await chat(capsys, MESSAGE))
     assert printed["result"].startswith("SERVER_CONNECTION_ERROR: ")
     assert "SERVER_CONNECTION_ERROR" in printed["model"]
+
+
+async def test_the_model_of_a_chat_gets_the_choices_if_several_tools_have_the_name(
+    address: str, user: TestUser, mcp: FakeMcpServer
+) -> None:
+    mcp.tools = TOOLS
+    await user.connect(mcp, "weather")
+    await user.add_tools(*TOOLS, server="sailing")
+
+    def run(name: str) -> str:
+        function = {"name": name, "arguments": '{"place": "Oslo"}'}
+        call = ChatCompletionMessageFunctionToolCall.model_validate(
+            {"id": "1", "type": "function", "function": function}
+        )
+        with Toolscout(address, user.key) as toolscout:
+            return chat_backend.run_tool(toolscout, call)
+
+    advice = await asyncio.to_thread(run, "get_forecast")
+    assert advice.endswith("choose one of sailing.get_forecast, weather.get_forecast")
+    assert mcp.calls == []
+    await asyncio.to_thread(run, "weather.get_forecast")
+    assert mcp.calls == [("get_forecast", {"place": "Oslo"})]
 
 
 @pytest.mark.usefixtures("environment")
