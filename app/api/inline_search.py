@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 
 from app.api.strict_route import StrictRoute
@@ -11,6 +10,7 @@ from app.discovery.inline.documents import InlineTool
 from app.discovery.inline.search import FoundTool, InlineSearchResult, search_inline
 from app.schemas.inline_search import FoundToolOut, RefusedOut, SearchBody, SearchOut
 from app.search.query import parse_query_with_context
+from app.text.strict_json import load_json
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
@@ -41,7 +41,7 @@ def _render_result(result: InlineSearchResult) -> SearchOut:
 
 def _render_tool(found: FoundTool) -> FoundToolOut:
     texts = {"output_schema": found.tool.output_schema, "annotations": found.tool.annotations}
-    passed_back: dict[str, Any] = {name: orjson.loads(text) for name, text in texts.items() if text is not None}
+    passed_back: dict[str, Any] = {name: load_json(text) for name, text in texts.items() if text is not None}
     return FoundToolOut(
         tool_key=found.tool_key,
         tool_name=found.tool.name,

@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import orjson
 from cachetools import Cache, LRUCache, TTLCache
 
 from app.catalog.visibility import Scope
 from app.db.engine import Session
-from app.text.strict_json import Json
+from app.text.strict_json import Json, dump_json, load_json
 
 _MAX_LIST_BYTES = 32 * 1024 * 1024
 _MAX_DETAILS_BYTES = 32 * 1024 * 1024
@@ -56,11 +55,11 @@ async def _get(
     version = rows[0][0] if rows else None
     cached = cache.get(key)
     if cached is not None and cached.version == version:
-        found: Json = orjson.loads(cached.body)
+        found: Json = load_json(cached.body)
         return found
     result = await read()
     if version is not None:  # otherwise the user was deleted meanwhile
-        body = orjson.dumps(result)
+        body = dump_json(result)
         with suppress(ValueError):  # larger than the whole cache
             cache[key] = _Entry(version, body, _ENTRY_OVERHEAD + len(body) + sum(map(len, request)))
     return result

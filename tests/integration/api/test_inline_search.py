@@ -126,12 +126,13 @@ async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
 
 
 async def test_an_output_schema_and_annotations_are_passed_back(user: TestUser) -> None:
-    schema = {"type": "object", "properties": {"rain\u200b": {"type": "number", "maximum": 1.5}}}
+    schema = {"type": "object", "properties": {"rain\u200b": {"type": "number", "maximum": 10**30 + 1}}}
     described = FORECAST | {"outputSchema": schema, "annotations": {"readOnlyHint": True}}
     for _ in range(2):  # the second answer comes from the cache
         [found] = (await search(user, RAIN, tools=[described, READ], max_results=1))["results"]
         assert found["annotations"] == {"readOnlyHint": True}
-        assert found["outputSchema"] == {"type": "object", "properties": {"rain": {"type": "number", "maximum": 1.5}}}
+        rain = {"type": "number", "maximum": 10**30 + 1}
+        assert found["outputSchema"] == {"type": "object", "properties": {"rain": rain}}
         [bare] = (await search(user, RAIN, tools=[FORECAST, READ], max_results=1))["results"]
         assert found.keys() - bare.keys() == {"outputSchema", "annotations"}
         assert (bare["toolKey"], bare["relevance"]) == (found["toolKey"], found["relevance"])

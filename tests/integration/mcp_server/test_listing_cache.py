@@ -134,6 +134,15 @@ async def test_details_and_tools_follow_a_new_definition(replicas: Replicas, mcp
     assert (await get_details(replicas.second, key))["isError"]
 
 
+async def test_long_integers_of_a_schema_stay_exact(user: TestUser) -> None:
+    schema = {"type": "object", "properties": {"amount": {"type": "integer", "maximum": 10**30 + 1}}}
+    await user.add_tools(tool("pay", inputSchema=schema))
+    key = (await user.tools())["pay"]["id"]
+    for _ in range(2):  # read, then cached
+        details = (await get_details(user, key))["structuredContent"]
+        assert details["inputSchema"]["properties"]["amount"]["maximum"] == 10**30 + 1
+
+
 async def test_users_and_projects_do_not_share_entries(container: Container, user: TestUser) -> None:
     await user.add_tools(tool("read_file"), tool("write_file"), server="files")
     rules = [{"pattern": ["read_*"], "enabled": True}]
