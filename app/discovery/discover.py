@@ -131,12 +131,13 @@ async def _discover(
             prepared = await _ask_cloud(discoverer, request.query, options)
         else:
             prepared = await discoverer.searcher.embed_query(request.query, options)
-        search_started = time.perf_counter()
+            search_started = time.perf_counter()
         discovery = await _search_or_fall_back(discoverer, user, request, options, prepared)
     else:
         discovery = await _return_all_tools(discoverer, request, options, "disabled")
     search_seconds = time.perf_counter() - search_started
-    discoverer.searcher.metrics.search_seconds.observe(search_seconds)
+    if not options.cloud:  # the time of the cloud has a histogram of its own
+        discoverer.searcher.metrics.search_seconds.observe(search_seconds)
     if not request.dry_run:
         discoverer.recorder.record(caller, request, discovery, time.perf_counter() - started)
     return replace(discovery, duration_ms=round(search_seconds * 1000, 2))

@@ -175,7 +175,7 @@ class DiscoverOut(Output):
     total_searched: int = Field(
         description="the number of tools that are visible to the caller, within `tags`, `server_ids` and the project"
     )
-    search_duration_ms: float
+    search_duration_ms: float = Field(description="without the embedding of the message; with the time of a cloud")
     embedding_generated: bool = Field(description="false if the query's embedding was cached or is not needed")
     strategy: AnsweredStrategy | None = Field(
         description="what answered: `cloud` if the project's `optimization` is `cloud` and the cloud answered; null if "

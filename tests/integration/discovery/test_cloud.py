@@ -237,7 +237,9 @@ async def test_the_time_out_is_for_the_whole_answer(open_service: OpenService, c
         await user.add_tools(FORECAST)
         project = await create_project(user)
         cloud.mode = mode
-        check_fallback(await user.discover(RAIN, project_id=project), "cloud_timeout")
+        answer = await user.discover(RAIN, project_id=project)
+        check_fallback(answer, "cloud_timeout")
+        assert answer["search_duration_ms"] >= 300
 
 
 async def test_a_cloud_that_is_not_there_degrades_the_search(open_service: OpenService) -> None:
