@@ -1,6 +1,7 @@
 """MCP types that several packages share: a server's endpoint, a tool definition, the input a tool call may request."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,6 +16,14 @@ TRANSPORT_ALIASES: Mapping[str, Transport] = {
     "streamableHttp": "streamable_http",
 }
 """MCP clients have several names for streamable HTTP. All are accepted, and stored as one."""
+
+_SSE_URL = re.compile(r"[^/?#]*//[^/?#]+(/[^?#]*)?/sse/?([?#].*)?", re.DOTALL)
+
+
+def guess_transport(url: str) -> Transport:
+    """Return the transport of a URL for which none is given. By convention, endpoints of the SSE transport end in
+    `/sse`."""
+    return "sse" if _SSE_URL.fullmatch(url) else "streamable_http"
 
 
 @dataclass(frozen=True)

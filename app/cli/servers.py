@@ -21,7 +21,7 @@ from app.indexing.queue import Run
 from app.management.runs import request_reindex
 from app.management.servers import delete_server, register_server
 from app.mcp_client.stdio_servers import read_stdio_servers
-from app.mcp_types import TRANSPORT_ALIASES, Transport
+from app.mcp_types import TRANSPORT_ALIASES, Transport, guess_transport
 from app.schemas.base import describe_errors
 from app.schemas.servers import NewServerBody
 from app.settings import Settings
@@ -51,8 +51,8 @@ async def add(
         _Transport | None,
         typer.Option(
             "--transport",
-            help="The transport; http is short for streamable_http. Without it: streamable_http, or stdio if there is "
-            "no URL.",
+            help="The transport; http is short for streamable_http. Without it: stdio if there is no URL, sse if the "
+            "URL's path ends in /sse, and streamable_http otherwise.",
         ),
     ] = None,
     header: Annotated[
@@ -104,7 +104,7 @@ def _make_new_server(
 
 def _to_transport(given: _Transport | None, url: str | None) -> Transport:
     if given is None:
-        return "stdio" if url is None else "streamable_http"
+        return "stdio" if url is None else guess_transport(url)
     return given if given in ("streamable_http", "sse", "stdio") else TRANSPORT_ALIASES[given]
 
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from app.errors import ServerUnreachable
 from app.mcp_client.message_filter import FilteredReadStream
 from app.mcp_client.transport import Exchange, current_exchange
+from app.mcp_types import Transport
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json
 
@@ -47,6 +48,14 @@ class OutcomeUnknown(Exception):
         super().__init__(failure.message)
         self.failure = failure
         self.detail = detail or failure.message
+
+
+def suggest_sse(failure: ServerUnreachable, transport: Transport) -> ServerUnreachable | None:
+    """Return the failure of a listing with a hint, if the server may speak only the older transport."""
+    if transport != "streamable_http" or failure.cause not in ("status_404", "status_405"):
+        return None
+    hint = "check the URL; an older server may need the transport `sse`"
+    return ServerUnreachable(failure.cause, f"{failure.message}: {hint}")
 
 
 def error_text(error: MCPError) -> str:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from app.errors import ServerUnreachable, ToolFailed, Unavailable
 from app.mcp_client.connection import Connection, Limits, OnProgress, OnToolsChanged
+from app.mcp_client.outcomes import suggest_sse
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard
 from app.mcp_types import Dialogue, Endpoint, Transport
@@ -111,9 +112,14 @@ class McpPool:
             await self.guard.check(url)
 
     async def list_tools(self, endpoint: Endpoint) -> list[Json]:
-        return await self._with_one_reconnect(
-            endpoint, lambda connection: connection.list_tools(), stale=_STALE_FOR_LISTING
-        )
+        try:
+            return await self._with_one_reconnect(
+                endpoint, lambda connection: connection.list_tools(), stale=_STALE_FOR_LISTING
+            )
+        except ServerUnreachable as error:
+            if (explained := suggest_sse(error, endpoint.transport)) is None:
+                raise
+            raise explained from error
 
     async def call_tool(
         self,

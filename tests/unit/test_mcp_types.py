@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from app.mcp_types import ToolDefinition
+from app.mcp_types import ToolDefinition, guess_transport
 
 TOOL = ToolDefinition(
     name="read_file",
@@ -50,3 +50,20 @@ def test_any_changed_field_changes_the_fingerprint(changes: dict[str, Any]) -> N
 def test_a_reordered_schema_does_not_change_the_fingerprint() -> None:
     reordered = {"properties": {"path": {"type": "string"}}, "type": "object"}
     assert replace(TOOL, input_schema=reordered).fingerprint() == TOOL.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("url", "transport"),
+    [
+        ("http://127.0.0.1:3002/sse", "sse"),
+        ("https://mcp.example.com/v1/sse/?key=a/b#c", "sse"),
+        ("https://mcp.example.com/mcp", "streamable_http"),
+        ("https://mcp.example.com/mcp?next=/sse", "streamable_http"),
+        ("https://mcp.example.com/essse", "streamable_http"),
+        ("https://mcp.example.com/sse/mcp", "streamable_http"),
+        ("https://sse", "streamable_http"),
+        ("https://[/", "streamable_http"),
+    ],
+)
+def test_the_transport_is_guessed_from_the_path_of_the_url(url: str, transport: str) -> None:
+    assert guess_transport(url) == transport

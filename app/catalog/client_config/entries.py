@@ -9,7 +9,7 @@ from app.catalog.client_config.config import URL_FIELDS, ClientConfig, ConfigEnt
 from app.catalog.client_config.mcp_remote import unwrap_mcp_remote
 from app.catalog.client_config.placeholders import Placeholder, fill_placeholders, find_placeholders
 from app.catalog.visibility_policy import ANY_TOOL
-from app.mcp_types import TRANSPORT_ALIASES
+from app.mcp_types import TRANSPORT_ALIASES, guess_transport
 from app.text.strict_json import Json
 
 SkipKind = Literal["program", "exists", "missing_value", "invalid", "not_allowed", "not_checked"]
@@ -63,9 +63,9 @@ def resolve_entry(
     transport = _read_transport(fields)
     if transport == "stdio":
         return _resolve_program(entry.name, fields, programs)
-    if transport is None:
+    if transport == "unknown":
         return SkippedEntry(entry.name, "invalid", "its `type` is not supported: use its `http` or `sse` endpoint")
-    url = next((fields[name] for name in URL_FIELDS if name in fields), None)
+    _, url = _find_url(fields)
     if not isinstance(url, str):
         return SkippedEntry(entry.name, "invalid", "it has no `url`: add the URL of its endpoint")
     filled_url = fill_placeholders(url, config.inputs, values)
@@ -74,7 +74,12 @@ def resolve_entry(
     filled = [filled_url, *filled_headers.values()]
     if missing := dict.fromkeys(name for each in filled for name in each.missing):
         return SkippedEntry(entry.name, "missing_value", _describe_missing(missing))
-    body = {"name": entry.name, "transport": transport, "url": filled_url.text, **_read_switches(fields)}
+    body = {
+        "name": entry.name,
+        "transport": transport or guess_transport(filled_url.text),
+        "url": filled_url.text,
+        **_read_switches(fields),
+    }
     if headers := fields.get("headers"):
         # headers that are not texts stay as they are, for the validation to name them
         headers_filled = {name: each.text for name, each in filled_headers.items()}
@@ -99,12 +104,19 @@ def _resolve_program(name: str, fields: Json, programs: Collection[str]) -> Reso
 
 
 def _read_transport(fields: Json) -> str | None:
-    """Return None for a type that is not supported."""
+    """Return the transport, "unknown" for a type that is not supported, or None if only the URL can tell."""
     given = next((fields[name] for name in _TYPE_FIELDS if name in fields), None)
-    if given is None:
-        has_url = any(name in fields for name in URL_FIELDS)
-        return "stdio" if "command" in fields and not has_url else "streamable_http"
-    return _TYPES.get(given.lower()) if isinstance(given, str) else None
+    if given is not None:
+        return _TYPES.get(given.lower(), "unknown") if isinstance(given, str) else "unknown"
+    name, _ = _find_url(fields)
+    if name is None:
+        return "stdio" if "command" in fields else None
+    return "streamable_http" if name == "httpUrl" else None  # Gemini CLI has `url` for SSE, and `httpUrl` for the other
+
+
+def _find_url(fields: Json) -> tuple[str | None, Any]:
+    """Return the URL and the field that it stands in, or None twice."""
+    return next(((name, fields[name]) for name in URL_FIELDS if name in fields), (None, None))
 
 
 def _read_headers(fields: Json) -> Json:
@@ -136,7 +148,7 @@ def _iter_open_texts(fields: Any) -> Iterator[str]:
     if not isinstance(fields, dict):
         return
     fields, _ = unwrap_mcp_remote(fields)
-    if _read_transport(fields) in ("streamable_http", "sse"):
+    if _read_transport(fields) not in ("stdio", "unknown"):
         texts = [*(fields.get(name) for name in URL_FIELDS), *_read_headers(fields).values()]
         yield from (text for text in texts if isinstance(text, str))
 

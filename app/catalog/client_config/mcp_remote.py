@@ -11,7 +11,8 @@ from app.text.strict_json import Json
 
 _PROGRAM = re.compile(r"mcp-remote(@.*)?")
 _VARIABLE = re.compile(r"\$\{([^{}:]+)\}")
-_REPLACED_FIELDS = ("command", "args", "env", "type", "transport")
+_REPLACED_FIELDS = ("command", "args", "env", "type", "transport", "transportType")
+_TYPES = {"sse-only": "sse", "sse-first": "sse", "http-only": "http"}
 _KNOWN_OPTIONS = {"--header", "--transport", "--allow-http", "--debug"}
 
 
@@ -31,7 +32,7 @@ def unwrap_mcp_remote(fields: Json) -> tuple[Json, list[str]]:
         return fields, []
     options = list(pairwise(own_arguments))
     server = {name: value for name, value in fields.items() if name not in _REPLACED_FIELDS} | {
-        "type": "sse" if ("--transport", "sse-only") in options else "http",
+        "type": next((_TYPES.get(value) for option, value in options if option == "--transport"), None),
         "url": url,
         "headers": dict(_split_header(value, fields.get("env")) for option, value in options if option == "--header"),
     }

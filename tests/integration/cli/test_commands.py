@@ -15,7 +15,7 @@ from app.cli import models
 from tests.integration.cli.conftest import Command
 from tests.support.calls import raise_disk_full
 from tests.support.embedding_server import FakeEmbeddingServer
-from tests.support.factories import SECRET_KEY, tool
+from tests.support.factories import SECRET_KEY, outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer
 
 STDIO_SERVER = """
@@ -66,6 +66,18 @@ def test_a_server_is_added_used_reindexed_and_removed(command: Command, mcp: Fak
     assert output.endswith("a server named 'files'; to index it again, run `toolscout server reindex files --user ada`")
     assert "removed" in command("server", "remove", "files", "--user", "ada")
     assert "no servers yet" in command("server", "list", "--user", "ada")
+
+
+def test_a_url_that_ends_in_sse_needs_no_transport(
+    command: Command, sse_mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLSCOUT_OUTBOUND_ALLOW", outbound_allow(sse_mcp))
+    sse_mcp.tools = [tool("echo")]
+    command("key", "create", "--user", "sam")
+    assert "1 added" in command("server", "add", "guessed", sse_mcp.url, "--user", "sam")
+    output = command("server", "add", "given", sse_mcp.url, "--transport", "http", "--user", "sam", status=1)
+    assert "an older server may need the transport `sse`" in output
+    assert "an older server may need the transport `sse`" in command("server", "list", "--user", "sam")
 
 
 @pytest.mark.parametrize(

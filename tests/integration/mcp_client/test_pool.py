@@ -350,3 +350,36 @@ async def test_the_timeout_of_a_call_includes_the_handshake(server: FakeMcpServe
     async with running_pool(server) as mcp_pool:
         await mcp_pool.call_tool(make_endpoint(server), "echo", {}, 60)
     assert len(server.calls) == 1
+
+
+HINT = "an older server may need the transport `sse`"
+
+
+async def test_an_sse_server_that_is_listed_over_streamable_http_gets_a_hint(sse_mcp: FakeMcpServer) -> None:
+    sse_mcp.tools = [tool("echo")]
+    async with running_pool(sse_mcp) as mcp_pool:
+        with pytest.raises(ServerUnreachable) as caught:
+            await mcp_pool.list_tools(make_endpoint(sse_mcp, transport="streamable_http"))
+        assert caught.value.cause in ("status_404", "status_405")
+        assert caught.value.message.endswith(HINT)
+        assert len(await mcp_pool.list_tools(make_endpoint(sse_mcp))) == 1
+
+
+@pytest.mark.parametrize(("code", "hinted"), [(404, True), (405, True), (403, False), (500, False)])
+async def test_only_statuses_that_speak_for_another_transport_get_the_hint(
+    server: FakeMcpServer, code: int, hinted: bool
+) -> None:
+    server.fault = Fault(status(code, body="a text of the server"))
+    async with running_pool(server) as mcp_pool:
+        with pytest.raises(ServerUnreachable) as caught:
+            await mcp_pool.list_tools(make_endpoint(server))
+    assert (HINT in caught.value.message) == hinted
+    assert "a text of the server" not in caught.value.message
+
+
+async def test_an_sse_server_gets_no_hint(sse_mcp: FakeMcpServer) -> None:
+    sse_mcp.fault = Fault(status(404))
+    async with running_pool(sse_mcp) as mcp_pool:
+        with pytest.raises(ServerUnreachable) as caught:
+            await mcp_pool.list_tools(make_endpoint(sse_mcp))
+    assert HINT not in caught.value.message

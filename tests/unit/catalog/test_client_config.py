@@ -12,6 +12,7 @@ from app.errors import InvalidInput
 Json = dict[str, Any]
 
 URL = "https://mcp.example.com/mcp"
+SSE_URL = "https://mcp.example.com/sse"
 CANARY = "canary-9f3e1b"
 HEADERS = {"Authorization": f"Bearer {CANARY}"}
 
@@ -94,6 +95,26 @@ def test_an_empty_object_of_servers_is_a_configuration() -> None:
 def test_the_transport_has_many_names(fields: Json, transport: str) -> None:
     body = resolved(fields).body
     assert (body["transport"], body["url"]) == (transport, URL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "transport"),
+    [
+        ({"url": SSE_URL}, "sse"),
+        ({"serverUrl": SSE_URL}, "sse"),
+        ({"url": "${BASE}"}, "sse"),
+        ({"command": "npx", "args": ["-y", "mcp-remote", SSE_URL], "type": "stdio"}, "sse"),
+        ({"command": "npx", "args": ["mcp-remote", SSE_URL, "--transport", "http-first"]}, "sse"),
+        ({"command": "npx", "args": ["mcp-remote", SSE_URL, "--transport", "http-only"]}, "streamable_http"),
+        ({"url": SSE_URL, "type": "http"}, "streamable_http"),
+        ({"httpUrl": SSE_URL}, "streamable_http"),  # Gemini CLI, whose `url` is for SSE
+    ],
+)
+def test_a_url_that_ends_in_sse_is_taken_as_sse_unless_the_entry_names_a_transport(
+    fields: Json, transport: str
+) -> None:
+    body = resolved(fields, BASE=SSE_URL).body
+    assert (body["transport"], body["url"]) == (transport, SSE_URL)
 
 
 @pytest.mark.parametrize(
