@@ -7,7 +7,7 @@ from typing import Any
 
 from app.text.strict_json import Json
 
-_PLACEHOLDER = re.compile(r"\$\{([^{}]+)\}")
+PLACEHOLDER = re.compile(r"\$\{([^{}]+)\}")
 _PARTS = re.compile(r"(?:(?P<kind>env|input):)?(?P<name>.+?)(?::-(?P<default>.*))?", re.DOTALL)
 _MIN_SECRET_LENGTH = 4
 """Shorter values protect nothing, and would turn up in every sentence."""
@@ -56,7 +56,7 @@ def _read_options(item: Json) -> list[Any]:
 
 def find_placeholders(texts: Iterable[str], inputs: Mapping[str, Placeholder]) -> list[Placeholder]:
     """Return the placeholders of the texts, each once. `inputs` describes those that are declared."""
-    found = [_parse(content, inputs) for text in texts for content in _PLACEHOLDER.findall(text)]
+    found = [_parse(content, inputs) for text in texts for content in PLACEHOLDER.findall(text)]
     return list({placeholder.name: placeholder for placeholder in found}.values())
 
 
@@ -74,7 +74,7 @@ def fill_placeholders(text: str, inputs: Mapping[str, Placeholder], values: Mapp
         used[placeholder.name] = value
         return value
 
-    return FilledText(_PLACEHOLDER.sub(replace, text), used, missing)
+    return FilledText(PLACEHOLDER.sub(replace, text), used, missing)
 
 
 def hide_values(text: str, used: Mapping[str, str]) -> str:

@@ -39,3 +39,32 @@ def test_the_values_of_variables_are_left_out() -> None:
 )
 def test_arguments_that_may_be_credentials_are_left_out(arguments: list[str], shown: list[str]) -> None:
     assert render(command="npx", args=arguments)["argv"] == ["npx", *shown]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "shown"),
+    [
+        ("docker", ["run", "-e", "GITHUB_TOKEN", "image"], ["run", "-e", "GITHUB_TOKEN", "image"]),
+        ("/usr/bin/podman", ["run", "--env", "GITHUB_TOKEN"], ["run", "--env", "GITHUB_TOKEN"]),
+        ("docker", ["run", "--env=GITHUB_TOKEN"], ["run", "--env=GITHUB_TOKEN"]),
+        ("docker", ["run", "-e", f"GITHUB_TOKEN={CANARY}"], ["run", "-e", "GITHUB_TOKEN=…"]),
+        ("docker", ["run", "-e", f"MODE={CANARY}"], ["run", "-e", "MODE=…"]),
+        ("docker", ["run", f"--env=MODE={CANARY}"], ["run", "--env=MODE=…"]),
+        ("docker", ["run", "image", "--token", CANARY], ["run", "image", "--token", "…"]),
+        ("npx", ["-e", f"token_{CANARY}"], ["-e", "…"]),
+    ],
+)
+def test_the_names_of_a_containers_variables_are_kept(command: str, arguments: list[str], shown: list[str]) -> None:
+    assert render(command=command, args=arguments)["argv"] == [command, *shown]
+
+
+def test_placeholders_are_left_out() -> None:
+    arguments = ["${workspaceFolder}/src", "--root=${env:HOME}", "$HOME", "-e", "A=${input:a}"]
+    assert render(command="${userHome}/bin/files", args=arguments)["argv"] == [
+        "…/bin/files",
+        "…/src",
+        "--root=…",
+        "$HOME",
+        "-e",
+        "A=…",
+    ]
