@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from app.catalog.client_config.config import ClientConfig, read_client_config
-from app.catalog.client_config.entries import find_open_values
+from app.catalog.client_config.entries import check_value_names, find_open_values
 from app.catalog.client_config.placeholders import Placeholder
 from app.cli.context import ACTOR, UserOption, open_for_user, with_settings
 from app.cli.output import print_lines, print_table
@@ -56,7 +56,9 @@ async def import_file(
     entry lacks a value, if a host name could not be looked up in time, or if an index run failed.
     """
     config = _read_file(file)
-    values = _collect_values(find_open_values(config), dict(_parse_value(text) for text in value or []))
+    given = dict(_parse_value(text) for text in value or [])
+    check_value_names(config, given)  # before a person is asked for the others
+    values = _collect_values(find_open_values(config), given)
     entries = plan_import(config, values, read_stdio_servers(settings).list_names(user))
     async with open_for_user(settings, user) as (container, _):
         result = await import_servers(
@@ -86,8 +88,6 @@ def _parse_value(text: str) -> tuple[str, str]:
 
 def _collect_values(placeholders: Sequence[Placeholder], given: Mapping[str, str]) -> dict[str, str]:
     """Take each value from the options, from the environment, or from a person at the terminal."""
-    if unknown := given.keys() - {placeholder.name for placeholder in placeholders}:
-        raise InvalidInput(f"the file has no placeholder named {min(unknown)!r}")
     values = dict(given)
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     for placeholder in placeholders:

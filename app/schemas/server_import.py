@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, ValidationError
 
 from app.catalog.client_config.config import MAX_ENTRIES, ClientConfig
-from app.catalog.client_config.entries import ResolvedEntry, SkippedEntry, resolve_entry
+from app.catalog.client_config.entries import ResolvedEntry, SkippedEntry, check_value_names, resolve_entry
 from app.catalog.client_config.placeholders import hide_values
 from app.catalog.servers import NewServer
 from app.management.server_import import ImportEntry, ImportResult
@@ -22,7 +22,7 @@ _MAX_ERRORS = 3
 class ImportBody(Input):
     config: dict[str, Any] = Field(
         description="the file of an MCP client, such as `mcp.json` or `claude_desktop_config.json`: servers under "
-        f"`mcpServers`, `servers` or `mcp.servers`, at most {MAX_ENTRIES}",
+        f"`mcpServers`, `servers`, `mcp.servers` or `context_servers`, at most {MAX_ENTRIES}",
         examples=[{"mcpServers": {"tickets": {"url": "https://mcp.example.com/mcp"}}}],
     )
     values: dict[PlaceholderName, PlaceholderValue] = Field(
@@ -52,7 +52,11 @@ class ImportOut(Output):
 def plan_import(
     config: ClientConfig, values: Mapping[str, str], programs: Collection[str]
 ) -> list[ImportEntry | SkippedEntry]:
-    """Validate each entry by the rules of `POST /servers`. `programs`: the stdio servers that the user may use."""
+    """Validate each entry by the rules of `POST /servers`. `programs`: the stdio servers that the user may use.
+
+    Raise `InvalidInput` for a value that belongs to no placeholder.
+    """
+    check_value_names(config, values)
     resolved = (resolve_entry(config, entry, values, programs) for entry in config.entries)
     return [entry if isinstance(entry, SkippedEntry) else _validate(entry) for entry in resolved]
 

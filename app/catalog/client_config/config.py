@@ -62,7 +62,9 @@ def _read_bare(config: Json) -> Json:
         return found
     if _describes_server(config):
         raise InvalidInput(f"give the server a name: {_EXAMPLE}")
-    raise InvalidInput("no servers found: they must stand under `mcpServers`, `servers` or `mcp.servers`")
+    raise InvalidInput(
+        "no servers found: they must stand under `mcpServers`, `servers`, `mcp.servers` or `context_servers`"
+    )
 
 
 def _describes_server(fields: Any) -> bool:

@@ -1,6 +1,7 @@
 """Turn the entries of a client's configuration into servers to register. Nothing is looked up here: the caller gives
 the programs that the operator allows and the values of placeholders."""
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,8 +10,10 @@ from app.catalog.client_config.config import URL_FIELDS, ClientConfig, ConfigEnt
 from app.catalog.client_config.mcp_remote import unwrap_mcp_remote
 from app.catalog.client_config.placeholders import Placeholder, fill_placeholders, find_placeholders
 from app.catalog.visibility_policy import ANY_TOOL
+from app.errors import InvalidInput
 from app.mcp_types import TRANSPORT_ALIASES, guess_transport
 from app.text.strict_json import Json
+from app.text.suggestions import describe_unknown_name
 
 SkipKind = Literal["program", "exists", "missing_value", "invalid", "not_allowed", "not_checked"]
 
@@ -51,6 +54,21 @@ def find_open_values(config: ClientConfig) -> list[Placeholder]:
     """Return the placeholders in URLs and headers, each once."""
     texts = (text for entry in config.entries for text in _iter_open_texts(entry.fields))
     return find_placeholders(texts, config.inputs)
+
+
+def check_value_names(config: ClientConfig, values: Collection[str]) -> None:
+    """Raise `InvalidInput` for a value whose placeholder the configuration does not have.
+
+    Placeholders of programs count, although their values are not used: a client may send all that it has.
+    """
+    open_names = [placeholder.name for placeholder in find_open_values(config)]
+    texts = (json.dumps(entry.fields, ensure_ascii=False) for entry in config.entries)
+    known = {*open_names, *config.inputs, *(each.name for each in find_placeholders(texts, config.inputs))}
+    for name in values:
+        if name not in known:
+            description = describe_unknown_name("placeholder", name, open_names)
+            found = f"the configuration has {_join(open_names)}" if open_names else "the configuration has none"
+            raise InvalidInput(description if "did you mean" in description else f"{description}: {found}")
 
 
 def resolve_entry(

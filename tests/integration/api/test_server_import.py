@@ -106,6 +106,27 @@ async def test_placeholders_take_their_values_from_the_request_alone(
     assert {(each.headers["x-token"], each.headers["x-team"]) for each in mcp.requests} == {("from-request", "blue")}
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("teem", "unknown placeholder `teem`; did you mean `team`?"),
+        ("colour", "unknown placeholder `colour`: the configuration has `team`"),
+    ],
+)
+async def test_a_value_without_its_placeholder_is_refused(user: TestUser, given: str, reason: str) -> None:
+    servers = {
+        "files": {"url": URL, "headers": {"X-Team": "${input:team}"}, "disabled": True},
+        "local": {"command": "npx", "args": ["${ROOT}"]},
+    }
+    config = {"servers": servers, "inputs": [{"id": "declared", "type": "promptString"}]}
+    problem = assert_problem(await post_import(user, config, values={"team": "blue", given: CANARY}), 422)
+    assert reason in problem["detail"]
+    assert CANARY not in str(problem)
+    assert await everything(user.http, "/servers") == []
+    result = await import_config(user, config, values={"team": "blue", "declared": "x", "ROOT": "/srv"})
+    assert [server["name"] for server in result["imported"]] == ["files"]
+
+
 async def test_no_secret_reaches_an_answer_the_log_or_the_audit(
     user: TestUser, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -135,9 +135,9 @@ def test_missing_values_are_asked_for_on_a_terminal(
     [
         ("{bad", [], "mcp.json is not valid JSON"),
         ({"mcpServers": []}, [], "`mcpServers` must be an object"),
-        ({}, [], "no servers found"),
+        ({}, [], "under `mcpServers`, `servers`, `mcp.servers` or `context_servers`"),
         ({"mcpServers": {}}, ["--set", CANARY], "--set takes NAME=VALUE"),
-        ({"mcpServers": {}}, ["--set", f"X={CANARY}"], "the file has no placeholder named 'X'"),
+        ({"mcpServers": {}}, ["--set", f"X={CANARY}"], "unknown placeholder `X`: the configuration has none"),
     ],
 )
 def test_a_file_that_cannot_be_imported_says_why(

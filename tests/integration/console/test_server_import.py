@@ -74,6 +74,16 @@ async def test_values_that_are_missing_are_asked_for_before_anything_is_imported
     assert server["header_names"] == ["Authorization", "X-Size", "X-Team"]
 
 
+async def test_a_value_without_its_placeholder_is_refused(console: ConsoleClient, user: TestUser) -> None:
+    servers = {"tickets": {"url": URL, "headers": {"X-Team": "${TEAM}"}, "disabled": True}}
+    fields = {"config": json.dumps({"mcpServers": servers}), "asked": "yes", "value": ["blue"]}
+    response = await console.submit(PATH, **fields, value_name=["TEEM"])
+    assert response.status_code == 422
+    assert find_error(response.text).startswith("Unknown placeholder `TEEM`; did you mean `TEAM`?")
+    assert await everything(user.http, "/servers") == []
+    assert (await console.submit(PATH, **fields, value_name=["TEAM"])).status_code == 201
+
+
 async def test_defaults_need_not_be_asked_for(console: ConsoleClient) -> None:
     servers = {"tickets": {"url": "${BASE:-https://mcp.example.com}/mcp", "disabled": True}}
     assert (await console.submit(PATH, config=json.dumps({"mcpServers": servers}))).status_code == 201
