@@ -63,6 +63,8 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
 
 
 def _check_settings(settings: Settings) -> CheckResult:
+    if settings.database_url is not None:
+        driver_url(settings.database_url.get_secret_value())  # first: another database cannot be used at all
     if has_data(settings):
         make_sealer(settings)
     Glossary(settings.glossary_file)

@@ -4,6 +4,7 @@ from app.cli.context import with_settings
 from app.cli.group import make_group
 from app.cli.output import print_lines, print_table
 from app.doctor import check_installation
+from app.observability.logging import set_log_level
 from app.settings import Settings
 
 commands = make_group()
@@ -17,6 +18,7 @@ async def run_checks(settings: Settings) -> int:
     Each check prints one line, which says what is wrong. If the database lacks the extension, a role or a privilege,
     the SQL for a superuser follows, ready to be pasted into psql. The exit code is 1 if a check fails.
     """
+    set_log_level("CRITICAL")  # the report tells each failure
     results = await check_installation(settings)
     print_table(
         ["", "check", "result"],

@@ -18,7 +18,9 @@ from app.settings import Settings
 async def open_database(settings: Settings) -> AsyncIterator[str]:
     """Yield the owner's URL for the service. An embedded Postgres is started, and restarted whenever it dies."""
     if settings.database_url is not None:
-        yield settings.database_url.get_secret_value()
+        url = settings.database_url.get_secret_value()
+        driver_url(url)  # refuses other databases before anything else is asked for
+        yield url
         return
     _refuse_embedded_in_production(settings)
     postgres = EmbeddedPostgres(settings.data_dir)
