@@ -2,7 +2,7 @@
 
 import re
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
@@ -49,6 +49,9 @@ _PERMISSIONS = "which tools may be found and run, by name; `*` stands for all ot
 
 
 def _resolve_transport_alias(value: Any) -> Any:
+    if isinstance(value, str) and value not in (*get_args(Transport), *TRANSPORT_ALIASES):
+        aliases = ", ".join(f"`{alias}`" for alias in TRANSPORT_ALIASES)
+        raise ValueError(f"must be `streamable_http` (or one of its other names: {aliases}), `sse`, `stdio` or `push`")
     return TRANSPORT_ALIASES.get(value, value) if isinstance(value, str) else value
 
 

@@ -116,6 +116,19 @@ async def test_every_name_of_streamable_http_is_accepted_and_stored_as_one(owner
     assert (changed.status_code, changed.json()["transport"]) == (200, "streamable_http")
 
 
+async def test_the_error_about_a_wrong_transport_names_all_that_are_accepted(owner: TestUser) -> None:
+    server_id = await owner.add_server(fresh_name())
+    refused = [
+        await post_server(owner, transport="websocket", url=URL),
+        await owner.http.patch(f"/servers/{server_id}", json={"transport": "websocket"}),
+    ]
+    for answer in refused:
+        detail = assert_problem(answer, 422)["detail"]
+        for name in ("streamable_http", "http", "streamable-http", "streamableHttp", "sse", "stdio", "push"):
+            assert f"`{name}`" in detail
+    assert_problem(await post_server(owner, transport=7, url=URL), 422)
+
+
 async def test_a_new_server_is_returned_as_requested(user: TestUser) -> None:
     wanted = {
         "name": "github",
