@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.auth.users import get_user
-from app.cli.context import ACTOR, open_with_url, with_settings
+from app.cli.context import ACTOR, load_user, open_with_url, with_settings
 from app.cli.evaluation import EvaluationProgress, read_items
 from app.cli.group import make_group
 from app.container import Container
@@ -102,6 +101,7 @@ async def calibrate_model(
 
 async def _reset(container: Container, url: str, user: str | None) -> None:
     if user is not None:
+        await load_user(container.database, user)
         await _store_for_user(container, user, None)
         print(f"the user {user} is back to the calibration of all users; {_APPLIES}")
     else:
@@ -127,9 +127,7 @@ async def _load_tools(container: Container, user_id: str | None) -> TenantIndex:
     """Load the tools of the user, or those of the demo."""
     if user_id is None:
         return await index_tools(container.inline_searcher, _demo_tools())
-    async with container.database.system_transaction() as session:
-        user = await get_user(session, user_id)
-    return await load_user_tools(container.searcher, user)
+    return await load_user_tools(container.searcher, await load_user(container.database, user_id))
 
 
 def _demo_tools() -> list[InlineTool]:

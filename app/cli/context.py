@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -12,21 +13,24 @@ import typer
 import uvloop
 
 from app.auth.users import User, get_user
+from app.catalog.projects import list_all_projects
 from app.cli.text import make_printable
 from app.container import Container, open_container
 from app.db.engine import Database
 from app.db.migrate import migrate
 from app.db.pagination import MAX_PAGE, Page, PageRequest
-from app.errors import InvalidInput
+from app.errors import InvalidInput, NotFound
 from app.local_postgres.database import connect_database, is_service_running
 from app.observability.logging import configure_logging
 from app.settings import Settings, load_settings
+from app.text.suggestions import describe_unknown_name
 
 ACTOR = "operator:cli"
 
 UserOption = Annotated[str, typer.Option("--user", metavar="ID", help="The user whose servers and tools are used.")]
 ProjectOption = Annotated[
-    str | None, typer.Option("--project", metavar="ID", help="Search only the tools that this project shows.")
+    str | None,
+    typer.Option("--project", metavar="PROJECT", help="Search only the tools that this project shows: its id or name."),
 ]
 
 _Parameters = ParamSpec("_Parameters")
@@ -58,9 +62,33 @@ def with_settings(
 @asynccontextmanager
 async def open_for_user(settings: Settings, user_id: str) -> AsyncIterator[tuple[Container, User]]:
     async with open_with_url(settings) as (container, _):
-        async with container.database.system_transaction() as session:
-            user = await get_user(session, user_id)
-        yield container, user
+        yield container, await load_user(container.database, user_id)
+
+
+async def load_user(database: Database, user_id: str) -> User:
+    try:
+        async with database.system_transaction() as session:
+            return await get_user(session, user_id)
+    except NotFound:
+        raise NotFound(
+            f"there is no user {user_id!r}: `toolscout user list` lists all; `toolscout key create --user "
+            f"{shlex.quote(user_id)}` creates it, and so does the first request in which a service key names it"
+        ) from None
+
+
+async def find_project_id(database: Database, user_id: str, given: str | None) -> str | None:
+    """Return the id of the project of a `ProjectOption`. An id takes precedence over a name."""
+    if given is None:
+        return None
+    async with database.transaction(user_id) as session:
+        found = await list_all_projects(session, user_id)
+    names = {project.name: project.id for project in found}
+    if given in names.values():
+        return given
+    if given in names:
+        return names[given]
+    description = describe_unknown_name("project", given, names)
+    raise NotFound(f"{description}: give the id or the name of a project of the user {user_id!r}")
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import orjson
 import typer
 
 from app.auth.permissions import Caller
-from app.cli.context import ProjectOption, UserOption, open_for_user, with_settings
+from app.cli.context import ProjectOption, UserOption, find_project_id, open_for_user, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_lines
 from app.cli.progress import ProgressBar
@@ -61,12 +61,13 @@ async def evaluate_messages(
     items = [] if file is None else read_items(file)
     async with open_for_user(settings, user) as (container, owner):
         caller, discoverer = Caller("user", "cli", owner), container.discoverer
+        project_id = await find_project_id(container.database, owner.id, project)
         suggestions = None
         with EvaluationProgress() as progress:
-            evaluation = await evaluate(discoverer, caller, items, EvalOptions(limit, project), progress.report)
+            evaluation = await evaluate(discoverer, caller, items, EvalOptions(limit, project_id), progress.report)
             if suggest:
                 suggestions = await lint_descriptions(
-                    discoverer, caller, project_id=project, on_progress=progress.report
+                    discoverer, caller, project_id=project_id, on_progress=progress.report
                 )
     if json:
         response = render_evaluation(evaluation, suggestions).model_dump()

@@ -1,5 +1,6 @@
 """`toolscout key create`, `list` and `revoke`, and `toolscout rotate-secrets`."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from app.auth import keys
 from app.auth.authentication import Authenticator
 from app.auth.keys import ApiKey, KeyKind, NewKey
-from app.cli.context import ACTOR, confirm, open_database, read_all_pages, with_settings
+from app.cli.context import ACTOR, confirm, find_project_id, open_database, read_all_pages, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_table
 from app.db.engine import Database
@@ -37,7 +38,10 @@ async def create(
         typer.Option("--user", metavar="ID", help="The user that a user key acts for. Created if it does not exist."),
     ] = None,
     project: Annotated[
-        str | None, typer.Option("--project", metavar="ID", help="Restrict a user key to the tools of this project.")
+        str | None,
+        typer.Option(
+            "--project", metavar="PROJECT", help="Restrict a user key to the tools of this project: its id or name."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="A note on what the key is for.")] = None,
     days: Annotated[
@@ -54,6 +58,8 @@ async def create(
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
     new_key = _validate_key(kind, name, user, project, expires_at)
     async with open_database(settings) as database:
+        if user is not None:
+            new_key = replace(new_key, project_id=await find_project_id(database, user, project))
         _, secret = await create_key(database, new_key, actor=ACTOR, create_user=True)
     print(secret)
     return 0

@@ -12,7 +12,7 @@ from app.auth.permissions import Caller
 from app.catalog.availability import Availability, describe_availability
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.visibility import Scope
-from app.cli.context import ACTOR, ProjectOption, UserOption, open_for_user, with_settings
+from app.cli.context import ACTOR, ProjectOption, UserOption, find_project_id, open_for_user, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_lines, print_table
 from app.cli.text import make_printable
@@ -67,7 +67,7 @@ async def discover_tools(
     async with open_for_user(settings, user) as (container, owner):
         request = DiscoveryRequest(
             parse_query(message),
-            project,
+            await find_project_id(container.database, owner.id, project),
             strategy=strategy,
             limit=limit,
             fill=fill,

@@ -249,7 +249,7 @@ def test_a_second_service_on_the_same_data_folder_does_not_start_and_says_why(de
 def test_a_command_for_an_unknown_user_says_why_it_fails(demo: Service) -> None:
     refused = run_toolscout(demo, "discover", "x", "--user", "nobody-of-that-name")
     assert refused.returncode == 1
-    assert "there is no such user" in refused.stderr
+    assert "there is no user 'nobody-of-that-name'" in refused.stderr
 
 
 def test_a_second_start_is_quick_and_finds_the_same_data(tmp_path: Path) -> None:

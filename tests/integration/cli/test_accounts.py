@@ -99,7 +99,7 @@ def test_users_are_listed_and_deleted_with_what_they_own(command: Command, mcp: 
     assert "ada" not in command("user", "list") + command("key", "list")
     assert "bob" in command("user", "list")
     assert "bob" in command("key", "list")
-    assert "there is no such user" in command("user", "delete", "ada", "--yes", status=1)
+    assert "there is no user 'ada'" in command("user", "delete", "ada", "--yes", status=1)
 
 
 @pytest.mark.usefixtures("own_database")

@@ -130,7 +130,7 @@ def test_a_user_is_calibrated_and_reset_alone(command: Command, database: str, l
     assert "the user lin is back to the calibration of all users" in command("calibrate", "--reset", *lin)
     assert read_user_calibration(database, "lin") is None
     assert read_calibration(database) == for_all
-    assert "there is no such user" in command("calibrate", "--reset", "--user", "nobody", status=1)
+    assert "there is no user 'nobody'" in command("calibrate", "--reset", "--user", "nobody", status=1)
     events = "SELECT user_id, target FROM audit_events WHERE action = 'user.calibrate' ORDER BY at DESC LIMIT 2"
     with psycopg.connect(database) as connection:
         assert connection.execute(events).fetchall() == [("lin", "lin")] * 2

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from app.cli.main import main
 from app.db.engine import Database
 from app.management.projects import create_project
 from tests.integration.cli.conftest import Command
@@ -47,6 +48,17 @@ def test_doctor_says_whether_the_cloud_answers(
     assert " cloud " not in command("doctor")
 
 
+@pytest.mark.usefixtures("command")
+def test_the_report_of_doctor_has_no_log_lines(cloud: FakeCloud, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.mode = "status"
+    with pytest.raises(SystemExit):
+        main(["doctor"])
+    printed = capsys.readouterr()
+    assert "it answered with status 503" in " ".join(printed.out.split())
+    assert "search through the cloud failed" not in printed.out
+    assert printed.err == ""
+
+
 def test_discover_uses_the_strategy_of_the_project_unless_an_option_sets_it(
     command: Command, cloud: FakeCloud, mcp: FakeMcpServer, database: str
 ) -> None:
@@ -56,6 +68,10 @@ def test_discover_uses_the_strategy_of_the_project_unless_an_option_sets_it(
     project_id = make_project(database, "bob")
     arguments = ["discover", "weather forecast", "--user", "bob"]
     assert "(cloud)" in command(*arguments, "--project", project_id)
+    assert "(cloud)" in command(*arguments, "--project", "searched by the cloud")
+    misspelt = command(*arguments, "--project", "searched by the clout", status=1)
+    assert "did you mean `searched by the cloud`?: give the id or the name of a project" in misspelt
+    assert command("key", "create", "--user", "bob", "--project", "searched by the cloud").startswith("ts_user_")
     assert "(bm25)" in command(*arguments, "--project", project_id, "--strategy", "bm25")
     assert "(hybrid)" in command(*arguments)
     cloud.mode = "status"

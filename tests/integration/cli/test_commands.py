@@ -259,17 +259,28 @@ def test_migrate_creates_the_data_folder(command: Command, empty_data_dir: Path)
         (["eval"], "give a file of labelled messages, or --suggest"),
         (["eval", "no-such-file"], "no-such-file cannot be read"),
         (["eval", os.devnull], "holds no messages"),
-        (["eval", "--suggest", "--project", "unknown"], "no such project"),
+        (["eval", "--suggest", "--project", "unknown"], "unknown project `unknown`: give the id or the name"),
         (["rotate-secrets"], "nothing to rotate from"),
         (["key", "create", "--kind", "service"], "service and admin keys take none"),
-        (["key", "create", "--project", "unknown"], "no such project"),
-        (["discover", "read a file", "--project", "unknown"], "no such project"),
+        (["key", "create", "--project", "unknown"], "unknown project `unknown`: give the id or the name"),
+        (["discover", "read", "--project", "unknown"], "give the id or the name of a project of the user 'ada'"),
     ],
 )
 def test_a_command_that_fails_says_why(command: Command, arguments: list[str], reason: str) -> None:
     command("key", "create", "--user", "ada")
     user = [] if arguments == ["rotate-secrets"] else ["--user", "ada"]
     assert reason in command(*arguments, *user, status=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["server", "list"], ["discover", "read a file"], ["user", "delete", "--yes"], ["calibrate", "--reset"]],
+)
+def test_an_unknown_user_is_named_with_what_creates_it(command: Command, arguments: list[str]) -> None:
+    user = ["bob smith"] if arguments[0] == "user" else ["--user", "bob smith"]
+    output = command(*arguments, *user, status=1)
+    assert "there is no user 'bob smith'" in output
+    assert "`toolscout key create --user 'bob smith'` creates it, and so does the first request" in output
 
 
 def test_secrets_are_rotated_and_doctor_reports_credentials_that_cannot_be_read(
@@ -409,6 +420,16 @@ def stdio(command: Command, fresh_database: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("TOOLSCOUT_STDIO_SERVERS", str(tmp_path / "stdio.json"))
     command("migrate")
     return tmp_path / "stdio.json"
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["server", "list"], ["key", "list"]])
+def test_another_database_is_refused_before_a_secret_key_is_asked_for(
+    command: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.delenv("TOOLSCOUT_SECRET_KEY")
+    assert "sqlite" not in command(*arguments, status=0 if arguments[0] == "key" else 1)
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///x.db")
+    assert "DATABASE_URL names a sqlite database" in " ".join(command(*arguments, status=1).split())
 
 
 def test_doctor_reports_a_stdio_program_that_does_not_exist(command: Command, stdio: Path) -> None:
