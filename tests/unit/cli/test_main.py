@@ -205,6 +205,7 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("app.cli.context.configure_logging", lambda *_: None)
+    monkeypatch.setattr("app.cli.doctor.set_log_level", lambda *_: None)
     monkeypatch.setattr("app.cli.doctor.check_installation", interrupt)
     with pytest.raises(SystemExit, match="130"):
         main(["doctor"])
