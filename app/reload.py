@@ -58,14 +58,17 @@ class ReloadResult:
     changed: Sequence[str]
     needs_restart: Sequence[str]
     """Variables with another value than the one in force, which only a restart applies."""
+    warnings: Sequence[str] = ()
+    """Messages about variables whose names are probably misspelt."""
 
 
 @dataclass(frozen=True)
 class _Files:
-    """What the files say that settings name."""
+    """What the files say that settings name, and `.env` itself."""
 
     stdio_servers: StdioServerRegistry
     glossary: Glossary
+    typos: Sequence[str]
 
 
 class Reloader:
@@ -101,7 +104,8 @@ class Reloader:
         """Return the settings as they are written now, the part of them that can be applied, and the files."""
         requested = self._read_settings()
         settings = in_force.model_copy(update={name: getattr(requested, name) for name in RELOADABLE})
-        return requested, settings, _Files(read_stdio_servers(settings), Glossary(settings.glossary_file))
+        files = _Files(read_stdio_servers(settings), Glossary(settings.glossary_file), find_typos())
+        return requested, settings, files
 
 
 def _compare(before: Container, requested: Settings, settings: Settings, files: _Files) -> ReloadResult:
@@ -112,7 +116,7 @@ def _compare(before: Container, requested: Settings, settings: Settings, files: 
         changed.add("glossary_file")
     fixed = Settings.model_fields.keys() - RELOADABLE
     needs_restart = [name for name in fixed if getattr(requested, name) != getattr(before.settings, name)]
-    return ReloadResult(sorted(map(variable_name, changed)), sorted(map(variable_name, needs_restart)))
+    return ReloadResult(sorted(map(variable_name, changed)), sorted(map(variable_name, needs_restart)), files.typos)
 
 
 def _apply(before: Container, settings: Settings, files: _Files) -> Container:
@@ -153,5 +157,5 @@ def _log_result(result: ReloadResult) -> None:
     logger.info("settings reloaded", extra={"changed": list(result.changed)})
     for name in result.needs_restart:
         logger.warning("%s changed: needs a restart", name)
-    for message in find_typos():
+    for message in result.warnings:
         logger.warning(message)

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from app.cli.running_services import RunningService
 from app.errors import ToolscoutError
@@ -46,7 +46,7 @@ class HangupHandler:
             result, error = ReloadResult((), ()), reload_error.message
         if self.service is None:
             return
-        report: Json = {"changed": result.changed, "needs_restart": result.needs_restart, "error": error}
+        report: Json = asdict(result) | {"error": error}
         try:
             self.service.write_result(report)
         except OSError as write_error:

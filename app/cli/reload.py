@@ -4,6 +4,7 @@ import asyncio
 
 from app.cli.context import with_settings
 from app.cli.group import make_group
+from app.cli.output import print_lines
 from app.cli.running_services import RunningService, find_services
 from app.errors import ConfigurationError
 from app.settings import Settings
@@ -21,8 +22,8 @@ async def reload(settings: Settings) -> int:
     """Apply changed settings without a restart.
 
     The services that run on this host with this data folder read `.env` and the files that settings name again: the
-    list of stdio servers, the allow list, limits, the log level and so on. What needs a restart is named. If a setting
-    is invalid, nothing changes, and the exit code is 1.
+    list of stdio servers, the allow list, limits, the log level and so on. What needs a restart is named, and so are
+    settings that are probably misspelt. If a setting is invalid, nothing changes, and the exit code is 1.
     """
     services = find_services(settings.data_dir)
     if not services:
@@ -34,8 +35,7 @@ async def reload(settings: Settings) -> int:
         service.request_reload()
     results = await asyncio.gather(*(_wait_for_result(service) for service in services))
     for service, result in zip(services, results, strict=True):
-        for line in _describe_result(result):
-            print(f"process {service.pid}: {line}")
+        print_lines(f"process {service.pid}: {line}" for line in _describe_result(result))
     return 0 if all(result is not None and result["error"] is None for result in results) else 1
 
 
@@ -54,5 +54,7 @@ def _describe_result(result: Json | None) -> list[str]:
         return [f"no answer within {_TIMEOUT_S:g} seconds: see its log"]
     if result["error"] is not None:
         return [result["error"]]
-    changed = [f"{name} changed" for name in result["changed"]] or ["nothing changed"]
-    return changed + [f"{name} changed: needs a restart" for name in result["needs_restart"]]
+    changed = [f"{name} changed" for name in result["changed"]]
+    changed += [f"{name} changed: needs a restart" for name in result["needs_restart"]]
+    warnings = result.get("warnings", [])  # a service of an earlier version sends none
+    return [*(changed or ["nothing changed"]), *warnings]

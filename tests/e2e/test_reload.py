@@ -58,6 +58,18 @@ def test_the_command_applies_what_can_change_and_names_the_rest(service: Service
     assert reload(service).stdout == f"process {service.process.pid}: nothing changed\n"
 
 
+def test_the_command_names_misspelt_settings(service: Service) -> None:
+    (service.folder / ".env").write_text("TOOLSCOUT_DATABASE_POOL_SIZE=4\nTOOLSCOUT_ROLOUT_PERCENT=5\n")
+    reload(service)  # another test may have set the limit of tools
+    assert reload(service).stdout.splitlines() == [
+        f"process {service.process.pid}: TOOLSCOUT_DATABASE_POOL_SIZE changed: needs a restart",
+        f"process {service.process.pid}: unknown setting TOOLSCOUT_ROLOUT_PERCENT; "
+        "did you mean TOOLSCOUT_ROLLOUT_PERCENT?",
+    ]
+    (service.folder / ".env").write_text("TOOLSCOUT_MAX_TOOLS=6\n")
+    reload(service)
+
+
 def test_an_invalid_setting_changes_nothing(service: Service) -> None:
     (service.folder / ".env").write_text("TOOLSCOUT_MAX_TOOLS=none\n")
     refused = reload(service)

@@ -100,7 +100,7 @@ async def look(user: TestUser, name: str) -> Json:
 
 async def test_nothing_changes_without_a_change(open_world: OpenWorld) -> None:
     async with open_world() as world:
-        assert await world.reload() == {"changed": [], "needs_restart": []}
+        assert await world.reload() == {"changed": [], "needs_restart": [], "warnings": []}
 
 
 async def test_limits_of_answers_change_for_the_next_request(open_world: OpenWorld) -> None:
@@ -164,7 +164,7 @@ async def test_a_host_is_reached_only_while_it_is_allowed(open_world: OpenWorld,
         server = {"name": "files", "transport": mcp.transport, "url": mcp.url}
         assert_problem(await user.http.post("/servers", json=server), 422, "url_not_allowed")
         result = await world.reload(outbound_allow=outbound_allow(mcp))
-        assert result == {"changed": ["TOOLSCOUT_OUTBOUND_ALLOW"], "needs_restart": []}
+        assert result == {"changed": ["TOOLSCOUT_OUTBOUND_ALLOW"], "needs_restart": [], "warnings": []}
         await user.connect(mcp)
         assert (await user.execute("work")).status_code == 200
         await world.reload(outbound_allow="")
@@ -180,7 +180,7 @@ async def test_programs_are_added_changed_and_removed(open_world: OpenWorld, tmp
             await user.reindex(await user.add_server(name, transport="stdio"))
         same, other = await look(user, "same"), await look(user, "other")
         write_programs(tmp_path, same="1", other="2", third="1")
-        assert await world.reload() == {"changed": ["TOOLSCOUT_STDIO_SERVERS"], "needs_restart": []}
+        assert await world.reload() == {"changed": ["TOOLSCOUT_STDIO_SERVERS"], "needs_restart": [], "warnings": []}
         assert (await look(user, "same"))["pid"] == same["pid"]
         changed = await look(user, "other")
         assert (other["argv"][1], changed["argv"][1]) == ("1", "2")
@@ -213,10 +213,24 @@ async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
         assert result == {
             "changed": ["TOOLSCOUT_MAX_TOOLS"],
             "needs_restart": ["TOOLSCOUT_DATABASE_POOL_SIZE", "TOOLSCOUT_PORT"],
+            "warnings": [],
         }
         assert "TOOLSCOUT_PORT changed: needs a restart" in caplog.text
         assert (world.current.settings.port, world.current.settings.max_tools) == (port, 4)
         assert (await world.reload())["needs_restart"] == result["needs_restart"]  # until it is restarted
+
+
+async def test_misspelt_settings_are_named(
+    open_world: OpenWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_world() as world:
+        monkeypatch.setenv("TOOLSCOUT_ROLOUT_PERCENT", "5")
+        result = await world.reload(max_tools=4)
+        message = "unknown setting TOOLSCOUT_ROLOUT_PERCENT; did you mean TOOLSCOUT_ROLLOUT_PERCENT?"
+        assert result == {"changed": ["TOOLSCOUT_MAX_TOOLS"], "needs_restart": [], "warnings": [message]}
+        assert message in caplog.text
+        monkeypatch.delenv("TOOLSCOUT_ROLOUT_PERCENT")
+        assert (await world.reload())["warnings"] == []
 
 
 @pytest.mark.parametrize("reason", ["settings", "programs", "glossary"])
