@@ -88,7 +88,8 @@ async def find_project_id(database: Database, user_id: str, given: str | None) -
     if given in names:
         return names[given]
     description = describe_unknown_name("project", given, names)
-    raise NotFound(f"{description}: give the id or the name of a project of the user {user_id!r}")
+    advice = f": give the id or the name of a project of the user {user_id!r}"
+    raise NotFound(description if description.endswith("?") else description + advice)
 
 
 @asynccontextmanager

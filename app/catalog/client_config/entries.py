@@ -68,7 +68,7 @@ def check_value_names(config: ClientConfig, values: Collection[str]) -> None:
         if name not in known:
             description = describe_unknown_name("placeholder", name, open_names)
             found = f"the configuration has {_join(open_names)}" if open_names else "the configuration has none"
-            raise InvalidInput(description if "did you mean" in description else f"{description}: {found}")
+            raise InvalidInput(description if description.endswith("?") else f"{description}: {found}")
 
 
 def resolve_entry(
