@@ -29,7 +29,7 @@ _MAX_NEAR_NAMES = 250
 _BY_ID, _BY_SERVER_ID, _BY_SERVER_NAME, _BY_NAME = range(4)
 
 UNKNOWN_TOOL = "this tool does not exist, or you may not use it"
-_CORE_TOOL = "this is a core tool: your application runs it, not Toolscout"
+CORE_TOOL = "this is a core tool: your application runs it, not Toolscout"
 
 _MATCHES = f"""
     WITH reading AS (
@@ -60,7 +60,7 @@ _NEAR_NAMES = f"""
 _CORE_TOOL_ID = "SELECT FROM core_tools WHERE user_id IN (%(user_id)s, %(everyone)s) AND id = %(id)s"
 
 
-class NamedTool(NamedTuple):
+class KeyedTool(NamedTuple):
     """A tool with all that a key can name it by. A core tool has no server."""
 
     tool_id: str
@@ -76,7 +76,7 @@ class NamedTool(NamedTuple):
 @dataclass(frozen=True)
 class _Match:
     kind: int
-    tool: NamedTool
+    tool: KeyedTool
     is_listed: bool = True
     """False if its server has removed the tool."""
     is_visible: bool = True
@@ -90,18 +90,18 @@ class _Match:
 class ToolKeyIndex:
     """Finds tools that are in memory by their keys. Here a plain name may stand for several tools."""
 
-    def __init__(self, tools: Iterable[NamedTool], separators: str = ".") -> None:
+    def __init__(self, tools: Iterable[KeyedTool], separators: str = ".") -> None:
         self._separators = separators
-        self._by_id: dict[str, NamedTool] = {}
-        self._by_name: defaultdict[str, list[NamedTool]] = defaultdict(list)
+        self._by_id: dict[str, KeyedTool] = {}
+        self._by_name: defaultdict[str, list[KeyedTool]] = defaultdict(list)
         for tool in tools:
             self._by_id[tool.tool_id] = tool
             self._by_name[tool.name].append(tool)
 
-    def find(self, key: str) -> list[NamedTool]:
+    def find(self, key: str) -> list[KeyedTool]:
         return [match.tool for match in _pick_best(self._list_matches(key))]
 
-    def find_all(self, key: str) -> list[NamedTool]:
+    def find_all(self, key: str) -> list[KeyedTool]:
         """Return the tools that the key could name if there were no others."""
         return list({match.tool.tool_id: match.tool for match in self._list_matches(key)}.values())
 
@@ -204,7 +204,7 @@ async def read_tool(session: Session, scope: Scope, key: str, given_key: str | N
     named = given_key or key
     parameters = {"user_id": scope.user_id, "everyone": EVERYONE, "id": tool_id}
     if not is_tool_id(named) and await session.rows(_CORE_TOOL_ID, parameters):
-        raise ToolNotFound(_CORE_TOOL)
+        raise ToolNotFound(CORE_TOOL)
     raise await _make_not_found(session, scope, named)
 
 
@@ -222,7 +222,7 @@ async def _find_matches(session: Session, scope: Scope, keys: Iterable[str]) -> 
     columns = zip(("keys", "kinds", "servers", "names"), map(list, zip(*readings, strict=True)), strict=True)
     parameters = scope.parameters() | {"everyone": EVERYONE} | dict(columns)
     for key, kind, *tool, is_listed, is_visible in await session.rows(_MATCHES, parameters):
-        matches[key].append(_Match(kind, NamedTool(*tool), is_listed, is_visible))
+        matches[key].append(_Match(kind, KeyedTool(*tool), is_listed, is_visible))
     return matches
 
 

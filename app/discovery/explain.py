@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.auth.permissions import Caller
-from app.catalog.tool_keys import NamedTool, ToolKeyIndex
+from app.catalog.tool_keys import KeyedTool, ToolKeyIndex
 from app.catalog.visibility import Scope, load_evaluator, read_facts
 from app.catalog.visibility_policy import (
     NOT_A_MEMBER,
@@ -108,8 +108,8 @@ async def explain(discoverer: Discoverer, caller: Caller, request: DiscoveryRequ
     return [replace(reason, confidence=confidence) for reason in reasons]
 
 
-def _name(facts: ToolFacts) -> NamedTool:
-    return NamedTool(facts.tool_id, facts.server_id, facts.server_name, facts.name)
+def _name(facts: ToolFacts) -> KeyedTool:
+    return KeyedTool(facts.tool_id, facts.server_id, facts.server_name, facts.name)
 
 
 def _is_core_tool(discovery: Discovery, tool: str) -> bool:

@@ -8,7 +8,7 @@ from importlib.resources import files
 import numpy as np
 
 from app.auth.users import User
-from app.catalog.tool_keys import NamedTool
+from app.catalog.tool_keys import KeyedTool
 from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.inline.documents import InlineTool
 from app.discovery.inline.search import InlineSearcher, load_tool_set
@@ -124,7 +124,7 @@ async def calibrate(
 
 def _resolve_labels(tools: TenantIndex, items: Sequence[LabelledMessage]) -> list[Sequence[str]]:
     """Return the keys of the relevant tools of each message."""
-    resolver = make_resolver(NamedTool(tool.tool_id, None, tool.server_name, tool.tool_name) for tool in tools.tools)
+    resolver = make_resolver(KeyedTool(tool.tool_id, None, tool.server_name, tool.tool_name) for tool in tools.tools)
     return [[key for key in resolver.resolve(item.tools) if key in resolver.names] for item in items]
 
 

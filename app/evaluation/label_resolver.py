@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from app.auth.permissions import Caller
-from app.catalog.tool_keys import NamedTool, ToolKeyIndex
+from app.catalog.tool_keys import KeyedTool, ToolKeyIndex
 from app.catalog.visibility import VISIBLE, Scope, read_facts
 from app.discovery.discover import Discoverer
 
@@ -29,7 +29,7 @@ class LabelResolver:
         return [label for label in labels if not self.index.find(label)]
 
 
-def make_resolver(tools: Iterable[NamedTool]) -> LabelResolver:
+def make_resolver(tools: Iterable[KeyedTool]) -> LabelResolver:
     listed = list(tools)
     return LabelResolver(ToolKeyIndex(listed, "./"), {tool.tool_id: tool.qualified_name for tool in listed})
 
@@ -42,4 +42,4 @@ async def load_resolver(discoverer: Discoverer, caller: Caller, scope: Scope) ->
         if caller.project_id is not None:
             visible = {tool_id for (tool_id,) in await session.rows(_SELECT_VISIBLE, scope.parameters())}
             tools = [tool for tool in tools if tool.tool_id in visible]
-    return make_resolver(NamedTool(tool.tool_id, tool.server_id, tool.server_name, tool.name) for tool in tools)
+    return make_resolver(KeyedTool(tool.tool_id, tool.server_id, tool.server_name, tool.name) for tool in tools)

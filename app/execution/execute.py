@@ -18,7 +18,7 @@ from cachetools import TTLCache
 
 from app.catalog import servers
 from app.catalog.definitions import ToolDefinitionView, find_by_alias
-from app.catalog.tool_keys import is_tool_id, read_tool, require_visible_key
+from app.catalog.tool_keys import CORE_TOOL, is_tool_id, read_tool, require_visible_key
 from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.visibility import Scope
 from app.crypto import Sealer
@@ -159,7 +159,7 @@ async def _find_by_alias(session: Session, scope: Scope, alias: str) -> ToolDefi
     digest = parse_digest(alias)
     candidates = await find_by_alias(session, scope, alias, digest if _HEX.fullmatch(digest) else _NO_DIGEST)
     if any(candidate.server_id is None for candidate in candidates):
-        raise ToolNotFound("this is a core tool: your application runs it, not Toolscout")
+        raise ToolNotFound(CORE_TOOL)
     matches = [candidate for candidate in candidates if is_alias_of(alias, candidate)]
     if len(matches) > 1:
         choices = [(tool.tool_id, f"{tool.server_name}.{tool.name}") for tool in matches]

@@ -38,7 +38,7 @@ class SkippedOut(Output):
     reason: str = Field(description="why it was not imported, and what to do")
 
 
-class NoteOut(Output):
+class ImportNoteOut(Output):
     name: str
     note: str = Field(description="what of an imported server was left out or changed")
 
@@ -46,7 +46,7 @@ class NoteOut(Output):
 class ImportOut(Output):
     imported: list[ServerOut]
     skipped: list[SkippedOut]
-    notes: list[NoteOut]
+    notes: list[ImportNoteOut]
 
 
 def plan_import(
@@ -65,7 +65,7 @@ def render_import(result: ImportResult) -> ImportOut:
     return ImportOut(
         imported=[ServerOut.model_validate(each.server) for each in result.imported],
         skipped=[SkippedOut.model_validate(each) for each in result.skipped],
-        notes=[NoteOut(name=each.server.name, note=note) for each in result.imported for note in each.notes],
+        notes=[ImportNoteOut(name=each.server.name, note=note) for each in result.imported for note in each.notes],
     )
 
 

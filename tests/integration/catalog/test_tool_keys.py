@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from app.catalog.tool_keys import NamedTool, ToolKeyIndex, resolve_keys
+from app.catalog.tool_keys import KeyedTool, ToolKeyIndex, resolve_keys
 from app.catalog.visibility import Scope
 from app.container import Container
 from tests.support.calls import assert_ok, list_executions
@@ -247,7 +247,7 @@ async def test_tools_in_the_database_and_in_memory_are_found_alike(
     user: TestUser, container: Container, dotted: dict[str, str]
 ) -> None:
     items = (await user.http.get("/tools", params={"limit": 200})).json()["items"]
-    index = ToolKeyIndex(NamedTool(item["id"], item["server_id"], item["server_name"], item["name"]) for item in items)
+    index = ToolKeyIndex(KeyedTool(item["id"], item["server_id"], item["server_name"], item["name"]) for item in items)
     server_ids = {item["server_name"]: item["server_id"] for item in items}
     keys = ["a.b.c", "a.c", "b.c", "only", "a.only", "x:y", "a.b.x:y", "c", "", ".", "a.", ".c", "a", "repos/list"]
     keys += [f"{server_id}:{name}" for server_id in server_ids.values() for name in ("c", "b.c", "x:y", "only")]
