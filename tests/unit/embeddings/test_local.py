@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.embeddings import granite
+from app.embeddings import pack as pack_module
 from app.embeddings.base import Embedder, Vectors
-from app.embeddings.granite import MAX_CHARACTERS, MAX_TOKENS, PACK_SHA256, Granite, Pack, find_packaged_pack
+from app.embeddings.granite import MAX_CHARACTERS, MAX_TOKENS, Granite
 from app.embeddings.local import LocalEmbedder
+from app.embeddings.pack import PACK_SHA256, Pack, find_packaged_pack
 from app.errors import ConfigurationError, EmbeddingFailed
 
 TEXTS = [
@@ -115,8 +116,8 @@ async def test_a_text_of_ten_thousand_characters_is_truncated_not_rejected(embed
     assert not np.allclose(whole, changed_at_the_start, atol=1e-3)
 
 
-def test_text_cut_before_tokenizing_is_beyond_the_token_limit(pack: bytes) -> None:
-    vocabulary = json.loads(Pack.parse(pack).tokenizer)["model"]["vocab"]
+def test_text_cut_before_tokenizing_is_beyond_the_token_limit() -> None:
+    vocabulary = json.loads(Pack.load(find_packaged_pack()).tokenizer)["model"]["vocab"]
     assert max(map(len, vocabulary)) * MAX_TOKENS <= MAX_CHARACTERS
 
 
@@ -228,7 +229,7 @@ def test_a_file_that_is_not_a_pack_is_rejected(tmp_path: Path, content: bytes) -
         LocalEmbedder(path)
 
 
-@pytest.mark.parametrize("keep", [8, 1_000_000, 2_000_000])
+@pytest.mark.parametrize("keep", [8, 1_000_000, 2_000_000, -1])
 def test_a_truncated_pack_is_rejected(pack: bytes, tmp_path: Path, keep: int) -> None:
     path = tmp_path / "half.hmsemb"
     path.write_bytes(pack[:keep])
@@ -255,7 +256,7 @@ def test_a_pack_of_another_kind_of_model_is_rejected(
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(granite, "PACKAGE", "missing_package")
+    monkeypatch.setattr(pack_module, "PACKAGE", "missing_package")
     with pytest.raises(ConfigurationError, match="needs the package missing_package"):
         LocalEmbedder()
 
@@ -265,7 +266,8 @@ def test_tokenizing_starts_no_threads_so_that_a_fork_is_safe_and_silent() -> Non
 import os
 os.environ.pop("TOKENIZERS_PARALLELISM", None)
 import psutil
-from app.embeddings.granite import Granite, find_packaged_pack
+from app.embeddings.granite import Granite
+from app.embeddings.pack import find_packaged_pack
 
 model, texts = Granite.load(find_packaged_pack()), ["a few words"] * 10
 threads = psutil.Process().num_threads()
@@ -276,6 +278,6 @@ if os.fork() == 0:
     os._exit(0)
 assert os.wait()[1] == 0
 """
-    root = Path(granite.__file__).parents[2]
+    root = Path(pack_module.__file__).parents[2]
     finished = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
     assert (finished.returncode, finished.stderr) == (0, "")
