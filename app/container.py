@@ -47,9 +47,10 @@ from app.search.hnsw import ensure_hnsw_index
 from app.search.postgres import HybridSearch
 from app.search.searcher import Searcher
 from app.settings import Settings
-from app.usage import decision_log, repository, selection_log
+from app.usage import decision_log, discovery_vectors, examples, repository, selection_log
 from app.usage.counters import UsageCounters
 from app.usage.decision_log import DecisionLog
+from app.usage.learning import Learner
 from app.usage.selection_log import SelectionLog
 
 
@@ -75,6 +76,7 @@ class Container:
     usage_counters: UsageCounters
     selections: SelectionLog
     decisions: DecisionLog
+    learner: Learner
     metrics: Metrics
     tracing: Tracing
     draining: asyncio.Event
@@ -153,6 +155,7 @@ class _Infrastructure:
     usage_counters: UsageCounters
     selections: SelectionLog
     decisions: DecisionLog
+    learner: Learner
 
 
 def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack: AsyncExitStack) -> _Infrastructure:
@@ -161,10 +164,11 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
     stack.push_async_callback(database.close)
     usage_counters, selections = UsageCounters(database), SelectionLog(database)
     decisions = DecisionLog(database, enabled=settings.decision_log_days > 0)
-    for flusher in (usage_counters.flusher, selections.flusher, decisions.flusher):
+    learner = Learner(database, enabled=settings.learn_from_use)
+    for flusher in (usage_counters.flusher, selections.flusher, decisions.flusher, learner.flusher):
         flusher.start()
         stack.push_async_callback(flusher.stop)
-    return _Infrastructure(settings, sealer, metrics, tracing, database, usage_counters, selections, decisions)
+    return _Infrastructure(settings, sealer, metrics, tracing, database, usage_counters, selections, decisions, learner)
 
 
 async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncExitStack, *, embedding: bool) -> Models:
@@ -251,6 +255,8 @@ def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, 
     expired = [
         idempotency.expired_rows(),
         *repository.expired_rows(),
+        *discovery_vectors.expired_rows(),
+        *examples.expired_rows(),
         *selection_log.expired_rows(timedelta(days=settings.selection_log_days)),
         *decision_log.expired_rows(timedelta(days=settings.decision_log_days)),
     ]
@@ -295,6 +301,7 @@ def _build_container(
         usage_counters=infrastructure.usage_counters,
         selections=infrastructure.selections,
         decisions=infrastructure.decisions,
+        learner=infrastructure.learner,
         metrics=metrics,
         tracing=infrastructure.tracing,
         draining=asyncio.Event(),
@@ -310,6 +317,7 @@ def _build_searcher(infrastructure: _Infrastructure, models: Models) -> Searcher
         glossary=Glossary(infrastructure.settings.glossary_file),
         scheduler=FairScheduler(infrastructure.metrics),
         metrics=infrastructure.metrics,
+        learned=infrastructure.learner.enabled,
         tracing=infrastructure.tracing,
     )
 
@@ -320,7 +328,11 @@ def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher, cloud
         definition_cache=DefinitionCache(),
         sealer=infrastructure.sealer,
         recorder=DiscoveryRecorder(
-            infrastructure.metrics, infrastructure.usage_counters, infrastructure.selections, infrastructure.decisions
+            infrastructure.metrics,
+            infrastructure.usage_counters,
+            infrastructure.selections,
+            infrastructure.decisions,
+            infrastructure.learner,
         ),
         rollout=make_rollout(infrastructure.settings),
         cloud=CloudSearch(searcher, cloud),
@@ -339,6 +351,7 @@ def _build_executor(infrastructure: _Infrastructure, mcp_pool: McpPool, shutdown
         sealer=infrastructure.sealer,
         metrics=infrastructure.metrics,
         usage_counters=infrastructure.usage_counters,
+        learner=infrastructure.learner,
         timeout_s=infrastructure.settings.call_timeout_s,
         max_result_bytes=infrastructure.settings.max_result_bytes,
         shutdown=shutdown,

@@ -238,6 +238,12 @@ class Settings(BaseSettings):
         description="days for which messages are stored, for users whose setting `selection_log` is on",
     )
 
+    learn_from_use: bool = Field(
+        True,
+        description="remember the vectors, not the texts, of messages for which a tool was used successfully, and rank "
+        "by them; false: nothing is remembered, and what has been remembered does not count",
+    )
+
     decision_log_days: int = Field(
         7,
         ge=0,

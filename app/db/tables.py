@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Date,
     DateTime,
     Float,
     ForeignKey,
@@ -450,4 +451,44 @@ decisions = Table(
     Index("decisions_of_all", "at", "id"),
     # an administrator looks for the request that a log line or a problem names
     Index("decisions_request", "request_id"),
+)
+
+# messages that a tool is an answer to, see usage/examples.py
+tool_examples = Table(
+    "tool_examples",
+    metadata,
+    _not_null("user_id", Text),
+    _not_null("model", Text),
+    _not_null("tool_id", Text),
+    _not_null("id", Text),
+    _not_null("vector", HALFVEC),
+    # below zero: the tool was irrelevant
+    _not_null("weight", REAL),
+    # `use`: a message that somebody sent; `person`: one that a person wrote down for the tool
+    _not_null("source", Text),
+    # null for a use, of which nothing but the vector is kept
+    Column("text", Text),
+    Column("used_on", Date, nullable=False, server_default=text("CURRENT_DATE")),
+    _created_at(),
+    PrimaryKeyConstraint("user_id", "model", "tool_id", "id"),
+    ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
+    Index("tool_examples_tool", "user_id", "tool_id"),
+)
+
+# the vectors of recent messages, from which examples are learnt once outcomes are known; the id is the discovery id
+discovery_vectors = Table(
+    "discovery_vectors",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _not_null("id", Text),
+    Column("at", DateTime(timezone=True), nullable=False),
+    _not_null("model", Text),
+    _not_null("vector", HALFVEC),
+    # the tools of the answer
+    _not_null("tools", ARRAY(Text)),
+    # what has been learnt from it: each outcome of a tool counts once
+    _not_null("learned", ARRAY(Text), "'{}'"),
+    PrimaryKeyConstraint("user_id", "id"),
+    Index("discovery_vectors_at", "user_id", "at"),
+    Index("discovery_vectors_of_all", "at"),
 )

@@ -204,6 +204,7 @@ async def _search(
         tokens_all=result.tokens + count_tokens(definitions.core),
         confidence=judgement.confidence,
         query=query,
+        vector=searcher.choose_example_vector(query, options, embedding),
         chance=judgement.chance,
         no_match_reason=reason,
         omitted_tools=selection.omitted,

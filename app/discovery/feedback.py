@@ -17,7 +17,7 @@ from app.usage.repository import FeedbackOutcome, list_outcomes, record_feedback
 async def give_feedback(
     discoverer: Discoverer, scope: Scope, discovery_id: str, tool_key: str, outcome: FeedbackOutcome
 ) -> None:
-    """Record an outcome once for each discovery and tool, and let it move the user's cut.
+    """Record an outcome once for each discovery and tool, let it move the user's cut, and learn from it.
 
     Raises `NotFound` if the discovery is not this user's or the tool is not visible. Feedback on a core tool is
     accepted and not recorded: every answer includes it, so there is nothing to learn.
@@ -25,7 +25,8 @@ async def give_feedback(
     discovery = read_discovery_id(discoverer.sealer, discovery_id, scope.user_id)
     if discovery is None:
         raise NotFound("discovery not found, or older than 30 days")
-    model = discoverer.searcher.models.get(scope.model).model
+    model, recorder = discoverer.searcher.models.get(scope.model).model, discoverer.recorder
+    await recorder.learner.write_vectors(scope.user_id)
     async with discoverer.database.transaction(scope.user_id) as session:
         tool_id = await resolve_visible_key(session, scope, tool_key)
         if tool_id is None:
@@ -33,12 +34,13 @@ async def give_feedback(
         definitions = await read_definitions(session, scope, [tool_id], core=True)
         if tool_id in definitions.tools:
             new = await record_feedback(session, scope.user_id, discovery_id, tool_id, outcome)
+            await recorder.learner.learn_from_feedback(session, scope.user_id, discovery_id, tool_id, new)
             if new and discovery.chance is not None:
                 added = {(tool_id, each) for each in new}
                 await _adapt_cut(session, model, scope.user_id, discovery_id, discovery.chance, added)
         elif all(definition.tool_id != tool_id for definition in definitions.core):
             raise NotFound("tool not found")
-    discoverer.recorder.usage_counters.mark_priors_stale(scope.user_id)
+    recorder.usage_counters.mark_priors_stale(scope.user_id)
 
 
 async def _adapt_cut(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from app.discovery.cloud_search import CloudAnswer
 from app.discovery.selection import Omission, OmissionReason, SelectedTool, count_tokens, summarize_omitted
+from app.embeddings.base import Vector
 from app.search.confidence import Confidence
 from app.search.query import Query
 from app.search.scoring import AnsweredStrategy
@@ -34,6 +35,8 @@ class Discovery:
     """`none` if no tool was found."""
     query: Query
     """The query as it was searched for."""
+    vector: Vector | None = field(default=None, repr=False)
+    """What the message is remembered by if one of the tools proves right; None: it is not remembered."""
     chance: float | None = None
     """The chance that any tool fits; None if it is not known."""
     duration_ms: float = 0.0

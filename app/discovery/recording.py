@@ -1,4 +1,4 @@
-"""Record what a discovery has found: metrics, usage, the selection log and the decision log."""
+"""Record what a discovery has found: metrics, usage, the logs, and what can be learnt from it later."""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from app.search.query import shorten
 from app.usage.choices import Choice
 from app.usage.counters import DiscoverySample, UsageCounters
 from app.usage.decision_log import Decision, DecisionLog
+from app.usage.learning import Learner
 from app.usage.selection_log import Selection, SelectionLog
 
 
@@ -22,6 +23,7 @@ class DiscoveryRecorder:
     usage_counters: UsageCounters
     selections: SelectionLog
     decisions: DecisionLog
+    learner: Learner
 
     def record(self, caller: Caller, request: DiscoveryRequest, discovery: Discovery, seconds: float) -> None:
         """Count the discovery and log it, with its message if the user has switched the selection log on."""
@@ -32,6 +34,11 @@ class DiscoveryRecorder:
             self._count(user.id, discovery, seconds)
             if user.settings.get("selection_log"):
                 self.selections.append(_make_selection(user.id, request, discovery))
+        if discovery.vector is not None:
+            tool_ids = [tool.definition.tool_id for tool in discovery.tools if tool.source != "core"]
+            self.learner.record_discovery(
+                user.id, discovery.id, discovery.options.scope.model, discovery.vector, tool_ids
+            )
         if self.decisions.enabled:
             self.decisions.append(_make_decision(caller, request, discovery, seconds))
 

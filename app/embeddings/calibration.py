@@ -29,6 +29,9 @@ from app.embeddings.base import Vector
 MIN_CHANCE = 0.009
 """An answer ends before the first tool whose chance of being the right one is below this."""
 
+SAFE_EXAMPLE_FLOOR = 0.75
+"""For a model that is not calibrated: so high that only messages which nearly agree count as alike."""
+
 _VECTORS = ("direction", "center")
 _CACHED_VECTORS = ("center_vector", "_direction_vector")
 
@@ -87,6 +90,8 @@ class Calibration:
     """Below this chance that any tool fits, the answer has the best few tools."""
     temperature: float = 1.0
     """How far apart the scores of two tools are if one is e times as likely to be right as the other."""
+    example_floor: float = SAFE_EXAMPLE_FLOOR
+    """Two messages with a lower cosine have nothing in common: an example of the one says nothing about the other."""
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:

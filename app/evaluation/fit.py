@@ -2,7 +2,8 @@
 
 1. The direction separates messages that need a tool from messages that need none: a logistic regression on their
    vectors. The center is the mean of the messages that need a tool.
-2. The tools give the cosine of unrelated texts and the minimum cosine of relevant ones.
+2. The tools give the cosine of unrelated texts and the minimum cosine of relevant ones, the messages the cosine of
+   messages that have nothing in common.
 3. The chance that any tool fits is a logistic regression on the evidence for the best tool and the direction, over
    answerable and unanswerable messages. Nearly all answerable messages must reach `min_low`, and most `min_high`.
 4. The temperature makes the chances of single tools most likely, given which tools are relevant.
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.embeddings.base import Vector, Vectors
-from app.embeddings.calibration import Calibration, UserCalibration
+from app.embeddings.calibration import SAFE_EXAMPLE_FLOOR, Calibration, UserCalibration
 from app.search.confidence import SHARED_AMONG, RankedTool, measure_evidence, measure_need
 from app.search.in_memory import TenantIndex
 from app.search.query import Query
@@ -52,6 +53,10 @@ _MIN_EVIDENCE_WEIGHT = 0.1
 """Above zero, which would mean that the chance is not known."""
 _GROUP_WEIGHT = 300.0
 """Each group of messages counts like this many, so that a large set does not outweigh a small one."""
+
+_UNRELATED_PERCENTILE = 75
+_MIN_PAIRED, _MAX_PAIRED = 20, 2_000
+_HIGHEST_FLOOR = 0.95
 
 _Floats = npt.NDArray[np.float64]
 
@@ -171,7 +176,17 @@ def fit_similarities(data: TrainingData) -> Calibration:
         center_weight=round(CENTER_SHRINKAGE * length, _DIGITS),
         direction=_round_vector(direction),
         offset=round(offset, _DIGITS),
+        example_floor=fit_example_floor(data.needing),
     )
+
+
+def fit_example_floor(messages: Vectors) -> float:
+    """Return the cosine that three of four pairs of messages do not reach; nearly all pairs are unrelated."""
+    spaced = messages[:: max(1, len(messages) // _MAX_PAIRED)]
+    if len(spaced) < _MIN_PAIRED:
+        return SAFE_EXAMPLE_FLOOR
+    cosines = (spaced @ spaced.T)[np.triu_indices(len(spaced), 1)]
+    return round(min(max(float(np.percentile(cosines, _UNRELATED_PERCENTILE)), 0.0), _HIGHEST_FLOOR), 2)
 
 
 def error_rates(data: TrainingData, calibration: Calibration) -> ErrorRates:

@@ -42,6 +42,7 @@ from app.execution.models import ExecutionRequest, ExecutionResult, TargetTool
 from app.mcp_client.connection import INPUT_REQUIRED
 from app.text.strict_json import Json, canonical_json
 from app.usage.counters import UsageCounters
+from app.usage.learning import Learner
 
 logger = logging.getLogger("toolscout.execution")
 
@@ -69,11 +70,17 @@ _NEXT_STATES = {
 
 class CallRecord:
     def __init__(
-        self, database: Database, sealer: Sealer, usage_counters: UsageCounters, request: ExecutionRequest
+        self,
+        database: Database,
+        sealer: Sealer,
+        usage_counters: UsageCounters,
+        learner: Learner,
+        request: ExecutionRequest,
     ) -> None:
         self._database = database
         self._sealer = sealer
         self._usage_counters = usage_counters
+        self._learner = learner
         self._request = request
         self._created_at = time.perf_counter()
         self._state = CallState.NEW
@@ -160,9 +167,10 @@ class CallRecord:
             return
         assert self._tool is not None  # noqa: S101 a call starts only after its tool was found
         succeeded = None if outcome == CANCELLED else outcome == SUCCEEDED
-        self._usage_counters.record_call(
-            self._request.scope.user_id, self._tool.definition.tool_id, succeeded=succeeded
-        )
+        user_id, tool_id = self._request.scope.user_id, self._tool.definition.tool_id
+        self._usage_counters.record_call(user_id, tool_id, succeeded=succeeded)
+        if succeeded:
+            self._learner.record_call(user_id, tool_id)
 
     async def _update_server_status(self, session: Session, failure: ToolscoutError | None) -> None:
         if self._tool is None:

@@ -44,6 +44,7 @@ from app.observability.metrics import Metrics, observe_duration
 from app.observability.tracing import Tracing, trace_call
 from app.text.strict_json import Json
 from app.usage.counters import UsageCounters
+from app.usage.learning import Learner
 
 _HEX = re.compile(rf"[0-9a-f]{{{MIN_DIGEST},64}}")
 _NO_DIGEST = "-"
@@ -60,6 +61,7 @@ class Executor:
     sealer: Sealer
     metrics: Metrics
     usage_counters: UsageCounters
+    learner: Learner
     timeout_s: float
     max_result_bytes: int
     shutdown: asyncio.Event
@@ -78,7 +80,7 @@ async def execute(
     """Raise `ToolNotFound`, `AmbiguousTool`, `ArgumentsInvalid` or `ServerUnreachable` if nothing was run, `ToolFailed`
     if the call failed or its outcome is unknown."""
     timeout_s = executor.timeout_s if request.timeout_s is None else request.timeout_s
-    record = CallRecord(executor.database, executor.sealer, executor.usage_counters, request)
+    record = CallRecord(executor.database, executor.sealer, executor.usage_counters, executor.learner, request)
     async with record.audit_call():  # when the block ends: store the outcome, audit the call, count it
         request = await _resolve_key(executor, request)
         record.set_request(request)

@@ -20,6 +20,7 @@ from typing import Literal
 
 from app.embeddings.base import Vector
 from app.embeddings.calibration import MIN_CHANCE
+from app.search.examples import MIN_BOOST_TO_ANSWER
 from app.search.language import ENGLISH
 from app.search.scoring import (
     CONTEXT_WEIGHT,
@@ -134,9 +135,9 @@ def stands_alone(
 
 
 def measure_evidence(candidates: Sequence[Candidate], params: ScoringParams) -> float:
-    """Return the evidence for the best of the candidates, without boosts."""
+    """Return the evidence for the best of the candidates: of its texts and of its examples, without other boosts."""
     weights = make_hybrid_weights(params)
-    return max((score_texts(candidate, weights) for candidate in candidates), default=0.0)
+    return max((score_texts(each, weights) + max(each.example_boost, 0.0) for each in candidates), default=0.0)
 
 
 def measure_need(params: ScoringParams, vectors: Sequence[Vector]) -> float:
@@ -161,11 +162,15 @@ def _estimate_match(ranking: Sequence[RankedTool], params: ScoringParams, vector
 def _may_be_empty(ranking: Sequence[RankedTool], params: ScoringParams, chance: float) -> bool:
     """Whether the message is so unlikely to need a tool that it gets none.
 
-    The calibration knows English messages only. After a tool call, the next message may well need that tool again.
+    The calibration knows English messages only. After a tool call, the next message may well need that tool again, and
+    so may a message like those for which a tool was used.
     """
     if params.threshold is not None or params.query.language != ENGLISH or chance >= params.calibration.min_low:
         return False
-    return not any(tool.candidate.tool_name in params.query.called for tool in ranking)
+    return not any(
+        tool.candidate.tool_name in params.query.called or tool.candidate.example_boost >= MIN_BOOST_TO_ANSWER
+        for tool in ranking
+    )
 
 
 def _judge_by_words(ranking: Sequence[RankedTool]) -> Judgement:

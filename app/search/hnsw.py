@@ -9,6 +9,8 @@ import hashlib
 
 from sqlalchemy import Connection, text
 
+from app.search.examples import NEAREST_EXAMPLES
+
 EF_SEARCH = 400
 
 _INDEX_PREFIX = "mcp_tool_embeddings_ann_"
@@ -39,10 +41,10 @@ def candidate_ids_join(model: str, dimension: int, texts: int) -> str:
     """Return the join that restricts a large tenant's rows `v` to the candidates.
 
     Candidates are the nearest tools to each text of the query through the model's partial index, the best tools by
-    BM25, and tools that the message names.
+    BM25, tools that the message names, and tools with examples like the message.
     """
     nearest = [_nearest_ids(model, dimension, text) for text in range(texts)]
-    subqueries = " UNION ".join([*nearest, _BEST_BY_BM25, _NAMED_IN_MESSAGE])
+    subqueries = " UNION ".join([*nearest, _BEST_BY_BM25, _NAMED_IN_MESSAGE, NEAREST_EXAMPLES])
     return f"JOIN ({subqueries}) candidates ON candidates.tool_id = v.tool_id"
 
 

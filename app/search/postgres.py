@@ -19,6 +19,7 @@ from app.catalog.visibility import TAGS, VISIBLE, Scope
 from app.db.engine import Session
 from app.embeddings.base import Vector
 from app.search.bm25 import find_matching_words
+from app.search.examples import example_boosts_sql
 from app.search.hnsw import HNSW_SETTINGS, candidate_ids_join
 from app.search.intents import compare_actions
 from app.search.named_tags import TagCache, find_named_tags
@@ -45,7 +46,7 @@ from app.search.tokenizer import extract_possible_names
 
 _READ_EVIDENCE = """
     SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {center} AS center_cosine,
-           {siblings} AS is_sibling, {columns}
+           {siblings} AS is_sibling, {examples} AS example_boost, {columns}
     FROM mcp_tool_embeddings v {join}
     WHERE {visible}
 """
@@ -53,6 +54,7 @@ _READ_EVIDENCE = """
 _NAMED = "cardinality(%(names)s::text[]) > 0 AND lower(v.tool_name) = ANY(%(names)s::text[]) AS named"
 
 _CENTER_COSINE = "1 - (v.embedding <=> %(center)s::halfvec)"
+_EXAMPLE_BOOST = "coalesce(({boosts} -> v.tool_id)::float8, 0)"
 _IS_SIBLING = "bool_or(v.tool_name = ANY(%(called)s::text[])) OVER (PARTITION BY v.server_id)"
 
 # Outweighs every score, so that tools which the message may name come first.
@@ -61,7 +63,9 @@ _NAME_BONUS = 1000
 _SELECT_BEST = """
 SELECT u.catalog_version, {row_count}, best.*
 FROM users u LEFT JOIN (
-    SELECT tool_id, server_name, tool_name, tags, action, prior, center_cosine, is_sibling, {columns} FROM {rows}
+    SELECT tool_id, server_name, tool_name, tags, action, prior, center_cosine, is_sibling,
+           example_boost, {columns}
+    FROM {rows}
     WHERE {passes} OR named
     ORDER BY {score} + {boost} + CASE WHEN {first} THEN {bonus}::float8 ELSE 0::float8 END DESC, server_name, tool_name
     LIMIT %(pool_size)s
@@ -77,7 +81,7 @@ ranked AS (
     FROM evidence
 )
 SELECT r.tool_id, r.tool_name, r.tags, r.similarity_0, r.cosine_rank, r.bm25_0, r.bm25_rank, r.action, r.prior,
-       v.lexical
+       r.example_boost, v.lexical
 FROM ranked r JOIN mcp_tool_embeddings v ON v.user_id = %(user_id)s AND v.model = %(model)s AND v.tool_id = r.tool_id
 WHERE r.tool_id = ANY(%(tool_ids)s)
 """
@@ -94,6 +98,7 @@ class StatementShape:
 
     texts: int
     has_context: bool
+    has_vectors: bool
     has_center: bool
     with_tags: bool
     with_named_tags: bool
@@ -127,6 +132,8 @@ class Evidence:
     tag_boost: float
     action_boost: float
     prior: float
+    example_boost: float
+    """What examples of messages for which the tool was right, or irrelevant, add to its score."""
     matched_words: Sequence[str]
     named_in_message: bool
 
@@ -171,11 +178,11 @@ class HybridSearch:
 
         It reads every visible tool and is always exact: few requests ask for an explanation.
         """
-        term_ids = params.term_ids[:1]
-        stats = await self._term_stats.refresh(session, scope, term_ids[0])
+        stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
         params = await self._add_named_tags(session, scope, params, stats)
-        parameters = scope.parameters() | _make_vector_parameters(stats, term_ids, vectors)
-        rows = await session.rows(_explain_statement(), parameters | {"tool_ids": list(tool_ids)})
+        parameters = scope.parameters() | _make_search_parameters(params, stats, vectors)
+        statement = _explain_statement(len(params.query.texts), has_vectors=vectors is not None)
+        rows = await session.rows(statement, parameters | {"tool_ids": list(tool_ids)})
         return {tool_id: _make_evidence(params, *columns) for tool_id, *columns in rows}
 
     async def read_matching_words(
@@ -223,6 +230,7 @@ def _get_shape(params: ScoringParams, vectors: TextVectors) -> StatementShape:
     return StatementShape(
         texts=len(query.texts),
         has_context=bool(query.context),
+        has_vectors=vectors is not None,
         has_center=vectors is not None and bool(params.calibration.center),
         with_tags=bool(params.tags),
         with_named_tags=bool(params.named_tags),
@@ -273,10 +281,16 @@ def _hnsw_statement(model: str, dimension: int, shape: StatementShape) -> str:
     return f"WITH evidence AS MATERIALIZED ({evidence}) {best}"
 
 
-@lru_cache(maxsize=1)
-def _explain_statement() -> str:
+@lru_cache(maxsize=16)
+def _explain_statement(texts: int, *, has_vectors: bool) -> str:
     shape = StatementShape(
-        1, has_context=False, has_center=False, with_tags=False, with_named_tags=False, with_calls=False
+        texts,
+        has_context=False,
+        has_vectors=has_vectors,
+        has_center=False,
+        with_tags=False,
+        with_named_tags=False,
+        with_calls=False,
     )
     return _EXPLAIN.format(evidence=_evidence_subquery(shape))
 
@@ -289,6 +303,7 @@ def _evidence_subquery(shape: StatementShape, *extra_columns: str, join: str = "
         columns=", ".join([*cosines, *bm25s, *extra_columns]),
         center=_CENTER_COSINE if shape.has_center else "0::float8",
         siblings=_IS_SIBLING if shape.with_calls else "false",
+        examples=_EXAMPLE_BOOST.format(boosts=example_boosts_sql(shape.texts)) if shape.has_vectors else "0::float8",
         join=join,
         visible=VISIBLE,
         tags=TAGS,
@@ -318,12 +333,24 @@ def _rank_alone(shape: StatementShape, rows: str) -> str:
 
 
 def _make_candidate(row: tuple[Any, ...]) -> Candidate:
-    _, _, tool_id, server_name, tool_name, tags, action, prior, center_cosine, is_sibling, *evidence = row
+    _, _, tool_id, server_name, tool_name, tags, action, prior, center_cosine, is_sibling, example_boost, *evidence = (
+        row
+    )
     texts = len(evidence) // 2
     similarities, bm25s = evidence[:texts], evidence[texts:]
     center_cosine = 0.0 if center_cosine is None else center_cosine
     return Candidate(
-        tool_id, server_name, tool_name, tags, similarities, bm25s, action, prior, center_cosine, is_sibling
+        tool_id,
+        server_name,
+        tool_name,
+        tags,
+        similarities,
+        bm25s,
+        action,
+        prior,
+        center_cosine,
+        is_sibling,
+        example_boost,
     )
 
 
@@ -337,6 +364,7 @@ def _make_evidence(
     bm25_rank: int,
     action: int,
     prior: float,
+    example_boost: float,
     lexical: SparseVector,
 ) -> Evidence:
     return Evidence(
@@ -347,6 +375,7 @@ def _make_evidence(
         tag_boost=TAG_BOOST * len(match_tags(tags, params)) + boost_named_tag(tags, params),
         action_boost=ACTION_BOOST * compare_actions(params.requested_actions, action),
         prior=prior,
+        example_boost=example_boost,
         matched_words=find_matching_words(params.query.lexical_texts[0], lexical),
         named_in_message=is_named(params.query.user_text.lower(), tool_name),
     )

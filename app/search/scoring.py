@@ -4,12 +4,13 @@
     alone    = max(text_0, (text_0 + text_n) / 2 for each subquery n)
     text_n   = cosine_weight * (cosine_n - baseline) + bm25_weight * bm25_n
     baseline = unrelated + center_weight * (center_cosine - center_unrelated)
-    boost    = matching tags + named tag + matching action + past use + recent call of the tool or its server
+    boost    = matching tags + named tag + matching action + past use + examples
+               + recent call of the tool or its server
 
 `text_0` is the evidence for the whole search text, `text_c` for the search text in the context of the turns before it.
 `baseline` is the cosine of the tool and an unrelated message. It differs between tools: some, with short or general
 descriptions, are near to every message. `center` is the mean of many messages' vectors, so that the tool's cosine with
-it tells how near the tool is to messages in general.
+it tells how near the tool is to messages in general. What the tool's examples add is in `examples.py`.
 
 Nothing is scaled to the best candidate, so a score means the same in every answer, and a word weighs the more, the
 rarer it is among the user's own tools. Evidence for a subquery lifts a tool halfway up to it. The boosts are small.
@@ -30,6 +31,7 @@ from typing import Any, Literal, NamedTuple
 
 from app.embeddings.calibration import UNCALIBRATED, Calibration
 from app.search.bm25 import query_term_ids
+from app.search.examples import MIN_BOOST_TO_PASS
 from app.search.intents import Action, compare_actions, detect_requested_actions
 from app.search.query import Query
 from app.usage.priors import MAX_PRIOR
@@ -79,6 +81,7 @@ class Candidate(NamedTuple):
     center_cosine: float = 0.0
     is_sibling: bool = False
     """Whether a tool of the same server was called recently."""
+    example_boost: float = 0.0
 
     @property
     def similarity(self) -> float | None:
@@ -101,6 +104,8 @@ class ScoringParams:
     fill: bool = False
     named_tags: Sequence[str] = ()
     """The tags that the message names; none for a search by meaning alone."""
+    learned: bool = True
+    """Whether examples that were learnt from uses count."""
 
     @property
     def min_similarity(self) -> float:
@@ -138,7 +143,8 @@ class Weights:
     """How evidence is weighed: `cosine` for a cosine above the baseline, and one `bm25` for each text of the query.
 
     The baseline of a tool is `baseline + center * center_cosine`. The last text is the reading in context if
-    `has_context` is set. A tool passes with a cosine of at least `min_cosine` or a BM25 of at least `min_bm25`.
+    `has_context` is set. A tool passes with a cosine of at least `min_cosine`, a BM25 of at least `min_bm25`, or
+    examples that add at least `min_examples`. `examples` is the weight of what examples add.
     """
 
     baseline: float
@@ -148,6 +154,8 @@ class Weights:
     min_cosine: float
     min_bm25: float
     has_context: bool = False
+    examples: float = 0.0
+    min_examples: float = _UNREACHABLE
 
     @property
     def subqueries(self) -> range:
@@ -163,16 +171,23 @@ def make_weights(params: ScoringParams, max_bm25s: Sequence[float], max_message_
     # A threshold of zero lets every tool pass, even one with a negative cosine or without an embedding.
     min_cosine = params.min_similarity if params.min_similarity > 0 else -1.0
     has_context = bool(params.query.context)
+    # A threshold of the request decides alone.
+    min_examples = MIN_BOOST_TO_PASS if params.threshold is None else _UNREACHABLE
     if params.strategy == "semantic":
-        return Weights(0.0, 0.0, 1.0, [0.0] * len(max_bm25s), min_cosine, _UNREACHABLE, has_context)
+        unweighted = [0.0] * len(max_bm25s)
+        span = params.calibration.span  # here a cosine counts as it is, and not as a share of the span
+        return Weights(0.0, 0.0, 1.0, unweighted, min_cosine, _UNREACHABLE, has_context, span, span * min_examples)
     if params.strategy == "bm25":
         shares = [1 / max_bm25 if max_bm25 else 0.0 for max_bm25 in max_bm25s]
         return Weights(0.0, 0.0, 0.0, shares, _UNREACHABLE, _SMALLEST_BM25, has_context)
-    return make_hybrid_weights(params, min_cosine, MIN_BM25_SHARE * max_message_bm25 or _UNREACHABLE)
+    return make_hybrid_weights(params, min_cosine, MIN_BM25_SHARE * max_message_bm25 or _UNREACHABLE, min_examples)
 
 
 def make_hybrid_weights(
-    params: ScoringParams, min_cosine: float = _UNREACHABLE, min_bm25: float = _UNREACHABLE
+    params: ScoringParams,
+    min_cosine: float = _UNREACHABLE,
+    min_bm25: float = _UNREACHABLE,
+    min_examples: float = _UNREACHABLE,
 ) -> Weights:
     """Return the weights of the strategy `hybrid`, by default with a threshold that no tool passes."""
     calibration, has_context = params.calibration, bool(params.query.context)
@@ -185,6 +200,8 @@ def make_hybrid_weights(
         min_cosine=min_cosine,
         min_bm25=min_bm25,
         has_context=has_context,
+        examples=1.0,
+        min_examples=min_examples,
     )
 
 
@@ -197,6 +214,10 @@ def make_sql_parameters(params: ScoringParams, weights: Weights) -> dict[str, An
         "cosine_weight": weights.cosine,
         "min_cosine": weights.min_cosine,
         "min_bm25": weights.min_bm25,
+        "example_weight": weights.examples,
+        "example_floor": params.calibration.example_floor,
+        "min_examples": weights.min_examples,
+        "learned": params.learned,
         "requested_actions": params.requested_actions,
         "called": list(params.query.called),
         "boosted_tags": list(params.tags),
@@ -248,11 +269,12 @@ def score_texts_sql(texts: int, *, has_context: bool) -> str:
 
 
 def compute_boost(candidate: Candidate, params: ScoringParams) -> float:
-    """Return what tags, the tool's action, past use (at most `MAX_PRIOR`) and recent calls add to the score."""
+    """Return what tags, the tool's action, past use (at most `MAX_PRIOR`), examples and recent calls add to the
+    score."""
     tags = TAG_BOOST * len(match_tags(candidate.tags, params)) if params.tags else 0.0
     action = ACTION_BOOST * compare_actions(params.requested_actions, candidate.action)
-    prior = min(candidate.prior, MAX_PRIOR)
-    return tags + boost_named_tag(candidate.tags, params) + action + prior + _boost_recent_call(candidate, params)
+    use = min(candidate.prior, MAX_PRIOR) + candidate.example_boost
+    return tags + boost_named_tag(candidate.tags, params) + action + use + _boost_recent_call(candidate, params)
 
 
 def boost_named_tag(tags: Sequence[str], params: ScoringParams) -> float:
@@ -273,7 +295,7 @@ def match_tags(tags: Sequence[str], params: ScoringParams) -> list[str]:
 _BOOST_SQL = f"""
     CASE WHEN action = 0 OR %(requested_actions)s = 0 THEN 0::float8
          WHEN action & %(requested_actions)s > 0 THEN {ACTION_BOOST}::float8 ELSE -{ACTION_BOOST}::float8 END
-    + least(prior, {MAX_PRIOR})
+    + least(prior, {MAX_PRIOR}) + example_boost
 """
 _CALLED_BOOST_SQL = f"""
     + CASE WHEN tool_name = ANY(%(called)s::text[]) THEN {CALLED_BOOST}::float8
@@ -299,9 +321,12 @@ def boost_sql(*, with_tags: bool, with_named_tags: bool, with_calls: bool) -> st
 def passes_threshold(candidate: Candidate, weights: Weights) -> bool:
     if candidate.bm25s[0] >= weights.min_bm25 or weights.min_cosine <= -1:
         return True
+    if candidate.example_boost >= weights.min_examples:
+        return True
     return any(similarity is not None and similarity >= weights.min_cosine for similarity in candidate.similarities)
 
 
 def passes_threshold_sql(texts: int) -> str:
     similarities = ", ".join(f"similarity_{text}" for text in range(texts))
-    return f"(bm25_0 >= %(min_bm25)s OR coalesce(greatest({similarities}), -1) >= %(min_cosine)s)"
+    cosine = f"coalesce(greatest({similarities}), -1) >= %(min_cosine)s"
+    return f"(bm25_0 >= %(min_bm25)s OR {cosine} OR example_boost >= %(min_examples)s)"

@@ -71,6 +71,8 @@ class Searcher:
     glossary: Glossary
     scheduler: FairScheduler
     metrics: Metrics
+    learned: bool = True
+    """Whether examples that were learnt from uses count."""
     tracing: Tracing = field(default_factory=Tracing)
 
     @property
@@ -105,7 +107,17 @@ class Searcher:
             tags=options.scope.tags or (),
             calibration=calibration.personalize(options.own_calibration).shift(options.shift),
             fill=options.fill,
+            learned=self.learned,
         )
+
+    def choose_example_vector(self, query: Query, options: SearchOptions, embedding: QueryEmbedding) -> Vector | None:
+        """Return the vector that says what the message is about: read alone, or in its context if it says too little
+        by itself."""
+        if embedding.vectors is None:
+            return None
+        calibration = self.models.get(options.scope.model).model.calibration
+        is_complete = not query.context or calibration.score_tool_need(embedding.vectors[0]) > 0
+        return embedding.vectors[0 if is_complete else -1]
 
     async def find(
         self,

@@ -111,7 +111,8 @@ class BatchWriter(Generic[Entry]):
         user_ids = list({entry.user_id for entry in batch})
         try:
             async with self._database.system_transaction() as session:
-                parameters = {"user_ids": user_ids, "entries": orjson.dumps(batch).decode()}
+                entries = orjson.dumps(batch, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+                parameters = {"user_ids": user_ids, "entries": entries}
                 done = {user_id for (user_id,) in await session.rows(self._insert, parameters)}
         except QueryInterrupted:
             return list(batch)

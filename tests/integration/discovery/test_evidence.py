@@ -30,6 +30,7 @@ FIELDS = {
     "bm25_rank",
     "tag_boost",
     "action_boost",
+    "example_boost",
     "prior",
     "matched_words",
     "named_in_message",

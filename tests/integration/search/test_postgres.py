@@ -119,7 +119,13 @@ async def test_a_large_user_is_searched_through_hnsw_with_the_same_answers(
 async def test_the_hnsw_statement_can_use_the_partial_index(large: tuple[Container, TestUser]) -> None:
     container, user = large
     shape = postgres.StatementShape(
-        1, has_context=False, has_center=True, with_tags=False, with_named_tags=False, with_calls=False
+        1,
+        has_context=False,
+        has_vectors=True,
+        has_center=True,
+        with_tags=False,
+        with_named_tags=False,
+        with_calls=False,
     )
     statement = postgres._hnsw_statement(container.model.id, container.model.dimension, shape)
     vectors = [np.ones(container.model.dimension, np.float32)]

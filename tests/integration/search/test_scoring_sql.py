@@ -11,6 +11,7 @@ from app.catalog.visibility import Scope
 from app.container import Container
 from app.embeddings.calibration import Calibration
 from app.search import postgres
+from app.search.examples import MAX_BOOST, MAX_PENALTY, MIN_BOOST_TO_PASS
 from app.search.intents import Action
 from app.search.query import Query, parse_query
 from app.search.scoring import (
@@ -64,6 +65,7 @@ def make_candidates(texts: int, chooser: random.Random) -> list[Candidate]:
                 prior=chooser.choice([0.0, MAX_PRIOR / 2, MAX_PRIOR, 2 * MAX_PRIOR]),
                 center_cosine=chooser.uniform(-0.2, 0.8),
                 is_sibling=chooser.random() < 0.2,
+                example_boost=chooser.choice([0.0, 0.0, -MAX_PENALTY, MIN_BOOST_TO_PASS, MAX_BOOST]),
             )
         )
     return candidates
@@ -74,14 +76,14 @@ async def score_in_postgres(
 ) -> list[tuple[float, float, bool]]:
     texts = len(params.query.texts)
     columns = {"tool_name": "text", "tags": "text[]", "action": "smallint", "prior": "real"}
-    columns |= {"center_cosine": "float8", "is_sibling": "boolean"}
+    columns |= {"center_cosine": "float8", "is_sibling": "boolean", "example_boost": "float8"}
     columns |= {f"similarity_{text}": "float8" for text in range(texts)}
     columns |= {f"bm25_{text}": "float8" for text in range(texts)}
     rows: dict[str, Any] = {}
     values = []
     for number, each in enumerate(candidates):
         fields = [each.tool_name, list(each.tags), int(each.action), each.prior, each.center_cosine, each.is_sibling]
-        fields += [*each.similarities, *each.bm25s]
+        fields += [each.example_boost, *each.similarities, *each.bm25s]
         rows |= {f"{column}_{number}": field for column, field in zip(columns, fields, strict=True)}
         cells = ", ".join(f"%({column}_{number})s::{kind}" for column, kind in columns.items())
         values.append(f"({number}, {cells})")

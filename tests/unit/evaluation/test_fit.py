@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.embeddings.base import Vector
-from app.embeddings.calibration import UNCALIBRATED
+from app.embeddings.calibration import SAFE_EXAMPLE_FLOOR, UNCALIBRATED
 from app.evaluation.fit import (
     MAX_EMPTY,
     LabelledCatalog,
@@ -15,6 +15,7 @@ from app.evaluation.fit import (
     error_rates,
     fit_calibration,
     fit_direction,
+    fit_example_floor,
 )
 from app.search.bm25 import Field, build_document_vector
 from app.search.in_memory import IndexedTool, TenantIndex
@@ -82,3 +83,15 @@ def test_a_named_tool_is_never_lost() -> None:
     catalog = LabelledCatalog(make_index("my_tool"), named, make_samples(far))
     data = TrainingData([catalog], np.stack(vectors_at(0.1)), np.stack(far))
     assert error_rates(data, fit_calibration(data)).lost == 0
+
+
+def test_three_of_four_pairs_of_messages_are_below_the_floor_of_examples() -> None:
+    messages = np.random.default_rng(2).normal(size=(200, 16)).astype(np.float32) + 0.5
+    messages /= np.linalg.norm(messages, axis=1, keepdims=True)
+    floor = fit_example_floor(messages)
+    below = (messages @ messages.T)[np.triu_indices(200, 1)] < floor
+    assert below.mean() == pytest.approx(0.75, abs=0.03)
+
+
+def test_too_few_messages_give_a_floor_that_is_safe() -> None:
+    assert fit_example_floor(np.eye(3, dtype=np.float32)) == SAFE_EXAMPLE_FLOOR == UNCALIBRATED.example_floor

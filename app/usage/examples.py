@@ -1,0 +1,126 @@
+"""Examples of what a tool is used for: vectors of messages to which it was the right answer, or the wrong one.
+
+An example is learnt from a use (`learning.py`), which keeps the message's vector and never its text, or written by a
+person in words. A search compares the message with the examples of the user's tools (`search/examples.py`).
+
+- Messages that hardly differ strengthen one example, up to `MAX_WEIGHT`, instead of adding another.
+- The weight of a use halves every `HALF_LIFE_DAYS` since it was last strengthened. What a person wrote does not fade.
+- A tool has at most `MAX_LEARNED_PER_TOOL` learnt examples and a user `MAX_LEARNED_PER_USER`; the weakest give way.
+
+An example belongs to the model that made its vector, and a search reads those of its own model alone.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from pgvector import HalfVector
+from sqlalchemy import Delete, delete, func
+
+from app.db.engine import Session
+from app.db.tables import tool_examples
+
+Source = Literal["use", "person"]
+
+HALF_LIFE_DAYS = 60
+MAX_LEARNED_PER_TOOL = 20
+MAX_LEARNED_PER_USER = 2_000
+MAX_WEIGHT = 5.0
+SAME_MESSAGE = 0.97
+"""From this cosine on, two messages hardly differ."""
+LEARNED_RETENTION = timedelta(days=365)
+"""By then an example has a sixty-fourth of its weight left."""
+
+DECAYED_WEIGHT = f"""
+    e.weight * CASE WHEN e.source = 'use'
+                    THEN power(0.5::float8, (CURRENT_DATE - e.used_on)::float8 / {HALF_LIFE_DAYS}) ELSE 1 END
+"""
+"""The weight of `tool_examples e` today. It changes once a day, so that the same message has the same answer."""
+
+_STRENGTHEN = f"""
+    UPDATE tool_examples e
+    SET weight = sign(e.weight) * least(abs({DECAYED_WEIGHT}) + 1, {MAX_WEIGHT}), used_on = CURRENT_DATE
+    FROM (
+        SELECT id, vector <=> %(vector)s::halfvec AS distance FROM tool_examples
+        WHERE user_id = %(user_id)s AND model = %(model)s AND tool_id = %(tool_id)s
+          AND source = 'use' AND sign(weight) = %(sign)s
+        ORDER BY distance, id LIMIT 1
+    ) nearest
+    WHERE e.user_id = %(user_id)s AND e.model = %(model)s AND e.tool_id = %(tool_id)s AND e.id = nearest.id
+      AND nearest.distance <= {1 - SAME_MESSAGE}
+    RETURNING e.id
+"""
+# The tool may have been deleted since the caller has seen it.
+_INSERT = """
+    INSERT INTO tool_examples (user_id, model, tool_id, id, vector, weight, source, text)
+    SELECT t.user_id, %(model)s, t.id, new.id, new.vector, %(sign)s, %(source)s, new.text
+    FROM mcp_tools t, unnest(%(ids)s::text[], %(vectors)s::halfvec[], %(texts)s::text[]) AS new (id, vector, text)
+    WHERE t.user_id = %(user_id)s AND t.id = %(tool_id)s
+    FOR KEY SHARE OF t
+"""
+_DELETE_WEAKEST = f"""
+    DELETE FROM tool_examples WHERE user_id = %(user_id)s AND model = %(model)s AND (tool_id, id) IN (
+        SELECT e.tool_id, e.id FROM tool_examples e
+        WHERE e.user_id = %(user_id)s AND e.model = %(model)s AND e.source = 'use'
+          AND (%(tool_id)s::text IS NULL OR e.tool_id = %(tool_id)s::text)
+        ORDER BY abs({DECAYED_WEIGHT}) DESC, e.used_on DESC, e.created_at DESC, e.id OFFSET %(kept)s
+    )
+"""
+_COUNT = """
+    SELECT count(*) FILTER (WHERE weight > 0), count(*) FILTER (WHERE weight < 0) FROM tool_examples
+    WHERE user_id = %(user_id)s AND model = %(model)s AND tool_id = %(tool_id)s AND source = 'use'
+"""
+_LIST_TEXTS = """
+    SELECT text FROM tool_examples WHERE user_id = %(user_id)s AND tool_id = %(tool_id)s AND source = 'person'
+    GROUP BY text ORDER BY min(created_at), text
+"""
+
+
+@dataclass(frozen=True)
+class ToolExamples:
+    messages: Sequence[str]
+    """What a person wrote."""
+    learned: int
+    """How many were learnt from uses."""
+    learned_against: int
+    """How many were learnt from reports that the tool was irrelevant."""
+
+
+async def learn_example(
+    session: Session, user_id: str, model: str, tool_id: str, vector: HalfVector, *, is_relevant: bool
+) -> None:
+    """Strengthen the example that hardly differs from this message, or add one. The caller locks the user's row."""
+    owner = {"user_id": user_id, "model": model, "tool_id": tool_id}
+    sign = 1 if is_relevant else -1
+    if not await session.rows(_STRENGTHEN, owner | {"vector": vector, "sign": sign}):
+        await _insert(session, owner, [vector], [None], source="use", sign=sign)
+        await session.rows(_DELETE_WEAKEST, owner | {"kept": MAX_LEARNED_PER_TOOL})
+        await session.rows(_DELETE_WEAKEST, owner | {"tool_id": None, "kept": MAX_LEARNED_PER_USER})
+
+
+async def _insert(
+    session: Session,
+    owner: dict[str, Any],
+    vectors: Sequence[HalfVector],
+    texts: Sequence[str | None],
+    *,
+    source: Source,
+    sign: int = 1,
+) -> None:
+    new = {"ids": [str(uuid.uuid4()) for _ in vectors], "vectors": list(vectors), "texts": list(texts)}
+    await session.rows(_INSERT, owner | new | {"source": source, "sign": sign})
+
+
+async def read_examples(session: Session, user_id: str, model: str, tool_id: str) -> ToolExamples:
+    owner = {"user_id": user_id, "model": model, "tool_id": tool_id}
+    [(learned, against)] = await session.rows(_COUNT, owner)
+    messages = [text for (text,) in await session.rows(_LIST_TEXTS, owner)]
+    return ToolExamples(messages, learned, against)
+
+
+def expired_rows() -> list[Delete]:
+    """Return the statements that delete expired rows of all users."""
+    columns = tool_examples.c
+    return [delete(tool_examples).where(columns.source == "use", columns.used_on < func.now() - LEARNED_RETENTION)]
