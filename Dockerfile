@@ -24,6 +24,8 @@ ENV PATH=/opt/toolscout/bin:$PATH \
     TOOLSCOUT_DATA_DIR=/home/toolscout/data
 USER toolscout
 WORKDIR /home/toolscout
+# The graph of the local model, which a read-only container could not keep.
+RUN python -c "from app.embeddings.factory import make_configured_embedder as make; from app.settings import load_settings; make(load_settings()).load()"
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]

@@ -11,7 +11,7 @@ GENERATOR := tests/third_party/requirements.lock
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-relevance bench-console docs lock clean
+.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-relevance bench-embedder bench-console docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench-load: $(DEV) ## measure throughput and latency of /discover and /execute, 
 
 bench-relevance: $(BENCH) ## measure how often the right tools are found, beside simpler rankings and 0.2.0 (ARGS="FOLDER …", all: "--corpora DIR")
 	$(BIN)/python -m bench.relevance $(ARGS)
+
+bench-embedder: $(DEV) ## measure time, memory and vectors of the local embedding model in both precisions
+	$(BIN)/python -m bench.embedder
 
 bench-console: $(DEV) ## measure how long each page of the console takes with 10,000 tools
 	$(BIN)/python -m bench.console

@@ -138,7 +138,7 @@ async def _check_embedder(settings: Settings, url: str) -> CheckResult:
     if active is not None and active.id != embedder.model:
         message = (
             f"the settings name {embedder.model}, but {active.id} is the active model and keeps serving: "
-            "run `toolscout model use` to switch"
+            f"run `toolscout model use {embedder.model}` to switch"
         )
         return CheckResult("embedder", ok=False, message=message)
     return CheckResult("embedder", ok=True, message=f"{embedder.model} works, {dimension} dimensions")

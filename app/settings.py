@@ -57,7 +57,10 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 picks a free port")
-    data_dir: Path = Field(Path(".toolscout"), description="folder for the embedded Postgres and for generated secrets")
+    data_dir: Path = Field(
+        Path(".toolscout"),
+        description="folder for the embedded Postgres, generated secrets and the graphs of local models",
+    )
     served_hosts: str = Field(
         "",
         description="public host names under which clients and browsers reach Toolscout, comma-separated; IP "

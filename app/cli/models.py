@@ -63,7 +63,7 @@ async def use(
     ],
     provider: Annotated[
         Literal["openai", "local"] | None,
-        typer.Option("--provider", help="The provider of a new model. Without it: openai."),
+        typer.Option("--provider", help="The provider of a new model. Without it: that of the id, else openai."),
     ] = None,
     *,
     incomplete: Annotated[
@@ -81,7 +81,7 @@ async def use(
     async with _open_without_embedder(settings) as (container, url):
         model = _find_model(await asyncio.to_thread(_read_models, url), name, provider)
         if model is None:
-            model = await _register(settings, url, name, provider or "openai")
+            model = await _register(settings, url, name, provider or _parse_provider(name))
         if model.active:
             print(f"{model.id} is already active")
             return 0
@@ -125,6 +125,11 @@ def _find_model(models: Sequence[EmbeddingModel], name: str, provider: str | Non
     if len(found) > 1:
         raise InvalidInput(f"{name!r} is the name of several models: {', '.join(model.id for model in found)}")
     return found[0] if found else None
+
+
+def _parse_provider(name: str) -> str:
+    """Return the provider that an id begins with. A plain name is one at the OpenAI-compatible endpoint."""
+    return "local" if name.startswith("local:") else "openai"
 
 
 async def _register(settings: Settings, url: str, name: str, provider: str) -> EmbeddingModel:

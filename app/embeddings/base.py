@@ -30,6 +30,12 @@ class Embedder(Protocol):
     def is_local(self) -> bool:
         """Whether embedding takes CPU time of this process."""
 
+    def load(self) -> None:
+        """Load what embedding needs, or raise `ConfigurationError`. It may take a second, so call it from a thread.
+
+        The first text would do the same, but whoever sends it had to wait.
+        """
+
     def expect_dimension(self, dimension: int) -> None:
         """Reject vectors of any other dimension from now on: vectors of two models are never compared."""
 

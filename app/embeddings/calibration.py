@@ -25,6 +25,8 @@ import numpy as np
 import orjson
 
 from app.embeddings.base import Vector
+from app.embeddings.local_models import parse_adapter_name
+from app.embeddings.pack import PACKAGED_MODEL
 
 MIN_CHANCE = 0.009
 """An answer ends before the first tool whose chance of being the right one is below this."""
@@ -157,15 +159,16 @@ def shift_chance(chance: float, logits: float) -> float:
 UNCALIBRATED = Calibration(unrelated=0.1, span=0.7, threshold=0.3)
 """About right for text-embedding-3-small, and a cautious default for any other model."""
 
-_GRANITE = "local:granite-embedding-30m-english"
-
 
 def is_english_only(model: str) -> bool:
-    """Whether this is the model that ships, which knows English alone."""
-    return model.startswith(_GRANITE)
+    """Whether this is the packaged model, which knows English alone, with or without an adapter."""
+    return model.startswith(f"local:{PACKAGED_MODEL}")
 
 
 def load_shipped_calibration(model: str) -> Calibration:
+    """Return the calibration that ships for the packaged model and for each adapter."""
     if not is_english_only(model):
         return UNCALIBRATED
-    return Calibration.from_json(orjson.loads((files("app.embeddings") / "granite.json").read_bytes()))
+    adapter = parse_adapter_name(model)
+    file = files("app.embeddings") / ("granite.json" if adapter is None else f"granite+{adapter}.json")
+    return Calibration.from_json(orjson.loads(file.read_bytes())) if file.is_file() else UNCALIBRATED

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from sqlalchemy import Connection
 
 from app.embeddings.base import Embedder
+from app.embeddings.graph_cache import GraphCache
 from app.embeddings.local import LocalEmbedder
+from app.embeddings.local_models import find_configured_model, find_local_models
 from app.embeddings.query_embedder import QueryEmbedder
 from app.embeddings.repository import activate_first
 from app.errors import ConfigurationError, EmbeddingFailed
@@ -29,7 +31,7 @@ CreateIndex = Callable[[Connection, str, int], None]
 def make_configured_embedder(settings: Settings) -> Embedder:
     """Build the embedder that the settings name."""
     if settings.embedding_provider == "local":
-        return LocalEmbedder(settings.local_model)
+        return LocalEmbedder(find_configured_model(settings.local_model), _make_graph_cache(settings))
     return _make_openai_embedder(settings, settings.embedding_model)
 
 
@@ -48,10 +50,9 @@ def make_embedder(settings: Settings, model_id: str) -> Embedder:
 
 
 def make_local_embedders(settings: Settings) -> Iterator[Embedder]:
-    """Yield the embedder of the shipped pack, then that of the operator's own pack, if there is one."""
-    yield LocalEmbedder()
-    if settings.local_model is not None:
-        yield LocalEmbedder(settings.local_model)
+    """Yield an embedder for each local model that these settings can provide. None of them is loaded yet."""
+    for model in find_local_models(settings.local_model):
+        yield LocalEmbedder(model, _make_graph_cache(settings))
 
 
 def make_query_embedder(settings: Settings, embedder: Embedder, metrics: Metrics) -> QueryEmbedder:
@@ -83,6 +84,10 @@ async def probe_dimension(embedder: Embedder) -> int:
     if dimension > MAX_DIMENSION:
         raise ConfigurationError(f"the model has {dimension} dimensions; at most {MAX_DIMENSION} fit a row")
     return dimension
+
+
+def _make_graph_cache(settings: Settings) -> GraphCache:
+    return GraphCache(settings.data_dir.expanduser() / "models")
 
 
 def _make_openai_embedder(settings: Settings, name: str | None) -> Embedder:

@@ -81,7 +81,7 @@ class Models:
         if self._configured not in (None, active.model.id):
             return (
                 f"the settings name the model {self._configured}, but {active.model.id} is active and keeps serving; "
-                "run `toolscout model use` to switch",
+                f"run `toolscout model use {self._configured}` to switch",
             )
         return ()
 
@@ -128,6 +128,7 @@ class Models:
         embedder: Embedder
         try:
             embedder, message = self._make_embedder(model), None
+            embedder.load()
         except ConfigurationError as error:
             embedder, message = UnavailableEmbedder(model.id), error.message
         embedder.expect_dimension(model.dimension)
@@ -158,6 +159,9 @@ class UnavailableEmbedder:
     @property
     def model(self) -> str:
         return self._model
+
+    def load(self) -> None:
+        """Nothing to load."""
 
     def expect_dimension(self, dimension: int) -> None:
         """Nothing to check."""

@@ -52,6 +52,9 @@ class OpenAIEmbedder:
     def batch_size(self) -> int:
         return 128
 
+    def load(self) -> None:
+        """Nothing to load."""
+
     def expect_dimension(self, dimension: int) -> None:
         self._dimension = dimension
 

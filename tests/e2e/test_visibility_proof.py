@@ -269,6 +269,8 @@ class InstantEmbedder:
         self.model = model
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
 
+    def load(self) -> None: ...
+
     def expect_dimension(self, dimension: int) -> None: ...
 
     async def embed_documents(self, texts: Sequence[str]) -> Vectors:

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from app.cli import models
+from app.embeddings.local_models import find_shipped_model
 from tests.integration.cli.conftest import Command
 from tests.support.calls import raise_disk_full
 from tests.support.embedding_server import FakeEmbeddingServer
@@ -358,7 +359,9 @@ def test_a_model_is_used_and_dropped(
     command("key", "create", "--user", "max")
     mcp.tools = [tool("echo", "Gives back what it is given.")]
     command("server", "add", "echoes", mcp.url, "--user", "max")
-    assert "is already active" in command("model", "use", "granite-embedding-30m-english", "--provider", "local")
+    shipped = find_shipped_model().id
+    name = shipped.removeprefix("local:").rpartition(":")[0]
+    assert "is already active" in command("model", "use", name, "--provider", "local")
 
     output = command("model", "use", "beta@48")
     assert "openai:beta@48 is active" in output
@@ -366,7 +369,9 @@ def test_a_model_is_used_and_dropped(
     assert re.search(r"\* openai:beta@48 +48 dimensions +(\d+) of \1 tools", command("model", "list"))
     assert "echo" in command("discover", "echo", "--user", "max")
     assert "is the active model: switch to another one first" in command("model", "drop", "beta@48", status=1)
-    assert "settings name local:granite" in command("doctor", status=1).replace("the settings", "settings")
+    report = " ".join(command("doctor", status=1).split())
+    assert f"the settings name {shipped}" in report
+    assert f"run `toolscout model use {shipped}`" in report
 
     assert f"{previous} is active" in command("model", "use", previous)
     assert "dropped, with all its vectors" in command("model", "drop", "beta@48")
@@ -382,6 +387,7 @@ def test_a_model_is_used_and_dropped(
     assert "there is no local model 'other'; there are: local:granite" in command(
         "model", "use", "other", "--provider", "local", status=1
     )
+    assert "there is no local model 'local:other'" in command("model", "use", "local:other", status=1)
     embedding_server.mode = "zeros"
     assert "zero vector" in command("model", "use", "gamma@96", status=1)
     assert "gamma" not in command("model", "list")

@@ -1,20 +1,19 @@
 import asyncio
-import json
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from app.embeddings import pack as pack_module
 from app.embeddings.base import Embedder, Vectors
-from app.embeddings.granite import MAX_CHARACTERS, MAX_TOKENS, Granite
+from app.embeddings.granite import Granite
+from app.embeddings.graph_cache import GraphCache
 from app.embeddings.local import LocalEmbedder
-from app.embeddings.pack import PACK_SHA256, Pack, find_packaged_pack
+from app.embeddings.local_models import LocalModel
 from app.errors import ConfigurationError, EmbeddingFailed
+from tests.support.local_model import make_base_model, make_local_embedder
 
 TEXTS = [
     "Create a new issue in a GitHub repository.",
@@ -27,21 +26,16 @@ TEXTS = [
 
 @pytest.fixture(scope="session")
 async def embedder() -> AsyncIterator[LocalEmbedder]:
-    embedder = LocalEmbedder()
+    embedder = make_local_embedder(make_base_model())
     yield embedder
     await embedder.aclose()
 
 
 @pytest.fixture
 async def disposable_embedder() -> AsyncIterator[LocalEmbedder]:
-    embedder = LocalEmbedder()
+    embedder = make_local_embedder(make_base_model())
     yield embedder
     await embedder.aclose()
-
-
-@pytest.fixture(scope="session")
-def pack() -> bytes:
-    return find_packaged_pack().read_bytes()
 
 
 def norms(vectors: Vectors) -> Vectors:
@@ -52,7 +46,6 @@ async def test_the_model_id_names_the_model_and_its_file(embedder: LocalEmbedder
     interface: Embedder = embedder
     assert interface.model == "local:granite-embedding-30m-english:6a1cc247"
     assert interface.batch_size == 32
-    assert embedder.dimension == 384
 
 
 async def test_every_vector_has_unit_length_and_the_dimension(embedder: LocalEmbedder) -> None:
@@ -116,11 +109,6 @@ async def test_a_text_of_ten_thousand_characters_is_truncated_not_rejected(embed
     assert not np.allclose(whole, changed_at_the_start, atol=1e-3)
 
 
-def test_text_cut_before_tokenizing_is_beyond_the_token_limit() -> None:
-    vocabulary = json.loads(Pack.load(find_packaged_pack()).tokenizer)["model"]["vocab"]
-    assert max(map(len, vocabulary)) * MAX_TOKENS <= MAX_CHARACTERS
-
-
 @pytest.mark.parametrize("text", ["", " ", "\n\t", "\0", "🎉🚀", "日本の天気", "Ünïcödé", "\ud83d", "<s></s>"])
 async def test_an_unusual_text_gets_a_vector(embedder: LocalEmbedder, text: str) -> None:
     vectors = await embedder.embed_documents([text, TEXTS[0]])
@@ -157,11 +145,12 @@ async def test_a_query_that_is_cancelled_in_the_queue_is_not_computed(
 ) -> None:
     may_compute, computed = threading.Event(), []
 
-    def compute(texts: list[str]) -> Vectors:
+    def compute(texts: list[str], _kind: str) -> Vectors:
         may_compute.wait()
         computed.extend(texts)
         return np.ones((len(texts), 384), np.float32)
 
+    disposable_embedder.load()
     monkeypatch.setattr(disposable_embedder._granite, "embed", compute)
     first, second, third = [
         asyncio.create_task(disposable_embedder.embed_queries([text])) for text in ("first", "second", "third")
@@ -193,91 +182,28 @@ async def test_closing_stops_a_long_list_after_the_current_batch(disposable_embe
     assert failure.value.reason == "closed"
 
 
-def test_a_tampered_file_is_rejected_if_the_hash_is_known(pack: bytes, tmp_path: Path) -> None:
-    path = write_tampered_pack(pack, tmp_path)
-    with pytest.raises(ConfigurationError, match="is not the expected model: its sha256 is"):
-        Granite.load(path, sha256=PACK_SHA256)
+async def test_a_model_is_loaded_once_by_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, load = [], Granite.load
+
+    def load_and_record(model: LocalModel, cache: GraphCache) -> Granite:
+        loaded.append(model.id)
+        return load(model, cache)
+
+    monkeypatch.setattr(Granite, "load", load_and_record)
+    embedder = make_local_embedder(make_base_model())
+    assert embedder.model == "local:granite-embedding-30m-english:6a1cc247"
+    assert loaded == []
+    await asyncio.gather(embedder.embed_queries(["one"]), embedder.embed_documents(["two"]))
+    embedder.load()
+    assert loaded == [embedder.model]
+    await embedder.aclose()
 
 
-async def test_an_operators_own_file_is_accepted_and_has_its_own_model_id(
-    embedder: LocalEmbedder, pack: bytes, tmp_path: Path
-) -> None:
-    own = LocalEmbedder(write_tampered_pack(pack, tmp_path))
-    assert own.model.startswith("local:granite-embedding-30m-english:")
-    assert own.model != embedder.model
-    assert (await own.embed_queries([TEXTS[0]])).shape == (1, 384)
-    await own.aclose()
-
-
-def write_tampered_pack(pack: bytes, folder: Path) -> Path:
-    """Write the same model with one bit of one number changed."""
-    path = folder / "tampered.hmsemb"
-    path.write_bytes(pack[:-4] + bytes([pack[-4] ^ 1]) + pack[-3:])
-    return path
-
-
-def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_loaded_fails_with_the_reason(tmp_path: Path) -> None:
+    embedder = make_local_embedder(replace(make_base_model(), path=tmp_path / "nowhere.hmsemb"))
     with pytest.raises(ConfigurationError, match=r"nowhere\.hmsemb cannot be read: No such file"):
-        LocalEmbedder(tmp_path / "nowhere.hmsemb")
-
-
-@pytest.mark.parametrize("content", [b"", b"HMSEMB", b"GGUF and whatever follows"])
-def test_a_file_that_is_not_a_pack_is_rejected(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match="is not a model pack"):
-        LocalEmbedder(path)
-
-
-@pytest.mark.parametrize("keep", [8, 1_000_000, 2_000_000, -1])
-def test_a_truncated_pack_is_rejected(pack: bytes, tmp_path: Path, keep: int) -> None:
-    path = tmp_path / "half.hmsemb"
-    path.write_bytes(pack[:keep])
-    with pytest.raises(ConfigurationError, match="is not a usable pack"):
-        LocalEmbedder(path)
-
-
-@pytest.mark.parametrize(
-    ("found", "replacement", "reason"),
-    [
-        (b'"cls"', b'"avg"', "pooling is avg"),
-        (b'"query_prefix":""', b'"query_prefix":1 ', "prefix"),
-        (b'"BPE"', b'"???"', "no usable tokenizer"),
-    ],
-)
-def test_a_pack_of_another_kind_of_model_is_rejected(
-    pack: bytes, tmp_path: Path, found: bytes, replacement: bytes, reason: str
-) -> None:
-    assert found in pack
-    path = tmp_path / "another.hmsemb"
-    path.write_bytes(pack.replace(found, replacement, 1))
-    with pytest.raises(ConfigurationError, match=reason):
-        LocalEmbedder(path)
-
-
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack_module, "PACKAGE", "missing_package")
-    with pytest.raises(ConfigurationError, match="needs the package missing_package"):
-        LocalEmbedder()
-
-
-def test_tokenizing_starts_no_threads_so_that_a_fork_is_safe_and_silent() -> None:
-    script = """
-import os
-os.environ.pop("TOKENIZERS_PARALLELISM", None)
-import psutil
-from app.embeddings.granite import Granite
-from app.embeddings.pack import find_packaged_pack
-
-model, texts = Granite.load(find_packaged_pack()), ["a few words"] * 10
-threads = psutil.Process().num_threads()
-model.embed(texts)
-assert psutil.Process().num_threads() == threads
-if os.fork() == 0:
-    model.embed(texts)
-    os._exit(0)
-assert os.wait()[1] == 0
-"""
-    root = Path(pack_module.__file__).parents[2]
-    finished = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
-    assert (finished.returncode, finished.stderr) == (0, "")
+        embedder.load()
+    with pytest.raises(EmbeddingFailed, match="cannot be read") as failure:
+        await embedder.embed_queries(["a text"])
+    assert failure.value.reason == "not_configured"
+    await embedder.aclose()

@@ -18,6 +18,7 @@ from app.limits.circuit_breaker import CircuitBreaker
 from app.observability.metrics import Metrics
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import make_settings
+from tests.support.local_model import make_local_embedder
 from tests.support.worker_steps import asked
 
 
@@ -40,6 +41,8 @@ class FakeEmbedder:
         if self.failure is not None:
             raise self.failure
         return np.array([[len(self.texts), 0] for _ in texts], np.float32)
+
+    def load(self) -> None: ...
 
     def expect_dimension(self, dimension: int) -> None: ...
 
@@ -76,7 +79,7 @@ def queueing_embedder() -> QueueingEmbedder:
 
 @pytest.fixture
 async def local_embedder() -> AsyncIterator[LocalEmbedder]:
-    embedder = LocalEmbedder()
+    embedder = make_local_embedder()
     yield embedder
     await embedder.aclose()
 
