@@ -1,6 +1,7 @@
 """Split texts into terms: stems of words, and identifiers both whole and in parts. Pure."""
 
 import re
+import threading
 import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
@@ -32,7 +33,15 @@ STOP_WORDS = frozenset(
     """.split()
 )
 
-_STEMMER = stemmer("english")
+
+class _ThreadState(threading.local):
+    """A stemmer keeps the word that it works on, and index runs and requests stem words at the same time."""
+
+    def __init__(self) -> None:
+        self.stemmer = stemmer("english")
+
+
+_STATE = _ThreadState()
 _STEM_CACHE_SIZE = 50_000
 
 
@@ -73,7 +82,7 @@ def stem(word: str) -> str:
 
     Tools are described in English. Words of other languages lose an ending at most, in queries and documents alike.
     """
-    stem: str = _STEMMER.stemWord(word)
+    stem: str = _STATE.stemmer.stemWord(word)
     return stem
 
 

@@ -1,8 +1,11 @@
 """Terms, words and possible tool names in a text."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from app.search.tokenizer import extract_possible_names, split_words, tokenize
+from app.search.tokenizer import extract_possible_names, split_words, stem, tokenize
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,19 @@ def test_words_are_the_spellings_behind_the_terms() -> None:
 )
 def test_possible_names_are_identifiers_quoted_words_or_a_single_word(message: str, expected: list[str]) -> None:
     assert extract_possible_names(message) == expected
+
+
+def test_several_threads_stem_words_at_the_same_time() -> None:
+    """Index runs tokenize in threads, while requests tokenize in the event loop."""
+    words = [
+        f"{start}{end}" for start in ("relat", "organiz", "gener", "hopp") for end in ("ational", "ing", "s", "ed")
+    ]
+    expected = [stem.__wrapped__(word) for word in words]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(lambda _: [stem.__wrapped__(word) for word in words], range(200)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(result == expected for result in results)
