@@ -20,7 +20,7 @@ from typing import Literal
 
 from app.embeddings.base import Vector
 from app.embeddings.calibration import MIN_CHANCE
-from app.search.examples import MIN_BOOST_TO_ANSWER
+from app.search.examples import MIN_BOOST_TO_ANSWER, MIN_BOOST_TO_PASS
 from app.search.language import ENGLISH
 from app.search.scoring import (
     CONTEXT_WEIGHT,
@@ -96,10 +96,22 @@ def count_tools(ranking: Sequence[RankedTool], params: ScoringParams, judgement:
 
 
 def share_chance(ranking: Sequence[RankedTool], params: ScoringParams, chance: float) -> list[float]:
-    """Return the chance of each tool of being the right one."""
-    highest = ranking[0].score
+    """Return the chance of each tool of being the right one: the higher one of that with and without its examples.
+
+    Examples put a tool first, but they do not make the tools after it less likely: what was used last time is not
+    always what is meant now.
+    """
+    shares = _share_by_score([tool.score for tool in ranking], params, chance)
+    if not any(tool.candidate.example_boost for tool in ranking):
+        return shares
+    without = _share_by_score([tool.score - tool.candidate.example_boost for tool in ranking], params, chance)
+    return list(map(max, shares, without))
+
+
+def _share_by_score(scores: Sequence[float], params: ScoringParams, chance: float) -> list[float]:
+    highest = max(scores)
     temperature = params.calibration.temperature * (_CONTEXT_UNCERTAINTY if params.query.context else 1.0)
-    weights = [math.exp((tool.score - highest) / temperature) for tool in ranking]
+    weights = [math.exp((score - highest) / temperature) for score in scores]
     total = math.fsum(weights[:SHARED_AMONG])
     return [chance * weight / total for weight in weights]
 
@@ -135,9 +147,15 @@ def stands_alone(
 
 
 def measure_evidence(candidates: Sequence[Candidate], params: ScoringParams) -> float:
-    """Return the evidence for the best of the candidates: of its texts and of its examples, without other boosts."""
+    """Return the evidence for the best of the candidates: of its texts and of its examples, without other boosts.
+
+    Examples count as far as they add more than they often do for messages that need no tool.
+    """
     weights = make_hybrid_weights(params)
-    return max((score_texts(each, weights) + max(each.example_boost, 0.0) for each in candidates), default=0.0)
+    return max(
+        (score_texts(each, weights) + max(each.example_boost - MIN_BOOST_TO_PASS, 0.0) for each in candidates),
+        default=0.0,
+    )
 
 
 def measure_need(params: ScoringParams, vectors: Sequence[Vector]) -> float:

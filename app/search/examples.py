@@ -2,8 +2,8 @@
 
     evidence = sum over the tool's examples of weight * closeness ** CLOSENESS_POWER
     closeness = (cosine of message and example - floor) / (1 - floor), 0 below the floor
-    boost = MAX_BOOST * (1 - exp(-evidence / SCALE)) * sqrt(share)    for evidence above 0
-    boost = -MAX_PENALTY * (1 - exp(evidence / SCALE))                for evidence below 0
+    boost = MAX_BOOST * (1 - exp(-evidence / SCALE)) * share    for evidence above 0
+    boost = -MAX_PENALTY * (1 - exp(evidence / SCALE))          for evidence below 0
 
 `floor` is part of the model's calibration: most pairs of unrelated messages are below it. `share` is the tool's part of
 the evidence of all tools, so that two tools which were used for the same kind of message compete, and a tool that was
@@ -38,7 +38,7 @@ def example_boosts_sql(texts: int) -> str:
     closeness = f"power((cosine - %(example_floor)s) / (1 - %(example_floor)s), {CLOSENESS_POWER})"
     return f"""(
         SELECT jsonb_object_agg(tool_id, %(example_weight)s * CASE
-            WHEN evidence > 0 THEN {MAX_BOOST} * (1 - exp(-evidence / {SCALE})) * sqrt(evidence / total)
+            WHEN evidence > 0 THEN {MAX_BOOST} * (1 - exp(-evidence / {SCALE})) * evidence / total
             ELSE -{MAX_PENALTY} * (1 - exp(evidence / {SCALE})) END)
         FROM (
             SELECT tool_id, sum(weight * {closeness}) AS evidence,

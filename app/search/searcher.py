@@ -20,7 +20,7 @@ from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, trace_call
 from app.search.glossary import Glossary
 from app.search.postgres import Evidence, HybridSearch, SearchResult
-from app.search.query import Query
+from app.search.query import Query, parse_query
 from app.search.scoring import ScoringParams, Strategy
 
 logger = logging.getLogger("toolscout.search")
@@ -97,6 +97,18 @@ class Searcher:
             logger.warning("query embedding failed, searching by words alone", extra={"reason": error.reason})
             return QueryEmbedding("bm25", reason=f"embedder_{error.reason}")
         return QueryEmbedding(options.strategy, embedded.vectors, generated=embedded.generated)
+
+    async def embed_messages(self, user_id: str, messages: Sequence[str]) -> tuple[str, Sequence[Vector]]:
+        """Embed messages as they would be searched for. Return the id of the model, too.
+
+        Raise `EmbeddingFailed` if the embedder fails.
+        """
+        loaded = self.models.current
+        if not messages:
+            return loaded.model.id, ()
+        texts = tuple(parse_query(message).search_text for message in messages)
+        async with self.scheduler.slot(user_id) if loaded.embedder.is_local else nullcontext():
+            return loaded.model.id, (await loaded.queries.embed(user_id, texts)).vectors
 
     def make_params(self, query: Query, options: SearchOptions, embedding: QueryEmbedding) -> ScoringParams:
         calibration = self.models.get(options.scope.model).model.calibration

@@ -15,7 +15,7 @@ import orjson
 
 from app.observability.logging import configure_logging
 from bench.relevance.compare import Comparison, compare
-from bench.relevance.feedback import format_simulation, simulate
+from bench.relevance.feedback import WRONG_SHARE, format_simulation, simulate
 from bench.relevance.index import open_bench_container, open_data_folder
 from bench.relevance.messages import Results, read_results, write_results
 from bench.relevance.plot import draw_rankings, draw_versions
@@ -31,7 +31,7 @@ def main() -> None:
     configure_logging("WARNING")
     with open_data_folder(options.data) as data:
         if options.feedback:
-            asyncio.run(_simulate(_read_sets(options), data))
+            asyncio.run(_simulate(_read_sets(options), data, options.wrong_feedback))
             return
         before, baselines = read_results(options.before), not options.ours_alone
         comparisons = asyncio.run(_compare(_read_sets(options), data, before, baselines=baselines))
@@ -56,7 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--feedback",
         action="store_true",
-        help="simulate how feedback on one half of the messages changes the other half",
+        help="simulate users who live through some messages, and measure their other messages",
+    )
+    parser.add_argument(
+        "--wrong-feedback",
+        type=float,
+        metavar="SHARE",
+        default=WRONG_SHARE,
+        help="how often a simulated user reports success for a wrong tool (default: %(default)s)",
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="keep the database, and with it the vectors of the tools"
@@ -94,13 +101,10 @@ async def _compare(
     return comparisons
 
 
-async def _simulate(sets: list[BenchSet], data: Path) -> None:
+async def _simulate(sets: list[BenchSet], data: Path, wrong: float) -> None:
     async with open_bench_container(data) as container:
         for bench in sets:
-            simulation = await simulate(container, bench)
-            print(f"\n{format_simulation(simulation)}\n", flush=True)
-            if not simulation.within_bounds:
-                raise SystemExit("a prior changed a score by more than its maximum")
+            print(f"\n{format_simulation(await simulate(container, bench, wrong=wrong))}\n", flush=True)
 
 
 def _write_results(comparisons: list[Comparison], folder: Path) -> None:

@@ -1,130 +1,197 @@
-"""Simulate feedback: half of a set's messages report success, and the other half is measured.
+"""Simulate how discovery learns: users live through messages, and their other messages are measured.
 
-Successes are recorded as `POST /feedback` does, and the priors are updated as the service does. The same messages are
-measured before and after, so that every difference comes from the priors.
+A user owns the tools of a set and really uses a few dozen of them. The messages that need one of these are split in
+half: the user lives through the one half and never sends the other, which is measured before and after 10, 50 and 200
+lived messages. If the answer has a right tool, the user reports its success; sometimes it is a wrong tool instead.
+Messages that need no tool are measured, too: what was learnt must not make up tools for them.
+
+All calls are those of the product: `discover()` and `give_feedback()`. Users and mistakes follow from fixed seeds.
 """
 
+import random
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from app.auth.permissions import Caller
 from app.catalog.visibility import Scope
 from app.container import Container
 from app.discovery.discover import discover
 from app.discovery.feedback import give_feedback
-from app.discovery.models import Discovery
 from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.run import DEFAULT_LIMIT, make_request
-from app.evaluation.scores import Interval, Measures, mean_measures, paired_interval, score_ranking
-from app.usage.priors import MAX_PRIOR, update_priors
+from app.evaluation.scores import Interval, paired_interval
+from app.usage.priors import update_priors
 from bench.relevance.index import IndexedSet, index_set
+from bench.relevance.messages import Scores, score_answer
 from bench.relevance.sets import BenchSet
 
-_TOLERANCE = 1e-6
-"""Priors are stored in single precision."""
+STAGES = (10, 50, 200)
+"""After how many lived messages the others are measured. A user with fewer messages sends them again."""
+USERS = 6
+TOOLS_PER_USER = 30
+WRONG_SHARE = 0.1
+"""How often the user reports success for a wrong tool."""
+_MAX_WRONG_RANK = 3
+_MAX_TOOLLESS = 60
+
+# The users of a set share one catalogue: each of them begins without what the one before has left.
+_FORGET = (
+    "DELETE FROM tool_examples WHERE user_id = %(user_id)s",
+    "DELETE FROM discovery_vectors WHERE user_id = %(user_id)s",
+    "DELETE FROM tool_feedback WHERE user_id = %(user_id)s",
+    "DELETE FROM tool_usage WHERE user_id = %(user_id)s",
+    "UPDATE mcp_tool_embeddings SET prior = 0 WHERE user_id = %(user_id)s AND prior <> 0",
+    "UPDATE users SET adaptation = '{}' WHERE id = %(user_id)s",
+)
+_COUNT_EXAMPLES = "SELECT count(*) FROM tool_examples WHERE user_id = %(user_id)s"
+
+
+@dataclass(frozen=True)
+class Life:
+    """A user's messages."""
+
+    lived: Sequence[LabelledMessage]
+    other: Sequence[LabelledMessage]
+    toolless: Sequence[LabelledMessage]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    scores: Sequence[Scores]
+    """Of each other message."""
+    empty: Sequence[bool]
+    """Whether each message that needs no tool got none."""
+    examples: int
+
+    def __add__(self, following: "Measurement") -> "Measurement":
+        return Measurement(
+            [*self.scores, *following.scores],
+            [*self.empty, *following.empty],
+            self.examples + following.examples,
+        )
 
 
 @dataclass(frozen=True)
 class Simulation:
     name: str
-    successes: int
-    measured: int
-    without: Measures
-    with_priors: Measures
-    interval: Interval
-    """The difference of nDCG@10 that the priors make."""
-    moved: int
-    """The number of messages whose answer changed its order."""
-    largest_change: float
-    """The largest change of a tool's score, up or down."""
-
-    @property
-    def within_bounds(self) -> bool:
-        return self.largest_change <= MAX_PRIOR + _TOLERANCE
+    users: int
+    stages: dict[int, Measurement]
+    """By the number of lived messages, over all users."""
 
 
-@dataclass(frozen=True)
-class _Answer:
-    keys: Sequence[str]
-    scores: dict[str, float]
-    measures: Measures
+def make_life(bench: BenchSet, seed: int) -> Life | None:
+    """Choose the tools that a user uses, and split their messages; None if too few tools have several messages."""
+    chooser = random.Random(seed)  # noqa: S311
+    by_tool: defaultdict[str, list[LabelledMessage]] = defaultdict(list)
+    for item in bench.items:
+        for label in item.tools:
+            by_tool[label].append(item)
+    candidates = sorted(label for label, items in by_tool.items() if len(items) > 1)
+    used = set(chooser.sample(candidates, min(TOOLS_PER_USER, len(candidates))))
+    messages = [item for item in bench.items if used & set(item.tools)]
+    if len(messages) < 2:
+        return None
+    chooser.shuffle(messages)
+    toolless = [item for item in bench.items if not item.tools]
+    return Life(messages[::2], messages[1::2], chooser.sample(toolless, min(_MAX_TOOLLESS, len(toolless))))
 
 
-async def simulate(container: Container, bench: BenchSet) -> Simulation:
+async def simulate(
+    container: Container, bench: BenchSet, *, users: int = USERS, stages: Sequence[int] = STAGES, wrong: float
+) -> Simulation:
     index = await index_set(container, bench)
-    needing = [item for item in bench.items if item.tools]
-    training, measured = needing[::2], needing[1::2]
-    before = [await _answer(container, index, item) for item in measured]
-    successes = sum([await _report_success(container, index, item) for item in training])
-    user_id = index.caller.require_user().id
-    async with container.database.transaction(user_id) as session:
-        await update_priors(session, user_id)
-    after = [await _answer(container, index, item) for item in measured]
-    return Simulation(
-        name=bench.name,
-        successes=successes,
-        measured=len(measured),
-        without=_mean(before),
-        with_priors=_mean(after),
-        interval=paired_interval(_gains(before), _gains(after)),
-        moved=sum(one.keys != other.keys for one, other in zip(before, after, strict=True)),
-        largest_change=max(_largest_change(one, other) for one, other in zip(before, after, strict=True)),
-    )
+    total: dict[int, Measurement] = {}
+    lives = [life for seed in range(users) if (life := make_life(bench, seed)) is not None]
+    for seed, life in enumerate(lives):
+        for stage, measured in (await _live(container, index, life, stages, wrong, seed)).items():
+            total[stage] = total[stage] + measured if stage in total else measured
+    return Simulation(bench.name, len(lives), total)
 
 
 def format_simulation(simulation: Simulation) -> str:
-    head = (
-        f"{simulation.name}: {simulation.successes} successes of one half of the messages, "
-        f"{simulation.measured} of the other half measured"
-    )
-    interval = simulation.interval
-    return "\n".join(
-        [
-            head,
-            f"{'':17}{'hit@1':>7}{'R@5':>7}{'R@10':>7}{'nDCG@10':>9}{'MRR':>7}",
-            _format_line("without priors", simulation.without),
-            _format_line("with priors", simulation.with_priors),
-            f"nDCG@10 {interval.difference:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]; "
-            f"{simulation.moved} answers changed their order; largest change of a score "
-            f"{simulation.largest_change:.4f}, {'within' if simulation.within_bounds else 'BEYOND'} {MAX_PRIOR:g}",
-        ]
-    )
+    before = simulation.stages[0]
+    lines = [
+        f"{simulation.name}: {simulation.users} users, {len(before.scores)} other messages, "
+        f"{len(before.empty)} that need no tool",
+        f"{'lived':>6}{'examples':>10}{'hit@1':>8}{'hit@8':>8}{'nDCG@10':>9}   "
+        f"{'nDCG@10 against none lived':28}no tool: empty",
+    ]
+    for lived, measured in simulation.stages.items():
+        interval = _compare(before, measured)
+        difference = f"{interval.difference:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]" if lived else ""
+        empty = f"{_mean(measured.empty):.3f}" if measured.empty else "–"
+        values = [_mean([getattr(each, name) for each in measured.scores]) for name in ("hit_at_1", "hit_at_8")]
+        lines.append(
+            f"{lived:6}{measured.examples / max(simulation.users, 1):10.0f}{values[0]:8.3f}{values[1]:8.3f}"
+            f"{_mean(_list_gains(measured)):9.3f}   {difference:28}{empty}"
+        )
+    return "\n".join(lines)
 
 
-async def _discover(container: Container, index: IndexedSet, item: LabelledMessage) -> Discovery:
-    request = make_request(item, limit=DEFAULT_LIMIT, project_id=None)
-    return await discover(container.discoverer, index.caller, request)
+async def _live(
+    container: Container, index: IndexedSet, life: Life, stages: Sequence[int], wrong: float, seed: int
+) -> dict[int, Measurement]:
+    """Live through the messages of a user, and measure the others before and at each stage."""
+    chooser = random.Random(1_000 + seed)  # noqa: S311
+    await _forget(container, index.caller)
+    measured = {0: await _measure(container, index, life)}
+    for number in range(1, max(stages) + 1):
+        await _use(container, index, life.lived[(number - 1) % len(life.lived)], chooser, wrong)
+        if number in stages:
+            measured[number] = await _measure(container, index, life)
+    return measured
 
 
-async def _report_success(container: Container, index: IndexedSet, item: LabelledMessage) -> int:
-    """Report success for every relevant tool, found or not: a user who knows the tool runs it anyway."""
-    discovery = await _discover(container, index, item)
+async def _use(
+    container: Container, index: IndexedSet, item: LabelledMessage, chooser: random.Random, wrong: float
+) -> None:
+    """Send a message, and report success for the right tools of the answer, or by mistake for a wrong one."""
+    request = replace(make_request(item, limit=DEFAULT_LIMIT, project_id=None), dry_run=False)
+    discovery = await discover(container.discoverer, index.caller, request)
+    keys, relevant = [tool.definition.tool_id for tool in discovery.tools], _find_relevant(index, item)
+    used, others = [key for key in keys if key in relevant], [key for key in keys if key not in relevant]
+    if others and chooser.random() < wrong:
+        used = [chooser.choice(others[:_MAX_WRONG_RANK])]
     scope = Scope(index.caller.require_user().id, container.model.id)
-    relevant = [index.keys[label] for label in item.tools if label in index.keys]
-    for key in relevant:
+    for key in used:
         await give_feedback(container.discoverer, scope, discovery.id, key, "succeeded")
-    return len(relevant)
 
 
-async def _answer(container: Container, index: IndexedSet, item: LabelledMessage) -> _Answer:
-    found = (await _discover(container, index, item)).tools
-    keys = [tool.definition.tool_id for tool in found]
-    relevant = {index.keys.get(label, label) for label in item.tools}
-    return _Answer(keys, {tool.definition.tool_id: tool.score or 0.0 for tool in found}, score_ranking(keys, relevant))
+async def _measure(container: Container, index: IndexedSet, life: Life) -> Measurement:
+    parameters = {"user_id": index.caller.require_user().id}
+    async with container.database.transaction(parameters["user_id"]) as session:
+        await update_priors(session, parameters["user_id"])
+        [(examples,)] = await session.rows(_COUNT_EXAMPLES, parameters)
+    found = [await _find(container, index, item) for item in life.other]
+    scores = [score_answer(keys, _find_relevant(index, item)) for keys, item in zip(found, life.other, strict=True)]
+    return Measurement(scores, [not await _find(container, index, item) for item in life.toolless], examples)
 
 
-def _largest_change(before: _Answer, after: _Answer) -> float:
-    both = before.scores.keys() & after.scores.keys()
-    return max((abs(after.scores[key] - before.scores[key]) for key in both), default=0.0)
+async def _find(container: Container, index: IndexedSet, item: LabelledMessage) -> list[str]:
+    request = replace(make_request(item, limit=DEFAULT_LIMIT, project_id=None), dry_run=True)
+    discovery = await discover(container.discoverer, index.caller, request)
+    return [tool.definition.tool_id for tool in discovery.tools]
 
 
-def _mean(answers: Sequence[_Answer]) -> Measures:
-    return mean_measures([each.measures for each in answers]) or Measures(0, 0, 0, 0, 0)
+async def _forget(container: Container, caller: Caller) -> None:
+    user_id = caller.require_user().id
+    async with container.database.transaction(user_id) as session:
+        for statement in _FORGET:
+            await session.rows(statement, {"user_id": user_id})
 
 
-def _gains(answers: Sequence[_Answer]) -> list[float]:
-    return [each.measures.ndcg_at_10 for each in answers]
+def _find_relevant(index: IndexedSet, item: LabelledMessage) -> set[str]:
+    return {index.keys.get(label, label) for label in item.tools}
 
 
-def _format_line(name: str, means: Measures) -> str:
-    first = "".join(f"{value:7.3f}" for value in (means.hit_at_1, means.recall_at_5, means.recall_at_10))
-    return f"{name:17}{first}{means.ndcg_at_10:9.3f}{means.reciprocal_rank:7.3f}"
+def _compare(before: Measurement, after: Measurement) -> Interval:
+    return paired_interval(_list_gains(before), _list_gains(after))
+
+
+def _list_gains(measured: Measurement) -> list[float]:
+    return [each.ndcg_at_10 for each in measured.scores]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -73,7 +73,7 @@ def compute_boosts(examples: Sequence[Example], vectors: Matrix) -> dict[str, fl
         evidence[each.tool] = evidence.get(each.tool, 0.0) + each.weight * fading * closeness
     total = sum(value for value in evidence.values() if value > 0)
     return {
-        name: float(MAX_BOOST * (1 - np.exp(-value / SCALE)) * np.sqrt(value / total))
+        name: float(MAX_BOOST * (1 - np.exp(-value / SCALE)) * value / total)
         if value > 0
         else float(-MAX_PENALTY * (1 - np.exp(value / SCALE)))
         for name, value in evidence.items()

@@ -85,12 +85,12 @@ def test_a_named_tool_is_never_lost() -> None:
     assert error_rates(data, fit_calibration(data)).lost == 0
 
 
-def test_three_of_four_pairs_of_messages_are_below_the_floor_of_examples() -> None:
+def test_most_pairs_of_messages_are_below_the_floor_of_examples() -> None:
     messages = np.random.default_rng(2).normal(size=(200, 16)).astype(np.float32) + 0.5
     messages /= np.linalg.norm(messages, axis=1, keepdims=True)
     floor = fit_example_floor(messages)
     below = (messages @ messages.T)[np.triu_indices(200, 1)] < floor
-    assert below.mean() == pytest.approx(0.75, abs=0.03)
+    assert below.mean() == pytest.approx(0.85, abs=0.03)
 
 
 def test_too_few_messages_give_a_floor_that_is_safe() -> None:
