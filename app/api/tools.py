@@ -3,7 +3,7 @@
 from typing import Annotated
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from starlette.routing import Match
 from starlette.types import Scope as HttpScope
 
@@ -27,9 +27,21 @@ from app.dependencies import (
 )
 from app.indexing.sanitize import Flag
 from app.management import core_tools as manage_core_tools
+from app.management import examples as manage_examples
 from app.management import tools as manage_tools
 from app.schemas.base import Identifier, Items, given_fields, render_page
-from app.schemas.tools import ChangeOut, CoreToolsBody, CoreToolsOut, TagOut, ToolChanges, ToolOut
+from app.schemas.tools import (
+    ChangeOut,
+    CoreToolsBody,
+    CoreToolsOut,
+    ExamplesBody,
+    ExamplesOut,
+    TagOut,
+    ToolChanges,
+    ToolOut,
+)
+from app.usage import examples
+from app.usage.examples import Source
 
 
 class _ToolRoute(StrictRoute):
@@ -48,6 +60,9 @@ class _ToolRoute(StrictRoute):
 
 router = APIRouter(tags=["tools"], route_class=_ToolRoute)
 
+ExampleSource = Annotated[
+    Source | None, Query(description="only what was learnt from `use`, or what a `person` wrote; both if left out")
+]
 ProjectId = Annotated[Identifier | None, Query(description="only tools that this project sees")]
 
 
@@ -128,6 +143,52 @@ async def approve_tool(
         actor=caller.actor,
     )
     return ToolOut.model_validate(tool)
+
+
+@router.get("/tools/{tool_id}/examples")
+async def get_tool_examples(
+    _: CatalogReadCaller, tool_id: ToolId, session: Session, tenant: Tenant, container: ContainerDep
+) -> ExamplesOut:
+    """Return the messages that a person wrote for the tool, and how many examples were learnt from use."""
+    await tools.require_tool(session, tenant.id, tool_id)
+    return ExamplesOut.model_validate(await examples.read_examples(session, tenant.id, container.model.id, tool_id))
+
+
+@router.put("/tools/{tool_id}/examples")
+async def replace_tool_examples(
+    caller: CatalogWriteCaller, tool_id: ToolId, body: ExamplesBody, tenant: Tenant, container: ContainerDep
+) -> ExamplesOut:
+    """Replace the messages in words. The tool ranks higher for messages like them; what was learnt from use stays."""
+    replaced = await manage_examples.replace_examples(
+        container.database, container.searcher, tenant.id, tool_id, body.messages, actor=caller.actor
+    )
+    return ExamplesOut.model_validate(replaced)
+
+
+@router.delete("/tools/{tool_id}/examples", status_code=204)
+async def forget_tool_examples(
+    caller: CatalogWriteCaller,
+    tool_id: ToolId,
+    tenant: Tenant,
+    container: ContainerDep,
+    source: ExampleSource = None,
+) -> Response:
+    """Forget the examples of the tool: those in words and what was learnt from use."""
+    await manage_examples.forget_examples(
+        container.database, container.learner, tenant.id, tool_id, source, actor=caller.actor
+    )
+    return Response(status_code=204)
+
+
+@router.delete("/examples", status_code=204)
+async def forget_examples(
+    caller: CatalogWriteCaller, tenant: Tenant, container: ContainerDep, source: ExampleSource = None
+) -> Response:
+    """Forget the examples of all tools of the user, and the vectors of recent messages."""
+    await manage_examples.forget_all_examples(
+        container.database, container.learner, tenant.id, source, actor=caller.actor
+    )
+    return Response(status_code=204)
 
 
 @router.get("/tags")

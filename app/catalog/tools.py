@@ -119,6 +119,12 @@ async def tool_exists(session: Session, user_id: str, tool_id: str) -> bool:
     return await session.scalar(select(mcp_tools.c.id).where(*_by_id(user_id, tool_id))) is not None
 
 
+async def require_tool(session: Session, user_id: str, tool_id: str) -> None:
+    """Raise `NotFound` unless the tool exists, visible or not."""
+    if not await tool_exists(session, user_id, tool_id):
+        raise _not_found()
+
+
 async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> bool:
     """Change a tool, and return whether its own tags have changed.
 

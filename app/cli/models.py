@@ -89,10 +89,13 @@ async def use(
         before = container.model.id
         with _progress_bar(model.id) as report:
             loaded, owner = container.models.get(model.id), partial(owner_connection, url)
-            await use_model(
+            ended = await use_model(
                 container.database, container.indexer, owner, loaded, report, incomplete=incomplete, actor=ACTOR
             )
     print(f"{model.id} is active; running services use it within two seconds")
+    if ended:
+        learned = "1 example that was" if ended == 1 else f"{ended} examples that were"
+        print(f"{learned} learnt from use ended with {before}; examples in words were embedded again")
     print(f"to switch back: toolscout model use {before}; to delete the previous model: toolscout model drop {before}")
     return 0
 

@@ -6,6 +6,7 @@ dropped: requests that started with it finish with it, and switching back only n
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -15,10 +16,13 @@ from sqlalchemy import Connection, text
 from app.embeddings import repository
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, list_models, lock_models_exclusive
-from app.errors import Conflict, NotFound
+from app.errors import Conflict, EmbeddingFailed, NotFound
 from app.indexing.backfill import MISSING, ProgressCallback, backfill_vectors, count_missing_vectors
+from app.indexing.example_backfill import backfill_examples
 from app.indexing.reindex import Indexer
 from app.search.hnsw import drop_hnsw_index, ensure_hnsw_index, hnsw_index_name, list_hnsw_indexes
+
+logger = logging.getLogger("toolscout.indexing")
 
 _MAX_BACKFILL_ROUNDS = 20
 
@@ -38,9 +42,13 @@ _UPDATE_PENDING_COUNTS = """
 """
 _BUMP_CATALOG_VERSIONS = "UPDATE users SET catalog_version = nextval('catalog_versions')"
 
+_COUNT_LEARNED = """
+    SELECT count(*) FROM tool_examples e JOIN embedding_models m ON m.id = e.model AND m.active WHERE e.source = 'use'
+"""
 _HAS_LEFTOVERS = """
     SELECT EXISTS (SELECT FROM mcp_tool_embeddings WHERE model = %(model)s)
         OR EXISTS (SELECT FROM embedding_cache WHERE model = %(model)s)
+        OR EXISTS (SELECT FROM tool_examples WHERE model = %(model)s)
 """
 _IS_UNREGISTERED = "model NOT IN (SELECT id FROM embedding_models)"
 
@@ -52,8 +60,11 @@ async def change_model(
     on_progress: ProgressCallback,
     *,
     incomplete: bool = False,
-) -> None:
+) -> int:
     """Backfill the model's vectors, create its HNSW index and make it active.
+
+    Return how many examples that were learnt from use end with the previous model: their messages are not known, so
+    that the new model cannot embed them. Examples in words are embedded again.
 
     Raises `Conflict` if vectors are still missing, unless `incomplete` allows it: lexical search finds such tools until
     their vectors follow.
@@ -68,12 +79,30 @@ async def change_model(
         if missing == 0 or missing == before:
             break
     await asyncio.to_thread(_create_hnsw_index, owner, loaded.model)
+    await _backfill_examples(indexer, loaded, required=not incomplete)
+    ended = await asyncio.to_thread(_count_learned, owner)
     missing = await asyncio.to_thread(_activate, owner, loaded.model.id, incomplete=incomplete)
     if missing and not incomplete:
         reason = f" ({warnings[-1]})" if warnings else ""
         raise Conflict(
             f"{missing} of {total} tools have no vector of {loaded.model.id} yet{reason}; the active model is unchanged"
         )
+    await _backfill_examples(indexer, loaded, required=False)  # those that were written while the model became active
+    return ended
+
+
+async def _backfill_examples(indexer: Indexer, loaded: LoadedModel, *, required: bool) -> None:
+    try:
+        await backfill_examples(indexer.database, loaded)
+    except EmbeddingFailed:
+        if required:
+            raise
+        logger.warning("failed to embed examples in words: they do not count until they are written again")
+
+
+def _count_learned(owner: OwnerConnection) -> int:
+    with owner() as connection:
+        return int(connection.exec_driver_sql(_COUNT_LEARNED).scalar_one())
 
 
 def _create_hnsw_index(owner: OwnerConnection, model: EmbeddingModel) -> None:
@@ -132,7 +161,8 @@ def _delete_unregistered_rows(owner: OwnerConnection, on_progress: ProgressCallb
             connection.exec_driver_sql(rows, {"id": user_id})
         on_progress(done, len(users))
     with owner(autocommit=True) as connection:
-        connection.exec_driver_sql(f"DELETE FROM embedding_cache WHERE {_IS_UNREGISTERED}")
+        for table in ("embedding_cache", "discovery_vectors", "tool_examples"):
+            connection.exec_driver_sql(f"DELETE FROM {table} WHERE {_IS_UNREGISTERED}")
         needed = {hnsw_index_name(model.id) for model in list_models(connection)}
         for name in set(list_hnsw_indexes(connection)) - needed:
             drop_hnsw_index(connection, name)

@@ -27,10 +27,14 @@ async def use_model(
     *,
     incomplete: bool,
     actor: str,
-) -> None:
-    """Embed all tools with the model, then switch to it. `incomplete`: switch even if some vectors are missing."""
-    await model_switch.change_model(indexer, owner, model, on_progress, incomplete=incomplete)
+) -> int:
+    """Embed all tools with the model, then switch to it. `incomplete`: switch even if some vectors are missing.
+
+    Return how many examples that were learnt from use end with the previous model.
+    """
+    ended = await model_switch.change_model(indexer, owner, model, on_progress, incomplete=incomplete)
     await _record(database, "model.use", model.model.id, actor)
+    return ended
 
 
 async def drop_model(

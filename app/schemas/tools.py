@@ -1,16 +1,29 @@
 """Request and response models of tools and core tools."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from app.catalog.availability import Status
 from app.catalog.core_tools import MAX_CORE_TOOLS
 from app.catalog.tools import State
 from app.catalog.visibility_policy import EnabledBy, HiddenBy
 from app.indexing.sanitize import Flag
-from app.schemas.base import Changes, Input, Output, Tags
+from app.schemas.base import Changes, Input, Output, Tags, make_synonyms
+from app.text.invisible import remove_hidden
+from app.usage.examples import MAX_MESSAGE_CHARS, MAX_MESSAGES_PER_TOOL
+
+
+def _require_words(message: str) -> str:
+    if not (trimmed := message.strip()):
+        raise ValueError("must have visible characters")
+    return trimmed
+
+
+ExampleMessage = Annotated[
+    str, StringConstraints(max_length=MAX_MESSAGE_CHARS), AfterValidator(remove_hidden), AfterValidator(_require_words)
+]
 
 _PINNED = "comes first when the search fails and all tools are returned"
 
@@ -19,6 +32,21 @@ class ToolChanges(Changes):
     enabled: bool | None = Field(True, description="overrides the rules; null: the rules decide again")
     tags: Tags = Field([], description="its own, in addition to those of its server and of rules")
     pinned: bool = Field(False, description=_PINNED)
+
+
+class ExamplesBody(Input):
+    synonyms = make_synonyms(messages="examples texts queries message")
+
+    messages: list[ExampleMessage] = Field(
+        max_length=MAX_MESSAGES_PER_TOOL,
+        description="messages to which the tool is the answer, in the words of the people who write them",
+    )
+
+
+class ExamplesOut(Output):
+    messages: list[str] = Field(description="those in words")
+    learned: int = Field(description="how many were learnt from successful uses; their words are not stored")
+    learned_against: int = Field(description="how many were learnt from reports that the tool was irrelevant")
 
 
 class CoreToolsBody(Input):

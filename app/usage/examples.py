@@ -11,18 +11,22 @@ An example belongs to the model that made its vector, and a search reads those o
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pgvector import HalfVector
 from sqlalchemy import Delete, delete, func
 
 from app.db.engine import Session
 from app.db.tables import tool_examples
+from app.errors import InvalidInput
 
 Source = Literal["use", "person"]
+Vector = npt.NDArray[np.float32]
 
 HALF_LIFE_DAYS = 60
 MAX_LEARNED_PER_TOOL = 20
@@ -30,6 +34,10 @@ MAX_LEARNED_PER_USER = 2_000
 MAX_WEIGHT = 5.0
 SAME_MESSAGE = 0.97
 """From this cosine on, two messages hardly differ."""
+MAX_MESSAGES_PER_TOOL = 20
+MAX_MESSAGE_CHARS = 500
+MAX_MESSAGES_PER_USER = 2_000
+"""Of what a person wrote. Every search compares the message with all examples of the user."""
 LEARNED_RETENTION = timedelta(days=365)
 """By then an example has a sixty-fourth of its weight left."""
 
@@ -59,6 +67,7 @@ _INSERT = """
     FROM mcp_tools t, unnest(%(ids)s::text[], %(vectors)s::halfvec[], %(texts)s::text[]) AS new (id, vector, text)
     WHERE t.user_id = %(user_id)s AND t.id = %(tool_id)s
     FOR KEY SHARE OF t
+    ON CONFLICT DO NOTHING
 """
 _DELETE_WEAKEST = f"""
     DELETE FROM tool_examples WHERE user_id = %(user_id)s AND model = %(model)s AND (tool_id, id) IN (
@@ -74,7 +83,29 @@ _COUNT = """
 """
 _LIST_TEXTS = """
     SELECT text FROM tool_examples WHERE user_id = %(user_id)s AND tool_id = %(tool_id)s AND source = 'person'
-    GROUP BY text ORDER BY min(created_at), text
+    GROUP BY text ORDER BY min(id)
+"""
+
+_COUNT_OTHER_MESSAGES = """
+    SELECT count(*) FROM tool_examples
+    WHERE user_id = %(user_id)s AND model = %(model)s AND source = 'person' AND tool_id <> %(tool_id)s
+"""
+_DELETE = """
+    DELETE FROM tool_examples
+    WHERE user_id = %(user_id)s AND (%(tool_id)s::text IS NULL OR tool_id = %(tool_id)s::text)
+      AND (%(source)s::text IS NULL OR source = %(source)s::text)
+"""
+_WRITTEN_FOR_OTHER_MODELS = """
+    SELECT user_id, tool_id, array_agg(id ORDER BY id), array_agg(text ORDER BY id) FROM (
+        SELECT DISTINCT ON (e.user_id, e.tool_id, e.id) e.user_id, e.tool_id, e.id, e.text FROM tool_examples e
+        WHERE e.source = 'person' AND NOT EXISTS (
+            SELECT FROM tool_examples known
+            WHERE known.user_id = e.user_id AND known.model = %(model)s AND known.tool_id = e.tool_id
+              AND known.id = e.id
+        )
+        ORDER BY e.user_id, e.tool_id, e.id, e.created_at DESC
+    ) missing
+    GROUP BY user_id, tool_id ORDER BY user_id, tool_id
 """
 
 
@@ -95,22 +126,62 @@ async def learn_example(
     owner = {"user_id": user_id, "model": model, "tool_id": tool_id}
     sign = 1 if is_relevant else -1
     if not await session.rows(_STRENGTHEN, owner | {"vector": vector, "sign": sign}):
-        await _insert(session, owner, [vector], [None], source="use", sign=sign)
+        await _insert(session, owner, {str(uuid.uuid4()): None}, [vector], source="use", sign=sign)
         await session.rows(_DELETE_WEAKEST, owner | {"kept": MAX_LEARNED_PER_TOOL})
         await session.rows(_DELETE_WEAKEST, owner | {"tool_id": None, "kept": MAX_LEARNED_PER_USER})
 
 
 async def _insert(
     session: Session,
-    owner: dict[str, Any],
+    owner: Mapping[str, Any],
+    texts: Mapping[str, str | None],
     vectors: Sequence[HalfVector],
-    texts: Sequence[str | None],
     *,
     source: Source,
     sign: int = 1,
 ) -> None:
-    new = {"ids": [str(uuid.uuid4()) for _ in vectors], "vectors": list(vectors), "texts": list(texts)}
-    await session.rows(_INSERT, owner | new | {"source": source, "sign": sign})
+    """Insert examples with these texts, by id."""
+    new = {"ids": list(texts), "texts": list(texts.values()), "vectors": list(vectors)}
+    await session.rows(_INSERT, {**owner, **new, "source": source, "sign": sign})
+
+
+async def add_messages(
+    session: Session, user_id: str, model: str, tool_id: str, messages: Mapping[str, str], vectors: Sequence[Vector]
+) -> None:
+    """Add the model's vectors of messages that a person wrote, by the ids of the messages."""
+    owner = {"user_id": user_id, "model": model, "tool_id": tool_id}
+    await _insert(session, owner, messages, [HalfVector(vector) for vector in vectors], source="person")
+
+
+async def replace_messages(
+    session: Session, user_id: str, model: str, tool_id: str, messages: Sequence[str], vectors: Sequence[Vector]
+) -> None:
+    """Replace what a person wrote for the tool. The caller locks the user's row.
+
+    Raise `InvalidInput` if the user has too many messages for all tools together.
+    """
+    parameters = {"user_id": user_id, "model": model, "tool_id": tool_id}
+    [(others,)] = await session.rows(_COUNT_OTHER_MESSAGES, parameters)
+    if others + len(messages) > MAX_MESSAGES_PER_USER:
+        raise InvalidInput(
+            f"a user can have {MAX_MESSAGES_PER_USER} examples in words, and the other tools have {others}: "
+            "delete some of them first"
+        )
+    await delete_examples(session, user_id, tool_id, "person")
+    # The ids keep the order, and are the same for every model.
+    by_id = {f"person-{position:02}": message for position, message in enumerate(messages)}
+    await add_messages(session, user_id, model, tool_id, by_id, vectors)
+
+
+async def delete_examples(session: Session, user_id: str, tool_id: str | None, source: Source | None) -> None:
+    """Delete the examples of a tool, or of all tools of the user: those of one source, or all. Of every model."""
+    await session.rows(_DELETE, {"user_id": user_id, "tool_id": tool_id, "source": source})
+
+
+async def list_missing_messages(session: Session, model: str) -> list[tuple[str, str, dict[str, str]]]:
+    """Return user, tool and messages, by id, that have no vector of the model. It needs the system scope."""
+    rows = await session.rows(_WRITTEN_FOR_OTHER_MODELS, {"model": model})
+    return [(user_id, tool_id, dict(zip(ids, texts, strict=True))) for user_id, tool_id, ids, texts in rows]
 
 
 async def read_examples(session: Session, user_id: str, model: str, tool_id: str) -> ToolExamples:

@@ -141,6 +141,7 @@ async def write_down(container: Container) -> None:
     await container.usage_counters.update_priors()
     await container.selections.flush()
     await container.decisions.flush()
+    await container.learner.flush()
 
 
 async def find_and_praise(container: Container, user: TestUser, query: str) -> str:

@@ -46,10 +46,11 @@ class World:
         await self.service.models.refresh()
         return self.service.models.get(model_id)
 
-    async def change(self, model_id: str, **options: Any) -> None:
+    async def change(self, model_id: str, **options: Any) -> int:
         loaded = self.service.models.get(model_id)
-        await change_model(self.service.indexer, self.owner, loaded, _ignore_progress, **options)
+        ended = await change_model(self.service.indexer, self.owner, loaded, _ignore_progress, **options)
         await self.service.models.refresh()
+        return ended
 
     async def drop(self, model_id: str) -> None:
         await drop_model(self.owner, model_id, _ignore_progress, grace_s=0)
@@ -326,3 +327,31 @@ async def test_a_replica_that_cannot_use_the_new_model_warns_and_serves_the_old_
         assert "cannot embed with openai:beta@48" in ready["warnings"][0]
         found = await user.discover("read a file")
         assert (found["degraded_reason"], found["tools"][0]["source"]) == ("embedder_not_configured", "lexical")
+
+
+async def test_learned_examples_end_with_their_model_and_examples_in_words_are_embedded_again(world: World) -> None:
+    async with new_user(world.service) as user:
+        await user.add_tools(READ, WRITE)
+        keys = {name: each["id"] for name, each in (await user.tools()).items()}
+        body = {"messages": ["what is in there", "open it"]}
+        assert (await user.http.put(f"/tools/{keys['read']}/examples", json=body)).status_code == 200
+        answer = await user.discover("put it down in writing", similarity_threshold=0)
+        feedback = {"discovery_id": answer["discovery_id"], "tool_key": keys["write"], "outcome": "succeeded"}
+        assert (await user.http.post("/feedback", json=feedback)).status_code == 204
+        await world.register()
+
+        assert await world.change(BETA) == 1
+        statement = (
+            "SELECT model, source, count(*)::int FROM tool_examples WHERE user_id = %(u)s GROUP BY 1, 2 ORDER BY 1, 2"
+        )
+        both = [(ALPHA, "person", 2), (ALPHA, "use", 1), (BETA, "person", 2)]
+        assert await rows(world.service, statement, u=user.id) == both
+        shown = {name: (await user.http.get(f"/tools/{key}/examples")).json() for name, key in keys.items()}
+        assert shown["read"] == {"messages": ["what is in there", "open it"], "learned": 0, "learned_against": 0}
+        assert shown["write"] == {"messages": [], "learned": 0, "learned_against": 0}
+
+        assert await world.change(ALPHA) == 0
+        assert (await user.http.get(f"/tools/{keys['write']}/examples")).json()["learned"] == 1
+        await world.change(BETA)
+        await world.drop(ALPHA)
+        assert await rows(world.service, statement, u=user.id) == [(BETA, "person", 2)]
