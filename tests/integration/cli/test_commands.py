@@ -393,6 +393,31 @@ def test_a_model_is_used_and_dropped(
     assert "gamma" not in command("model", "list")
 
 
+def test_an_embedder_of_the_operators_own_takes_over_and_goes(
+    command: Command, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "_GRACE_S", 0.0)
+    provider = "python:examples.own_embedder:make_embedder"
+    model = f"{provider}:trigrams-512-v1"
+    command("key", "create", "--user", "pia")
+    mcp.tools = [tool("echo", "Gives back what it is given.")]
+    command("server", "add", "echoes", mcp.url, "--user", "pia")
+    assert "is an embedder of your own: set TOOLSCOUT_EMBEDDING_PROVIDER" in command("model", "use", model, status=1)
+    monkeypatch.setenv("TOOLSCOUT_EMBEDDING_PROVIDER", provider)
+    assert f"provides {model}, not 'other'" in command("model", "use", "other", "--provider", "python", status=1)
+
+    output = command("model", "use", "trigrams-512-v1", "--provider", "python")
+    assert f"{model} is active" in output
+    assert f"* {model} " in command("model", "list")
+    assert "echo" in command("discover", "echo", "--user", "pia")
+    assert f"{model} works, 512 dimensions" in " ".join(command("doctor").split())
+
+    monkeypatch.delenv("TOOLSCOUT_EMBEDDING_PROVIDER")
+    [previous] = re.findall(r"to switch back: toolscout model use (\S+);", output)
+    assert f"{previous} is active" in command("model", "use", previous)
+    assert "dropped" in command("model", "drop", model)
+
+
 @pytest.mark.parametrize("provider", ["local", "openai"])
 def test_switching_back_from_a_model_does_not_need_its_settings(
     command: Command,
