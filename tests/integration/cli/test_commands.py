@@ -329,6 +329,25 @@ def test_doctor_recommends_a_multilingual_endpoint_if_many_messages_are_not_engl
     assert "21% of the last 131 messages are not English" in output
 
 
+def test_examples_are_set_listed_and_forgotten(command: Command, mcp: FakeMcpServer) -> None:
+    command("key", "create", "--user", "eve")
+    mcp.tools = [tool("echo", "Gives back what it is given.")]
+    command("server", "add", "files", mcp.url, "--user", "eve")
+    of_eve = ("files.echo", "--user", "eve")
+    counts = "2 in words, 0 learnt from use, 0 learnt against it"
+    assert command("examples", "set", "files.echo", "say it again", "repeat that", "--user", "eve").endswith(
+        f"{counts}\n"
+    )
+    assert command("examples", "list", *of_eve).splitlines() == ["say it again", "repeat that", counts]
+    assert "at most 500 characters" in command("examples", "set", "files.echo", "x" * 501, "--user", "eve", status=1)
+    assert "add --yes" in command("examples", "forget", *of_eve, status=1)
+    command("examples", "forget", *of_eve, "--source", "use", "--yes")
+    assert counts in command("examples", "list", *of_eve)
+    command("examples", "forget", "--user", "eve", "--yes")
+    assert command("examples", "list", *of_eve).startswith("0 in words")
+    assert "no such tool" in command("examples", "list", "files.nothing", "--user", "eve", status=1)
+
+
 def test_exported_selections_can_be_evaluated(
     command: Command, database: str, mcp: FakeMcpServer, tmp_path: Path
 ) -> None:
