@@ -35,7 +35,6 @@ from toolscout_client.models import (
     Server,
     ServerImport,
     Tool,
-    ToolExamples,
     User,
 )
 from toolscout_client.report_models import (
@@ -83,7 +82,6 @@ __all__ = [
     "ServerImport",
     "Stats",
     "Tool",
-    "ToolExamples",
     "ToolFailed",
     "Toolscout",
     "ToolscoutError",
