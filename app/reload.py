@@ -31,6 +31,7 @@ RELOADABLE = frozenset(
         "connect_timeout_s",
         "discovery",
         "glossary_file",
+        "learn_from_use",
         "list_timeout_s",
         "log_level",
         "max_in_flight",
@@ -129,7 +130,8 @@ def _apply(before: Container, settings: Settings, files: _Files) -> Container:
         max_connections=settings.upstream_connections,
     )
     indexer = before.worker.indexer = replace(before.indexer, max_tools=settings.max_tools_per_server)
-    searcher = replace(before.searcher, glossary=files.glossary)
+    searcher = replace(before.searcher, glossary=files.glossary, learned=settings.learn_from_use)
+    before.learner.enabled = settings.learn_from_use
     is_same_rate = settings.rate_per_user == before.settings.rate_per_user
     is_same_ttl = settings.mcp_list_cache_s == before.settings.mcp_list_cache_s
     return replace(

@@ -34,7 +34,7 @@ class DiscoveryRecorder:
             self._count(user.id, discovery, seconds)
             if user.settings.get("selection_log"):
                 self.selections.append(_make_selection(user.id, request, discovery))
-        if discovery.vector is not None:
+        if discovery.vector is not None and discovery.options.learned:
             tool_ids = [tool.definition.tool_id for tool in discovery.tools if tool.source != "core"]
             self.learner.record_discovery(
                 user.id, discovery.id, discovery.options.scope.model, discovery.vector, tool_ids

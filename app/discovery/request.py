@@ -67,6 +67,7 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
         fill=request.fill,
         own_calibration=cut.own_calibration,
         shift=cut.shift,
+        learned=settings.get("learn_from_use") is not False,
         cloud=project is not None and project.optimization == "cloud" and request.strategy is None,
         enabled=project is None or project.optimization is not None,
         confined=caller.project_id is not None,

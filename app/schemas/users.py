@@ -21,6 +21,11 @@ class UserSettings(Input):
     similarity_threshold: float | None = Field(None, ge=0, le=1, description=_DEFAULT)
     limit: int | None = Field(None, ge=1, le=50, description=_DEFAULT)
     selection_log: bool | None = Field(None, description="store messages and the tools selected for them, for a while")
+    learn_from_use: bool | None = Field(
+        None,
+        description="false: nothing is learnt from this user's messages, and what was learnt does not count; null: as "
+        "`TOOLSCOUT_LEARN_FROM_USE` says",
+    )
 
 
 class NewUserBody(Input):

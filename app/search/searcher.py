@@ -43,6 +43,8 @@ class SearchOptions:
     """What replaces the model's calibration for this user."""
     shift: float = 0.0
     """By how many logits this user's outcomes raise the chance that a tool fits."""
+    learned: bool = True
+    """Whether examples that were learnt from this user's messages count, and whether more are learnt."""
     cloud: bool = False
     """Search through the cloud; `strategy` is that of a search which cannot, such as over tools of a request."""
     enabled: bool = True
@@ -119,7 +121,7 @@ class Searcher:
             tags=options.scope.tags or (),
             calibration=calibration.personalize(options.own_calibration).shift(options.shift),
             fill=options.fill,
-            learned=self.learned,
+            learned=self.learned and options.learned,
         )
 
     def choose_example_vector(self, query: Query, options: SearchOptions, embedding: QueryEmbedding) -> Vector | None:

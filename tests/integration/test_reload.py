@@ -122,6 +122,26 @@ async def test_limits_of_answers_change_for_the_next_request(open_world: OpenWor
         assert await ask() == (before, None)
 
 
+async def test_learning_is_switched_off_and_on_again(open_world: OpenWorld) -> None:
+    async with open_world() as world, new_user(world.container) as user:
+        await user.add_tools(tool("read_file"))
+        key = (await user.tools())["read_file"]["id"]
+
+        async def learn(query: str) -> int:
+            discovery_id = (await user.discover(query))["discovery_id"]
+            body = {"discovery_id": discovery_id, "tool_key": key, "outcome": "succeeded"}
+            assert (await user.http.post("/feedback", json=body)).status_code == 204
+            learned: int = (await user.http.get(f"/tools/{key}/examples")).json()["learned"]
+            return learned
+
+        assert (await world.reload(learn_from_use=False))["changed"] == ["TOOLSCOUT_LEARN_FROM_USE"]
+        assert await learn("what is in there") == 0
+        assert not world.current.searcher.learned
+        await world.reload(learn_from_use=True)
+        assert await learn("open it and tell me the first line") == 1
+        assert world.current.searcher.learned
+
+
 async def test_the_rate_and_the_number_of_requests_are_limited_anew(open_world: OpenWorld) -> None:
     async with open_world(rate_per_user=0.25) as world, new_user(world.container) as user:
         assert (await user.http.get("/tools")).status_code == 200

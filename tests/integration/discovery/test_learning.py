@@ -9,8 +9,8 @@ import pytest
 from app.container import Container, open_container
 from app.search.examples import MAX_BOOST
 from app.usage.examples import MAX_LEARNED_PER_TOOL, MAX_WEIGHT
-from tests.support.clients import TestUser, new_user
-from tests.support.factories import make_settings, tool
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import ADMIN_KEY, make_settings, tool
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.seed_vectors import owner_connection
 
@@ -187,6 +187,17 @@ async def test_examples_are_gone_with_their_tool_and_with_the_user(container: Co
             assert connection.execute(
                 f"SELECT count(*) FROM {table} WHERE user_id = %s".encode(), (learner.id,)
             ).fetchone() == (0,)
+
+
+async def test_one_user_can_switch_learning_off(container: Container, learner: TestUser) -> None:
+    await report(learner, LIVED[0], "kb_ops_17")
+    assert await read_boost(learner, OTHER_WORDING) > 0
+    async with open_client(container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+        changes = {"settings": {"learn_from_use": False}}
+        assert (await admin.patch(f"/users/{learner.id}", json=changes)).status_code == 200
+    assert await read_boost(learner, OTHER_WORDING) == 0
+    await report(learner, LIVED[1], "create_ticket")
+    assert [name for name, *_ in read_examples(container, learner)] == ["kb_ops_17"]
 
 
 async def test_nothing_is_learned_or_used_while_learning_is_off(tmp_path: Path, fresh_database: str) -> None:
