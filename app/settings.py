@@ -34,6 +34,8 @@ _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5}
 _BASE_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?")
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
+_PYTHON_FACTORY = re.compile(r"python:[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
 Role = Literal["all", "web", "worker"]
 
 
@@ -116,9 +118,10 @@ class Settings(BaseSettings):
     )
     metrics_key: SecretStr | None = Field(None, description="bearer token that `/metrics` requires, if set")
 
-    embedding_provider: Literal["local", "openai"] = Field(
+    embedding_provider: str = Field(
         "local",
-        description="embedder for tools and messages: `local`, or `openai` for any OpenAI-compatible endpoint",
+        description="embedder for tools and messages: `local`, `openai` for any OpenAI-compatible endpoint, or "
+        "`python:package.module:factory` for [your own](../guides/operations.md#an-embedder-of-your-own)",
     )
     embedding_model: str | None = Field(
         None, description="model name at the OpenAI-compatible endpoint, such as `text-embedding-3-small`"
@@ -138,9 +141,9 @@ class Settings(BaseSettings):
         800,
         ge=10,
         le=60_000,
-        description="milliseconds that an OpenAI-compatible endpoint may take to embed a query before falling back to "
-        "lexical search; time in which this process is too busy to receive the answer does not count; the local model "
-        "has no such limit",
+        description="milliseconds that an OpenAI-compatible endpoint, or an embedder of your own, may take to embed a "
+        "query before falling back to lexical search; time in which this process is too busy to receive the answer "
+        "does not count; the local model has no such limit",
     )
     index_embed_timeout_s: float = Field(
         60.0, gt=0, description="timeout in seconds for embedding one batch of tools while indexing"
@@ -349,6 +352,13 @@ class Settings(BaseSettings):
     def _check_worker_has_slots(cls, value: int, info: ValidationInfo) -> int:
         if value == 0 and info.data.get("role") == "worker":
             raise ValueError("must be at least 1 with TOOLSCOUT_ROLE=worker, or the process would do nothing")
+        return value
+
+    @field_validator("embedding_provider")
+    @classmethod
+    def _check_embedding_provider(cls, value: str) -> str:
+        if value not in ("local", "openai") and not _PYTHON_FACTORY.fullmatch(value):
+            raise ValueError("must be local, openai or python:package.module:factory")
         return value
 
     @field_validator("cloud_url")

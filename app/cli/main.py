@@ -29,6 +29,7 @@ _COMMANDS = (
     LazyCommand(
         "calibrate", "app.cli.calibration", "Calibrate the no-match threshold for the active model, or for one user."
     ),
+    LazyCommand("examples", "app.cli.examples", "Manage the examples of what a tool is for."),
     LazyCommand("selections", "app.cli.selections", "Work with the selection log."),
     LazyCommand("model", "app.cli.models", "Manage embedding models."),
     LazyCommand("rotate-secrets", "app.cli.keys", "Encrypt stored credentials with the current key."),

@@ -14,7 +14,7 @@ from app.cli.output import print_table
 from app.cli.progress import ProgressBar
 from app.container import Container, open_container
 from app.embeddings.base import Embedder
-from app.embeddings.factory import make_embedder, make_local_embedders, probe_dimension
+from app.embeddings.factory import make_configured_embedder, make_embedder, make_local_embedders, probe_dimension
 from app.embeddings.repository import EmbeddingModel, list_models, register
 from app.errors import InvalidInput
 from app.indexing.backfill import ProgressCallback, count_missing_vectors
@@ -62,7 +62,7 @@ async def use(
         typer.Argument(metavar="NAME", help="The model's name at its endpoint, or an id from `toolscout model list`."),
     ],
     provider: Annotated[
-        Literal["openai", "local"] | None,
+        Literal["openai", "local", "python"] | None,
         typer.Option("--provider", help="The provider of a new model. Without it: that of the id, else openai."),
     ] = None,
     *,
@@ -132,7 +132,8 @@ def _find_model(models: Sequence[EmbeddingModel], name: str, provider: str | Non
 
 def _parse_provider(name: str) -> str:
     """Return the provider that an id begins with. A plain name is one at the OpenAI-compatible endpoint."""
-    return "local" if name.startswith("local:") else "openai"
+    provider = name.partition(":")[0]
+    return provider if provider in ("local", "python") else "openai"
 
 
 async def _register(settings: Settings, url: str, name: str, provider: str) -> EmbeddingModel:
@@ -152,11 +153,26 @@ def _store_model(url: str, embedder: Embedder, dimension: int) -> EmbeddingModel
 def _make_new_embedder(settings: Settings, name: str, provider: str) -> Embedder:
     if provider == "openai":
         return make_embedder(settings, f"openai:{name.removeprefix('openai:')}")
+    if provider == "python":
+        return _make_plugin(settings, name)
     embedders = {embedder.model: embedder for embedder in make_local_embedders(settings)}
     for model_id, embedder in embedders.items():
         if name in (model_id, *_local_names(model_id)):
             return embedder
     raise InvalidInput(f"there is no local model {name!r}; there are: {', '.join(embedders)}")
+
+
+def _make_plugin(settings: Settings, name: str) -> Embedder:
+    """Return the operator's own embedder by its id, or by the name of its model."""
+    if not settings.embedding_provider.startswith("python:"):
+        raise InvalidInput(
+            f"{name!r} is an embedder of your own: set TOOLSCOUT_EMBEDDING_PROVIDER to python:package.module:factory"
+        )
+    embedder = make_configured_embedder(settings)
+    source = f"{settings.embedding_provider}:"
+    if name not in (embedder.model, embedder.model.removeprefix(source)):
+        raise InvalidInput(f"{source.rstrip(':')} provides {embedder.model}, not {name!r}")
+    return embedder
 
 
 def _local_names(model_id: str) -> tuple[str, str]:

@@ -16,6 +16,8 @@ _MESSAGES = {
     "reindex-all-requested": "Reindex of all servers requested.",
     "tool-changed": "Tool saved.",
     "tool-approved": "Definition approved.",
+    "examples-saved": "Examples saved. They are in effect now.",
+    "examples-forgotten": "What was learnt from use is forgotten. The examples in words stay.",
     "rules-saved": "Rules saved. They are in effect now.",
     "project-created": "Project created.",
     "project-changed": "Project saved.",

@@ -1,4 +1,4 @@
-"""The pages for tools: list and filter them, enable, tag and pin one, and review a changed definition."""
+"""The pages for tools: list and filter them, enable, tag and pin one, write examples, review a changed definition."""
 
 import asyncio
 from typing import Any, get_args
@@ -15,9 +15,12 @@ from app.console.page_context import CatalogWritePage, ToolsReadPage, page_route
 from app.db.pagination import PageRequest
 from app.errors import InvalidInput
 from app.indexing.sanitize import Flag
+from app.management import examples as manage_examples
 from app.management import tools as manage_tools
 from app.schemas.base import given_fields
-from app.schemas.tools import ToolChanges
+from app.schemas.tools import ExamplesBody, ToolChanges
+from app.usage import examples
+from app.usage.examples import ToolExamples
 
 router = page_router()
 
@@ -71,14 +74,17 @@ def _make_list_url(parameters: dict[str, str]) -> str:
 async def show_tool(context: ToolsReadPage, tool_id: str) -> Response:
     user_id, project_id = context.user.id, context.caller.resolve_project(None)
     changes: list[tools.Change] = []
+    found: ToolExamples | None = None
+    model_id = context.container.model.id
     async with context.transaction() as session:
-        tool = await tools.get_tool(session, user_id, tool_id, context.container.model.id, project_id)
+        tool = await tools.get_tool(session, user_id, tool_id, model_id, project_id)
         if context.has_permission("catalog:read"):
             page = await tools.list_tool_changes(session, user_id, tool_id, PageRequest(_MAX_CHANGES_SHOWN))
             changes = list(page.items)
+            found = await examples.read_examples(session, user_id, model_id, tool_id)
     # a diff of large definitions takes a while: off the event loop
     diffs = [(change, await asyncio.to_thread(diff_definitions, change.old, change.new)) for change in changes]
-    return context.render("tool.html", tool=tool, diffs=diffs, parameters=_list_parameters(tool))
+    return context.render("tool.html", tool=tool, diffs=diffs, parameters=_list_parameters(tool), examples=found)
 
 
 def _list_parameters(tool: Tool) -> list[dict[str, Any]]:
@@ -146,3 +152,23 @@ async def approve_tool(context: CatalogWritePage, tool_id: str) -> Response:
         actor=context.caller.actor,
     )
     return redirect(f"/console/tools/{tool_id}", notice="tool-approved")
+
+
+@router.post("/tools/{tool_id}/examples")
+async def replace_examples(context: CatalogWritePage, tool_id: str) -> Response:
+    lines = [line.strip() for line in context.form.text("messages").splitlines()]
+    body = parse_form(ExamplesBody, {"messages": [line for line in lines if line]})
+    container, actor = context.container, context.caller.actor
+    await manage_examples.replace_examples(
+        container.database, container.searcher, context.user.id, tool_id, body.messages, actor=actor
+    )
+    return redirect(f"/console/tools/{tool_id}", notice="examples-saved")
+
+
+@router.post("/tools/{tool_id}/examples/forget")
+async def forget_learned_examples(context: CatalogWritePage, tool_id: str) -> Response:
+    container, actor = context.container, context.caller.actor
+    await manage_examples.forget_examples(
+        container.database, container.learner, context.user.id, tool_id, "use", actor=actor
+    )
+    return redirect(f"/console/tools/{tool_id}", notice="examples-forgotten")

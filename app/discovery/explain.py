@@ -81,6 +81,7 @@ _OMITTED: Mapping[OmissionReason, str] = {
     "max_tokens": "the core tools and the tools before it leave too little of `max_tokens` for it",
 }
 _BEYOND_LIMIT = "all visible tools are returned up to the limit, pinned and most used tools first: it is beyond it"
+_MIN_TOLD_BOOST = 0.01
 _NO_RULE = "no rule enables it, and some rule enables other tools"
 
 
@@ -105,7 +106,10 @@ async def explain(discoverer: Discoverer, caller: Caller, request: DiscoveryRequ
     cut = resolve_cut(discoverer.searcher.models.get(scope.model).model, caller.require_user())
     confidence = AnswerConfidence(discovery.chance, cut.shift, cut.evidence.outcomes, cut.source)
     reasons = [await _explain_tool(discoverer, discovery, cut, *each) for each in decisions]
-    return [replace(reason, confidence=confidence) for reason in reasons]
+    return [
+        replace(reason, message=reason.message + _describe_examples(reason.evidence), confidence=confidence)
+        for reason in reasons
+    ]
 
 
 def _name(facts: ToolFacts) -> KeyedTool:
@@ -141,6 +145,17 @@ async def _explain_tool(
         return reason
     fallback = f"the cloud could not be used ({discovery.degraded_reason}), so the search is by words alone"
     return replace(reason, message=f"{reason.message}; {fallback}")
+
+
+def _describe_examples(evidence: Evidence | None) -> str:
+    """Say how far examples move the tool; empty if they hardly do."""
+    if evidence is None or abs(evidence.example_boost) < _MIN_TOLD_BOOST:
+        return ""
+    if evidence.example_boost > 0:
+        return f"; examples of messages like this one raise its score by {evidence.example_boost:.2f}"
+    return (
+        f"; reports that it was irrelevant to messages like this one lower its score by {-evidence.example_boost:.2f}"
+    )
 
 
 def _describe_relevance(discovery: Discovery, tool: SelectedTool) -> str:

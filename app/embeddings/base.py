@@ -1,7 +1,7 @@
 """The interface of embedders, and the check that every vector passes before it is used."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,30 @@ class Embedder(Protocol):
         """Embed the texts of one query with a single attempt: a late answer is of no use."""
 
     async def aclose(self) -> None: ...
+
+
+class EmbedderPlugin(Protocol):
+    """What an operator's own embedder must have (`TOOLSCOUT_EMBEDDING_PROVIDER=python:package.module:factory`).
+
+    Both methods may be async. One that is not runs on a thread, and is never called again before it returns; but one
+    may be called while the other runs. Return one vector per text, in their order: a list of lists, an array, or what
+    numpy can turn into one. All vectors have one dimension; their length does not matter.
+
+    Raise `ConnectionError` or `TimeoutError` if the model as a whole does not work for now, anything else if a text
+    cannot be embedded.
+
+    Optional: `batch_size`, the largest number of documents in a call (32 if there is none), and `aclose()`, which may
+    be async, too.
+    """
+
+    @property
+    def model(self) -> str:
+        """The name of the model. Change it with everything that changes the vectors."""
+
+    def embed_documents(self, texts: list[str], /) -> Any: ...
+
+    def embed_queries(self, texts: list[str], /) -> Any:
+        """Embed messages. A call that exceeds the time budget of a query is given up."""
 
 
 def check_vectors(vectors: Vectors, *, count: int, dimension: int | None) -> Vectors:

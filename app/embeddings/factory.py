@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection
 
+from app.embeddings import custom
 from app.embeddings.base import Embedder
 from app.embeddings.graph_cache import GraphCache
 from app.embeddings.local import LocalEmbedder
@@ -32,12 +33,16 @@ def make_configured_embedder(settings: Settings) -> Embedder:
     """Build the embedder that the settings name."""
     if settings.embedding_provider == "local":
         return LocalEmbedder(find_configured_model(settings.local_model), _make_graph_cache(settings))
+    if settings.embedding_provider.startswith(f"{custom.PROVIDER}:"):
+        return custom.make_custom_embedder(settings)
     return _make_openai_embedder(settings, settings.embedding_model)
 
 
 def make_embedder(settings: Settings, model_id: str) -> Embedder:
     """Build the embedder of a registered model, or raise `ConfigurationError` if the settings lack what it needs."""
     provider, _, name = model_id.partition(":")
+    if provider == custom.PROVIDER:
+        return _make_registered_plugin(settings, model_id)
     if provider != "local":
         return _make_openai_embedder(settings, name)
     for embedder in make_local_embedders(settings):
@@ -47,6 +52,23 @@ def make_embedder(settings: Settings, model_id: str) -> Embedder:
         f"this database holds vectors of {model_id}, which these settings cannot provide: "
         "set TOOLSCOUT_LOCAL_MODEL to the pack that it was indexed with"
     )
+
+
+def _make_registered_plugin(settings: Settings, model_id: str) -> Embedder:
+    """Build the operator's own embedder if it is the one of this model. Nothing that only the database names is run."""
+    if not model_id.startswith(f"{settings.embedding_provider}:"):
+        source = ":".join(model_id.split(":")[:3])
+        raise ConfigurationError(
+            f"this database holds vectors of {model_id}: set TOOLSCOUT_EMBEDDING_PROVIDER to {source}, or switch to "
+            "another model with `toolscout model use`"
+        )
+    embedder = custom.make_custom_embedder(settings)
+    if embedder.model != model_id:
+        raise ConfigurationError(
+            f"this database holds vectors of {model_id}, but the embedder is {embedder.model} now: run "
+            f"`toolscout model use {embedder.model}` to switch"
+        )
+    return embedder
 
 
 def make_local_embedders(settings: Settings) -> Iterator[Embedder]:

@@ -35,6 +35,7 @@ from toolscout_client.models import (
     Server,
     ServerImport,
     Tool,
+    ToolExamples,
     User,
 )
 from toolscout_client.report_models import (
@@ -82,6 +83,7 @@ __all__ = [
     "ServerImport",
     "Stats",
     "Tool",
+    "ToolExamples",
     "ToolFailed",
     "Toolscout",
     "ToolscoutError",

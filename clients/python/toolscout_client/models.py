@@ -16,6 +16,7 @@ Strategy = Literal["hybrid", "semantic", "bm25"]
 Outcome = Literal["called", "succeeded", "failed", "irrelevant"]
 Transport = Literal["streamable_http", "http", "streamable-http", "sse", "stdio", "push"]
 """`http` and `streamable-http` are stored as `streamable_http`."""
+ExampleSource = Literal["use", "person"]
 KeyKind = Literal["user", "service", "admin"]
 Confidence = Literal["high", "low", "none"]
 
@@ -326,6 +327,18 @@ class ToolChange:
     fields: list[str]
     old: Json
     new: Json
+
+
+@dataclass(frozen=True)
+class ToolExamples:
+    """What a tool is for, by examples."""
+
+    messages: list[str]
+    """Written by a person."""
+    learned: int
+    """How many were learnt from successful uses."""
+    learned_against: int
+    """How many were learnt from reports that the tool was irrelevant."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from toolscout_client.models import (
     CoreTools,
     Discovery,
     DiscoveryOptions,
+    ExampleSource,
     Execution,
     Health,
     Json,
@@ -33,6 +34,7 @@ from toolscout_client.models import (
     Tool,
     ToolChange,
     ToolChanges,
+    ToolExamples,
     ToolFilter,
     Transport,
     User,
@@ -215,6 +217,27 @@ class Tools(Resource[TransportT]):
     def history(self, tool_id: str) -> FetchPage[ToolChange]:
         """Iterate over the changes of the definition, newest first. A generator, as `list` is."""
         return self._fetch_pages(ToolChange, make_request("GET /tools/{}/history", tool_id))
+
+    @endpoint
+    def examples(self, tool_id: str) -> Steps[ToolExamples]:
+        """Return the messages that a person wrote for the tool, and how many examples were learnt from use."""
+        return self._fetch(ToolExamples, make_request("GET /tools/{}/examples", tool_id))
+
+    @endpoint
+    def replace_examples(self, tool_id: str, messages: Sequence[str]) -> Steps[ToolExamples]:
+        """Replace the messages that a person wrote for the tool. What was learnt from use stays."""
+        request = make_request("PUT /tools/{}/examples", tool_id, json={"messages": list(messages)})
+        return self._fetch(ToolExamples, request)
+
+    @endpoint
+    def forget_examples(self, tool_id: str, source: ExampleSource | None = None) -> Steps[None]:
+        """Forget the examples of the tool: of one source, or all."""
+        return self._send_without_result(make_request("DELETE /tools/{}/examples", tool_id, params={"source": source}))
+
+    @endpoint
+    def forget_all_examples(self, source: ExampleSource | None = None) -> Steps[None]:
+        """Forget the examples of all tools of the user: of one source, or all."""
+        return self._send_without_result(make_request("DELETE /examples", params={"source": source}))
 
     @endpoint
     def tags(self, project_id: str | None = None) -> Steps[Sequence[Tag]]:

@@ -329,6 +329,25 @@ def test_doctor_recommends_a_multilingual_endpoint_if_many_messages_are_not_engl
     assert "21% of the last 131 messages are not English" in output
 
 
+def test_examples_are_set_listed_and_forgotten(command: Command, mcp: FakeMcpServer) -> None:
+    command("key", "create", "--user", "eve")
+    mcp.tools = [tool("echo", "Gives back what it is given.")]
+    command("server", "add", "files", mcp.url, "--user", "eve")
+    of_eve = ("files.echo", "--user", "eve")
+    counts = "2 in words, 0 learnt from use, 0 learnt against it"
+    assert command("examples", "set", "files.echo", "say it again", "repeat that", "--user", "eve").endswith(
+        f"{counts}\n"
+    )
+    assert command("examples", "list", *of_eve).splitlines() == ["say it again", "repeat that", counts]
+    assert "at most 500 characters" in command("examples", "set", "files.echo", "x" * 501, "--user", "eve", status=1)
+    assert "add --yes" in command("examples", "forget", *of_eve, status=1)
+    command("examples", "forget", *of_eve, "--source", "use", "--yes")
+    assert counts in command("examples", "list", *of_eve)
+    command("examples", "forget", "--user", "eve", "--yes")
+    assert command("examples", "list", *of_eve).startswith("0 in words")
+    assert "no such tool" in command("examples", "list", "files.nothing", "--user", "eve", status=1)
+
+
 def test_exported_selections_can_be_evaluated(
     command: Command, database: str, mcp: FakeMcpServer, tmp_path: Path
 ) -> None:
@@ -391,6 +410,31 @@ def test_a_model_is_used_and_dropped(
     embedding_server.mode = "zeros"
     assert "zero vector" in command("model", "use", "gamma@96", status=1)
     assert "gamma" not in command("model", "list")
+
+
+def test_an_embedder_of_the_operators_own_takes_over_and_goes(
+    command: Command, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "_GRACE_S", 0.0)
+    provider = "python:examples.own_embedder:make_embedder"
+    model = f"{provider}:trigrams-512-v1"
+    command("key", "create", "--user", "pia")
+    mcp.tools = [tool("echo", "Gives back what it is given.")]
+    command("server", "add", "echoes", mcp.url, "--user", "pia")
+    assert "is an embedder of your own: set TOOLSCOUT_EMBEDDING_PROVIDER" in command("model", "use", model, status=1)
+    monkeypatch.setenv("TOOLSCOUT_EMBEDDING_PROVIDER", provider)
+    assert f"provides {model}, not 'other'" in command("model", "use", "other", "--provider", "python", status=1)
+
+    output = command("model", "use", "trigrams-512-v1", "--provider", "python")
+    assert f"{model} is active" in output
+    assert f"* {model} " in command("model", "list")
+    assert "echo" in command("discover", "echo", "--user", "pia")
+    assert f"{model} works, 512 dimensions" in " ".join(command("doctor").split())
+
+    monkeypatch.delenv("TOOLSCOUT_EMBEDDING_PROVIDER")
+    [previous] = re.findall(r"to switch back: toolscout model use (\S+);", output)
+    assert f"{previous} is active" in command("model", "use", previous)
+    assert "dropped" in command("model", "drop", model)
 
 
 @pytest.mark.parametrize("provider", ["local", "openai"])

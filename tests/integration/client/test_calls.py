@@ -34,6 +34,7 @@ from toolscout_client import (
     Server,
     ServerImport,
     Stats,
+    ToolExamples,
     ToolFailed,
     Toolscout,
     Unauthenticated,
@@ -306,6 +307,21 @@ async def test_a_tool_is_updated_and_a_changed_definition_is_approved(any_client
     await expect_error(any_client(lambda client: client.tools.approve(found.id, found.definition_hash)), Conflict)
     approved = await any_client(lambda client: client.tools.approve(found.id, changed.definition_hash))
     assert approved.state == "approved"
+
+
+async def test_examples_of_a_tool_are_replaced_read_and_forgotten(any_client: AnyClient, user: TestUser) -> None:
+    await user.add_tools(FORECAST)
+    [found] = await any_client.all(lambda client: client.tools.list())
+    await any_client(lambda client: client.tools.replace_examples(found.id, ["do I need an umbrella"]))
+    discovery = await any_client(lambda client: client.discover("will it rain"))
+    await any_client(lambda client: client.feedback(discovery.discovery_id, found.id, "succeeded"))
+    assert await any_client(lambda client: client.tools.examples(found.id)) == ToolExamples(
+        ["do I need an umbrella"], 1, 0
+    )
+    await any_client(lambda client: client.tools.forget_examples(found.id, "use"))
+    assert (await any_client(lambda client: client.tools.examples(found.id))).learned == 0
+    await any_client(lambda client: client.tools.forget_all_examples())
+    assert await any_client(lambda client: client.tools.examples(found.id)) == ToolExamples([], 0, 0)
 
 
 async def test_rules_are_previewed_replaced_and_read(any_client: AnyClient, user: TestUser) -> None:

@@ -256,6 +256,26 @@ async def test_tools_are_filtered_and_paged(console: ConsoleClient, user: TestUs
     )
 
 
+async def test_examples_of_a_tool_are_written_shown_and_forgotten(console: ConsoleClient, user: TestUser) -> None:
+    await user.add_tools(tool("read_file"))
+    tool_id = (await user.tools())["read_file"]["id"]
+    path = f"/console/tools/{tool_id}"
+    assert "Toolscout has learnt none from use yet." in (await console.get_page(path))
+    saved = await console.submit(path + "/examples", messages="what is <in> there\r\n\r\n open it for me ")
+    assert saved.headers["location"] == f"{path}?notice=examples-saved"
+    found = await user.discover("open the thing for me", similarity_threshold=0)
+    feedback = {"discovery_id": found["discovery_id"], "tool_key": tool_id, "outcome": "succeeded"}
+    assert (await user.http.post("/feedback", json=feedback)).status_code == 204
+    page = await console.get_page(path)
+    assert "what is &lt;in&gt; there\nopen it for me</textarea>" in page
+    assert "Toolscout has learnt 1 from successful uses; their words are not stored." in page
+    await console.submit(path + "/examples/forget")
+    examples = (await user.http.get(f"/tools/{tool_id}/examples")).json()
+    assert examples == {"messages": ["what is <in> there", "open it for me"], "learned": 0, "learned_against": 0}
+    refused = await console.submit(path + "/examples", messages="x" * 501)
+    assert (refused.status_code, "at most 500 characters" in refused.text) == (422, True)
+
+
 async def test_a_changed_definition_is_shown_side_by_side_and_approved(console: ConsoleClient, user: TestUser) -> None:
     server_id = await user.add_tools(tool("read_file", "Reads a small file"))
     await user.push(server_id, [tool("read_file", "Reads a large file")])
@@ -624,6 +644,7 @@ async def test_objects_of_another_user_are_not_found(
     pages = [f"servers/{server_id}", f"tools/{tool_id}", f"projects/{project}"]
     forms = [f"servers/{server_id}/{form}" for form in ("reindex", "change", "switch", "delete")]
     forms += [f"tools/{tool_id}", f"tools/{tool_id}/approve", f"projects/{project}", f"projects/{project}/delete"]
+    forms += [f"tools/{tool_id}/examples", f"tools/{tool_id}/examples/forget"]
     for page in pages:
         assert (await console.http.get(f"/console/{page}")).status_code == 404
     for form in forms:

@@ -84,6 +84,18 @@ async def test_one_success_already_helps(learner: TestUser) -> None:
     assert 0.05 < await read_boost(learner, OTHER_WORDING) < MAX_BOOST
 
 
+async def test_an_explanation_says_that_examples_move_a_tool(learner: TestUser) -> None:
+    await report(learner, LIVED[1], "kb_ops_17")
+    await report(learner, LIVED[1], "create_ticket", "irrelevant")
+    messages = {
+        name: (await learner.http.post("/discover/why", json={"query": LIVED[1], "tool": name})).json()["items"][0]
+        for name in ("kb_ops_17", "create_ticket", "get_forecast")
+    }
+    assert "examples of messages like this one raise its score by 0." in messages["kb_ops_17"]["message"]
+    assert "irrelevant to messages like this one lower its score by 0." in messages["create_ticket"]["message"]
+    assert "like this one" not in messages["get_forecast"]["message"]
+
+
 async def test_a_message_like_past_ones_is_not_answered_with_nothing(learner: TestUser) -> None:
     question = "am I happy"
     assert (await learner.discover(question))["no_match"]

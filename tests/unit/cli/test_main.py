@@ -37,6 +37,9 @@ CONTRACT = {
     "execute": ["TOOL", "[ARGUMENTS]", "--timeout", "--user"],
     "eval": ["[FILE]", "--limit", "--project", "--suggest", "--json", "--user"],
     "calibrate": ["[FILE]", "--dry-run", "--reset", "--user", "--for-all"],
+    "examples list": ["TOOL", "--user"],
+    "examples set": ["TOOL", "MESSAGE...", "--user"],
+    "examples forget": ["[TOOL]", "--source", "--yes", "--user"],
     "selections export": ["--user"],
     "model list": [],
     "model use": ["NAME", "--provider", "--incomplete"],
@@ -164,7 +167,7 @@ def test_a_wrong_command_line_is_answered_with_the_usage_of_its_command(
     assert message in printed
 
 
-@pytest.mark.parametrize("arguments", [[], ["key"], ["server"], ["model"], ["selections"]])
+@pytest.mark.parametrize("arguments", [[], ["key"], ["server"], ["model"], ["examples"], ["selections"]])
 def test_a_group_without_a_command_shows_its_help_and_fails(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
