@@ -16,7 +16,7 @@ from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, current_revision, head_revision
 from app.db.requirements import MissingRequirement, explain_connection_error, find_missing
 from app.embeddings.calibration import is_english_only
-from app.embeddings.factory import make_configured_embedder
+from app.embeddings.factory import is_earlier_default, make_configured_embedder
 from app.embeddings.repository import read_active_model
 from app.errors import CloudFailed, ConfigurationError, ToolscoutError
 from app.local_postgres.database import connect_database, has_data
@@ -136,9 +136,12 @@ async def _check_embedder(settings: Settings, url: str) -> CheckResult:
         await embedder.aclose()
     active = await asyncio.to_thread(read_active_model, url)
     if active is not None and active.id != embedder.model:
+        command = f"run `toolscout model use {embedder.model}` to switch"
+        if is_earlier_default(settings, active.id):
+            message = f"{active.id} is the active model; this version ships {embedder.model}: {command}"
+            return CheckResult("embedder", ok=True, message=message)
         message = (
-            f"the settings name {embedder.model}, but {active.id} is the active model and keeps serving: "
-            f"run `toolscout model use {embedder.model}` to switch"
+            f"the settings name {embedder.model}, but {active.id} is the active model and keeps serving: {command}"
         )
         return CheckResult("embedder", ok=False, message=message)
     return CheckResult("embedder", ok=True, message=f"{embedder.model} works, {dimension} dimensions")

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from app import embeddings
 from app.cli.evaluation import EvaluationProgress
 from app.container import Container
 from app.discovery.inline.documents import InlineTool
 from app.embeddings.base import Vectors
-from app.embeddings.calibration import Calibration
+from app.embeddings.calibration import Calibration, get_calibration_path
+from app.embeddings.local_models import find_shipped_model
 from app.evaluation.calibrate import Messages, index_tools, load_shipped_messages, make_samples
 from app.evaluation.evaluate import ProgressCallback
 from app.evaluation.fit import LabelledCatalog, TrainingData, error_rates, fit_calibration
@@ -28,7 +28,6 @@ from app.observability.logging import configure_logging
 from bench.relevance.index import open_bench_container, open_data_folder
 from bench.relevance.sets import OWN, SETS, BenchSet, BenchTool, read_set
 
-SHIPPED = Path(embeddings.__file__).parent / "granite.json"
 _PUBLIC = ("metatool", "bfcl_live", "azure_mcp_2026", "mcpproxy_golden")
 _MAX_SAMPLED_CHARS = 300
 _SEED = 1
@@ -47,6 +46,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    shipped = get_calibration_path(find_shipped_model().id)
     parser = argparse.ArgumentParser(prog="bench.calibrate", description=__doc__)
     parser.add_argument(
         "--corpora",
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of files with more messages, take N that are shorter than {_MAX_SAMPLED_CHARS} characters",
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="keep the database, and with it the vectors of tools")
-    parser.add_argument("--output", type=Path, metavar="FILE", default=SHIPPED, help="where to write the calibration")
+    parser.add_argument("--output", type=Path, metavar="FILE", default=shipped, help="where to write the calibration")
     return parser
 
 

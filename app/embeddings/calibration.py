@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -166,9 +166,14 @@ def is_english_only(model: str) -> bool:
 
 
 def load_shipped_calibration(model: str) -> Calibration:
-    """Return the calibration that ships for the packaged model and for each adapter."""
-    if not is_english_only(model):
+    """Return the calibration that ships for the packaged model, or for the adapter that the model has."""
+    path = get_calibration_path(model)
+    if not is_english_only(model) or not path.is_file():
         return UNCALIBRATED
+    return Calibration.from_json(orjson.loads(path.read_bytes()))
+
+
+def get_calibration_path(model: str) -> Path:
+    """Return where the calibration of a shipped model is."""
     adapter = parse_adapter_name(model)
-    file = files("app.embeddings") / ("granite.json" if adapter is None else f"granite+{adapter}.json")
-    return Calibration.from_json(orjson.loads(file.read_bytes())) if file.is_file() else UNCALIBRATED
+    return Path(__file__).parent / ("granite.json" if adapter is None else f"granite+{adapter}.json")

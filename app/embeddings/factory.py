@@ -77,6 +77,13 @@ def make_local_embedders(settings: Settings) -> Iterator[Embedder]:
         yield LocalEmbedder(model, _make_graph_cache(settings))
 
 
+def is_earlier_default(settings: Settings, model_id: str) -> bool:
+    """Whether these settings name no model, and this is one that an earlier version used in that case."""
+    if settings.embedding_provider != "local" or settings.local_model is not None:
+        return False
+    return model_id in [embedder.model for embedder in make_local_embedders(settings)]
+
+
 def make_query_embedder(settings: Settings, embedder: Embedder, metrics: Metrics) -> QueryEmbedder:
     breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_retry_s)
     budget_s = settings.query_embed_budget_ms / 1000

@@ -80,7 +80,7 @@ class Models:
             return (f"cannot embed with {active.model.id}: {current.error}; tools are found by words alone",)
         if self._configured not in (None, active.model.id):
             return (
-                f"the settings name the model {self._configured}, but {active.model.id} is active and keeps serving; "
+                f"{active.model.id} is active and keeps serving, but these settings are for {self._configured}: "
                 f"run `toolscout model use {self._configured}` to switch",
             )
         return ()

@@ -8,15 +8,18 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import psycopg
 import pytest
 
 from app.cli import models
+from app.embeddings import local_models
 from app.embeddings.local_models import find_shipped_model
 from tests.integration.cli.conftest import Command
 from tests.support.calls import raise_disk_full
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import SECRET_KEY, outbound_allow, tool
+from tests.support.local_model import make_base_model, write_adapter
 from tests.support.mcp_server import FakeMcpServer
 
 STDIO_SERVER = """
@@ -410,6 +413,35 @@ def test_a_model_is_used_and_dropped(
     embedding_server.mode = "zeros"
     assert "zero vector" in command("model", "use", "gamma@96", status=1)
     assert "gamma" not in command("model", "list")
+
+
+def test_a_database_of_0_1_0_is_served_until_the_model_of_this_version_takes_over(
+    command: Command,
+    fresh_database: str,
+    mcp: FakeMcpServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", fresh_database)
+    monkeypatch.setattr(local_models, "SHIPPED_ADAPTER", None)
+    monkeypatch.setattr(local_models, "SHIPPED_PRECISION", "fp32")
+    command("key", "create", "--user", "eva")
+    mcp.tools = [tool("echo", "Gives back what it is given.")]
+    command("server", "add", "echoes", mcp.url, "--user", "eva")
+
+    path = tmp_path / "granite+tools-9.npz"
+    write_adapter(path, {"query_map": np.eye(384, dtype=np.float16)}, name="tools-9")
+    monkeypatch.setattr(local_models, "SHIPPED_ADAPTER", "tools-9")
+    monkeypatch.setattr(local_models, "get_adapter_path", lambda _name: path)
+    old, new = make_base_model().id, find_shipped_model().id
+    report = " ".join(command("doctor").split())
+    assert f"{old} is the active model; this version ships {new}: run `toolscout model use {new}`" in report
+    assert "echo" in command("discover", "give back what I say", "--user", "eva")
+
+    assert f"{new} is active" in command("model", "use", new)
+    assert f"{new} works, 384 dimensions" in " ".join(command("doctor").split())
+    assert "echo" in command("discover", "give back what I say", "--user", "eva")
+    assert f"{old} is active" in command("model", "use", old)
 
 
 def test_an_embedder_of_the_operators_own_takes_over_and_goes(
