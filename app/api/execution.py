@@ -52,6 +52,7 @@ async def execute_tool(
         alias=alias,
         timeout_s=None if body.timeout_ms is None else body.timeout_ms / 1000,
         idempotency_key=idempotency_key,
+        discovery_id=body.discovery_id,
     )
     if MEDIA_TYPE in request.headers.get("accept", ""):
         return await _execute_streaming(container.executor, call)

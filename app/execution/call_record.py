@@ -170,7 +170,7 @@ class CallRecord:
         user_id, tool_id = self._request.scope.user_id, self._tool.definition.tool_id
         self._usage_counters.record_call(user_id, tool_id, succeeded=succeeded)
         if succeeded:
-            self._learner.record_call(user_id, tool_id)
+            self._learner.record_call(user_id, tool_id, self._request.discovery_id)
 
     async def _update_server_status(self, session: Session, failure: ToolscoutError | None) -> None:
         if self._tool is None:

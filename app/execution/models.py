@@ -22,6 +22,8 @@ class ExecutionRequest:
     alias: str | None = None
     timeout_s: float | None = None
     idempotency_key: str | None = None
+    discovery_id: str | None = None
+    """The discovery that returned the tool, if the caller says so."""
     dialogue: Dialogue | None = None
     """Set if the caller can answer questions of the tool."""
 

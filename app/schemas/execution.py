@@ -75,6 +75,7 @@ class ExecuteBody(Input):
         tool_call="call function_call",
         timeout_ms="timeout timeout_s timeout_seconds",
         project_id="project",
+        discovery_id="discovery",
     )
 
     tool_key: ToolKey | None = Field(
@@ -89,6 +90,11 @@ class ExecuteBody(Input):
     )
     timeout_ms: int | None = Field(None, ge=1, le=_MAX_TIMEOUT_MS, description="null: TOOLSCOUT_CALL_TIMEOUT_S")
     project_id: Identifier | None = Field(None, description="only tools that are visible in this project")
+    discovery_id: Identifier | None = Field(
+        None,
+        description="the discovery that returned the tool: a success teaches that the tool was right for its message; "
+        "null: the newest discovery of the last 15 minutes that returned it",
+    )
 
     @field_validator("tool_call", mode="before")
     @classmethod

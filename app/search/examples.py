@@ -22,6 +22,8 @@ MAX_PENALTY = 0.15
 SCALE = 0.3
 CLOSENESS_POWER = 2
 
+_NEAREST_EXAMPLES = 100
+
 MIN_BOOST_TO_PASS = 0.1
 """A tool whose examples add this much passes, however far its description is from the message."""
 MIN_BOOST_TO_ANSWER = 0.2
@@ -52,9 +54,12 @@ def example_boosts_sql(texts: int) -> str:
     )"""
 
 
-NEAREST_EXAMPLES = """
-    (SELECT e.tool_id FROM tool_examples e
-     WHERE e.user_id = %(user_id)s AND e.model = %(model)s AND e.weight > 0 AND (e.source <> 'use' OR %(learned)s)
-     ORDER BY e.vector <=> %(vector_0)s::halfvec LIMIT 100)
-"""
-"""The tools of the examples that are nearest to the message, for a search through HNSW."""
+def nearest_examples_sql(texts: int) -> str:
+    """Return the ids of the tools whose examples are nearest to any text of the message, for a search through HNSW."""
+    distances = ", ".join(f"e.vector <=> %(vector_{text})s::halfvec" for text in range(texts))
+    return f"""
+        (SELECT e.tool_id FROM tool_examples e
+         WHERE e.user_id = %(user_id)s AND e.model = %(model)s AND e.weight > 0
+           AND (e.source <> 'use' OR %(learned)s)
+         ORDER BY least({distances}) LIMIT {_NEAREST_EXAMPLES})
+    """

@@ -9,7 +9,7 @@ import hashlib
 
 from sqlalchemy import Connection, text
 
-from app.search.examples import NEAREST_EXAMPLES
+from app.search.examples import nearest_examples_sql
 
 EF_SEARCH = 400
 
@@ -44,7 +44,7 @@ def candidate_ids_join(model: str, dimension: int, texts: int) -> str:
     BM25, tools that the message names, and tools with examples like the message.
     """
     nearest = [_nearest_ids(model, dimension, text) for text in range(texts)]
-    subqueries = " UNION ".join([*nearest, _BEST_BY_BM25, _NAMED_IN_MESSAGE, NEAREST_EXAMPLES])
+    subqueries = " UNION ".join([*nearest, _BEST_BY_BM25, _NAMED_IN_MESSAGE, nearest_examples_sql(texts)])
     return f"JOIN ({subqueries}) candidates ON candidates.tool_id = v.tool_id"
 
 

@@ -1,7 +1,8 @@
 """Learn from outcomes: remember the message of a successful use as an example of its tool.
 
 - A discovery leaves the vector of its message and the tools of its answer (`discovery_vectors.py`).
-- A call that succeeded belongs to the newest discovery within `CALL_WINDOW` whose answer has the tool.
+- A call that succeeded belongs to the discovery that its caller names, or to the newest one within `CALL_WINDOW` whose
+  answer has the tool.
 - Feedback names its discovery: `succeeded` is an example for the tool, `irrelevant` one against it. `called` says too
   little, and `failed` says nothing about whether the tool was the right one.
 
@@ -47,6 +48,7 @@ class _Call:
     user_id: str
     tool_id: str
     at: datetime
+    discovery_id: str | None
 
 
 class Learner:
@@ -65,10 +67,10 @@ class Learner:
             half = vector.astype(np.float16)
             self._vectors.append(DiscoveryVector(user_id, discovery_id, datetime.now(UTC), model, half, tool_ids))
 
-    def record_call(self, user_id: str, tool_id: str) -> None:
-        """Note that a call of the tool succeeded."""
+    def record_call(self, user_id: str, tool_id: str, discovery_id: str | None = None) -> None:
+        """Note that a call of the tool succeeded. `discovery_id` is the discovery that led to it, if it is known."""
         if self.enabled and len(self._calls) < _MAX_PENDING:
-            self._calls.append(_Call(user_id, tool_id, datetime.now(UTC)))
+            self._calls.append(_Call(user_id, tool_id, datetime.now(UTC), discovery_id))
 
     async def write_vectors(self, user_id: str) -> None:
         """Write the user's pending vectors now: feedback on a discovery may follow at once."""
@@ -109,7 +111,9 @@ class Learner:
         async with self._database.transaction(user_id) as session:
             await session.rows(_LOCK_USER, {"user_id": user_id})
             since = call.at - CALL_WINDOW
-            discovery_id = await find_newest_discovery(session, user_id, call.tool_id, since, call.at)
+            discovery_id = call.discovery_id or await find_newest_discovery(
+                session, user_id, call.tool_id, since, call.at
+            )
             if discovery_id is not None:
                 await _learn(session, user_id, discovery_id, call.tool_id, is_relevant=True)
 

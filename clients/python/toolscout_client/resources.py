@@ -75,14 +75,17 @@ class ChatResource(Resource[TransportT]):
         tool_call: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         project_id: str | None = None,
+        discovery_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> Steps[Execution]:
         """Run a tool once: by its key, or by the model's tool call in OpenAI's or Anthropic's format.
 
         A request whose answer was lost is sent again with the same idempotency key, and Toolscout returns the outcome
-        of the first one.
+        of the first one. `discovery_id` is the discovery that returned the tool: a success teaches that the tool was
+        right for its message. Releases up to 0.2.0 reject it.
         """
         body = {"tool_key": tool_key, "arguments": arguments, "tool_call": tool_call, "project_id": project_id}
+        body |= {} if discovery_id is None else {"discovery_id": discovery_id}
         request = make_request(
             "POST /execute",
             json=body if timeout is None else body | {"timeout_ms": round(timeout * 1000)},

@@ -167,6 +167,24 @@ async def test_a_successful_call_is_learned_from_once(container: Container, user
     assert (await find_names(user, OTHER_WORDING))[0] == "kb_ops_17"
 
 
+async def test_a_call_that_names_its_discovery_teaches_for_that_message(
+    container: Container, user: TestUser, mcp: FakeMcpServer
+) -> None:
+    mcp.tools = TOOLS
+    await user.connect(mcp)
+    first = await user.discover(LIVED[0], similarity_threshold=0)
+    await user.discover("where is my parcel", similarity_threshold=0)
+    assert (await user.execute("kb_ops_17", discovery_id=first["discovery_id"])).status_code == 200
+    assert (await user.execute("create_ticket")).status_code == 200
+    await container.learner.flush()
+    boosts = [
+        await read_boost(user, query, name) > 0.4
+        for name in ("kb_ops_17", "create_ticket")
+        for query in (LIVED[0], "where is my parcel")
+    ]
+    assert boosts == [True, False, False, True]
+
+
 async def test_a_call_of_a_tool_that_no_discovery_returned_teaches_nothing(
     container: Container, user: TestUser, mcp: FakeMcpServer
 ) -> None:
