@@ -19,6 +19,7 @@ RUN useradd --system --uid 10001 --create-home --home-dir /home/toolscout toolsc
 COPY --from=build /opt/toolscout /opt/toolscout
 ENV PATH=/opt/toolscout/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    ORT_DISABLE_TELEMETRY=1 \
     TOOLSCOUT_ENVIRONMENT=production \
     TOOLSCOUT_HOST=0.0.0.0 \
     TOOLSCOUT_DATA_DIR=/home/toolscout/data
