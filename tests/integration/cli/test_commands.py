@@ -294,7 +294,8 @@ def test_secrets_are_rotated_and_doctor_reports_credentials_that_cannot_be_read(
     command("server", "add", "sealed", mcp.url, "--user", "eve", "--header", "X-Token=canary")
     assert "FAIL" not in command("doctor")
 
-    monkeypatch.setenv("TOOLSCOUT_SECRET_KEY", base64.b64encode(os.urandom(32)).decode())
+    new_key = base64.b64encode(os.urandom(32)).decode()
+    monkeypatch.setenv("TOOLSCOUT_SECRET_KEY", new_key)
     assert "cannot be decrypted with these keys" in command("doctor", status=1)
     monkeypatch.setenv("TOOLSCOUT_OLD_SECRET_KEYS", SECRET_KEY)
     assert "FAIL" not in command("doctor")
@@ -305,6 +306,11 @@ def test_secrets_are_rotated_and_doctor_reports_credentials_that_cannot_be_read(
     mcp.requests.clear()
     command("server", "reindex", "sealed", "--user", "eve")
     assert {request.headers["x-token"] for request in mcp.requests} == {"canary"}
+
+    # the tests of this module share a database: doctor would fail in the others
+    monkeypatch.setenv("TOOLSCOUT_OLD_SECRET_KEYS", new_key)
+    monkeypatch.setenv("TOOLSCOUT_SECRET_KEY", SECRET_KEY)
+    command("rotate-secrets")
 
 
 def test_doctor_recommends_a_multilingual_endpoint_if_many_messages_are_not_english(
