@@ -32,6 +32,8 @@ from app.embeddings.token_counter import load_token_counter
 from app.errors import ConfigurationError
 from app.execution import idempotency
 from app.execution.execute import Executor
+from app.indexing.known_tools.matching import KnownTools
+from app.indexing.known_tools.pack import load_known_tools
 from app.indexing.queue_metrics import watch_queue
 from app.indexing.reindex import Indexer
 from app.indexing.worker import Worker, WorkerConfig
@@ -160,6 +162,7 @@ class _Infrastructure:
     selections: SelectionLog
     decisions: DecisionLog
     learner: Learner
+    known_tools: KnownTools
 
 
 def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack: AsyncExitStack) -> _Infrastructure:
@@ -172,7 +175,18 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
     for flusher in (usage_counters.flusher, selections.flusher, decisions.flusher, learner.flusher):
         flusher.start()
         stack.push_async_callback(flusher.stop)
-    return _Infrastructure(settings, sealer, metrics, tracing, database, usage_counters, selections, decisions, learner)
+    return _Infrastructure(
+        settings=settings,
+        sealer=sealer,
+        metrics=metrics,
+        tracing=tracing,
+        database=database,
+        usage_counters=usage_counters,
+        selections=selections,
+        decisions=decisions,
+        learner=learner,
+        known_tools=load_known_tools() if settings.known_examples else KnownTools(),
+    )
 
 
 async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncExitStack, *, embedding: bool) -> Models:
@@ -241,6 +255,7 @@ def _build_indexer(
         sealer=infrastructure.sealer,
         computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
         tracing=infrastructure.tracing,
+        known_tools=infrastructure.known_tools,
     )
 
 
@@ -296,7 +311,9 @@ def _build_container(
         searcher=searcher,
         discoverer=_build_discoverer(infrastructure, searcher, cloud),
         cloud=cloud,
-        inline_searcher=InlineSearcher(searcher, InlineToolParser(), budget_s=settings.catalog_embed_budget_s),
+        inline_searcher=InlineSearcher(
+            searcher, InlineToolParser(infrastructure.known_tools), budget_s=settings.catalog_embed_budget_s
+        ),
         executor=_build_executor(infrastructure, mcp_pool, shutdown),
         listing_cache=ListingCache(settings.mcp_list_cache_s),
         mcp_pool=mcp_pool,

@@ -244,6 +244,11 @@ class Settings(BaseSettings):
         description="days for which messages are stored, for users whose setting `selection_log` is on",
     )
 
+    known_examples: bool = Field(
+        True,
+        description="index tools of well-known public servers with the example messages that ship with Toolscout; a "
+        "change takes effect for each server at its next index run",
+    )
     learn_from_use: bool = Field(
         True,
         description="remember the vectors, not the texts, of messages for which a tool was used successfully, and rank "

@@ -17,7 +17,6 @@ from app.embeddings.repository import lock_models_shared
 from app.errors import NotFound
 from app.indexing import store
 from app.indexing.document_embedder import DocumentEmbedder
-from app.indexing.documents import text_hash
 from app.indexing.plan import ModelUpdate, StoredTool, plan_backfill
 from app.indexing.reindex import Indexer, make_target
 
@@ -80,14 +79,9 @@ async def _backfill_servers(
     found = [await _plan_server(indexer, loaded, user_id, server_id) for user_id, server_id in servers]
     plans = [plan for plan in found if plan is not None]
     missing = [tool for plan in plans for tool in plan.update.plan.count_missing_vectors]
-    by_text = {text_hash(tool.text): tool for tool in missing}
-    embedder = DocumentEmbedder(indexer.database, loaded.embedder, indexer.metrics, indexer.tracing)
-    await embedder.embed(list(by_text.values()))
-    vectors = {
-        tool.tool_id: vector
-        for tool in missing
-        if (vector := embedder.vectors.get(by_text[text_hash(tool.text)].tool_id)) is not None
-    }
+    embedder = DocumentEmbedder(indexer.database, loaded, indexer.metrics, indexer.tracing)
+    await embedder.embed(missing)
+    vectors = embedder.vectors
     for plan in plans:
         tool_ids = [tool.tool_id for tool in plan.update.plan.count_missing_vectors]
         own = {tool_id: vectors[tool_id] for tool_id in tool_ids if tool_id in vectors}
@@ -105,7 +99,7 @@ async def _plan_server(indexer: Indexer, loaded: LoadedModel, user_id: str, serv
         listing = await store.read_listing(session, user_id, server_id)
         stored = await store.read_tools(session, user_id, server_id, loaded.model.id)
         rules = await get_rules(session, user_id)
-    target = await make_target(server, loaded.model, rules)
+    target = await make_target(indexer, server, loaded.model, rules)
     # in a thread: counting tokens and hashing would block the event loop
     plan = await asyncio.to_thread(plan_backfill, listing, stored, target, indexer.count_tokens)
     return _ServerPlan(user_id, ServerLock(server.name, server.config_version), stored, ModelUpdate(target, plan, {}))

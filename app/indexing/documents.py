@@ -14,6 +14,9 @@ from app.text.strict_json import Json, canonical_json
 # Part of every hash: increment it when the enriched text, its terms or its action change, to index every tool again.
 ENRICHMENT_VERSION = 3
 
+# Part of the hashes of tools with known examples: increment it when the weight of the examples changes.
+EXAMPLES_VERSION = 1
+
 MAX_EMBEDDED_BYTES = 8_192
 _MAX_PARAMETERS = 64
 _MAX_PARAMETER_TEXT = 4_000
@@ -59,8 +62,17 @@ def _describe(tool: ToolDefinition, server_name: str, tags: Collection[str]) -> 
     return " ".join(part for part in parts if part)
 
 
-def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int, tags: Collection[str] = ()) -> SparseVector:
-    """Return the BM25 term weights. Parameters count half, since they often are the only match for a message."""
+def lexical_vector(
+    tool: ToolDefinition,
+    server_name: str,
+    dimension: int,
+    tags: Collection[str] = (),
+    examples: Sequence[str] = (),
+) -> SparseVector:
+    """Return the BM25 term weights. Parameters count half, since they often are the only match for a message.
+
+    Known examples count half as well, because the server has not written them.
+    """
     parts = list(_schema_parts(tool.input_schema))
     fields = [
         Field(tool.name, 2.0),
@@ -71,6 +83,7 @@ def lexical_vector(tool: ToolDefinition, server_name: str, dimension: int, tags:
         Field(" ".join(name for name, _ in parts), 0.5),
         Field(" ".join(map(_get_description, (part for _, part in parts)))[:_MAX_PARAMETER_TEXT], 0.5),
         Field(" ".join(value for _, part in parts for value in _enum_values(part)), 0.5),
+        Field(" ".join(examples), 0.5),
     ]
     return build_document_vector(fields, max_document_terms(dimension))
 
@@ -105,14 +118,17 @@ def _get_enum(part: Mapping[str, Any]) -> list[Any]:
     return values[:_MAX_VALUES] if isinstance(values, list) else []
 
 
-def index_hash(tool: ToolDefinition, server_name: str, tags: Collection[str] = ()) -> str:
+def index_hash(tool: ToolDefinition, server_name: str, tags: Collection[str] = (), examples: Sequence[str] = ()) -> str:
     """Hash everything that is stored of the tool for search. The order of keys and of tags does not matter.
 
-    A tool without tags has the hash that it had before tags were searched, so that it is not embedded again.
+    A tool without tags and without known examples has the hash that it had before there were any, so that it is not
+    embedded again.
     """
     identity: Json = {"definition": tool.as_mcp(), "server": server_name, "enrichment": ENRICHMENT_VERSION}
     if tags:
         identity["tags"] = sorted(tags)
+    if examples:
+        identity["examples"] = [EXAMPLES_VERSION, *examples]
     return hashlib.sha256(canonical_json(identity)).hexdigest()
 
 

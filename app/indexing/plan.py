@@ -10,8 +10,10 @@ from app.catalog.rules import RuleSet
 from app.catalog.visibility_policy import merge_tags
 from app.embeddings.base import Vector
 from app.indexing import documents
+from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import ListedTool
 from app.indexing.sanitize import Finding
+from app.indexing.tool_vectors import ToolTexts
 from app.mcp_types import ToolDefinition
 from app.search.intents import Action, detect_tool_action
 from app.text.strict_json import dump_json
@@ -55,7 +57,7 @@ class MissingVector:
 
     tool_id: str
     tool_name: str
-    text: str
+    texts: ToolTexts
     content_hash: str
 
 
@@ -86,6 +88,11 @@ class IndexTarget:
     server_tags: Sequence[str] = ()
     rules: RuleSet = field(default_factory=lambda: RuleSet(()))
     """The user's own rules. A project's rules tag tools only within the project, so that their tags are not indexed."""
+    known_tools: KnownTools = field(default_factory=KnownTools)
+    """The tools that come with examples; empty if the settings switch them off."""
+
+    def find_examples(self, tool: ToolDefinition) -> tuple[str, ...]:
+        return self.known_tools.find_examples(tool.name, tool.description)
 
     def list_tags(self, tool_name: str, known: StoredTool | None) -> tuple[str, ...]:
         own_tags = () if known is None else known.own_tags
@@ -117,7 +124,7 @@ def make_plan(
         tool = listed.definition
         known = stored.get(tool.name)
         tags = target.list_tags(tool.name, known)
-        index_hash = documents.index_hash(tool, target.server_name, tags)
+        index_hash = documents.index_hash(tool, target.server_name, tags, target.find_examples(tool))
         is_new = known is None or known.is_deleted
         added += is_new
         changed += not is_new and known is not None and known.definition_hash != listed.fingerprint
@@ -125,8 +132,8 @@ def make_plan(
             rows.append(_make_row(listed, index_hash, target, tags, count_tokens))
         content_hash = documents.content_hash(index_hash, target.model)
         if force or known is None or known.content_hash != content_hash:
-            text = documents.embedded_text(tool, target.server_name, tags)
-            missing.append(MissingVector(tool_id(target.server_id, tool.name), tool.name, text, content_hash))
+            texts = _make_texts(tool, target, tags)
+            missing.append(MissingVector(tool_id(target.server_id, tool.name), tool.name, texts, content_hash))
     names = {listed.definition.name for listed in tools}
     removed = [known.tool_id for name, known in stored.items() if name not in names and not known.is_deleted]
     unapproved = [listed.definition.name for listed in tools if _is_unapproved(stored, listed)]
@@ -145,12 +152,15 @@ def plan_backfill(
         if not tool.is_indexed
     ]
     missing = [
-        MissingVector(tool.tool_id, listed.definition.name, text, content_hash)
+        MissingVector(tool.tool_id, listed.definition.name, _make_texts(listed.definition, target, tags), content_hash)
         for listed, tool, tags in tagged
         if tool.content_hash != (content_hash := documents.content_hash(tool.index_hash, target.model))
-        and (text := documents.embedded_text(listed.definition, target.server_name, tags))
     ]
     return Plan(0, 0, len(tools), rows, (), missing, ())
+
+
+def _make_texts(tool: ToolDefinition, target: IndexTarget, tags: Sequence[str]) -> ToolTexts:
+    return ToolTexts(documents.embedded_text(tool, target.server_name, tags), target.find_examples(tool))
 
 
 def _is_up_to_date(known: StoredTool | None, listed: ListedTool, index_hash: str) -> bool:
@@ -186,7 +196,7 @@ def _make_row(
         definition_hash=listed.fingerprint,
         index_hash=index_hash,
         enriched_description=documents.enriched_description(tool, target.server_name, tags),
-        lexical=documents.lexical_vector(tool, target.server_name, target.dimension, tags),
+        lexical=documents.lexical_vector(tool, target.server_name, target.dimension, tags, target.find_examples(tool)),
         action=detect_tool_action(tool.name, tool.description),
         tokens=definition_tokens(tool, count_tokens),
         findings=listed.findings,

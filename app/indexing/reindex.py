@@ -20,6 +20,7 @@ from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
 from app.indexing import queue, store
 from app.indexing.document_embedder import DocumentEmbedder, load_cached_vectors
+from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Listing, parse_listing
 from app.indexing.plan import CountTokens, IndexTarget, ModelUpdate, Plan, StoredTool, make_plan
 from app.mcp_client.pool import McpPool
@@ -48,6 +49,8 @@ class Indexer:
     computing: asyncio.Semaphore
     """Limits the runs that embed at once; many more may wait for their servers at the same time."""
     tracing: Tracing = field(default_factory=Tracing)
+    known_tools: KnownTools = field(default_factory=KnownTools)
+    """The tools that come with examples."""
 
 
 class _PlanOutdated(Exception):
@@ -88,14 +91,14 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
         policy = await read_policy(session)
         rules = await get_rules(session, run.user_id)
         stored = await store.read_tools(session, run.user_id, run.server_id, active.model.id)
-    target = await make_target(server, active.model, rules)
+    target = await make_target(indexer, server, active.model, rules)
     had_tools = any(not tool.is_deleted for tool in stored.values())
     if had_tools and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
     plan = await _make_plan(indexer, listing, stored, target, force=run.force)
     embedder = DocumentEmbedder(
         indexer.database,
-        active.embedder,
+        active,
         indexer.metrics,
         indexer.tracing,
         partial(_report_progress, indexer, run, len(listing.tools)),
@@ -118,10 +121,12 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
     return "succeeded"
 
 
-async def make_target(server: Server, model: EmbeddingModel, rules: Sequence[Rule]) -> IndexTarget:
+async def make_target(indexer: Indexer, server: Server, model: EmbeddingModel, rules: Sequence[Rule]) -> IndexTarget:
     # compiling a hundred rules takes a while: off the event loop
     rule_set = await asyncio.to_thread(RuleSet, rules)
-    return IndexTarget(server.id, server.name, model.id, model.dimension, server.tags, rule_set)
+    return IndexTarget(
+        server.id, server.name, model.id, model.dimension, server.tags, rule_set, known_tools=indexer.known_tools
+    )
 
 
 async def _plan_inactive_model(
@@ -135,7 +140,7 @@ async def _plan_inactive_model(
     async with indexer.database.transaction(run.user_id) as session:
         stored = await store.read_tools(session, run.user_id, run.server_id, target.model)
     plan = await _make_plan(indexer, listing, stored, target, force=False)
-    vectors = await load_cached_vectors(indexer.database, target.model, plan.count_missing_vectors)
+    vectors = await load_cached_vectors(indexer.database, loaded.model, plan.count_missing_vectors)
     return ModelUpdate(target, plan, vectors)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from cachetools import TTLCache
 from pgvector import SparseVector
 
-from app.indexing.documents import embedded_text, lexical_vector, text_hash
+from app.indexing.documents import embedded_text, lexical_vector
+from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Refusal, parse_definition
+from app.indexing.tool_vectors import ToolTexts
 from app.search.intents import Action, detect_tool_action
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json, canonical_json
@@ -45,9 +47,8 @@ class ParsedTool:
     description: str
     lexical: SparseVector
     action: Action
-    text: str
-    """The text to embed."""
-    text_hash: bytes
+    texts: ToolTexts
+    """The texts to embed."""
     output_schema: bytes | None = None
     """JSON, as are the annotations: both are only passed back."""
     annotations: bytes | None = None
@@ -59,7 +60,8 @@ class InlineToolParser:
     Callers mostly send the same list again with the next message, and tokenizing two thousand tools takes a second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known_tools: KnownTools) -> None:
+        self._known_tools = known_tools
         self._cache: TTLCache[bytes, ParsedTool] = TTLCache(_MAX_CACHE_BYTES, _CACHE_TTL_S, getsizeof=_estimate_bytes)
 
     async def parse(self, tools: Sequence[InlineTool], dimension: int) -> list[ParsedTool | Refusal]:
@@ -67,43 +69,39 @@ class InlineToolParser:
         keys = await asyncio.to_thread(lambda: [_make_cache_key(tool, dimension) for tool in tools])
         cached = {key: self._cache.get(key) for key in keys}
         missing = {key: tool for key, tool in zip(keys, tools, strict=True) if cached[key] is None}
-        parsed = await asyncio.to_thread(lambda: {key: _parse(tool, dimension) for key, tool in missing.items()})
+        parsed = await asyncio.to_thread(lambda: {key: self._parse(tool, dimension) for key, tool in missing.items()})
         for key, tool in parsed.items():
             if isinstance(tool, ParsedTool):
                 self._cache[key] = tool
         return [cached[key] or parsed[key] for key in keys]
 
+    def _parse(self, tool: InlineTool, dimension: int) -> ParsedTool | Refusal:
+        definition = parse_definition(_to_mcp(tool))
+        if isinstance(definition, Refusal):
+            return definition
+        server_name = remove_hidden(tool.server_name)
+        examples = self._known_tools.find_examples(definition.name, definition.description)
+        return ParsedTool(
+            name=definition.name,
+            server_name=server_name,
+            description=definition.description,
+            lexical=lexical_vector(definition, server_name, dimension, examples=examples),
+            action=detect_tool_action(definition.name, definition.description),
+            texts=ToolTexts(embedded_text(definition, server_name), examples),
+            output_schema=_to_json(definition.output_schema),
+            annotations=_to_json(definition.annotations),
+        )
+
 
 def _estimate_bytes(tool: ParsedTool) -> int:
     """Estimate the memory that a cached tool takes: mostly its texts and its terms."""
-    parts = (tool.description, tool.text, tool.output_schema, tool.annotations)
+    parts = (tool.description, tool.texts.document, tool.output_schema, tool.annotations)
     texts = sum(sys.getsizeof(part) for part in parts if part is not None)
     return _ENTRY_BYTES + texts + _TERM_BYTES * len(tool.lexical.indices())
 
 
 def _make_cache_key(tool: InlineTool, dimension: int) -> bytes:
     return hashlib.sha256(canonical_json([dimension, tool.server_name, _to_mcp(tool)])).digest()
-
-
-def _parse(tool: InlineTool, dimension: int) -> ParsedTool | Refusal:
-    definition = parse_definition(_to_mcp(tool))
-    if isinstance(definition, Refusal):
-        return definition
-    server_name = remove_hidden(tool.server_name)
-    text = embedded_text(definition, server_name)
-    lexical = lexical_vector(definition, server_name, dimension)
-    action = detect_tool_action(definition.name, definition.description)
-    return ParsedTool(
-        name=definition.name,
-        server_name=server_name,
-        description=definition.description,
-        lexical=lexical,
-        action=action,
-        text=text,
-        text_hash=text_hash(text),
-        output_schema=_to_json(definition.output_schema),
-        annotations=_to_json(definition.annotations),
-    )
 
 
 def _to_json(part: Json | None) -> bytes | None:

@@ -17,6 +17,7 @@ from app.discovery.request import DiscoveryRequest, resolve_options
 from app.embeddings.base import Vector
 from app.embeddings.loaded_models import LoadedModel
 from app.indexing.parsing import Refusal
+from app.indexing.tool_vectors import ToolTexts
 from app.search.in_memory import IndexedTool, ScoredTool, TenantIndex
 from app.search.interleave import interleave
 from app.search.query import Query
@@ -34,7 +35,7 @@ class InlineSearcher:
     """How long a request may wait for the embeddings of its tools."""
 
     def make_vector_source(self, model: LoadedModel) -> VectorSource:
-        return VectorSource(self.searcher.database, model.embedder, self.searcher.metrics)
+        return VectorSource(self.searcher.database, model, self.searcher.metrics)
 
 
 @dataclass(frozen=True)
@@ -113,25 +114,26 @@ async def _add_vectors(
     source: VectorSource, tool_set: ToolSet, queries: Sequence[ScoringParams], budget_s: float | None
 ) -> ToolSet:
     """Add cached embeddings, then new ones within the budget, first for tools that share words with a query."""
-    hashes = [tool.text_hash for tool in tool_set.parsed.values()]
-    vectors = await source.read_cached(hashes)
+    texts = [tool.texts for tool in tool_set.parsed.values()]
+    vectors = await source.read_cached([each.vector_hash for each in texts])
     reason = None
-    if missing := {tool.text_hash: tool.text for tool in tool_set.parsed.values() if tool.text_hash not in vectors}:
+    if any(each.vector_hash not in vectors for each in texts):
         ordered = await asyncio.to_thread(_order_by_words, tool_set, queries)
-        embedded = await source.embed({key: missing[key] for key in ordered if key in missing}, budget_s)
+        missing = [each for each in ordered if each.vector_hash not in vectors]
+        embedded = await source.embed(missing, budget_s)
         vectors, reason = {**vectors, **embedded.vectors}, embedded.reason
-    by_row: list[Vector | None] = [vectors.get(key) for key in hashes]
+    by_row: list[Vector | None] = [vectors.get(each.vector_hash) for each in texts]
     index = await asyncio.to_thread(tool_set.index.with_vectors, by_row)
     return replace(tool_set, index=index, pending=sum(vector is None for vector in by_row), reason=reason)
 
 
-def _order_by_words(tool_set: ToolSet, queries: Sequence[ScoringParams]) -> list[bytes]:
-    """Return the text hashes of the tools, the best match by words first."""
-    hashes = [tool.text_hash for tool in tool_set.parsed.values()]
+def _order_by_words(tool_set: ToolSet, queries: Sequence[ScoringParams]) -> list[ToolTexts]:
+    """Return the texts of the tools, the best match by words first."""
+    texts = [tool.texts for tool in tool_set.parsed.values()]
     if not queries:
-        return hashes
-    scored = zip(tool_set.index.score_by_words(queries), hashes, strict=True)
-    return [key for _, key in sorted(scored, key=lambda each: -each[0])]
+        return texts
+    scored = zip(tool_set.index.score_by_words(queries), texts, strict=True)
+    return [each for _, each in sorted(scored, key=lambda pair: -pair[0])]
 
 
 def _find_tools(

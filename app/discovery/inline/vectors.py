@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.db.engine import Database
-from app.embeddings.base import Embedder, Vector
+from app.embeddings.base import Vector
+from app.embeddings.loaded_models import LoadedModel
 from app.errors import EmbeddingFailed
 from app.indexing import store
+from app.indexing.tool_vectors import ToolTexts
 from app.observability.metrics import Metrics, observe_duration
 
 logger = logging.getLogger("toolscout.inline_search")
@@ -22,8 +24,8 @@ _MAX_FAILURES = 2
 
 
 @dataclass(frozen=True)
-class EmbeddedTexts:
-    """Embeddings by the hash of their text, and the reason if some are missing."""
+class EmbeddedTools:
+    """The tools' embeddings by `ToolTexts.vector_hash`, and the reason if some are missing or incomplete."""
 
     vectors: Mapping[bytes, Vector]
     reason: str | None = None
@@ -32,22 +34,42 @@ class EmbeddedTexts:
 @dataclass(frozen=True)
 class VectorSource:
     database: Database
-    embedder: Embedder
+    loaded: LoadedModel
     metrics: Metrics
 
     async def read_cached(self, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
         async with self.database.system_transaction() as session:
-            return await store.read_vector_cache(session, self.embedder.model, hashes)
+            return await store.read_vector_cache(session, self.loaded.model.id, hashes)
 
-    async def embed(self, texts: Mapping[bytes, str], budget_s: float | None) -> EmbeddedTexts:
-        """Embed as many texts as the budget allows, in their order; None is no limit."""
-        vectors: dict[bytes, Vector] = {}
+    async def embed(self, tools: Sequence[ToolTexts], budget_s: float | None) -> EmbeddedTools:
+        """Embed as many texts as the budget allows; None is no limit.
+
+        All documents come before all examples: a tool whose examples are still missing is found by its document.
+        """
+        parts = {key: text for tool in tools if tool.examples for key, text in tool.by_hash.items()}
+        texts = {tool.document_hash: tool.document for tool in tools} | parts
+        # the vectors of these tools are not cached, but those of some of their parts may be
+        vectors = await self.read_cached(list(parts)) if parts else {}
+        missing = [(key, text) for key, text in texts.items() if key not in vectors]
+        reason = None
         try:
             async with asyncio.timeout(budget_s):
-                failure = await self._embed_into(vectors, list(texts.items()))
+                if (failure := await self._embed_into(vectors, missing)) is not None:
+                    reason = f"embedder_{failure.reason}"
         except TimeoutError:
-            return EmbeddedTexts(vectors, OUT_OF_TIME)
-        return EmbeddedTexts(vectors, None if failure is None else f"embedder_{failure.reason}")
+            reason = OUT_OF_TIME
+        return EmbeddedTools(await self._blend(tools, vectors), reason)
+
+    async def _blend(self, tools: Sequence[ToolTexts], vectors: Mapping[bytes, Vector]) -> dict[bytes, Vector]:
+        """Make the vectors of the tools, and cache those that have examples."""
+        unrelated = self.loaded.model.calibration.unrelated
+        whole = {tool.vector_hash: tool.make_vector(vectors, unrelated) for tool in tools}
+        complete = {key: vector for key, vector in whole.items() if vector is not None}
+        if blended := {key: vector for key, vector in complete.items() if key not in vectors}:
+            async with self.database.system_transaction() as session:
+                await store.write_vector_cache(session, self.loaded.model.id, blended)
+        documents = {tool.vector_hash: vectors[tool.document_hash] for tool in tools if tool.document_hash in vectors}
+        return documents | complete
 
     async def _embed_into(
         self, vectors: dict[bytes, Vector], texts: Sequence[tuple[bytes, str]]
@@ -56,7 +78,7 @@ class VectorSource:
 
         A text that the embedder rejects costs its own batch. An embedder that is down is not called again.
         """
-        size, failures = self.embedder.batch_size, 0
+        size, failures = self.loaded.embedder.batch_size, 0
         failure = None
         for start in range(0, len(texts), size):
             try:
@@ -71,8 +93,8 @@ class VectorSource:
     async def _embed_batch(self, batch: Mapping[bytes, str]) -> dict[bytes, Vector]:
         """Embed a batch, then cache it; no connection is held while the embedder works."""
         with observe_duration(self.metrics.embedding_seconds, "index"):
-            vectors = await self.embedder.embed_documents(list(batch.values()))
+            vectors = await self.loaded.embedder.embed_documents(list(batch.values()))
         embedded = dict(zip(batch, vectors, strict=True))
         async with self.database.system_transaction() as session:
-            await store.write_vector_cache(session, self.embedder.model, embedded)
+            await store.write_vector_cache(session, self.loaded.model.id, embedded)
         return embedded

@@ -7,12 +7,14 @@ import pytest
 
 from app.container import Container
 from app.demo.seed import load_catalogue
+from app.indexing.tool_vectors import ToolTexts
 from app.schemas.inline_search import MAX_QUERIES, MAX_TOOLS
 from tests.support.checks import assert_problem, rows_of
 from tests.support.clients import TestUser, new_user
 from tests.support.embedding_server import FakeEmbeddingServer
-from tests.support.factories import OpenService
-from tests.support.worker_steps import until
+from tests.support.factories import OpenService, tool
+from tests.support.known_tools import document_of, pick_known_tools
+from tests.support.worker_steps import rows, until
 
 Json = dict[str, Any]
 
@@ -89,6 +91,41 @@ async def test_inline_tools_rank_like_the_same_tools_in_the_catalogue(demo_user:
         assert found["no_match"] == discovered["no_match"]
         answered += not found["no_match"]
     assert 0 < answered < len(MESSAGES)
+
+
+async def test_known_tools_rank_alike_whether_they_are_stored_or_sent_along(user: TestUser) -> None:
+    known = pick_known_tools(8)
+    await user.add_tools(*(tool(each.name, each.description) for each in known), server="known")
+    tools = await list_inline(user)
+    for each in known:
+        message = each.examples[-1]
+        discovered = await user.discover(message, limit=5)
+        found = await search(user, message, tools=tools, max_results=5)
+        assert keys(found) == [each["tool_key"] for each in discovered["tools"]], message
+        scores = [each["score"] for each in discovered["tools"]]
+        assert [each["relevance"] for each in found["results"]] == pytest.approx(scores, abs=5e-4), message
+        assert discovered["tools"][0]["tool"]["name"] == each.name
+
+
+async def test_a_known_tool_that_is_sent_along_has_the_vector_of_the_stored_one(
+    user: TestUser, container: Container
+) -> None:
+    """The vector of a request that comes first is cached, and an index run takes it from there."""
+    [known] = pick_known_tools(1)
+    inline = make_tool(known.name, known.description, "shared", inputSchema={"type": "object", "properties": {}})
+    await search(user, known.examples[0], tools=[inline])
+    run = await user.push(await user.add_server("shared"), [tool(known.name, known.description)])
+    assert (run["counts"]["added"], run["counts"]["embedded"]) == (1, 0)
+    [(similarity,)] = await rows(
+        container,
+        """
+        SELECT max(1 - (v.embedding <=> c.embedding)) FROM mcp_tool_embeddings v, embedding_cache c
+        WHERE v.user_id = %(user)s AND c.model = v.model AND c.text_hash = %(hash)s
+        """,
+        user=user.id,
+        hash=ToolTexts(document_of(known, "shared"), known.examples).vector_hash,
+    )
+    assert similarity == pytest.approx(1, abs=1e-3)
 
 
 async def test_inline_tools_rank_alike_in_a_search_by_words(demo_user: TestUser, admin: httpx.AsyncClient) -> None:

@@ -19,11 +19,13 @@ from app.errors import Conflict, NotFound
 from app.indexing.backfill import backfill_vectors, count_missing_vectors
 from app.indexing.documents import content_hash
 from app.indexing.model_switch import OwnerConnection, change_model, drop_model
+from app.indexing.tool_vectors import blend_examples
 from app.local_postgres.database import owner_connection
 from app.search.hnsw import hnsw_index_name, list_hnsw_indexes
 from tests.support.clients import TestUser, new_user, open_client
-from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
+from tests.support.embedding_server import FakeEmbeddingServer, embed_by, running_embedding_server
 from tests.support.factories import make_settings, tool
+from tests.support.known_tools import document_of, measure_stored_similarity, pick_known_tools, unit_vector
 from tests.support.worker_steps import finished, rows, send, server_of, until
 
 ALPHA, BETA = "openai:alpha@64", "openai:beta@48"
@@ -143,6 +145,23 @@ async def test_a_text_that_several_users_have_is_embedded_once(world: World) -> 
         for user in (one, two, three):
             assert (await world.rows(user))[BETA] == [("read", True), ("write", True)]
         assert world.service.model.id == BETA
+
+
+async def test_the_vectors_of_another_model_contain_known_examples_as_well(world: World, ada: TestUser) -> None:
+    [known] = pick_known_tools(1)
+    server_id = await ada.add_tools(tool(known.name, known.description), server="s")
+    loaded = await world.register()
+    await world.change(BETA)
+    parts = [unit_vector(embed_by("beta@48", text)) for text in (document_of(known, "s"), *known.examples)]
+    expected = blend_examples(parts[0], parts[1:], loaded.model.calibration.unrelated)
+    assert await measure_stored_similarity(world.service, ada, BETA, expected) == pytest.approx(1, abs=1e-3)
+    assert await measure_stored_similarity(world.service, ada, BETA, parts[0]) < 0.99
+    await ada.push(server_id, [READ])
+    world.fake.requests.clear()
+    await ada.push(server_id, [tool(known.name, known.description)])  # its vectors of both models are cached
+    assert world.fake.requests == []
+    for model in (ALPHA, BETA):
+        assert (await world.rows(ada))[model] == [(known.name, True)]
 
 
 async def test_an_interrupted_switch_continues_where_it_stopped(world: World, ada: TestUser) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pgvector import SparseVector
 
 from app.indexing import documents
 from app.indexing.documents import (
@@ -22,7 +23,7 @@ from app.indexing.documents import (
 )
 from app.indexing.parsing import parse_tool
 from app.mcp_types import ToolDefinition
-from app.search.bm25 import find_matching_words
+from app.search.bm25 import find_matching_words, query_term_ids
 from app.text.strict_json import parse_json
 from tests.support.json_strategies import json_values, texts
 
@@ -173,6 +174,30 @@ def test_tags_are_part_of_the_hash_in_any_order() -> None:
     tagged = index_hash(SEARCH, "github", ["code", "web"])
     assert tagged == index_hash(SEARCH, "github", ["web", "code"])
     assert len({tagged, index_hash(SEARCH, "github"), index_hash(SEARCH, "github", ["code"])}) == 3
+
+
+def test_known_examples_are_part_of_the_hash_of_a_tool_that_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = index_hash(SEARCH, "github", [], ["find a repo", "who wrote this"])
+    others = {index_hash(SEARCH, "github", [], examples) for examples in ([], ["find a repo"])}
+    assert len({before, *others}) == 3
+    assert index_hash(SEARCH, "github", [], []) == index_hash(SEARCH, "github")
+    monkeypatch.setattr(documents, "EXAMPLES_VERSION", documents.EXAMPLES_VERSION + 1)
+    assert index_hash(SEARCH, "github", [], ["find a repo", "who wrote this"]) != before
+    assert {index_hash(SEARCH, "github")} < others
+
+
+def test_words_of_known_examples_are_searchable_and_count_half() -> None:
+    plain, known = (lexical_vector(SEARCH, "github", 384, (), examples) for examples in ((), ["where are my forks"]))
+    assert find_matching_words("forks", plain) == []
+    assert find_matching_words("forks", known) == ["forks"]
+    described = lexical_vector(replace(SEARCH, description=f"{SEARCH.description} where are my forks"), "github", 384)
+    assert get_weight(known, "fork") < get_weight(described, "fork")
+
+
+def get_weight(vector: SparseVector, term: str) -> float:
+    [term_id] = query_term_ids(term)
+    weights: dict[int, float] = dict(zip(vector.indices(), vector.values(), strict=True))
+    return weights[term_id]
 
 
 def test_equal_definitions_have_equal_hashes() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from app.catalog.rules import Rule, RuleSet
 from app.indexing.documents import content_hash, embedded_text, enriched_description, index_hash
+from app.indexing.known_tools.matching import KnownTool, KnownTools
 from app.indexing.parsing import parse_tool, sanitize_definition
 from app.indexing.plan import IndexTarget, Plan, StoredTool, definition_tokens, make_plan, tool_id
+from app.indexing.tool_vectors import ToolTexts
 from app.mcp_types import ToolDefinition
 
 TARGET = IndexTarget(str(uuid.UUID(int=1)), "github", "local:x", 384)
@@ -187,7 +189,7 @@ def test_force_embeds_all_tools_but_rewrites_only_changed_ones() -> None:
 def test_a_missing_vector_has_its_text_and_hash() -> None:
     [only] = plan_tools([READ], {}).count_missing_vectors
     assert only.tool_id == id_of(READ)
-    assert only.text == embedded_text(READ, "github")
+    assert only.texts.document == embedded_text(READ, "github")
     assert only.content_hash == content_hash(index_hash(READ, "github"), "local:x")
 
 
@@ -227,7 +229,7 @@ def test_a_tool_whose_tags_have_changed_is_written_and_embedded_again_but_is_unc
         assert (plan.added, plan.changed, plan.unchanged) == (0, 0, 1)
         [row], [missing] = plan.rows, plan.count_missing_vectors
         assert f"Tags: {tag}." in row.enriched_description
-        assert f"Tags: {tag}." in missing.text
+        assert f"Tags: {tag}." in missing.texts.document
         assert row.index_hash == index_hash(READ, "github", [tag])
 
 
@@ -242,3 +244,23 @@ def test_a_tagged_tool_that_was_indexed_with_its_tags_needs_nothing() -> None:
 def test_rules_of_another_server_and_disabling_rules_do_not_tag() -> None:
     rules = RuleSet([Rule(["*"], server="gitlab", tags=["x"]), Rule(["write"], tags=["y"]), Rule(["*"], enabled=False)])
     assert plan_tools([READ], stored_tools(READ), replace(TARGET, rules=rules)).is_empty
+
+
+KNOWN_READ = KnownTools([KnownTool("read", "read things", ("what does it say", "open it for me"))])
+
+
+def test_a_known_tool_is_planned_with_its_examples() -> None:
+    plan = plan_tools([READ, WRITE], {}, replace(TARGET, known_tools=KNOWN_READ))
+    read, write = plan.count_missing_vectors
+    assert read.texts == ToolTexts(embedded_text(READ, "github"), ("what does it say", "open it for me"))
+    assert write.texts == ToolTexts(embedded_text(WRITE, "github"))
+    assert plan.rows[0].index_hash == index_hash(READ, "github", (), read.texts.examples)
+    assert plan.rows[0].lexical != plan_tools([READ], {}).rows[0].lexical
+
+
+def test_new_examples_write_and_embed_the_tools_concerned_alone() -> None:
+    plan = plan_tools([READ, WRITE], stored_tools(READ, WRITE), replace(TARGET, known_tools=KNOWN_READ))
+    assert counts(plan) == (0, 0, 2, 0)
+    assert written_names(plan) == missing_names(plan) == ["read"]
+    assert plan.unapproved == []
+    assert plan_tools([READ, WRITE], stored_tools(READ, WRITE)).is_empty
