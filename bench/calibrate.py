@@ -1,14 +1,14 @@
 """Fit the calibration that ships with the local model: `python -m bench.calibrate --corpora DIR`.
 
 `toolscout calibrate` fits a calibration to one catalogue. The one that ships is fitted to several, so that it suits
-catalogues that it has not seen. A held-out set is never among them. The one that ships was fitted with two files of
-messages that need a tool, which are not part of this repository: one whole, and 1,500 messages of a larger one.
+catalogues that it has not seen. A held-out set is never among them. What messages that need a tool or none look like is
+learnt from those that ship with Toolscout and from the training split of `training/data`.
 """
 
 import argparse
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,10 @@ from app.evaluation.labelled_messages import LabelledMessage
 from app.observability.logging import configure_logging
 from bench.relevance.index import open_bench_container, open_data_folder
 from bench.relevance.sets import OWN, SETS, BenchSet, BenchTool, read_set
+from training.data import read_data
 
 _PUBLIC = ("metatool", "bfcl_live", "azure_mcp_2026", "mcpproxy_golden")
-_MAX_SAMPLED_CHARS = 300
+_NEEDING = 3_000
 _SEED = 1
 
 
@@ -38,9 +39,10 @@ def main() -> None:
     configure_logging("WARNING")
     sets = [read_set(folder, options.corpora) for folder in _list_folders(options.corpora)]
     shipped = load_shipped_messages()
-    needing = [*shipped.needing, *read_needing(options.needing, options.needing_sample)]
+    trained = read_training_messages()
+    messages = Messages([*shipped.needing, *trained.needing], [*shipped.not_needing, *trained.not_needing])
     with open_data_folder(options.data) as data:
-        calibration = asyncio.run(_open_and_fit(data, sets, Messages(needing, shipped.not_needing)))
+        calibration = asyncio.run(_open_and_fit(data, sets, messages))
     options.output.write_bytes(orjson.dumps(calibration.to_json()) + b"\n")
     print(f"written to {options.output}")
 
@@ -55,20 +57,6 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="where the public sets are, and the tools of bench/sets",
     )
-    parser.add_argument(
-        "--needing",
-        type=Path,
-        metavar="FILE",
-        nargs="+",
-        default=[],
-        help="JSON Lines whose field `q` is a message that needs a tool",
-    )
-    parser.add_argument(
-        "--needing-sample",
-        type=int,
-        metavar="N",
-        help=f"of files with more messages, take N that are shorter than {_MAX_SAMPLED_CHARS} characters",
-    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="keep the database, and with it the vectors of tools")
     parser.add_argument("--output", type=Path, metavar="FILE", default=shipped, help="where to write the calibration")
     return parser
@@ -78,16 +66,14 @@ def _list_folders(corpora: Path) -> list[Path]:
     return [SETS / "everyday", OWN, *(corpora / name for name in _PUBLIC)]
 
 
-def read_needing(paths: Iterable[Path], size: int | None) -> list[str]:
-    """Read the messages of all files, and of a file with more than `size` messages a sample of the short ones."""
-    messages: list[str] = []
-    for path in paths:
-        found = [orjson.loads(line)["q"] for line in path.read_bytes().splitlines() if line.strip()]
-        if size is not None and len(found) > size:
-            short = [message for message in found if len(message) < _MAX_SAMPLED_CHARS]
-            found = random.Random(_SEED).sample(short, min(size, len(short)))  # noqa: S311
-        messages += found
-    return messages
+def read_training_messages() -> Messages:
+    """Read messages of the training split, without conversations: some that need a tool, and all that need none."""
+    data = read_data()
+    needing, not_needing = (
+        [message.query.user_text for message in data.select("train", kind) if not message.query.context]
+        for kind in ("tool", "none")
+    )
+    return Messages(random.Random(_SEED).sample(needing, _NEEDING), not_needing)  # noqa: S311
 
 
 async def _open_and_fit(data: Path, sets: Sequence[BenchSet], messages: Messages) -> Calibration:

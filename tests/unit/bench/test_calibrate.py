@@ -1,26 +1,24 @@
-"""The messages that the shipped calibration is fitted to."""
+"""The messages that the shipped calibration learns from."""
 
-import json
-from pathlib import Path
-
-from bench.calibrate import read_needing
+from bench.calibrate import read_training_messages
+from training.data import read_data
 
 
-def write_messages(path: Path, *messages: str) -> Path:
-    path.write_text("".join(f"{json.dumps({'q': message, 'tool': 'x'})}\n" for message in messages))
-    return path
+def test_only_messages_of_the_training_split_are_used() -> None:
+    messages = read_training_messages()
+    data = read_data()
+    trained = {
+        message.query.user_text for message in data.messages if data.catalogues[message.catalogue].split == "train"
+    }
+    assert len(messages.needing) == 3_000
+    assert len(messages.not_needing) > 500
+    assert {*messages.needing, *messages.not_needing} <= trained
 
 
-def test_messages_are_read_from_all_files(tmp_path: Path) -> None:
-    paths = [write_messages(tmp_path / "one", "a", "b"), write_messages(tmp_path / "two", "c")]
-    assert read_needing(paths, None) == ["a", "b", "c"]
+def test_messages_that_need_a_tool_and_those_that_need_none_are_apart() -> None:
+    messages = read_training_messages()
+    assert set(messages.needing).isdisjoint(messages.not_needing)
 
 
-def test_a_large_file_gives_the_same_sample_of_short_messages_each_time(tmp_path: Path) -> None:
-    small = write_messages(tmp_path / "small", "a" * 400)
-    large = write_messages(tmp_path / "large", *(f"message {number}" for number in range(20)), "b" * 400)
-    messages = read_needing([small, large], 10)
-    assert len(messages) == 11
-    assert messages[0] == "a" * 400
-    assert "b" * 400 not in messages
-    assert messages == read_needing([small, large], 10)
+def test_the_sample_is_the_same_each_time() -> None:
+    assert read_training_messages() == read_training_messages()
