@@ -18,7 +18,7 @@ numbers, and takes about half the time."""
 
 SHIPPED_PRECISION: Precision = "fp32"
 
-SHIPPED_ADAPTER: str | None = None
+SHIPPED_ADAPTER: str | None = "tools-1"
 """The name of the adapter that ships. It is in the file `granite+NAME.npz`, its calibration in `granite+NAME.json`."""
 
 GRAPH_VERSION = 1
