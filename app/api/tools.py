@@ -38,6 +38,7 @@ from app.schemas.tools import (
     ExamplesOut,
     TagOut,
     ToolChanges,
+    ToolDetailsOut,
     ToolOut,
 )
 from app.usage import examples
@@ -92,10 +93,12 @@ async def list_tools(
 @router.get("/tools/{tool_id}")
 async def get_tool(
     caller: ToolsReadCaller, tool_id: ToolId, session: Session, tenant: Tenant, container: ContainerDep
-) -> ToolOut:
+) -> ToolDetailsOut:
     """Return a tool with its definition, whether it can be found, and what decided that."""
     project = caller.resolve_project(None)
-    return ToolOut.model_validate(await tools.get_tool(session, tenant.id, tool_id, container.model.id, project))
+    tool = await tools.get_tool(session, tenant.id, tool_id, container.model.id, project)
+    known_examples = container.indexer.known_tools.find_examples(tool.name, tool.description)
+    return ToolDetailsOut(**ToolOut.model_validate(tool).model_dump(), known_examples=list(known_examples))
 
 
 @router.patch("/tools/{tool_id}")

@@ -84,7 +84,14 @@ async def show_tool(context: ToolsReadPage, tool_id: str) -> Response:
             found = await examples.read_examples(session, user_id, model_id, tool_id)
     # a diff of large definitions takes a while: off the event loop
     diffs = [(change, await asyncio.to_thread(diff_definitions, change.old, change.new)) for change in changes]
-    return context.render("tool.html", tool=tool, diffs=diffs, parameters=_list_parameters(tool), examples=found)
+    return context.render(
+        "tool.html",
+        tool=tool,
+        diffs=diffs,
+        parameters=_list_parameters(tool),
+        examples=found,
+        known_examples=context.container.indexer.known_tools.find_examples(tool.name, tool.description),
+    )
 
 
 def _list_parameters(tool: Tool) -> list[dict[str, Any]]:

@@ -91,6 +91,13 @@ class ToolOut(Output):
     updated_at: datetime
 
 
+class ToolDetailsOut(ToolOut):
+    known_examples: list[str] = Field(
+        description="messages that ship with Toolscout for this tool, if it is a known one; they are part of the index "
+        "since the last index run of its server"
+    )
+
+
 class ChangeOut(Output):
     id: str
     at: datetime

@@ -8,7 +8,6 @@ message by message.
 
 import argparse
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
@@ -17,7 +16,7 @@ from app.observability.logging import configure_logging
 from bench.relevance.compare import Comparison, compare
 from bench.relevance.feedback import WRONG_SHARE, format_simulation, simulate
 from bench.relevance.index import open_bench_container, open_data_folder
-from bench.relevance.messages import Results, read_results, write_results
+from bench.relevance.messages import read_results, write_results
 from bench.relevance.plot import draw_rankings, draw_versions
 from bench.relevance.sets import OWN, BenchSet, add_haystack, find_all_sets, read_set, take_sample
 from bench.relevance.tables import format_intervals, format_summary, format_table, to_json
@@ -31,10 +30,9 @@ def main() -> None:
     configure_logging("WARNING")
     with open_data_folder(options.data) as data:
         if options.feedback:
-            asyncio.run(_simulate(_read_sets(options), data, options.wrong_feedback))
+            asyncio.run(_simulate(options, data))
             return
-        before, baselines = read_results(options.before), not options.ours_alone
-        comparisons = asyncio.run(_compare(_read_sets(options), data, before, baselines=baselines))
+        comparisons = asyncio.run(_compare(options, data))
     print(f"\n{format_summary(comparisons)}\n\n{format_intervals(comparisons)}", flush=True)
     _write_results(comparisons, options.results)
 
@@ -53,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--haystack", type=Path, metavar="FOLDER", help="tools to add to every set")
     parser.add_argument("--limit-queries", type=int, metavar="N", help="use about N messages of each kind")
     parser.add_argument("--ours-alone", action="store_true", help="skip the baselines, which do not change")
+    parser.add_argument(
+        "--without-examples", action="store_true", help="index known tools without the examples that ship"
+    )
     parser.add_argument(
         "--feedback",
         action="store_true",
@@ -90,21 +91,22 @@ def _read_sets(options: argparse.Namespace) -> list[BenchSet]:
     return [add_haystack(each, haystack) for each in sets]
 
 
-async def _compare(
-    sets: list[BenchSet], data: Path, before: Mapping[str, Results], *, baselines: bool
-) -> list[Comparison]:
-    comparisons = []
-    async with open_bench_container(data) as container:
+async def _compare(options: argparse.Namespace, data: Path) -> list[Comparison]:
+    sets, before, comparisons = _read_sets(options), read_results(options.before), list[Comparison]()
+    async with open_bench_container(data, known_examples=not options.without_examples) as container:
         for bench in sets:
-            comparisons.append(await compare(container, bench, before.get(bench.name), baselines=baselines))
+            results = before.get(bench.name)
+            comparisons.append(await compare(container, bench, results, baselines=not options.ours_alone))
             print(f"\n{format_table(comparisons[-1])}\n", flush=True)
     return comparisons
 
 
-async def _simulate(sets: list[BenchSet], data: Path, wrong: float) -> None:
-    async with open_bench_container(data) as container:
+async def _simulate(options: argparse.Namespace, data: Path) -> None:
+    sets = _read_sets(options)
+    async with open_bench_container(data, known_examples=not options.without_examples) as container:
         for bench in sets:
-            print(f"\n{format_simulation(await simulate(container, bench, wrong=wrong))}\n", flush=True)
+            simulation = await simulate(container, bench, wrong=options.wrong_feedback)
+            print(f"\n{format_simulation(simulation)}\n", flush=True)
 
 
 def _write_results(comparisons: list[Comparison], folder: Path) -> None:

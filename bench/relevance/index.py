@@ -65,7 +65,7 @@ def open_data_folder(path: Path | None) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def open_bench_container(data: Path) -> AsyncIterator[Container]:
+async def open_bench_container(data: Path, *, known_examples: bool = True) -> AsyncIterator[Container]:
     """Open the product as it ships, but accept large servers, and never degrade an answer on a busy machine."""
     overrides: dict[str, Any] = {
         "data_dir": data,
@@ -75,6 +75,7 @@ async def open_bench_container(data: Path) -> AsyncIterator[Container]:
         "query_embed_budget_ms": 60_000,
         "reindex_every_s": 0,
         "query_cache_size": 100_000,
+        "known_examples": known_examples,
     }
     settings = Settings(_env_file=None, **overrides)
     async with open_database(settings) as url, open_container(settings, url) as container:

@@ -317,6 +317,8 @@ class Tool:
     runnable: bool | None = None
     """Whether `execute` runs it; None from the release 0.2.0 and older ones."""
     server_status: str | None = None
+    known_examples: list[str] | None = None
+    """Messages that ship with Toolscout for a known tool; None in lists, and from the release 0.2.0 and older ones."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tests.integration.client.conftest import AnyClient, Kind, expect_error, ope
 from tests.support.checks import MCP_PATHS
 from tests.support.clients import TestUser, get_app
 from tests.support.factories import ADMIN_KEY, tool
+from tests.support.known_tools import pick_known_tools
 from tests.support.mcp_server import FakeMcpServer
 from toolscout_client import (
     ArgumentsInvalid,
@@ -307,6 +308,16 @@ async def test_a_tool_is_updated_and_a_changed_definition_is_approved(any_client
     await expect_error(any_client(lambda client: client.tools.approve(found.id, found.definition_hash)), Conflict)
     approved = await any_client(lambda client: client.tools.approve(found.id, changed.definition_hash))
     assert approved.state == "approved"
+
+
+async def test_a_known_tool_says_which_examples_it_comes_with(any_client: AnyClient, user: TestUser) -> None:
+    [known] = pick_known_tools(1)
+    await user.add_tools({**FORECAST, "name": known.name, "description": known.description}, FORECAST)
+    keys = {name: each["id"] for name, each in (await user.tools()).items()}
+    found = await any_client(lambda client: client.tools.get(keys[known.name]))
+    assert found.known_examples == list(known.examples)
+    unknown = await any_client(lambda client: client.tools.get(keys[FORECAST["name"]]))
+    assert unknown.known_examples == []
 
 
 async def test_examples_of_a_tool_are_replaced_read_and_forgotten(any_client: AnyClient, user: TestUser) -> None:

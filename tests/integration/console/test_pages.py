@@ -14,6 +14,7 @@ from tests.support.checks import console_routes, everything
 from tests.support.clients import TestUser, get_app
 from tests.support.console_client import ConsoleClient, find_error, open_console
 from tests.support.factories import tool
+from tests.support.known_tools import pick_known_tools
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.sql_statements import recorded_statements
 
@@ -254,6 +255,16 @@ async def test_tools_are_filtered_and_paged(console: ConsoleClient, user: TestUs
     assert "Unknown value in the filter" in find_error(
         await console.get_page("/console/tools", status=422, state="odd")
     )
+
+
+async def test_the_page_of_a_known_tool_shows_its_known_examples(console: ConsoleClient, user: TestUser) -> None:
+    [known] = pick_known_tools(1)
+    await user.add_tools(tool(known.name, known.description), tool("unknown"))
+    listed = await user.tools()
+    page = html.unescape(await console.get_page(f"/console/tools/{listed[known.name]['id']}"))
+    assert f"it comes with {len(known.examples)} examples" in page
+    assert all(example in page for example in known.examples)
+    assert "it comes with" not in await console.get_page(f"/console/tools/{listed['unknown']['id']}")
 
 
 async def test_examples_of_a_tool_are_written_shown_and_forgotten(console: ConsoleClient, user: TestUser) -> None:
