@@ -50,9 +50,9 @@ async def test_the_weakest_examples_of_a_user_give_way(container: Container, mon
                 "SELECT id FROM mcp_tools WHERE user_id = %s ORDER BY name", (user.id,)
             ).fetchall()
         ]
-    async with container.database.transaction(user.id) as session:
-        for number in (0, 1, 2, 3, 0, 1, 2, 4):  # 3 is never strengthened
-            model, vector = container.model.id, HalfVector(VECTORS[number])
+    for number in (0, 1, 2, 3, 0, 1, 2, 4):  # 3 is never strengthened
+        model, vector = container.model.id, HalfVector(VECTORS[number])
+        async with container.database.transaction(user.id) as session:  # each is as old as its transaction
             await learn_example(session, user.id, model, keys[number % 2], vector, is_relevant=True)
     with owner_connection(container) as connection:
         rows = connection.execute("SELECT weight, vector FROM tool_examples WHERE user_id = %s", (user.id,)).fetchall()
