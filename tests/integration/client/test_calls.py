@@ -89,8 +89,11 @@ async def test_a_discovery_tells_its_confidence(any_client: AnyClient, user: Tes
 
 
 async def test_an_answer_can_be_filled_to_the_limit(any_client: AnyClient, user: TestUser) -> None:
-    unrelated = [tool(f"make_{name}", f"Make a {name} for a customer.") for name in ("drawing", "song", "cake", "poem")]
-    await user.add_tools(FORECAST, MAIL, *unrelated)
+    unlikely = [
+        tool("find_flights", "Flights between two cities on a day."),
+        tool("find_hotel", "Find a hotel in a city."),
+    ]
+    await user.add_tools(FORECAST, MAIL, *unlikely)
     short: Discovery = await any_client(lambda client: client.discover(MESSAGE))
     filled: Discovery = await any_client(lambda client: client.discover(MESSAGE, fill=True))
     assert short.tool_keys == filled.tool_keys[: len(short.tool_keys)]

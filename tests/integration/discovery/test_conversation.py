@@ -76,7 +76,8 @@ async def test_each_of_several_requests_keeps_its_best_tool(demo: TestUser) -> N
 async def test_a_message_that_needs_no_tool_is_no_match(demo: TestUser, message: str) -> None:
     answer = await discover(demo, query=message)
     assert (answer["tools"], answer["no_match"], answer["degraded"]) == ([], True, False)
-    why = await demo.http.post("/discover/why", json={"query": message, "tool": "web_search"})
+    [nearest] = (await discover(demo, query=message, similarity_threshold=0, limit=1))["tools"]
+    why = await demo.http.post("/discover/why", json={"query": message, "tool": nearest["tool_key"]})
     assert [item["reason"] for item in why.json()["items"]] == ["no_match"]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.discovery.request import DEFAULT_LIMIT
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import OpenService, tool
 
@@ -109,7 +110,7 @@ async def test_an_answer_has_all_core_tools_and_up_to_the_limit_of_found_tools(u
     await user.add_tools(*(tool(f"weather_{i}", "Tells the weather.") for i in range(30)))
     await user.http.put("/core-tools", json={"tools": [tool(f"core_{i}") for i in range(12)]})
     for limit in (2, 8, 20):
-        answer = await user.discover("weather", limit=limit)
+        answer = await user.discover("weather", limit=limit, fill=True)
         assert [found["source"] for found in answer["tools"]] == ["core"] * 12 + ["semantic"] * limit
         assert answer["omitted"] is None
 
@@ -130,10 +131,10 @@ async def test_an_answer_has_at_most_max_tools_unless_a_limit_is_set(open_servic
     async with open_service(max_tools=3) as service, new_user(service) as user:
         await user.add_tools(*(tool(f"weather_{i}", "Tells the weather.") for i in range(12)))
         await user.http.put("/core-tools", json={"tools": [tool(f"core_{i}") for i in range(5)]})
-        answer = await user.discover("weather")
+        answer = await user.discover("weather", fill=True)
         assert [found["source"] for found in answer["tools"]] == ["core"] * 5 + ["semantic"] * 3
-        assert answer["omitted"] == {"count": 5, "reason": "max_tools"}
-        longer = await user.discover("weather", limit=6)
+        assert answer["omitted"] == {"count": DEFAULT_LIMIT - 3, "reason": "max_tools"}
+        longer = await user.discover("weather", limit=6, fill=True)
         assert [found["source"] for found in longer["tools"]] == ["core"] * 5 + ["semantic"] * 6
         assert longer["omitted"] is None
 
@@ -153,13 +154,14 @@ async def test_core_tools_larger_than_max_tokens_leave_no_room_and_the_answer_sa
 
 async def test_max_tokens_limits_the_definitions(user: TestUser) -> None:
     await user.add_tools(*(tool(f"weather_{i}", "Tells the weather. " * 10) for i in range(8)))
-    full = await user.discover("weather")
+    full = await user.discover("weather", fill=True)
+    assert (len(full["tools"]), full["omitted"]) == (8, None)
     half = full["tokens"]["selected"] // 2
-    answer = await user.discover("weather", max_tokens=half)
+    answer = await user.discover("weather", fill=True, max_tokens=half)
     assert 0 < answer["tokens"]["selected"] <= half
     assert names(answer) == names(full)[: len(answer["tools"])]
     assert answer["omitted"] == {"count": 8 - len(answer["tools"]), "reason": "max_tokens"}
-    empty = await user.discover("weather", max_tokens=1)
+    empty = await user.discover("weather", fill=True, max_tokens=1)
     assert (empty["tools"], empty["no_match"], empty["omitted"]) == ([], False, {"count": 8, "reason": "max_tokens"})
 
 
