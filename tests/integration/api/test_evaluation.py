@@ -18,6 +18,8 @@ READ = tool("read_file", "Read a text file from the disk.")
 REFUND = tool("refund_payment", "Give customers their money back after a payment.")
 RAIN = "weather forecast: will it rain in the city?"
 NONSENSE = "sing me a song about love"
+BOOK = "what is a good book to read?"
+"""It resembles a tool, but needs none."""
 
 
 async def evaluate(user: TestUser, *items: Json, **fields: Any) -> Json:
@@ -99,17 +101,24 @@ async def test_the_summary_has_the_share_of_answers_with_low_confidence(team: Te
 
 
 async def test_a_lost_message_is_explained(team: TestUser) -> None:
-    body = await evaluate(team, item(NONSENSE, "files.read_file", id="song"), item(RAIN, "get_forecast"))
+    body = await evaluate(team, item(BOOK, "files.read_file", id="book"), item(RAIN, "get_forecast"))
     assert body["lost"] == 0.5
     assert body["measures"]["recall_at_5"] == 0.5
     [miss] = body["misses"]
     assert (miss["id"], miss["tool"], miss["place"], miss["reason"]) == (
-        "song",
+        "book",
         "files.read_file",
         None,
         "no_match",
     )
     assert miss["message"]
+
+
+async def test_a_tool_that_is_too_different_from_the_message_is_a_miss_with_that_reason(team: TestUser) -> None:
+    body = await evaluate(team, item(RAIN, "get_forecast", "files.read_file"))
+    assert body["lost"] == 0
+    [miss] = body["misses"]
+    assert (miss["tool"], miss["place"], miss["reason"]) == ("files.read_file", None, "below_threshold")
 
 
 async def test_a_disabled_tool_is_a_miss_with_that_reason(team: TestUser) -> None:
@@ -154,8 +163,9 @@ async def test_a_tool_that_ranks_below_another_is_listed_with_its_rank_and_the_o
 
 
 async def test_the_limit_is_the_number_of_tools(team: TestUser) -> None:
-    body = await evaluate(team, item("a file, a forecast or a payment", "read_file"), limit=1)
-    assert len(body["answers"][0]["ranked"]) == 1
+    both = item("read a text file, then give the customer their money back", "read_file", "refund_payment")
+    assert len((await evaluate(team, both))["answers"][0]["ranked"]) == 2
+    assert len((await evaluate(team, both, limit=1))["answers"][0]["ranked"]) == 1
 
 
 async def test_an_unknown_label_is_listed_and_counts_as_not_found(team: TestUser) -> None:

@@ -52,6 +52,10 @@ EVENT = tool("create_event", "Create a new event in the calendar: a meeting with
 ISSUE = tool("create_issue", "Create a new issue in a code repository: a bug or a wish.")
 ALL_DEFINITIONS = [FORECAST, ALARM, REFUND, EVENT, ISSUE]
 RAIN = "will it rain in Vienna tomorrow?"
+WEATHER = "tell me the weather"
+"""Every tool that tells the weather fits it, and clearly: an answer of low confidence would have a few of them only."""
+MONA_LISA = "who painted the Mona Lisa?"
+"""None of these tools fits it."""
 
 
 @pytest.fixture(scope="module")
@@ -281,16 +285,19 @@ async def test_the_sdk_client_accepts_the_structured_content(address: str, tools
     """The client checks it against the output schema."""
     async with connect_client(f"{address}/mcp", tools_user.key, mode) as client:
         await client.list_tools()
-        for query in (RAIN, "qwertz"):
+        for query, is_found in ((RAIN, True), (MONA_LISA, False)):
             answer = await client.call_tool("tool_discovery", {"query": [query]})
             assert not answer.is_error
             DISCOVERY_OUTPUT.validate(answer.structured_content)
+            assert bool((answer.structured_content or {})["results"]) == is_found
 
 
 async def test_several_queries_each_keep_their_best_hit(tools_user: TestUser) -> None:
     """Two tools match the first query better than any tool matches the second."""
-    weather, money = "weather, rain and storm in a city", "customer wants money back"
-    assert await discover_names(tools_user, weather, maxResults=2) == ["weather_alarm", "get_forecast"]
+    weather, money = "warn me of bad weather, rain and wind in a city over the next days", "refund the customer"
+    first, second = [(await call_discovery(tools_user, query, maxResults=2))["results"] for query in (weather, money)]
+    assert [item["toolName"] for item in first] == ["weather_alarm", "get_forecast"]
+    assert min(item["relevance"] for item in first) > max(item["relevance"] for item in second)
     assert set(await discover_names(tools_user, weather, money, maxResults=2)) == {"weather_alarm", "refund_payment"}
     assert set(await discover_names(tools_user, weather, money, maxResults=3)) >= {"weather_alarm", "refund_payment"}
     three = await discover_names(tools_user, weather, money, "meeting in the calendar", maxResults=3)
@@ -305,9 +312,9 @@ async def test_a_tool_that_several_queries_find_is_listed_once(tools_user: TestU
 
 async def test_max_results_limits_the_results(many_tools_user: TestUser) -> None:
     for limit in (1, 2, 50):
-        assert len(await discover_names(many_tools_user, "weather", maxResults=limit)) == limit
-        assert len(await discover_names(many_tools_user, "weather", "tell me", maxResults=limit)) == limit
-    assert len(await discover_names(many_tools_user, "weather")) == 8
+        assert len(await discover_names(many_tools_user, WEATHER, maxResults=limit)) == limit
+        assert len(await discover_names(many_tools_user, WEATHER, "tell me", maxResults=limit)) == limit
+    assert len(await discover_names(many_tools_user, WEATHER)) == 8
 
 
 async def test_an_integer_may_be_written_with_a_fraction_of_zero(tools_user: TestUser) -> None:
@@ -319,8 +326,9 @@ async def test_a_brief_result_is_much_smaller_and_finds_the_same_tools(user: Tes
     large_schema = {"type": "object", "properties": {f"field_{n}": {"type": "string"} for n in range(20)}}
     long = "Tells the weather of a city.\n" + "More about it. " * 20
     await user.add_tools(*(tool(f"weather_{n}", long, inputSchema=large_schema) for n in range(5)))
+    query = ["tell me the weather of a city"]
     full, brief = [
-        await call_meta_tool(user.http, "tool_discovery", {"query": ["weather"], "detail": detail})
+        await call_meta_tool(user.http, "tool_discovery", {"query": query, "detail": detail})
         for detail in ("full", "brief")
     ]
     results = brief["structuredContent"]["results"]
@@ -331,7 +339,7 @@ async def test_a_brief_result_is_much_smaller_and_finds_the_same_tools(user: Tes
     whole = full["structuredContent"]["results"]
     assert [item["toolKey"] for item in results] == [item["toolKey"] for item in whole]
     assert len(orjson.dumps(brief)) * 4 < len(orjson.dumps(full))
-    assert full == await call_meta_tool(user.http, "tool_discovery", {"query": ["weather"]})
+    assert full == await call_meta_tool(user.http, "tool_discovery", {"query": query})
 
 
 async def test_the_context_resolves_an_ambiguous_query(tools_user: TestUser) -> None:
@@ -361,7 +369,7 @@ async def test_an_empty_result_has_a_hint(tools_user: TestUser, other_user: Test
     hidden = await call_discovery(other_user, RAIN)
     assert hidden["results"] == []
     assert "some are connected, but rules, switches or the project hide them all" in hidden["hint"]
-    no_match = await call_discovery(tools_user, "zxqv", "qwertz")
+    no_match = await call_discovery(tools_user, "zxqv", MONA_LISA)
     assert no_match["results"] == []
     assert "None of 5 tools fits. Ask again in other words" in no_match["hint"]
     assert "hint" not in await call_discovery(tools_user, RAIN)
@@ -370,13 +378,13 @@ async def test_an_empty_result_has_a_hint(tools_user: TestUser, other_user: Test
 async def test_max_tools_limits_the_results_unless_more_are_asked_for(open_service: OpenService) -> None:
     async with open_service(max_tools=2) as service, new_user(service) as user:
         await user.add_tools(*(tool(f"weather_{n}", "Tells the weather.") for n in range(8)))
-        for queries in (["weather"], ["weather", "the weather"]):
+        for queries in ([WEATHER], [WEATHER, "how is the weather today?"]):
             few = await call_discovery(user, *queries)
             assert len(few["results"]) == 2
             assert few["hint"] == "More tools were found than there is room for: a higher maxResults shows them."
             more = await call_discovery(user, *queries, maxResults=5)
             assert (len(more["results"]), "hint" in more) == (5, False)
-        schemas = await call_structured(user, "search_tools", {"query": "weather"})
+        schemas = await call_structured(user, "search_tools", {"query": WEATHER})
         assert len(schemas["tools"]) == 2
         assert "a higher top_k shows them" in schemas["hint"]
 
@@ -474,10 +482,10 @@ async def test_defaults_come_from_the_project_and_then_from_the_user(user: TestU
     settings = {"limit": 3, "strategy": "bm25"}
     assert (await admin.patch(f"/users/{user.id}", json={"settings": settings})).status_code == 200
     project_path = f"/projects/{await make_project(user, limit=2, optimization='semantic')}/mcp"
-    assert len(await discover_names(user, "weather")) == 3
-    assert len(await discover_names(user, "weather", path=project_path)) == 2
+    assert len(await discover_names(user, WEATHER)) == 3
+    assert len(await discover_names(user, WEATHER, path=project_path)) == 2
     for path in ("/mcp", project_path):
-        assert len(await discover_names(user, "weather", path=path, maxResults=5)) == 5
+        assert len(await discover_names(user, WEATHER, path=path, maxResults=5)) == 5
     # similar in meaning, without a common word
     assert await discover_names(user, "current meteorological conditions in Graz") == []
     assert await discover_names(user, "current meteorological conditions in Graz", path=project_path) != []
