@@ -5,6 +5,7 @@ opens a service of its own with `open_service`.
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -67,6 +68,19 @@ def _no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect_locally)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """Undo what a command that runs in this process sets up: a later test would log to a closed stream, or nothing."""
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    loggers = [root, *map(logging.getLogger, ("toolscout", "uvicorn"))]
+    levels = [logger.level for logger in loggers]
+    yield
+    root.handlers = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)

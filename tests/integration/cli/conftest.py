@@ -1,7 +1,6 @@
 """Runs commands in this process, on a database of their own that no service uses."""
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,6 @@ Command = Callable[..., str]
 @pytest.fixture(scope="module")
 def database(postgres: EmbeddedPostgres) -> str:
     return make_database(postgres)
-
-
-@pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    loggers = [root, *map(logging.getLogger, ("toolscout", "uvicorn"))]
-    levels = [logger.level for logger in loggers]
-    yield
-    root.handlers = handlers
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
 
 
 @pytest.fixture

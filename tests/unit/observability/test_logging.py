@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,16 +19,10 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def _restored_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _colour_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
-    root, levels = logging.getLogger(), {name: logging.getLogger(name).level for name in ("", "toolscout", "uvicorn")}
-    handlers = root.handlers
-    yield
-    root.handlers = handlers
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 def make_record(message: str, *args: object, **extra: Any) -> logging.LogRecord:
