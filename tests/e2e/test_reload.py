@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -19,11 +21,18 @@ LIMITED = {"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": "alice"}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("reload")
-    (folder / ".env").write_text("TOOLSCOUT_MAX_TOOLS=5\n")
     with running_service(folder, cwd=folder) as running:
         yield running
+
+
+@pytest.fixture
+def service(shared_service: Service) -> Service:
+    """The service with the same settings for each test, whatever the test before has changed."""
+    (shared_service.folder / ".env").write_text("TOOLSCOUT_MAX_TOOLS=5\n")
+    assert reload(shared_service).returncode == 0
+    return shared_service
 
 
 def reload(service: Service) -> subprocess.CompletedProcess[str]:
@@ -59,15 +68,14 @@ def test_the_command_applies_what_can_change_and_names_the_rest(service: Service
 
 
 def test_the_command_names_misspelt_settings(service: Service) -> None:
-    (service.folder / ".env").write_text("TOOLSCOUT_DATABASE_POOL_SIZE=4\nTOOLSCOUT_ROLOUT_PERCENT=5\n")
-    reload(service)  # another test may have set the limit of tools
+    (service.folder / ".env").write_text(
+        "TOOLSCOUT_MAX_TOOLS=5\nTOOLSCOUT_DATABASE_POOL_SIZE=4\nTOOLSCOUT_ROLOUT_PERCENT=5\n"
+    )
     assert reload(service).stdout.splitlines() == [
         f"process {service.process.pid}: TOOLSCOUT_DATABASE_POOL_SIZE changed: needs a restart",
         f"process {service.process.pid}: unknown setting TOOLSCOUT_ROLOUT_PERCENT; "
         "did you mean TOOLSCOUT_ROLLOUT_PERCENT?",
     ]
-    (service.folder / ".env").write_text("TOOLSCOUT_MAX_TOOLS=6\n")
-    reload(service)
 
 
 def test_an_invalid_setting_changes_nothing(service: Service) -> None:
@@ -79,7 +87,6 @@ def test_an_invalid_setting_changes_nothing(service: Service) -> None:
     refused = reload(service)
     assert refused.returncode == 1
     assert "nothing was changed: cannot read the glossary" in refused.stdout
-    (service.folder / ".env").write_text("TOOLSCOUT_MAX_TOOLS=6\n")
     assert httpx.get(f"{service.url}/readyz").status_code == 200
 
 
@@ -108,39 +115,60 @@ def test_without_a_running_service_the_command_says_where_to_run_it(tmp_path: Pa
     assert f"no running service found in {tmp_path}" in done.stderr
 
 
-def test_closing_the_terminal_stops_a_service_that_runs_in_it(tmp_path: Path) -> None:
-    """A shell that ends with its terminal must not leave a service behind."""
+@contextmanager
+def serving_in_terminal(folder: Path, on_hangup: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], None]]]:
+    """Yield a service in a terminal of its own, and a function that closes the terminal.
+
+    `on_hangup` is what the shell has set for SIGHUP: the process that runs the tests may have been started with nohup.
+    """
     controller, terminal = pty.openpty()
     environment = {
         "PATH": os.environ["PATH"],
-        "TOOLSCOUT_DATA_DIR": str(tmp_path / "data"),
+        "TOOLSCOUT_DATA_DIR": str(folder / "data"),
         "TOOLSCOUT_ADMIN_API_KEY": ADMIN_KEY,
         "TOOLSCOUT_DEMO": "0",
         "TOOLSCOUT_PORT": "0",
         "TOOLSCOUT_DRAIN_S": "0",
     }
-    log = (tmp_path / "log").open("wb")
-    process = subprocess.Popen(
-        [sys.executable, "-c", IN_TERMINAL, sys.executable, "-m", "app", "serve"],
-        cwd=tmp_path,
-        env=environment,
-        stdin=terminal,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", IN_TERMINAL, on_hangup, sys.executable, "-m", "app", "serve"],
+            cwd=folder,
+            env=environment,
+            stdin=terminal,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     os.close(terminal)
     try:
-        wait_until(lambda: b"is running at" in (tmp_path / "log").read_bytes() or process.poll() is not None)
-        os.close(controller)
-        assert process.wait(60) == 0, (tmp_path / "log").read_text()
+        wait_until(lambda: b"is running at" in (folder / "log").read_bytes() or process.poll() is not None)
+        yield process, partial(os.close, controller)
     finally:
         process.kill()
-        log.close()
+        process.wait()
+
+
+def test_closing_the_terminal_stops_a_service_that_runs_in_it(tmp_path: Path) -> None:
+    """A shell that ends with its terminal must not leave a service behind."""
+    with serving_in_terminal(tmp_path, "SIG_DFL") as (process, close_terminal):
+        close_terminal()
+        wait_until(lambda: process.poll() is not None)
+        assert process.returncode == 0, (tmp_path / "log").read_text()
+
+
+def test_a_service_that_was_started_with_nohup_survives_its_terminal(tmp_path: Path) -> None:
+    with serving_in_terminal(tmp_path, "SIG_IGN") as (process, close_terminal):
+        close_terminal()
+        wait_until(lambda: b"settings reloaded" in (tmp_path / "log").read_bytes())
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(60) == 0, (tmp_path / "log").read_text()
 
 
 IN_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
+os.execv(sys.argv[2], sys.argv[2:])
 """
