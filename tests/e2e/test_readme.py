@@ -52,7 +52,7 @@ FOUND_AMONG_SIMILAR_TOOLS = [
 ]
 EXPECTED_OUTPUT = {
     "README.md": r'"name":"get_current_time"[\s\S]*"structuredContent":\{"timezone":"Asia/Tokyo"',
-    "docs/quickstart.md": r"  1  0\.\d+  toolbox\.get_current_time [\s\S]*Asia/Tokyo[\s\S]*26\.2187574565",
+    "docs/quickstart.md": r"  1  (?:0\.\d+|1\.0+)  toolbox\.get_current_time [\s\S]*Asia/Tokyo[\s\S]*26\.2187574565",
     "docs/guides/chat-backend.md": '"name":"search_repositories"',
     "docs/guides/evaluation.md": "hit@1",
     "docs/guides/mcp-clients.md": r'get_current_time[\s\S]*"structuredContent":\{"timezone":"Asia/Tokyo"',
