@@ -30,6 +30,7 @@ def evaluate(expression: str) -> Number:
     text = expression.translate(_SYMBOLS).replace("^", "**").strip()
     try:
         value = _evaluate_node(ast.parse(text, mode="eval").body)
+        float(value)  # an integer may be larger than any number that a JSON reader can hold
     except (SyntaxError, MemoryError, RecursionError):
         raise ValueError(f"{expression!r} is not an arithmetic expression, such as (2 + 3) * 4.5") from None
     except ZeroDivisionError:
