@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from app.cloud.client import make_cloud_client
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, current_revision, head_revision
 from app.db.requirements import MissingRequirement, explain_connection_error, find_missing
+from app.embeddings.base import Embedder
 from app.embeddings.calibration import is_english_only
 from app.embeddings.factory import is_earlier_default, make_configured_embedder
 from app.embeddings.repository import read_active_model
@@ -36,6 +38,8 @@ class CheckResult:
     subject: str
     ok: bool
     message: str
+    is_warning: bool = False
+    """It works, but not as well as it should."""
     statements: Sequence[str] = ()
     """SQL that a superuser runs to mend it, for psql."""
 
@@ -131,7 +135,7 @@ async def _check_secrets(settings: Settings, url: str) -> CheckResult:
 async def _check_embedder(settings: Settings, url: str) -> CheckResult:
     embedder = await asyncio.to_thread(make_configured_embedder, settings)
     try:
-        dimension = (await embedder.embed_queries(["ping"])).shape[1]
+        dimension, seconds = await _probe_embedder(embedder)
     finally:
         await embedder.aclose()
     active = await asyncio.to_thread(read_active_model, url)
@@ -144,7 +148,29 @@ async def _check_embedder(settings: Settings, url: str) -> CheckResult:
             f"the settings name {embedder.model}, but {active.id} is the active model and keeps serving: {command}"
         )
         return CheckResult("embedder", ok=False, message=message)
-    return CheckResult("embedder", ok=True, message=f"{embedder.model} works, {dimension} dimensions")
+    if active is not None and active.dimension != dimension:
+        message = (
+            f"{embedder.model} returns {dimension} dimensions, but its stored vectors have {active.dimension}, so that "
+            "all messages are searched by words alone: another model answers under this name. Restore the former one, "
+            "or give the new one a name of its own and switch to it with `toolscout model use`"
+        )
+        return CheckResult("embedder", ok=False, message=message)
+    message = f"{embedder.model} works, {dimension} dimensions"
+    if embedder.is_local or seconds * 1000 <= settings.query_embed_budget_ms:
+        return CheckResult("embedder", ok=True, message=message)
+    message += (
+        f", but it took {seconds * 1000:.0f} ms for a query, and TOOLSCOUT_QUERY_EMBED_BUDGET_MS allows "
+        f"{settings.query_embed_budget_ms} ms: a message that takes longer is searched by words alone"
+    )
+    return CheckResult("embedder", ok=True, message=message, is_warning=True)
+
+
+async def _probe_embedder(embedder: Embedder) -> tuple[int, float]:
+    """Return the dimension and the seconds for a query. The first query, which connects or loads, is not measured."""
+    await embedder.embed_queries(["ping"])
+    started = time.perf_counter()
+    dimension: int = (await embedder.embed_queries(["pong"])).shape[1]
+    return dimension, time.perf_counter() - started
 
 
 async def _check_cloud(settings: Settings) -> list[CheckResult]:

@@ -70,20 +70,25 @@ class Models:
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        failure = None if self.current.error is not None else self.current.queries.warning
+        return tuple(filter(None, (self._find_problem(), failure)))
+
+    def _find_problem(self) -> str | None:
+        """Say what is wrong with the choice of the model, if anything."""
         active, current = self._registered[0], self.current
         if active.model.id != current.model.id:
             return (
                 f"cannot load the active model {active.model.id}: {active.error}; "
-                f"still serving {current.model.id} until it is dropped",
+                f"still serving {current.model.id} until it is dropped"
             )
         if current.error is not None:
-            return (f"cannot embed with {active.model.id}: {current.error}; tools are found by words alone",)
+            return f"cannot embed with {active.model.id}: {current.error}; tools are found by words alone"
         if self._configured not in (None, active.model.id):
             return (
                 f"{active.model.id} is active and keeps serving, but these settings are for {self._configured}: "
-                f"run `toolscout model use {self._configured}` to switch",
+                f"run `toolscout model use {self._configured}` to switch"
             )
-        return ()
+        return None
 
     def start(self) -> None:
         self._poller = asyncio.create_task(self._poll())

@@ -58,6 +58,14 @@ class QueryEmbedder:
         self._budget_s = budget_s
         self._cache: TTLCache[_Key, Sequence[Vector]] = TTLCache(cache_size, QUERY_CACHE_S, getsizeof=len)
         self._pending: dict[_Key, _PendingQuery] = {}
+        self._failure: str | None = None
+
+    @property
+    def warning(self) -> str | None:
+        """What `/readyz` says about the embedder, from when the circuit breaker opens until a query succeeds."""
+        if self._failure is None:
+            return None
+        return f"the embedder of {self._embedder.model} fails ({self._failure}): messages are searched by words alone"
 
     async def embed(self, user_id: str, texts: tuple[str, ...]) -> QueryVectors:
         key = (user_id, self._embedder.model, _digest(texts))
@@ -104,10 +112,11 @@ class QueryEmbedder:
         try:
             with count_embedding_failures(self._metrics, "query"):
                 vectors = await self._embed(texts)
-        except Exception:  # a cancellation is no `Exception`, and says nothing about the embedder
-            self._record_outcome("failed", time.perf_counter() - started)
+        except Exception as error:  # a cancellation is no `Exception`, and says nothing about the embedder
+            reason = error.reason if isinstance(error, EmbeddingFailed) else "failed"
+            self._record_outcome(reason, time.perf_counter() - started)
             raise
-        self._record_outcome("succeeded", time.perf_counter() - started)
+        self._record_outcome(None, time.perf_counter() - started)
         with suppress(ValueError):  # more vectors than the whole cache holds
             self._cache[key] = vectors
         return vectors
@@ -140,12 +149,13 @@ class QueryEmbedder:
             if task.cancel():  # false if it is done
                 await asyncio.gather(task, return_exceptions=True)
 
-    def _record_outcome(self, outcome: str, seconds: float) -> None:
-        if outcome == "succeeded":
+    def _record_outcome(self, failure: str | None, seconds: float) -> None:
+        if failure is None:
             self._breaker.record_success()
         else:
             self._breaker.record_failure()
-        self._metrics.embedding_seconds.labels("query", outcome).observe(seconds)
+        self._failure = failure if self._breaker.is_open else None
+        self._metrics.embedding_seconds.labels("query", "succeeded" if failure is None else "failed").observe(seconds)
         self._metrics.breaker_open.set(self._breaker.is_open)
 
 

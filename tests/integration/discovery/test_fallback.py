@@ -220,6 +220,33 @@ async def test_after_five_failures_the_circuit_breaker_opens(
         assert b"toolscout_embedder_breaker_open 1.0" in service.metrics.render()
 
 
+async def test_readyz_warns_from_when_the_circuit_breaker_opens_until_a_query_succeeds(
+    open_service: OpenService, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr("app.embeddings.factory.CircuitBreaker", partial(CircuitBreaker, clock=lambda: seconds[0]))
+    settings = fake.settings(breaker_failures=2, breaker_retry_s=60)
+    async with open_service(**settings) as service, open_user(service) as user:
+
+        async def fetch_warnings() -> list[str]:
+            ready = await user.http.get("/readyz")
+            assert ready.status_code == 200
+            warnings: list[str] = ready.json()["warnings"]
+            return warnings
+
+        fake.mode, fake.status = "status", 500
+        await user.discover("weather forecast")
+        assert await fetch_warnings() == []
+        await user.discover("weather forecast again")
+        [warning] = await fetch_warnings()
+        assert warning == "the embedder of openai:fake-words fails (status_500): messages are searched by words alone"
+        seconds[0] = 61.0
+        assert await fetch_warnings() == [warning]
+        fake.mode = "ok"
+        await search_by_meaning(user, "weather forecast at last")
+        assert await fetch_warnings() == []
+
+
 async def test_after_the_pause_one_request_probes_the_embedder(
     open_service: OpenService, fake: FakeEmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
