@@ -229,6 +229,8 @@ class Tools(Resource[TransportT]):
     @endpoint
     def replace_examples(self, tool_id: str, messages: Sequence[str]) -> Steps[ToolExamples]:
         """Replace the messages that a person wrote for the tool. What was learnt from use stays."""
+        if isinstance(messages, str):  # a sequence of its characters
+            raise TypeError("messages must be a list of strings, not one string")
         request = make_request("PUT /tools/{}/examples", tool_id, json={"messages": list(messages)})
         return self._fetch(ToolExamples, request)
 

@@ -332,6 +332,9 @@ async def test_examples_of_a_tool_are_replaced_read_and_forgotten(any_client: An
     assert await any_client(lambda client: client.tools.examples(found.id)) == ToolExamples(
         ["do I need an umbrella"], 1, 0
     )
+    with pytest.raises(TypeError, match="a list of strings, not one string"):
+        await any_client(lambda client: client.tools.replace_examples(found.id, "abc"))
+    assert (await any_client(lambda client: client.tools.examples(found.id))).messages == ["do I need an umbrella"]
     await any_client(lambda client: client.tools.forget_examples(found.id, "use"))
     assert (await any_client(lambda client: client.tools.examples(found.id))).learned == 0
     await any_client(lambda client: client.tools.forget_all_examples())
