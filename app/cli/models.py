@@ -89,13 +89,12 @@ async def use(
         before = container.model.id
         with _progress_bar(model.id) as report:
             loaded, owner = container.models.get(model.id), partial(owner_connection, url)
-            ended = await use_model(
+            learned = await use_model(
                 container.database, container.indexer, owner, loaded, report, incomplete=incomplete, actor=ACTOR
             )
     print(f"{model.id} is active; running services use it within two seconds")
-    if ended:
-        learned = "1 example that was" if ended == 1 else f"{ended} examples that were"
-        print(f"{learned} learnt from use ended with {before}; examples in words were embedded again")
+    if learned:
+        print(f"{_describe_learned(learned)} with {before}: back when you switch back to it, gone when you drop it")
     print(f"to switch back: toolscout model use {before}; to delete the previous model: toolscout model drop {before}")
     return 0
 
@@ -106,15 +105,21 @@ async def drop(
     settings: Settings,
     name: Annotated[str, typer.Argument(metavar="NAME", help="An id from `toolscout model list`.")],
 ) -> int:
-    """Delete a model that is not active, with all its vectors."""
+    """Delete a model that is not active, with all its vectors and what was learnt from use with it."""
     async with _open_without_embedder(settings) as (container, url):
         model = _find_model(await asyncio.to_thread(_read_models, url), name, None)
         model_id = name if model is None else model.id
         with _progress_bar(f"{model_id}: users") as report:
             owner = partial(owner_connection, url)
-            await drop_model(container.database, owner, model_id, report, grace_s=_GRACE_S, actor=ACTOR)
+            learned = await drop_model(container.database, owner, model_id, report, grace_s=_GRACE_S, actor=ACTOR)
     print(f"{model_id}: {'deleted what was left of it' if model is None else 'dropped, with all its vectors'}")
+    if learned:
+        print(f"{_describe_learned(learned)} with it: deleted, too")
     return 0
+
+
+def _describe_learned(count: int) -> str:
+    return "1 example was learnt from use" if count == 1 else f"{count} examples were learnt from use"
 
 
 def _read_models(url: str) -> list[EmbeddingModel]:

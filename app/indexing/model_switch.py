@@ -43,7 +43,7 @@ _UPDATE_PENDING_COUNTS = """
 _BUMP_CATALOG_VERSIONS = "UPDATE users SET catalog_version = nextval('catalog_versions')"
 
 _COUNT_LEARNED = """
-    SELECT count(*) FROM tool_examples e JOIN embedding_models m ON m.id = e.model AND m.active WHERE e.source = 'use'
+    SELECT count(*) FROM tool_examples WHERE source = 'use' AND model = %(model)s
 """
 _HAS_LEFTOVERS = """
     SELECT EXISTS (SELECT FROM mcp_tool_embeddings WHERE model = %(model)s)
@@ -63,7 +63,7 @@ async def change_model(
 ) -> int:
     """Backfill the model's vectors, create its HNSW index and make it active.
 
-    Return how many examples that were learnt from use end with the previous model: their messages are not known, so
+    Return how many examples that were learnt from use stay with the previous model: their messages are not known, so
     that the new model cannot embed them. Examples in words are embedded again.
 
     Raises `Conflict` if vectors are still missing, unless `incomplete` allows it: lexical search finds such tools until
@@ -80,7 +80,7 @@ async def change_model(
             break
     await asyncio.to_thread(_create_hnsw_index, owner, loaded.model)
     await _backfill_examples(indexer, loaded, required=not incomplete)
-    ended = await asyncio.to_thread(_count_learned, owner)
+    learned = await asyncio.to_thread(_count_learned_of_active, owner)
     missing = await asyncio.to_thread(_activate, owner, loaded.model.id, incomplete=incomplete)
     if missing and not incomplete:
         reason = f" ({warnings[-1]})" if warnings else ""
@@ -88,7 +88,7 @@ async def change_model(
             f"{missing} of {total} tools have no vector of {loaded.model.id} yet{reason}; the active model is unchanged"
         )
     await _backfill_examples(indexer, loaded, required=False)  # those that were written while the model became active
-    return ended
+    return learned
 
 
 async def _backfill_examples(indexer: Indexer, loaded: LoadedModel, *, required: bool) -> None:
@@ -100,9 +100,13 @@ async def _backfill_examples(indexer: Indexer, loaded: LoadedModel, *, required:
         logger.warning("failed to embed examples in words: they do not count until they are written again")
 
 
-def _count_learned(owner: OwnerConnection) -> int:
+def _count_learned_of_active(owner: OwnerConnection) -> int:
     with owner() as connection:
-        return int(connection.exec_driver_sql(_COUNT_LEARNED).scalar_one())
+        return sum(_count_learned(connection, model.id) for model in list_models(connection) if model.active)
+
+
+def _count_learned(connection: Connection, model_id: str) -> int:
+    return int(connection.exec_driver_sql(_COUNT_LEARNED, {"model": model_id}).scalar_one())
 
 
 def _create_hnsw_index(owner: OwnerConnection, model: EmbeddingModel) -> None:
@@ -127,17 +131,21 @@ def _activate(owner: OwnerConnection, model_id: str, *, incomplete: bool) -> int
         return missing
 
 
-async def drop_model(owner: OwnerConnection, model_id: str, on_progress: ProgressCallback, *, grace_s: float) -> None:
+async def drop_model(owner: OwnerConnection, model_id: str, on_progress: ProgressCallback, *, grace_s: float) -> int:
     """Unregister a model and delete its rows after `grace_s`, when requests that started with it have finished.
+
+    Return how many examples that were learnt from use end with it.
 
     Raises `Conflict` for the active model. An interrupted drop is completed by dropping the same model again.
     """
-    await asyncio.to_thread(_unregister, owner, model_id)
+    learned = await asyncio.to_thread(_unregister, owner, model_id)
     await asyncio.sleep(grace_s)
     await asyncio.to_thread(_delete_unregistered_rows, owner, on_progress)
+    return learned
 
 
-def _unregister(owner: OwnerConnection, model_id: str) -> None:
+def _unregister(owner: OwnerConnection, model_id: str) -> int:
+    """Return how many examples that were learnt from use the model has."""
     with owner() as connection:
         lock_models_exclusive(connection)
         known = next((model for model in list_models(connection) if model.id == model_id), None)
@@ -146,6 +154,7 @@ def _unregister(owner: OwnerConnection, model_id: str) -> None:
         if known is not None and known.active:
             raise Conflict(f"{model_id} is the active model: switch to another one first (`toolscout model use`)")
         repository.unregister(connection, model_id)
+        return _count_learned(connection, model_id)
 
 
 def _delete_unregistered_rows(owner: OwnerConnection, on_progress: ProgressCallback) -> None:

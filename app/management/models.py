@@ -30,11 +30,11 @@ async def use_model(
 ) -> int:
     """Embed all tools with the model, then switch to it. `incomplete`: switch even if some vectors are missing.
 
-    Return how many examples that were learnt from use end with the previous model.
+    Return how many examples that were learnt from use stay with the previous model.
     """
-    ended = await model_switch.change_model(indexer, owner, model, on_progress, incomplete=incomplete)
+    learned = await model_switch.change_model(indexer, owner, model, on_progress, incomplete=incomplete)
     await _record(database, "model.use", model.model.id, actor)
-    return ended
+    return learned
 
 
 async def drop_model(
@@ -45,10 +45,14 @@ async def drop_model(
     *,
     grace_s: float,
     actor: str,
-) -> None:
-    """Remove an inactive model and its vectors, after a grace period for requests that began with it."""
-    await model_switch.drop_model(owner, model_id, on_progress, grace_s=grace_s)
+) -> int:
+    """Remove an inactive model and its vectors, after a grace period for requests that began with it.
+
+    Return how many examples that were learnt from use end with it.
+    """
+    learned = await model_switch.drop_model(owner, model_id, on_progress, grace_s=grace_s)
     await _record(database, "model.drop", model_id, actor)
+    return learned
 
 
 async def store_calibration(

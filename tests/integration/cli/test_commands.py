@@ -401,8 +401,19 @@ def test_a_model_is_used_and_dropped(
     assert f"the settings name {shipped}" in report
     assert f"run `toolscout model use {shipped}`" in report
 
-    assert f"{previous} is active" in command("model", "use", previous)
-    assert "dropped, with all its vectors" in command("model", "drop", "beta@48")
+    learned = """
+        INSERT INTO tool_examples (user_id, model, tool_id, id, vector, weight, source, used_on)
+        SELECT user_id, 'openai:beta@48', id, 'learnt', array_fill(1, ARRAY[48])::vector, 1, 'use', CURRENT_DATE
+        FROM mcp_tools WHERE user_id = 'max'
+    """
+    with psycopg.connect(database, autocommit=True) as owner:
+        owner.execute(learned)
+    output = command("model", "use", previous)
+    assert f"{previous} is active" in output
+    assert "1 example was learnt from use with openai:beta@48: back when you switch back to it, gone when" in output
+    output = command("model", "drop", "beta@48")
+    assert "dropped, with all its vectors" in output
+    assert "1 example was learnt from use with it: deleted, too" in output
     assert "beta@48" not in command("model", "list")
     last_events = "SELECT action, target FROM audit_events WHERE action LIKE 'model.%' ORDER BY at DESC LIMIT 3"
     with psycopg.connect(database) as connection:

@@ -54,8 +54,8 @@ class World:
         await self.service.models.refresh()
         return ended
 
-    async def drop(self, model_id: str) -> None:
-        await drop_model(self.owner, model_id, _ignore_progress, grace_s=0)
+    async def drop(self, model_id: str) -> int:
+        return await drop_model(self.owner, model_id, _ignore_progress, grace_s=0)
 
     async def rows(self, user: TestUser, columns: str = "tool_name, embedding IS NOT NULL") -> dict[str, list[Any]]:
         """Return the rows by model."""
@@ -348,7 +348,7 @@ async def test_a_replica_that_cannot_use_the_new_model_warns_and_serves_the_old_
         assert (found["degraded_reason"], found["tools"][0]["source"]) == ("embedder_not_configured", "lexical")
 
 
-async def test_learned_examples_end_with_their_model_and_examples_in_words_are_embedded_again(world: World) -> None:
+async def test_learned_examples_stay_with_their_model_and_examples_in_words_are_embedded_again(world: World) -> None:
     async with new_user(world.service) as user:
         await user.add_tools(READ, WRITE)
         keys = {name: each["id"] for name, each in (await user.tools()).items()}
@@ -372,5 +372,5 @@ async def test_learned_examples_end_with_their_model_and_examples_in_words_are_e
         assert await world.change(ALPHA) == 0
         assert (await user.http.get(f"/tools/{keys['write']}/examples")).json()["learned"] == 1
         await world.change(BETA)
-        await world.drop(ALPHA)
+        assert await world.drop(ALPHA) == 1
         assert await rows(world.service, statement, u=user.id) == [(BETA, "person", 2)]
