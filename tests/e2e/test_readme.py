@@ -55,6 +55,7 @@ EXPECTED_OUTPUT = {
     "docs/quickstart.md": r"  1  (?:0\.\d+|1\.0+)  toolbox\.get_current_time [\s\S]*Asia/Tokyo[\s\S]*26\.2187574565",
     "docs/guides/chat-backend.md": '"name":"search_repositories"',
     "docs/guides/evaluation.md": "hit@1",
+    "docs/guides/learning.md": '"when is everybody around"',
     "docs/guides/mcp-clients.md": r'get_current_time[\s\S]*"structuredContent":\{"timezone":"Asia/Tokyo"',
     "docs/guides/operations.md": r"(?:^ok .*\n){4}",
     "docs/guides/visibility.md": '"was_visible":true',
