@@ -120,6 +120,7 @@ def _render_evidence(evidence: Evidence) -> dict[str, Any]:
         "cosine": _round(evidence.cosine),
         "bm25": _round(evidence.bm25),
         "prior": _round(evidence.prior),
+        "example_boost": _round(evidence.example_boost),
     }
 
 

@@ -81,7 +81,9 @@ async def test_five_successes_bring_a_tool_first_for_that_kind_of_message(learne
 async def test_one_success_already_helps(learner: TestUser) -> None:
     assert await read_boost(learner, OTHER_WORDING) == 0
     await report(learner, LIVED[1], "kb_ops_17")
-    assert 0.05 < await read_boost(learner, OTHER_WORDING) < MAX_BOOST
+    boost = await read_boost(learner, OTHER_WORDING)
+    assert 0.05 < boost < MAX_BOOST
+    assert boost == round(boost, 4)
 
 
 async def test_an_explanation_says_that_examples_move_a_tool(learner: TestUser) -> None:
