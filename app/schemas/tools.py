@@ -93,8 +93,8 @@ class ToolOut(Output):
 
 class ToolDetailsOut(ToolOut):
     known_examples: list[str] = Field(
-        description="messages that ship with Toolscout for this tool, if it is a known one; they are part of the index "
-        "since the last index run of its server"
+        description="messages that ship with this version of Toolscout for this tool, if it is a known one; part of "
+        "the index from the next index run of its server, unless the last one has added them already"
     )
 
 

@@ -263,6 +263,7 @@ async def test_the_page_of_a_known_tool_shows_its_known_examples(console: Consol
     listed = await user.tools()
     page = html.unescape(await console.get_page(f"/console/tools/{listed[known.name]['id']}"))
     assert f"it comes with {len(known.examples)} examples" in page
+    assert "become part of the index with the next index run" in page
     assert all(example in page for example in known.examples)
     assert "it comes with" not in await console.get_page(f"/console/tools/{listed['unknown']['id']}")
 
