@@ -54,7 +54,7 @@ _MIN_EVIDENCE_WEIGHT = 0.1
 _GROUP_WEIGHT = 300.0
 """Each group of messages counts like this many, so that a large set does not outweigh a small one."""
 
-_UNRELATED_PERCENTILE = 85
+_UNRELATED_PERCENTILE = 99
 _MIN_PAIRED, _MAX_PAIRED = 20, 2_000
 _HIGHEST_FLOOR = 0.95
 
@@ -181,7 +181,7 @@ def fit_similarities(data: TrainingData) -> Calibration:
 
 
 def fit_example_floor(messages: Vectors) -> float:
-    """Return the cosine that 85 of 100 pairs of messages do not reach; nearly all pairs are unrelated."""
+    """Return the cosine that 99 of 100 pairs of messages do not reach; nearly all pairs are unrelated."""
     spaced = messages[:: max(1, len(messages) // _MAX_PAIRED)]
     if len(spaced) < _MIN_PAIRED:
         return SAFE_EXAMPLE_FLOOR

@@ -5,9 +5,9 @@
     boost = MAX_BOOST * (1 - exp(-evidence / SCALE)) * share    for evidence above 0
     boost = -MAX_PENALTY * (1 - exp(evidence / SCALE))          for evidence below 0
 
-`floor` is part of the model's calibration: most pairs of unrelated messages are below it. `share` is the tool's part of
-the evidence of all tools, so that two tools which were used for the same kind of message compete, and a tool that was
-used once by mistake gives way to the one that is used again and again. The weights fade with time
+`floor` is part of the model's calibration: nearly all pairs of unrelated messages are below it. `share` is the tool's
+part of the evidence of all tools, so that two tools which were used for the same kind of message compete, and a tool
+that was used once by mistake gives way to the one that is used again and again. The weights fade with time
 (`usage/examples.py`). The boost is bounded, and a message that is like none of the examples is not affected.
 
 The constants were chosen by simulation: `make bench-relevance ARGS="--feedback …"`.
@@ -19,8 +19,8 @@ MAX_BOOST = 0.45
 """Nine of ten right tools that are not first are less than half of this behind the first."""
 MAX_PENALTY = 0.15
 """A third of the boost: that a tool was irrelevant once says less than that it was right."""
-SCALE = 0.3
-CLOSENESS_POWER = 2
+SCALE = 0.2
+CLOSENESS_POWER = 3
 
 _NEAREST_EXAMPLES = 100
 
