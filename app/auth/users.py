@@ -29,6 +29,8 @@ class User:
     discovery_enabled: bool
     discovery_pinned: bool
     """Whether `discovery_enabled` was set for this user; see `auth.rollout`."""
+    catalog_version: int
+    """Increases with every change to what the user can see. Read with every request, so that replicas agree."""
     tool_count: int
     ann: bool
     calibration: Mapping[str, Any] | None

@@ -19,6 +19,7 @@ def make_user(user_id: str = "alice", *, enabled: bool = True, pinned: bool = Fa
         settings={},
         discovery_enabled=enabled,
         discovery_pinned=pinned,
+        catalog_version=1,
         tool_count=0,
         ann=False,
         calibration=None,
