@@ -1,8 +1,8 @@
 """Backfills the vectors of a model that is about to become active, for the tools of all users.
 
-It proceeds server by server, so that it can be interrupted at any time and continue later. It uses the cache that all
-users share, so that a text which many users have is embedded once. Meanwhile the active model serves, and index runs
-write rows for both models.
+It proceeds server by server, so that it can be interrupted at any time and continue later. A text that many users have
+is embedded once: no user can observe it here, and index runs read such entries only for inactive models. Meanwhile the
+active model serves, and index runs write rows for both models.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import lock_models_shared
 from app.errors import NotFound
 from app.indexing import store
+from app.indexing.cache_scope import EVERYONE
 from app.indexing.document_embedder import DocumentEmbedder
 from app.indexing.plan import ModelUpdate, StoredTool, plan_backfill
 from app.indexing.reindex import Indexer, make_target
@@ -99,7 +100,7 @@ async def _plan_server(indexer: Indexer, loaded: LoadedModel, user_id: str, serv
         listing = await store.read_listing(session, user_id, server_id)
         stored = await store.read_tools(session, user_id, server_id, loaded.model.id)
         rules = await get_rules(session, user_id)
-    target = await make_target(indexer, server, loaded.model, rules)
+    target = await make_target(indexer, server, loaded.model, rules, EVERYONE)
     # in a thread: counting tokens and hashing would block the event loop
     plan = await asyncio.to_thread(plan_backfill, listing, stored, target, indexer.count_tokens)
     return _ServerPlan(user_id, ServerLock(server.name, server.config_version), stored, ModelUpdate(target, plan, {}))

@@ -1,4 +1,4 @@
-"""Embeds the texts of tools: from the cache that all users share, then from the embedder, in batches."""
+"""Embeds the texts of tools: from the cache, then from the embedder, in batches."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,9 @@ class DocumentEmbedder:
     """Called after every batch with the number of tools that are left."""
     vectors: dict[str, Vector] = field(default_factory=dict)
     """By tool id."""
-    computed: int = 0
+    new_count: int = 0
+    """Vectors that the user did not have yet. Those of public texts count even if they were cached: otherwise the
+    number would tell what other users have."""
     warnings: list[str] = field(default_factory=list)
     _by_hash: dict[bytes, Vector] = field(default_factory=dict)
     """The vectors of texts."""
@@ -54,6 +56,7 @@ class DocumentEmbedder:
         if use_cache:
             self._by_hash |= await _read_cache(self.database, self.loaded.model.id, missing)
             self.vectors |= _make_vectors(missing, self._by_hash, self.loaded.model)
+            self.new_count += sum(tool.tool_id in self.vectors and not tool.texts.scope.is_private for tool in missing)
         uncached = [tool for tool in missing if tool.tool_id not in self.vectors]
         texts, size = self._list_texts(uncached), self.loaded.embedder.batch_size
         try:
@@ -116,7 +119,7 @@ class DocumentEmbedder:
         added = _make_vectors(tools, self._by_hash, self.loaded.model, self._refused)
         self.vectors |= added
         by_hash = {tool.texts.vector_hash: added[tool.tool_id] for tool in tools if tool.tool_id in added}
-        self.computed += len(by_hash)
+        self.new_count += len(by_hash)
         self.metrics.tools_embedded.inc(len(by_hash))
         if blended := {key: vector for key, vector in by_hash.items() if key not in self._by_hash}:
             async with self.database.system_transaction() as session:
@@ -126,7 +129,7 @@ class DocumentEmbedder:
 async def load_cached_vectors(
     database: Database, model: EmbeddingModel, missing: Sequence[MissingVector]
 ) -> dict[str, Vector]:
-    """Return the vectors that the shared cache has, or has all parts of, by tool id."""
+    """Return the vectors that the cache has, or has all parts of, by tool id."""
     return _make_vectors(missing, await _read_cache(database, model.id, missing), model)
 
 

@@ -137,10 +137,6 @@ def content_hash(index_hash: str, model: str) -> str:
     return hashlib.sha256(f"{index_hash}\n{model}".encode()).hexdigest()
 
 
-def text_hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
-
-
 def _to_words(name: str) -> str:
     return name.replace("_", " ").replace("-", " ").strip()
 

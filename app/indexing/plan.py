@@ -10,6 +10,7 @@ from app.catalog.rules import RuleSet
 from app.catalog.visibility_policy import merge_tags
 from app.embeddings.base import Vector
 from app.indexing import documents
+from app.indexing.cache_scope import EVERYONE, CacheScope
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import ListedTool
 from app.indexing.sanitize import Finding
@@ -90,6 +91,8 @@ class IndexTarget:
     """The user's own rules. A project's rules tag tools only within the project, so that their tags are not indexed."""
     known_tools: KnownTools = field(default_factory=KnownTools)
     """The tools that come with examples; empty if the settings switch them off."""
+    cache_scope: CacheScope = EVERYONE
+    """Who shares the vectors of the server's tools."""
 
     def find_examples(self, tool: ToolDefinition) -> tuple[str, ...]:
         return self.known_tools.find_examples(tool.name, tool.description)
@@ -160,7 +163,8 @@ def plan_backfill(
 
 
 def _make_texts(tool: ToolDefinition, target: IndexTarget, tags: Sequence[str]) -> ToolTexts:
-    return ToolTexts(documents.embedded_text(tool, target.server_name, tags), target.find_examples(tool))
+    document = documents.embedded_text(tool, target.server_name, tags)
+    return ToolTexts(document, target.find_examples(tool), target.cache_scope)
 
 
 def _is_up_to_date(known: StoredTool | None, listed: ListedTool, index_hash: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
+from app.auth.users import get_user
 from app.catalog.rules import Rule, RuleSet, get_rules
 from app.catalog.servers import Server, get_endpoint, get_server, record_contact
 from app.catalog.visibility import ServerLock, lock_server, read_policy
@@ -19,6 +20,7 @@ from app.db.engine import Database
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
 from app.indexing import queue, store
+from app.indexing.cache_scope import EVERYONE, CacheScope, get_server_scope
 from app.indexing.document_embedder import DocumentEmbedder, load_cached_vectors
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Listing, parse_listing
@@ -88,10 +90,12 @@ async def _load_listing(indexer: Indexer, run: queue.Claim) -> tuple[Server, Lis
 async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Listing) -> queue.RunState:
     active, *inactive = await indexer.models()
     async with indexer.database.transaction(run.user_id) as session:
+        user = await get_user(session, run.user_id)
         policy = await read_policy(session)
         rules = await get_rules(session, run.user_id)
         stored = await store.read_tools(session, run.user_id, run.server_id, active.model.id)
-    target = await make_target(indexer, server, active.model, rules)
+    scope = get_server_scope(user, server, pushed=run.payload is not None)
+    target = await make_target(indexer, server, active.model, rules, scope)
     had_tools = any(not tool.is_deleted for tool in stored.values())
     if had_tools and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
@@ -109,7 +113,7 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
         changed=plan.changed,
         unchanged=plan.unchanged,
         removed=len(plan.removed_ids),
-        embedded=embedder.computed,
+        embedded=embedder.new_count,
         refused_count=listing.refused_count,
         refused=[asdict(refusal) for refusal in listing.refused],
         warnings=[*_list_warnings(policy, run, server, listing, plan), *embedder.warnings],
@@ -121,11 +125,19 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
     return "succeeded"
 
 
-async def make_target(indexer: Indexer, server: Server, model: EmbeddingModel, rules: Sequence[Rule]) -> IndexTarget:
-    # compiling a hundred rules takes a while: off the event loop
-    rule_set = await asyncio.to_thread(RuleSet, rules)
+async def make_target(
+    indexer: Indexer, server: Server, model: EmbeddingModel, rules: Sequence[Rule], scope: CacheScope
+) -> IndexTarget:
     return IndexTarget(
-        server.id, server.name, model.id, model.dimension, server.tags, rule_set, known_tools=indexer.known_tools
+        server_id=server.id,
+        server_name=server.name,
+        model=model.id,
+        dimension=model.dimension,
+        server_tags=server.tags,
+        # compiling a hundred rules takes a while: off the event loop
+        rules=await asyncio.to_thread(RuleSet, rules),
+        known_tools=indexer.known_tools,
+        cache_scope=scope,
     )
 
 
@@ -134,9 +146,9 @@ async def _plan_inactive_model(
 ) -> ModelUpdate:
     """Plan all rows of an inactive model, but only the vectors that the cache has.
 
-    The other vectors are computed before the model becomes active, see backfill.py.
+    The other vectors are computed before the model becomes active, see backfill.py, which shares them between users.
     """
-    target = replace(active, model=loaded.model.id, dimension=loaded.model.dimension)
+    target = replace(active, model=loaded.model.id, dimension=loaded.model.dimension, cache_scope=EVERYONE)
     async with indexer.database.transaction(run.user_id) as session:
         stored = await store.read_tools(session, run.user_id, run.server_id, target.model)
     plan = await _make_plan(indexer, listing, stored, target, force=False)

@@ -4,7 +4,6 @@ The stored index, the backfill of another model and inline search all use `ToolT
 same vector everywhere.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from app.embeddings.base import Vector
-from app.indexing.documents import EXAMPLES_VERSION, text_hash
+from app.indexing.cache_scope import EVERYONE, CacheScope
+from app.indexing.documents import EXAMPLES_VERSION
 from app.text.strict_json import canonical_json
 
 EXAMPLE_WEIGHT = 0.5
@@ -41,22 +41,25 @@ class ToolTexts:
 
     document: str
     examples: tuple[str, ...] = ()
+    """Texts that ship with Toolscout, which all users share."""
+    scope: CacheScope = EVERYONE
+    """Who shares the vectors of the document and of the tool."""
 
     @cached_property
     def by_hash(self) -> Mapping[bytes, str]:
-        """All texts by their hashes, the document first."""
-        return {text_hash(text): text for text in (self.document, *self.examples)}
+        """All texts by their cache keys, the document first."""
+        return {self.document_hash: self.document} | {EVERYONE.hash_text(text.encode()): text for text in self.examples}
 
     @cached_property
     def document_hash(self) -> bytes:
-        return text_hash(self.document)
+        return self.scope.hash_text(self.document.encode())
 
     @cached_property
     def vector_hash(self) -> bytes:
         """The cache key of the tool's vector. Without examples it is the key of the document."""
         if not self.examples:
             return self.document_hash
-        return hashlib.sha256(canonical_json([EXAMPLES_VERSION, self.document, *self.examples])).digest()
+        return self.scope.hash_text(canonical_json([EXAMPLES_VERSION, self.document, *self.examples]))
 
     def make_vector(
         self, vectors: Mapping[bytes, Vector], unrelated: float, refused: Collection[bytes] = ()

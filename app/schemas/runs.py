@@ -29,7 +29,10 @@ class RunOut(Output):
     server_id: str
     state: RunState
     progress: RunProgressOut
-    counts: dict[str, int]
+    counts: dict[str, int] = Field(
+        description="`added`, `changed`, `unchanged`, `removed` and `refused` tools; `embedded`: vectors that are new "
+        "for this user, whoever else has the same tools"
+    )
     refused: list[dict[str, Any]]
     warnings: list[str]
     error: dict[str, str] | None = Field(

@@ -11,8 +11,10 @@ import psycopg
 import pytest
 from starlette.types import ASGIApp
 
+from app.auth.users import get_user
 from app.container import Container
 from app.indexing import queue
+from app.indexing.cache_scope import CacheScope, get_user_scope
 from app.indexing.reindex import Indexer, reindex_server
 from app.indexing.worker import Worker, WorkerConfig
 from tests.support.clients import TestUser
@@ -76,6 +78,12 @@ async def working(hand: Hand, **config: float) -> AsyncIterator[Worker]:
 async def rows(container: Container, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
     async with container.database.system_transaction() as session:
         return await session.rows(statement, parameters)
+
+
+async def read_user_scope(container: Container, user: TestUser) -> CacheScope:
+    """Return the scope of the vectors that are cached for this user alone."""
+    async with container.database.system_transaction() as session:
+        return get_user_scope(await get_user(session, user.id))
 
 
 async def until(look: Callable[[], Awaitable[T | None]], seconds: float = 60.0) -> T:

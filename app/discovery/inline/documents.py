@@ -1,7 +1,6 @@
 """Turn a tool that is sent with a request into what is searched."""
 
 import asyncio
-import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from cachetools import TTLCache
 from pgvector import SparseVector
 
+from app.indexing.cache_scope import CacheScope
 from app.indexing.documents import embedded_text, lexical_vector
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Refusal, parse_definition
@@ -64,18 +64,23 @@ class InlineToolParser:
         self._known_tools = known_tools
         self._cache: TTLCache[bytes, ParsedTool] = TTLCache(_MAX_CACHE_BYTES, _CACHE_TTL_S, getsizeof=_estimate_bytes)
 
-    async def parse(self, tools: Sequence[InlineTool], dimension: int) -> list[ParsedTool | Refusal]:
-        """Return the parsed tools in the same order. A tool that is too large or too deep is refused alone."""
-        keys = await asyncio.to_thread(lambda: [_make_cache_key(tool, dimension) for tool in tools])
+    async def parse(self, tools: Sequence[InlineTool], dimension: int, scope: CacheScope) -> list[ParsedTool | Refusal]:
+        """Return the parsed tools in the same order. A tool that is too large or too deep is refused alone.
+
+        `scope`: who shares what is cached about the tools.
+        """
+        keys = await asyncio.to_thread(lambda: [_make_cache_key(tool, dimension, scope) for tool in tools])
         cached = {key: self._cache.get(key) for key in keys}
         missing = {key: tool for key, tool in zip(keys, tools, strict=True) if cached[key] is None}
-        parsed = await asyncio.to_thread(lambda: {key: self._parse(tool, dimension) for key, tool in missing.items()})
+        parsed = await asyncio.to_thread(
+            lambda: {key: self._parse(tool, dimension, scope) for key, tool in missing.items()}
+        )
         for key, tool in parsed.items():
             if isinstance(tool, ParsedTool):
                 self._cache[key] = tool
         return [cached[key] or parsed[key] for key in keys]
 
-    def _parse(self, tool: InlineTool, dimension: int) -> ParsedTool | Refusal:
+    def _parse(self, tool: InlineTool, dimension: int, scope: CacheScope) -> ParsedTool | Refusal:
         definition = parse_definition(_to_mcp(tool))
         if isinstance(definition, Refusal):
             return definition
@@ -87,7 +92,7 @@ class InlineToolParser:
             description=definition.description,
             lexical=lexical_vector(definition, server_name, dimension, examples=examples),
             action=detect_tool_action(definition.name, definition.description),
-            texts=ToolTexts(embedded_text(definition, server_name), examples),
+            texts=ToolTexts(embedded_text(definition, server_name), examples, scope),
             output_schema=_to_json(definition.output_schema),
             annotations=_to_json(definition.annotations),
         )
@@ -100,8 +105,8 @@ def _estimate_bytes(tool: ParsedTool) -> int:
     return _ENTRY_BYTES + texts + _TERM_BYTES * len(tool.lexical.indices())
 
 
-def _make_cache_key(tool: InlineTool, dimension: int) -> bytes:
-    return hashlib.sha256(canonical_json([dimension, tool.server_name, _to_mcp(tool)])).digest()
+def _make_cache_key(tool: InlineTool, dimension: int, scope: CacheScope) -> bytes:
+    return scope.hash_text(canonical_json([dimension, tool.server_name, _to_mcp(tool)]))
 
 
 def _to_json(part: Json | None) -> bytes | None:

@@ -16,6 +16,7 @@ from app.discovery.match_sentence import describe_match
 from app.discovery.request import DiscoveryRequest, resolve_options
 from app.embeddings.base import Vector
 from app.embeddings.loaded_models import LoadedModel
+from app.indexing.cache_scope import EVERYONE, CacheScope, get_user_scope
 from app.indexing.parsing import Refusal
 from app.indexing.tool_vectors import ToolTexts
 from app.search.in_memory import IndexedTool, ScoredTool, TenantIndex
@@ -82,7 +83,7 @@ async def search_inline(
     embeddings = [await searcher.embed_query(query, options) for query in queries]
     params = [searcher.make_params(query, options, each) for query, each in zip(queries, embeddings, strict=True)]
     model = searcher.models.get(options.scope.model)
-    tool_set = await _parse_tools(inline, model, tools)
+    tool_set = await _parse_tools(inline, model, tools, get_user_scope(caller.require_user()))
     if any(embedding.vectors is not None for embedding in embeddings):
         tool_set = await _add_vectors(inline.make_vector_source(model), tool_set, params, inline.budget_s)
     if tool_set.pending == len(tool_set.parsed):
@@ -98,11 +99,14 @@ async def search_inline(
 async def load_tool_set(inline: InlineSearcher, tools: Sequence[InlineTool]) -> ToolSet:
     """Return the tools with all embeddings, without a time limit."""
     model = inline.searcher.models.current
-    return await _add_vectors(inline.make_vector_source(model), await _parse_tools(inline, model, tools), (), None)
+    tool_set = await _parse_tools(inline, model, tools, EVERYONE)
+    return await _add_vectors(inline.make_vector_source(model), tool_set, (), None)
 
 
-async def _parse_tools(inline: InlineSearcher, model: LoadedModel, tools: Sequence[InlineTool]) -> ToolSet:
-    outcomes = await inline.parser.parse(tools, model.model.dimension)
+async def _parse_tools(
+    inline: InlineSearcher, model: LoadedModel, tools: Sequence[InlineTool], scope: CacheScope
+) -> ToolSet:
+    outcomes = await inline.parser.parse(tools, model.model.dimension, scope)
     by_key = [(tool.tool_key, outcome) for tool, outcome in zip(tools, outcomes, strict=True)]
     parsed = {key: tool for key, tool in by_key if isinstance(tool, ParsedTool)}
     refused = {key: refusal.reason for key, refusal in by_key if isinstance(refusal, Refusal)}

@@ -1,6 +1,6 @@
 """Load the embeddings of inline tools.
 
-They come from the cache that all users share. The embedder makes the missing ones within a time budget, and each batch
+They come from the user's part of the cache. The embedder makes the missing ones within a time budget, and each batch
 goes into the cache, so that the next request continues where this one stopped.
 """
 

@@ -14,7 +14,7 @@ from tests.support.clients import TestUser, new_user
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import OpenService, tool
 from tests.support.known_tools import document_of, pick_known_tools
-from tests.support.worker_steps import rows, until
+from tests.support.worker_steps import read_user_scope, rows, until
 
 Json = dict[str, Any]
 
@@ -127,7 +127,9 @@ async def test_a_known_tool_that_is_sent_along_has_the_vector_of_the_stored_one(
         WHERE v.user_id = %(user)s AND c.model = v.model AND c.text_hash = %(hash)s
         """,
         user=user.id,
-        hash=ToolTexts(document_of(known, "shared"), known.examples).vector_hash,
+        hash=ToolTexts(
+            document_of(known, "shared"), known.examples, await read_user_scope(container, user)
+        ).vector_hash,
     )
     assert similarity == pytest.approx(1, abs=1e-3)
 

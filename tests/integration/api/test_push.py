@@ -103,14 +103,12 @@ async def test_a_change_of_any_field_is_counted_and_another_key_order_is_not(
     assert (await user.tools())["read_file"]["id"] == key
 
 
-async def test_a_tool_that_another_user_has_pushed_is_not_embedded_again(user: TestUser, other_user: TestUser) -> None:
-    shared = make_new_tool("read_file")
-    first = await user.push(await user.add_server(), [shared])
-    second = await other_user.push(await other_user.add_server(), [shared])
-    assert (first["counts"], second["counts"]) == (
-        {**ZERO_COUNTS, "added": 1, "embedded": 1},
-        {**ZERO_COUNTS, "added": 1},
-    )
+async def test_a_tool_that_another_user_has_pushed_counts_as_embedded(user: TestUser, other_user: TestUser) -> None:
+    """Otherwise a push would tell what other users have."""
+    secret = make_new_tool("read_file")
+    first = await user.push(await user.add_server(), [secret])
+    second = await other_user.push(await other_user.add_server(), [secret])
+    assert first["counts"] == second["counts"] == {**ZERO_COUNTS, "added": 1, "embedded": 1}
     for each in (user, other_user):
         assert (await each.tools())["read_file"]["embedded"] is True
         [hit] = (await each.discover("read a file", similarity_threshold=0))["tools"]

@@ -57,7 +57,7 @@ async def test_a_tool_with_the_same_name_and_another_meaning_has_no_examples(
     assert len(embedded_texts(fake)) == 1
 
 
-async def test_every_text_of_a_known_tool_is_embedded_once(
+async def test_examples_of_a_known_tool_are_embedded_once_for_all_users(
     carol: TestUser, dave: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     await carol.add_tools(LISTED, server="one")
@@ -66,7 +66,7 @@ async def test_every_text_of_a_known_tool_is_embedded_once(
     assert embedded_texts(fake) == [document_of(KNOWN, "two")]
     fake.requests = []
     await dave.add_tools(LISTED, server="two")
-    assert embedded_texts(fake) == []
+    assert embedded_texts(fake) == [document_of(KNOWN, "two")]
 
 
 async def test_known_examples_can_be_switched_off(open_service: OpenService, fake: FakeEmbeddingServer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.container import Container
-from app.indexing.documents import text_hash
+from app.indexing.tool_vectors import ToolTexts
 from tests.support.clients import TestUser, open_client
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer, embed
 from tests.support.factories import ADMIN_KEY, tool
@@ -16,6 +16,7 @@ from tests.support.worker_steps import (
     finished,
     holding,
     numbered,
+    read_user_scope,
     rows,
     send,
     server_of,
@@ -152,25 +153,17 @@ async def test_a_change_outside_the_embedded_text_is_stored_without_embedding(
     assert stored["embedded"]
 
 
-async def test_the_same_tools_of_a_second_user_are_not_embedded_again(
-    service: Container, carol: TestUser, dave: TestUser, fake: FakeEmbeddingServer
-) -> None:
-    tools = [unheard("a"), unheard("b")]
-    await carol.add_tools(*tools, server="github")
-    fake.requests = []
-    await dave.add_tools(*tools, server="github")
-    assert fake.requests == []
-    assert all(each["embedded"] for each in (await dave.tools()).values())
-    assert await stored_vectors(service, dave) == await stored_vectors(service, carol)
-
-
-async def test_a_cached_vector_gives_the_same_search_result(carol: TestUser, dave: TestUser) -> None:
-    weather = tool("get_forecast", "Weather forecast for a city.")
-    for user in (carol, dave):
-        await user.add_tools(weather, tool("refund", "Give money back."))
-    first, second = [await user.discover("weather forecast city") for user in (carol, dave)]
-    assert [found["similarity"] for found in first["tools"]] == [found["similarity"] for found in second["tools"]]
-    assert second["tools"][0]["source"] == "semantic"
+async def test_a_cached_vector_gives_the_same_search_result(carol: TestUser, fake: FakeEmbeddingServer) -> None:
+    tools = [tool("get_forecast", "Weather forecast for a city."), tool("refund", "Give money back.")]
+    answers = []
+    for _ in range(2):
+        server_id = await carol.add_tools(*tools)
+        answers.append((await carol.discover("weather forecast city"))["tools"])
+        await carol.http.delete(f"/servers/{server_id}")
+    first, second = answers
+    assert sum(tools[0]["description"] in text for text in embedded_texts(fake)) == 1, "the second time it is cached"
+    assert [found["similarity"] for found in first] == [found["similarity"] for found in second]
+    assert second[0]["source"] == "semantic"
 
 
 async def test_force_embeds_all_tools_again(service: Container, carol: TestUser, fake: FakeEmbeddingServer) -> None:
@@ -190,15 +183,18 @@ def wrong_vector() -> str:
     return str([1] + [0] * (DIMENSION - 1)).replace(" ", "")
 
 
-async def test_force_also_replaces_the_cached_vector(service: Container, carol: TestUser, dave: TestUser) -> None:
+async def test_force_also_replaces_the_cached_vector(service: Container, carol: TestUser) -> None:
     new = unheard("a")
     server_id = await carol.add_tools(new, server="s")
-    known = text_hash(f"Tool: a. Server: s. Description: {new['description']}")
+    document = f"Tool: a. Server: s. Description: {new['description']}"
+    known = ToolTexts(document, scope=await read_user_scope(service, carol)).document_hash
     forge = "UPDATE embedding_cache SET embedding = %(v)s WHERE text_hash = %(hash)s RETURNING 1"
     assert await rows(service, forge, v=wrong_vector(), hash=known)
     await carol.push(server_id, [new], force=True)
-    await dave.add_tools(new, server="s")
-    assert await stored_vectors(service, dave) == await stored_vectors(service, carol)
+    assert (await carol.http.delete(f"/servers/{server_id}")).status_code == 204
+    run = await carol.push(await carol.add_server("s"), [new])
+    assert nonzero_counts(run) == {"added": 1}, "the vector comes from the cache"
+    assert wrong_vector() not in (await stored_vectors(service, carol)).values()
 
 
 async def test_the_stored_vector_is_computed_from_the_embedded_text(service: Container, carol: TestUser) -> None:
@@ -365,13 +361,11 @@ async def test_progress_increases_while_a_long_list_is_embedded(carol: TestUser,
     assert run["progress"] == {"done": 400, "total": 400}
 
 
-async def test_only_tools_that_are_not_cached_are_embedded(
-    carol: TestUser, dave: TestUser, fake: FakeEmbeddingServer
-) -> None:
+async def test_only_tools_that_are_not_cached_are_embedded(carol: TestUser, fake: FakeEmbeddingServer) -> None:
     note = unheard("a")["description"]
-    await carol.add_tools(*numbered(200, note))
+    await carol.http.delete(f"/servers/{await carol.add_tools(*numbered(200, note))}")
     fake.requests = []
-    await dave.add_tools(*numbered(205, note))
+    await carol.add_tools(*numbered(205, note))
     assert [len(request) for request in fake.requests] == [5]
 
 

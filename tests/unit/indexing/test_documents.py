@@ -19,7 +19,6 @@ from app.indexing.documents import (
     enriched_description,
     index_hash,
     lexical_vector,
-    text_hash,
 )
 from app.indexing.parsing import parse_tool
 from app.mcp_types import ToolDefinition
@@ -243,12 +242,6 @@ def test_the_content_hash_depends_on_definition_and_model() -> None:
     hashes = {content_hash(index, model) for index in ("a", "b") for model in ("local:x", "openai:x")}
     assert len(hashes) == 4
     assert content_hash("a", "local:x") == content_hash("a", "local:x")
-
-
-def test_different_texts_have_different_hashes() -> None:
-    assert text_hash("Grüße") == text_hash("Grüße")
-    assert text_hash("a") != text_hash("b")
-    assert len(text_hash("a")) == 32
 
 
 def test_words_of_name_server_description_parameters_and_tags_are_searchable() -> None:

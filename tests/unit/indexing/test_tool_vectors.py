@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.embeddings.base import Vector
-from app.indexing.documents import text_hash
+from app.indexing.cache_scope import EVERYONE, CacheScope
 from app.indexing.tool_vectors import EXAMPLE_WEIGHT, ToolTexts, blend_examples
 
 UNRELATED = 0.4
@@ -64,10 +64,18 @@ def test_it_does_not_matter_whether_a_part_was_cached() -> None:
 
 
 def test_a_tool_without_examples_shares_the_cache_entry_of_its_document() -> None:
-    assert PLAIN.vector_hash == text_hash("Tool: refund.")
+    assert PLAIN.vector_hash == EVERYONE.hash_text(b"Tool: refund.")
     assert KNOWN.vector_hash != PLAIN.vector_hash
     assert KNOWN.vector_hash != ToolTexts(KNOWN.document, KNOWN.examples[:1]).vector_hash
     assert list(KNOWN.by_hash.values()) == ["Tool: refund.", "money back", "she wants a refund"]
+
+
+def test_only_examples_have_the_same_cache_key_in_every_scope() -> None:
+    private = ToolTexts(KNOWN.document, KNOWN.examples, CacheScope(b"u" * 32, is_private=True))
+    document, *examples = private.by_hash
+    assert private.document_hash == document != KNOWN.document_hash
+    assert private.vector_hash != KNOWN.vector_hash
+    assert examples == list(KNOWN.by_hash)[1:]
 
 
 def test_a_vector_is_made_once_all_texts_have_one() -> None:

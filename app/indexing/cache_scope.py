@@ -1,0 +1,47 @@
+"""Decides who shares a cached vector. The scope is part of the cache's keys.
+
+If all users shared one cache, the duration of a push would tell whether somebody else has the same text. So a text is
+private to the user who sent it. Public texts are shared: what a server lists for anybody who connects to its URL
+without credentials, and the examples that ship with Toolscout.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from app.auth.users import User
+from app.catalog.servers import Server
+from app.text.strict_json import canonical_json
+
+
+@dataclass(frozen=True)
+class CacheScope:
+    key: bytes = b""
+    is_private: bool = False
+    """Whether one user alone reads and fills it."""
+
+    def hash_text(self, text: bytes) -> bytes:
+        return hashlib.sha256(self.key + text).digest()
+
+
+EVERYONE = CacheScope()
+"""The scope of texts that ship with Toolscout, and of all texts for an inactive model, which no user can observe."""
+
+
+def get_user_scope(user: User) -> CacheScope:
+    """Return the scope of the user's own texts. A user who is deleted and created again gets another one."""
+    return CacheScope(_hash_owner("user", user.id, user.created_at.isoformat()), is_private=True)
+
+
+def get_server_scope(user: User, server: Server, *, pushed: bool = False) -> CacheScope:
+    """Return the scope of the server's tools: that of its URL if the server is public, otherwise that of the user.
+
+    `pushed`: the tools come from the user, and may be others than those that the URL lists.
+    """
+    is_remote = server.transport in ("streamable_http", "sse") and server.url is not None
+    if pushed or not is_remote or server.header_names:
+        return get_user_scope(user)
+    return CacheScope(_hash_owner("url", server.transport, server.url))
+
+
+def _hash_owner(*parts: str | None) -> bytes:
+    return hashlib.sha256(canonical_json(list(parts))).digest()
