@@ -1,7 +1,7 @@
 """Embeds the texts of tools: from the cache, then from the embedder, in batches."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.db.engine import Database
 from app.embeddings.base import Vector
@@ -9,6 +9,7 @@ from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel
 from app.errors import EmbeddingFailed
 from app.indexing import store
+from app.indexing.cache_scope import EVERYONE
 from app.indexing.plan import MissingVector
 from app.observability.metrics import Metrics, count_embedding_failures, observe_duration
 from app.observability.tracing import Tracing
@@ -126,11 +127,16 @@ class DocumentEmbedder:
                 await store.write_vector_cache(session, self.loaded.model.id, blended)
 
 
-async def load_cached_vectors(
+async def load_vectors_of_inactive_model(
     database: Database, model: EmbeddingModel, missing: Sequence[MissingVector]
 ) -> dict[str, Vector]:
-    """Return the vectors that the cache has, or has all parts of, by tool id."""
-    return _make_vectors(missing, await _read_cache(database, model.id, missing), model)
+    """Return the vectors that the cache has, or has all parts of, by tool id.
+
+    They may come from the backfill, which shares them between users: nobody can observe those of an inactive model.
+    """
+    shared = [replace(tool, texts=replace(tool.texts, scope=EVERYONE)) for tool in missing]
+    cached = await _read_cache(database, model.id, [*missing, *shared])
+    return _make_vectors(shared, cached, model) | _make_vectors(missing, cached, model)
 
 
 async def _read_cache(database: Database, model_id: str, missing: Sequence[MissingVector]) -> dict[bytes, Vector]:

@@ -20,8 +20,8 @@ from app.db.engine import Database
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
 from app.indexing import queue, store
-from app.indexing.cache_scope import EVERYONE, CacheScope, get_server_scope
-from app.indexing.document_embedder import DocumentEmbedder, load_cached_vectors
+from app.indexing.cache_scope import CacheScope, get_server_scope
+from app.indexing.document_embedder import DocumentEmbedder, load_vectors_of_inactive_model
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Listing, parse_listing
 from app.indexing.plan import CountTokens, IndexTarget, ModelUpdate, Plan, StoredTool, make_plan
@@ -146,13 +146,13 @@ async def _plan_inactive_model(
 ) -> ModelUpdate:
     """Plan all rows of an inactive model, but only the vectors that the cache has.
 
-    The other vectors are computed before the model becomes active, see backfill.py, which shares them between users.
+    The other vectors are computed before the model becomes active, see backfill.py.
     """
-    target = replace(active, model=loaded.model.id, dimension=loaded.model.dimension, cache_scope=EVERYONE)
+    target = replace(active, model=loaded.model.id, dimension=loaded.model.dimension)
     async with indexer.database.transaction(run.user_id) as session:
         stored = await store.read_tools(session, run.user_id, run.server_id, target.model)
     plan = await _make_plan(indexer, listing, stored, target, force=False)
-    vectors = await load_cached_vectors(indexer.database, loaded.model, plan.count_missing_vectors)
+    vectors = await load_vectors_of_inactive_model(indexer.database, loaded.model, plan.count_missing_vectors)
     return ModelUpdate(target, plan, vectors)
 
 
