@@ -55,6 +55,7 @@ from app.usage import decision_log, discovery_vectors, examples, repository, sel
 from app.usage.counters import UsageCounters
 from app.usage.decision_log import DecisionLog
 from app.usage.learning import Learner
+from app.usage.periodic_flusher import PeriodicFlusher
 from app.usage.selection_log import SelectionLog
 
 
@@ -158,6 +159,7 @@ class _Infrastructure:
     metrics: Metrics
     tracing: Tracing
     database: Database
+    authenticator: Authenticator
     usage_counters: UsageCounters
     selections: SelectionLog
     decisions: DecisionLog
@@ -172,7 +174,11 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
     usage_counters, selections = UsageCounters(database), SelectionLog(database)
     decisions = DecisionLog(database, enabled=settings.decision_log_days > 0)
     learner = Learner(database, enabled=settings.learn_from_use)
-    for flusher in (usage_counters.flusher, selections.flusher, decisions.flusher, learner.flusher):
+    admin_key = None if settings.admin_api_key is None else settings.admin_api_key.get_secret_value()
+    authenticator = Authenticator(database, admin_key)
+    uses = authenticator.key_uses
+    key_uses = PeriodicFlusher("key uses", uses.flush, uses.flush, lambda: {"keys": uses.pending})
+    for flusher in (usage_counters.flusher, selections.flusher, decisions.flusher, learner.flusher, key_uses):
         flusher.start()
         stack.push_async_callback(flusher.stop)
     return _Infrastructure(
@@ -181,6 +187,7 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
         metrics=metrics,
         tracing=tracing,
         database=database,
+        authenticator=authenticator,
         usage_counters=usage_counters,
         selections=selections,
         decisions=decisions,
@@ -298,12 +305,11 @@ def _build_container(
     cloud: CloudClient | None,
 ) -> Container:
     settings, database, metrics = infrastructure.settings, infrastructure.database, infrastructure.metrics
-    admin_key = None if settings.admin_api_key is None else settings.admin_api_key.get_secret_value()
     searcher, shutdown = _build_searcher(infrastructure, models), asyncio.Event()
     return Container(
         settings=settings,
         database=database,
-        authenticator=Authenticator(database, admin_key),
+        authenticator=infrastructure.authenticator,
         rate_limiter=RateLimiter(settings.rate_per_user, metrics),
         sealer=infrastructure.sealer,
         models=models,

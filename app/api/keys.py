@@ -29,8 +29,6 @@ async def list_keys(session: SystemSession, page: PageParams) -> Items[KeyOut]:
 
 @router.delete("/keys/{key_id}", status_code=204)
 async def revoke_key(key_id: str, container: ContainerDep, caller: AdminCaller) -> Response:
-    """Revoke a key. It ends within a second on every replica."""
-    await manage_keys.revoke_key(
-        container.database, container.authenticator, key_id, caller_key_id=caller.key_id, actor=caller.actor
-    )
+    """Revoke a key. It ends with the next request on every replica."""
+    await manage_keys.revoke_key(container.database, key_id, caller_key_id=caller.key_id, actor=caller.actor)
     return Response(status_code=204)

@@ -66,7 +66,5 @@ async def delete_project(
     project_id: str, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
 ) -> Response:
     """Delete a project, and revoke the keys that are bound to it."""
-    await manage_projects.delete_project(
-        container.database, container.authenticator, tenant.id, project_id, actor=caller.actor
-    )
+    await manage_projects.delete_project(container.database, tenant.id, project_id, actor=caller.actor)
     return Response(status_code=204)

@@ -38,16 +38,12 @@ async def change_user(user_id: str, body: UserChanges, container: ContainerDep, 
     changes = given_fields(body)
     if "settings" in changes:
         changes["settings"] = body.settings.model_dump(exclude_none=True)
-    user = await manage_users.change_user(
-        container.database, container.authenticator, user_id, changes, actor=caller.actor
-    )
+    user = await manage_users.change_user(container.database, user_id, changes, actor=caller.actor)
     return UserOut.of(user, container.discoverer.rollout)
 
 
 @router.delete("/users/{user_id}", status_code=204)
 async def delete_user(user_id: str, container: ContainerDep, caller: AdminCaller) -> Response:
     """Delete a user and everything that it owns. Its audit events stay."""
-    await manage_users.delete_user(
-        container.database, container.authenticator, container.mcp_pool, user_id, actor=caller.actor
-    )
+    await manage_users.delete_user(container.database, container.mcp_pool, user_id, actor=caller.actor)
     return Response(status_code=204)

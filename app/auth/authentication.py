@@ -3,27 +3,32 @@
 import hmac
 from dataclasses import replace
 
-from cachetools import TTLCache
+from cachetools import LRUCache
 
-from app.auth.keys import get_active_key, hash_key
+from app.auth.key_uses import KeyUses
+from app.auth.keys import ApiKey, hash_key, read_active_key, select_key
 from app.auth.permissions import Caller
-from app.auth.users import ensure_user, get_user
-from app.db.engine import Database, Session
-from app.errors import Forbidden
+from app.auth.users import User, ensure_user, is_user_id, read_user, select_user
+from app.db.engine import Database
+from app.errors import Forbidden, Unauthenticated
 
-# long enough to spare the database at hundreds of requests a second, short enough that a revoked key ends within one
-_CACHE_TTL_S = 0.5
-_CACHE_SIZE = 10_000
+_MAX_REMEMBERED_KEYS = 50_000
 
 
 class Authenticator:
-    """Looks up the caller that a key stands for, and caches it for half a second."""
+    """Looks up the caller that a key stands for, with every request, in one round trip.
+
+    Nothing of the answer is cached, so that a revoked key ends, and a change of the user is seen, with the next request
+    on every replica. Key and user are read by two statements, not by a join, since they may be on different shards.
+    """
 
     def __init__(self, database: Database, bootstrap_key: str | None) -> None:
         """`bootstrap_key` is the admin key from the settings, which has no row in the database."""
         self._database = database
         self._bootstrap_hash = None if bootstrap_key is None else hash_key(bootstrap_key)
-        self._cache: TTLCache[tuple[bytes, str | None], Caller] = TTLCache(_CACHE_SIZE, _CACHE_TTL_S)
+        self._user_ids: LRUCache[bytes, str] = LRUCache(_MAX_REMEMBERED_KEYS)
+        """The users of valid keys, which never change. It only tells which user to read along with the key."""
+        self.key_uses = KeyUses(database)
 
     async def authenticate(self, key: str, user_id: str | None) -> Caller:
         """Return the caller, acting for `user_id` if one is named.
@@ -35,30 +40,45 @@ class Authenticator:
 
     async def authenticate_digest(self, digest: bytes, user_id: str | None) -> Caller:
         """Like `authenticate`, with the key's hash: a console session holds no more of its key than the database."""
-        caller = self._cache.get((digest, user_id))
-        if caller is None:
-            async with self._database.system_transaction() as session:
-                caller = await self._load_caller(session, digest, user_id)
-            self._cache[digest, user_id] = caller
-        return caller
-
-    def clear_cache(self) -> None:
-        """After a change of keys or users, so that it takes effect in this process at once."""
-        self._cache.clear()
-
-    async def _load_caller(self, session: Session, digest: bytes, user_id: str | None) -> Caller:
         if self._bootstrap_hash is not None and hmac.compare_digest(digest, self._bootstrap_hash):
-            return await _with_user(session, Caller("admin", "bootstrap", None), user_id)
-        key = await get_active_key(session, digest)
+            caller = Caller("admin", "bootstrap", None)
+            return caller if user_id is None else await self._with_user(caller, user_id, await self._find_user(user_id))
+        key, likely_user = await self._find_key(digest, self._user_ids.get(digest, user_id))
         if key.user_id is None:
-            return await _with_user(session, Caller(key.kind, key.id, None), user_id)
-        if user_id is not None and user_id != key.user_id:
+            caller = Caller(key.kind, key.id, None)
+            caller = caller if user_id is None else await self._with_user(caller, user_id, likely_user)
+        elif user_id not in (None, key.user_id):
             raise Forbidden("this key belongs to one user: leave out X-User-Id, or name that user")
-        return Caller(key.kind, key.id, await get_user(session, key.user_id), key.project_id)
-
-
-async def _with_user(session: Session, caller: Caller, user_id: str | None) -> Caller:
-    """Let the caller act for the user that it names, if any."""
-    if user_id is None:
+        else:
+            is_found = likely_user is not None and likely_user.id == key.user_id
+            user = likely_user if is_found else await self._find_user(key.user_id)
+            if user is None:  # deleted, and the key with it, since the key was read
+                raise Unauthenticated("the API key is unknown, expired or revoked")
+            self._user_ids[digest] = user.id
+            caller = Caller(key.kind, key.id, user, key.project_id)
+        self.key_uses.record(key)
         return caller
-    return replace(caller, user=await ensure_user(session, user_id, caller.actor))
+
+    async def _find_key(self, digest: bytes, user_id: str | None) -> tuple[ApiKey, User | None]:
+        """Return the key with this hash and the user with this id, if there is one.
+
+        Raise `Unauthenticated` if the key is not valid now.
+        """
+        statements = [select_key(digest)]
+        if user_id is not None and is_user_id(user_id):
+            statements.append(select_user(user_id))
+        key_rows, *user_rows = await self._database.system_fetch(statements)
+        return read_active_key(key_rows), read_user(user_rows[0]) if user_rows else None
+
+    async def _find_user(self, user_id: str) -> User | None:
+        if not is_user_id(user_id):
+            return None
+        [rows] = await self._database.system_fetch([select_user(user_id)])
+        return read_user(rows)
+
+    async def _with_user(self, caller: Caller, user_id: str, user: User | None) -> Caller:
+        """Let the caller act for the user that it names, and create the user if there is none."""
+        if user is None:
+            async with self._database.system_transaction() as session:
+                user = await ensure_user(session, user_id, caller.actor)
+        return replace(caller, user=user)

@@ -6,16 +6,17 @@ Keys are long and random, so that a slow password hash would protect them no bet
 import hashlib
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, func, insert, or_, select, text, update
+from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from app.auth.users import get_user
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
+from app.db.pipeline import Rows, Statement
 from app.db.rows import to_dataclass
 from app.db.tables import api_keys
 from app.errors import InvalidInput, NotFound, Unauthenticated
@@ -46,6 +47,9 @@ class NewKey:
     user_id: str | None = None
     project_id: str | None = None
     expires_at: datetime | None = None
+
+
+_SELECT_KEY = f"SELECT {', '.join(field.name for field in fields(ApiKey))} FROM api_keys WHERE key_hash = %(digest)s"
 
 
 async def insert_key(session: Session, new_key: NewKey) -> tuple[ApiKey, str]:
@@ -105,19 +109,18 @@ async def admin_key_exists(session: Session) -> bool:
     return (await session.execute(statement)).first() is not None
 
 
-async def get_active_key(session: Session, digest: bytes) -> ApiKey:
-    """Return the key with this hash and note its use, or raise `Unauthenticated` if it is not valid now."""
-    row = (await session.execute(select(api_keys).where(api_keys.c.key_hash == digest))).one_or_none()
-    if (
-        row is None
-        or row.revoked_at is not None
-        or (row.expires_at is not None and row.expires_at <= datetime.now(UTC))
-    ):
-        raise Unauthenticated("the API key is unknown, expired or revoked")
-    # precise to the minute, which spares a write for every request
-    is_outdated = or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < text("now() - interval '1 minute'"))
-    await session.execute(update(api_keys).where(api_keys.c.id == row.id, is_outdated).values(last_used_at=func.now()))
-    return _to_api_key(row)
+def select_key(digest: bytes) -> Statement:
+    """Return the statement that finds the key with this hash; `read_active_key` reads its answer."""
+    return _SELECT_KEY, {"digest": digest}
+
+
+def read_active_key(rows: Rows) -> ApiKey:
+    """Return the key, or raise `Unauthenticated` if it is not valid now."""
+    if rows:
+        key = ApiKey(*rows[0])
+        if key.revoked_at is None and (key.expires_at is None or key.expires_at > datetime.now(UTC)):
+            return key
+    raise Unauthenticated("the API key is unknown, expired or revoked")
 
 
 def hash_key(key: str) -> bytes:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from app.audit.record import record_event
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
+from app.db.pipeline import Rows, Statement
 from app.db.rows import to_dataclass
 from app.db.tables import core_tools, users
 from app.errors import Conflict, InvalidInput, NotFound
@@ -40,6 +41,22 @@ class User:
     created_at: datetime
 
 
+_SELECT_USER = f"SELECT {', '.join(field.name for field in fields(User))} FROM users WHERE id = %(user_id)s"
+
+
+def select_user(user_id: str) -> Statement:
+    """Return the statement that finds the user; `read_user` reads its answer."""
+    return _SELECT_USER, {"user_id": user_id}
+
+
+def read_user(rows: Rows) -> User | None:
+    return User(*rows[0]) if rows else None
+
+
+def is_user_id(text: str) -> bool:
+    return _USER_ID.fullmatch(text) is not None
+
+
 async def insert_user(session: Session, user_id: str, name: str | None) -> User:
     try:
         row = (await session.execute(insert(users).values(id=user_id, name=name).returning(users))).one()
@@ -50,7 +67,7 @@ async def insert_user(session: Session, user_id: str, name: str | None) -> User:
 
 async def ensure_user(session: Session, user_id: str, actor: str) -> User:
     """Return the user, and create it if a service or admin key names it for the first time."""
-    if not _USER_ID.fullmatch(user_id):
+    if not is_user_id(user_id):
         raise InvalidInput(
             "a user id is 1 to 128 letters, digits or . _ @ : | + = ~ - and begins with a letter or digit"
         )

@@ -110,7 +110,7 @@ async def _reset(container: Container, url: str, user: str | None) -> None:
 
 
 async def _store_for_user(container: Container, user_id: str, own: UserCalibration | None) -> None:
-    await store_user_calibration(container.database, container.authenticator, user_id, own, actor=ACTOR)
+    await store_user_calibration(container.database, user_id, own, actor=ACTOR)
 
 
 def _check_enough(items: Sequence[LabelledMessage], minimum: int) -> None:

@@ -8,7 +8,6 @@ import typer
 from pydantic import ValidationError
 
 from app.auth import keys
-from app.auth.authentication import Authenticator
 from app.auth.keys import ApiKey, KeyKind, NewKey
 from app.cli.context import ACTOR, confirm, find_project_id, open_database, read_all_pages, with_settings
 from app.cli.group import make_group
@@ -145,14 +144,13 @@ async def revoke(
 ) -> int:
     """Revoke an API key.
 
-    A running service rejects it within a second.
+    A running service rejects the next request with it.
     """
     async with open_database(settings) as database:
         chosen = _find_key(await _read_keys(database), key)
         whose = f" of {chosen.user_id}" if chosen.user_id else ""
         confirm(f"revoke the {chosen.kind} key {chosen.prefix}…{whose}?", yes=yes, without_terminal=True)
-        authenticator = Authenticator(database, None)
-        await revoke_key(database, authenticator, chosen.id, caller_key_id=None, actor=ACTOR)
+        await revoke_key(database, chosen.id, caller_key_id=None, actor=ACTOR)
     print(f"{chosen.prefix}…: revoked")
     return 0
 

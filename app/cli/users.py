@@ -74,6 +74,6 @@ async def delete(
             server_count = len(await list_server_ids(session, user.id))
         owned = f"{server_count} servers, {user.tool_count} tools"
         confirm(f"delete the user {user.id} with {owned} and all keys?", yes=yes)
-        await delete_user(container.database, container.authenticator, container.mcp_pool, user.id, actor=ACTOR)
+        await delete_user(container.database, container.mcp_pool, user.id, actor=ACTOR)
     print(make_printable(f"{user.id}: deleted, with {owned}"))
     return 0

@@ -22,7 +22,7 @@ _MESSAGES = {
     "project-created": "Project created.",
     "project-changed": "Project saved.",
     "project-deleted": "Project and its keys deleted.",
-    "key-revoked": "Key revoked. It stops working everywhere within a second.",
+    "key-revoked": "Key revoked. It has stopped working everywhere.",
     "user-created": "User created.",
     "user-changed": "User saved.",
 }

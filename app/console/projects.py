@@ -116,9 +116,7 @@ async def confirm_deletion(context: CatalogWritePage, project_id: str) -> Respon
 @router.post("/projects/{project_id}/delete")
 async def delete_project(context: CatalogWritePage, project_id: str) -> Response:
     container, actor = context.container, context.caller.actor
-    await manage_projects.delete_project(
-        container.database, container.authenticator, context.user.id, project_id, actor=actor
-    )
+    await manage_projects.delete_project(container.database, context.user.id, project_id, actor=actor)
     return redirect("/console/projects", notice="project-deleted")
 
 

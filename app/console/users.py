@@ -40,9 +40,7 @@ async def change_user(context: AdminPage, user_id: str) -> Response:
     chosen = context.form.text("discovery_enabled")
     body = parse_form(UserChanges, {"discovery_enabled": None if chosen == "rollout" else bool(chosen)})
     container, actor = context.container, context.caller.actor
-    await manage_users.change_user(
-        container.database, container.authenticator, user_id, given_fields(body), actor=actor
-    )
+    await manage_users.change_user(container.database, user_id, given_fields(body), actor=actor)
     return redirect(f"/console/users#{user_id}", notice="user-changed")
 
 
@@ -79,9 +77,7 @@ async def confirm_revocation(context: AdminPage, key_id: str) -> Response:
 @router.post("/keys/{key_id}/revoke")
 async def revoke_key(context: AdminPage, key_id: str) -> Response:
     container, caller = context.container, context.caller
-    await manage_keys.revoke_key(
-        container.database, container.authenticator, key_id, caller_key_id=caller.key_id, actor=caller.actor
-    )
+    await manage_keys.revoke_key(container.database, key_id, caller_key_id=caller.key_id, actor=caller.actor)
     return redirect("/console/keys", notice="key-revoked")
 
 

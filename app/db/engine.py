@@ -5,11 +5,11 @@ This is the only module that commits, and the one in which the driver's errors a
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import psycopg
 from pgvector.psycopg import register_vector_async
@@ -21,11 +21,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
+from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
 from app.errors import ConfigurationError, DatabaseDown, QueryFailed, QueryInterrupted
 from app.observability.metrics import Metrics
 
 logger = logging.getLogger("toolscout.db")
 
+T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 APP_ROLE = "toolscout_app"
@@ -46,6 +48,12 @@ _ON_CONNECT = f"""
 _SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
 _USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
 _SNAPSHOT = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('app.user_id', {}, true)")
+
+# Read-only, since a fetch is repeated if its connection is lost: a write could be done twice.
+_FETCH_AS_SYSTEM = "SELECT set_config('app.scope', 'system', true), set_config('transaction_read_only', 'on', true)"
+_FETCH_AS_USER = "SELECT set_config('app.user_id', %(user_id)s, true), set_config('transaction_read_only', 'on', true)"
+_BEGIN_SNAPSHOT: Statement = ("BEGIN ISOLATION LEVEL REPEATABLE READ", None)
+_COMMIT: Statement = ("COMMIT", None)
 
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 _POOL_WAIT_S = 5
@@ -93,7 +101,7 @@ class Session:
     """
 
     _connection: AsyncConnection
-    _driver: psycopg.AsyncConnection[tuple[Any, ...]]
+    _driver: DriverConnection
     _callbacks: list[Callable[[], object]] = field(default_factory=list)
 
     def after_commit(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -129,29 +137,33 @@ class Session:
         with self._translate_errors():
             return await self._connection.scalars(statement)
 
-    async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Rows:
         with self._translate_errors():
             cursor = await self._driver.execute(statement, parameters)
             return [] if cursor.rownumber is None else await cursor.fetchall()
 
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Turn errors of a statement into `QueryFailed` or `QueryInterrupted`.
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return _translate_errors(self._driver)
 
-        `IntegrityError` passes through to the caller, and a lost connection to the transaction.
-        """
-        try:
-            yield
-        except IntegrityError:
+
+@contextmanager
+def _translate_errors(driver: DriverConnection) -> Iterator[None]:
+    """Turn errors of a statement into `QueryFailed` or `QueryInterrupted`.
+
+    `IntegrityError` passes through to the caller, and a lost connection to the transaction.
+    """
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except (DBAPIError, psycopg.Error) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        state = getattr(cause, "sqlstate", None) or ""
+        if driver.closed or state.startswith(_DOWN_STATES):
             raise
-        except (DBAPIError, psycopg.Error) as error:
-            cause = error.orig if isinstance(error, DBAPIError) else error
-            state = getattr(cause, "sqlstate", None) or ""
-            if self._driver.closed or state.startswith(_DOWN_STATES):
-                raise
-            if state.startswith(_RETRYABLE_STATES):
-                raise QueryInterrupted("the database interrupted a statement; try again shortly") from error
-            raise QueryFailed("the database rejected a statement") from error
+        if state.startswith(_RETRYABLE_STATES):
+            raise QueryInterrupted("the database interrupted a statement; try again shortly") from error
+        raise QueryFailed("the database rejected a statement") from error
 
 
 class Database:
@@ -196,10 +208,44 @@ class Database:
         async with self._transaction(_SYSTEM_SCOPE) as session:
             yield session
 
+    async def fetch(self, user_id: str, statements: Sequence[Statement], *, snapshot: bool = False) -> list[Rows]:
+        """Return the rows of each statement, in one round trip. They see the rows of this user only.
+
+        For reading: a statement that writes is rejected. Each statement sees what is committed when it starts; with
+        `snapshot`, all see the same state.
+        """
+        scope: Statement = (_FETCH_AS_USER, {"user_id": user_id})
+        return await self._fetch(scope, statements, snapshot=snapshot)
+
+    async def system_fetch(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Like `fetch`, across users."""
+        return await self._fetch((_FETCH_AS_SYSTEM, None), statements, snapshot=False)
+
+    async def _fetch(self, scope: Statement, statements: Sequence[Statement], *, snapshot: bool) -> list[Rows]:
+        pipeline = [_BEGIN_SNAPSHOT, scope, *statements, _COMMIT] if snapshot else [scope, *statements]
+        first = pipeline.index(scope) + 1
+        try:
+            results = await self._retry(partial(self._run_pipeline, pipeline))
+        except _CONNECTION_ERRORS as error:
+            raise DatabaseDown("the database is not available; try again shortly") from error
+        return results[first : first + len(statements)]
+
+    async def _run_pipeline(self, pipeline: Sequence[Statement]) -> list[Rows]:
+        connection = await self._connect()
+        try:
+            driver = _driver_connection(connection)
+            with _translate_errors(driver):
+                return await run_pipeline(driver, pipeline)
+        except (psycopg.OperationalError, psycopg.InterfaceError):
+            await connection.invalidate()
+            raise
+        finally:
+            await connection.close()
+
     @asynccontextmanager
     async def _transaction(self, begin: sql.SQL | sql.Composed) -> AsyncIterator[Session]:
         try:
-            connection, driver = await self._begin_with_retry(begin)
+            connection, driver = await self._retry(partial(self._begin, begin))
             try:
                 session = Session(connection, driver)
                 yield session
@@ -211,21 +257,19 @@ class Database:
         except _CONNECTION_ERRORS as error:
             raise DatabaseDown("the database is not available; try again shortly") from error
 
-    async def _begin_with_retry(
-        self, begin: sql.SQL | sql.Composed
-    ) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """After a restart of Postgres every pooled connection may be dead: try and drop each, then make a new one.
 
         If that one fails too, Postgres is down.
         """
         for _ in range(self._pool_size):
             try:
-                return await self._begin(begin)
+                return await attempt()
             except (psycopg.OperationalError, psycopg.InterfaceError):
                 continue
-        return await self._begin(begin)
+        return await attempt()
 
-    async def _begin(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, psycopg.AsyncConnection[Any]]:
+    async def _begin(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, DriverConnection]:
         connection = await self._connect()
         try:
             driver = _driver_connection(connection)
@@ -262,7 +306,7 @@ class Database:
         await self._engine.dispose()
 
 
-def _driver_connection(connection: AsyncConnection) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+def _driver_connection(connection: AsyncConnection) -> DriverConnection:
     """Return what `get_raw_connection` leads to, without its detour through another greenlet."""
     assert connection.sync_connection is not None  # noqa: S101 it was just opened
     driver = connection.sync_connection.connection.driver_connection

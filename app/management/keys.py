@@ -2,7 +2,6 @@
 
 from app.audit.record import record_event
 from app.auth import keys
-from app.auth.authentication import Authenticator
 from app.auth.keys import ApiKey, NewKey
 from app.auth.users import ensure_user
 from app.db.engine import Database
@@ -34,10 +33,8 @@ async def create_first_admin_key(database: Database, *, actor: str) -> str | Non
     return secret
 
 
-async def revoke_key(
-    database: Database, authenticator: Authenticator, key_id: str, *, caller_key_id: str | None, actor: str
-) -> ApiKey:
-    """Revoke a key. Other replicas notice within a second, when their cached callers expire.
+async def revoke_key(database: Database, key_id: str, *, caller_key_id: str | None, actor: str) -> ApiKey:
+    """Revoke a key, with effect for the next request on every replica.
 
     `caller_key_id` is None for an operator, who needs no key.
     """
@@ -46,5 +43,4 @@ async def revoke_key(
     async with database.system_transaction() as session:
         key = await keys.revoke_key(session, key_id)
         await record_event(session, key.user_id, actor, "key.revoke", key_id)
-        session.after_commit(authenticator.clear_cache)
     return key

@@ -6,7 +6,6 @@ Changes of models need the database owner's connection, so that the audit event 
 import asyncio
 
 from app.audit.record import record_event
-from app.auth.authentication import Authenticator
 from app.auth.users import update_user
 from app.db.engine import Database
 from app.embeddings import repository
@@ -63,9 +62,7 @@ async def store_calibration(
     await _record(database, "model.calibrate", model_id, actor)
 
 
-async def store_user_calibration(
-    database: Database, authenticator: Authenticator, user_id: str, own: UserCalibration | None, *, actor: str
-) -> None:
+async def store_user_calibration(database: Database, user_id: str, own: UserCalibration | None, *, actor: str) -> None:
     """Store a user's own calibration; None removes it, so that the model's applies. The user's outcomes start again.
 
     Raise `NotFound` if the user does not exist.
@@ -74,7 +71,6 @@ async def store_user_calibration(
         stored = None if own is None else own.to_json()
         await update_user(session, user_id, {"calibration": stored, "adaptation": {}})
         await record_event(session, user_id, actor, "user.calibrate", user_id)
-        session.after_commit(authenticator.clear_cache)
 
 
 def _store_calibration(owner: OwnerConnection, model_id: str, calibration: Calibration | None) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.audit.record import record_event
-from app.auth.authentication import Authenticator
 from app.catalog import projects
 from app.catalog.projects import MAX_PROJECTS, Project
 from app.catalog.rules import Rule, check_rules, get_rules, store_rules
@@ -66,9 +65,7 @@ async def change_project(
         return project, await get_rules(session, user_id, project_id)
 
 
-async def delete_project(
-    database: Database, authenticator: Authenticator, user_id: str, project_id: str, *, actor: str
-) -> None:
+async def delete_project(database: Database, user_id: str, project_id: str, *, actor: str) -> None:
     """Delete a project with its rules, and revoke the keys that are bound to it."""
     async with database.transaction(user_id) as session:
         await lock_user(session, user_id)
@@ -78,7 +75,6 @@ async def delete_project(
         await record_event(session, user_id, actor, "project.delete", project_id)
         for key_id in revoked_key_ids:
             await record_event(session, user_id, actor, "key.revoke", key_id)
-        session.after_commit(authenticator.clear_cache)
 
 
 def _cloud_not_configured() -> InvalidInput:

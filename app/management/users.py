@@ -5,7 +5,6 @@ from typing import Any
 
 from app.audit.record import record_event
 from app.auth import users
-from app.auth.authentication import Authenticator
 from app.auth.users import User
 from app.db.engine import Database
 from app.mcp_client.pool import McpPool
@@ -19,9 +18,7 @@ async def create_user(database: Database, user_id: str, name: str | None, *, act
     return user
 
 
-async def change_user(
-    database: Database, authenticator: Authenticator, user_id: str, changes: Mapping[str, Any], *, actor: str
-) -> User:
+async def change_user(database: Database, user_id: str, changes: Mapping[str, Any], *, actor: str) -> User:
     """Change a user's columns. `discovery_enabled` may be None, which leaves the choice to the roll-out."""
     if "discovery_enabled" in changes:
         chosen = changes["discovery_enabled"]
@@ -29,16 +26,12 @@ async def change_user(
     async with database.system_transaction() as session:
         user = await users.update_user(session, user_id, changes)
         await record_event(session, user_id, actor, "user.change", user_id)
-        session.after_commit(authenticator.clear_cache)
     return user
 
 
-async def delete_user(
-    database: Database, authenticator: Authenticator, mcp_pool: McpPool, user_id: str, *, actor: str
-) -> None:
+async def delete_user(database: Database, mcp_pool: McpPool, user_id: str, *, actor: str) -> None:
     """Delete the user and everything the user owns. Audit events stay."""
     async with database.system_transaction() as session:
         await users.delete_user(session, user_id)
         await record_event(session, user_id, actor, "user.delete", user_id)
-        session.after_commit(authenticator.clear_cache)
         session.after_commit(mcp_pool.forget_user, user_id)

@@ -362,8 +362,7 @@ class Story:
         await self.manage(person, delete_server, mcp_pool, person.id, server_id, ann_above=ANN_ABOVE)
 
     async def delete_project(self, person: Person, project_id: str) -> None:
-        authenticator = self.world.container.authenticator
-        await self.manage(person, manage_projects.delete_project, authenticator, person.id, project_id)
+        await self.manage(person, manage_projects.delete_project, person.id, project_id)
 
     async def add_server(
         self, person: Person, name: str, listing: Listing, tags: Tags, permissions: dict[str, bool], *, enabled: bool

@@ -132,7 +132,6 @@ async def want_selections(container: Container, user_id: str, *, wanted: bool = 
     )
     async with container.database.transaction(user_id) as session:
         await session.rows(statement, {"user_id": user_id, "on": wanted})
-    container.authenticator.clear_cache()
 
 
 async def write_down(container: Container) -> None:

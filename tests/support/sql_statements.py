@@ -1,12 +1,14 @@
 """Records the SQL statements that a piece of a test sends to Postgres."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import psycopg
 import pytest
+
+from app.db.pipeline import Statement, run_pipeline
 
 _recording: ContextVar[list[str] | None] = ContextVar("recording", default=None)
 
@@ -39,7 +41,13 @@ def recorded_statements() -> Iterator[list[str]]:
         record("COMMIT")
         await commit(self)
 
+    async def run_pipeline_recorded(connection: Any, pipelined: Sequence[Statement]) -> Any:
+        for statement, _ in pipelined:
+            record(statement)
+        return await run_pipeline(connection, pipelined)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.db.engine.run_pipeline", run_pipeline_recorded)
         patch.setattr(psycopg.AsyncCursor, "execute", execute_recorded)
         patch.setattr(psycopg.AsyncCursor, "executemany", executemany_recorded)
         patch.setattr(psycopg.AsyncConnection, "commit", commit_recorded)

@@ -36,7 +36,6 @@ async def test_without_its_database_the_service_is_alive_but_not_ready_and_answe
 ) -> None:
     requests = [("GET", "/readyz", None), ("GET", "/servers", None), ("POST", "/discover", {"query": "list files"})]
     async with open_service() as service, new_user(service) as user:
-        service.authenticator.clear_cache()
         async with close_database(postgres, service.database):
             assert (await user.http.get("/healthz")).status_code == 200
             for method, path, body in requests:

@@ -8,7 +8,7 @@ import random
 import re
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from string import ascii_lowercase
@@ -20,6 +20,7 @@ from sqlalchemy import event
 
 from app.container import Container, open_container
 from app.db.engine import APP_ROLE, Session
+from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
 from app.errors import QueryFailed
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.checks import (
@@ -86,8 +87,13 @@ def predicates_removed(container: Container, remover: PredicateRemover) -> Itera
         return await original_rows(session, remover.rewrite(statement), parameters)
 
     event.listen(engine, "before_cursor_execute", remover.before_cursor_execute, retval=True)
+
+    async def rewrite_and_run(connection: DriverConnection, statements: Sequence[Statement]) -> list[Rows]:
+        return await run_pipeline(connection, [(remover.rewrite(text), values) for text, values in statements])
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Session, "rows", rows)
+        patched.setattr("app.db.engine.run_pipeline", rewrite_and_run)
         yield
     event.remove(engine, "before_cursor_execute", remover.before_cursor_execute)
 

@@ -176,7 +176,6 @@ async def test_discoveries_are_counted_by_fallback_level(
         await user.discover("list files", project_id=project_id)
         assert read_count("none", "core") == 1
         await rows(service, "UPDATE users SET discovery_enabled = false")
-        service.authenticator.clear_cache()
         await user.discover("list files")
         assert read_count("hybrid", "disabled") == 1
 

@@ -14,7 +14,6 @@ from app.container import Container
 from app.errors import Unauthenticated
 from tests.support.checks import assert_problem, everything
 from tests.support.clients import TestUser, new_user
-from tests.support.keys import ENDS_WITHIN_S, seconds_until_refused
 
 KINDS = ("user", "service", "admin")
 
@@ -127,7 +126,7 @@ async def test_a_key_works_until_it_expires(
     key = await make_key(admin, "user", user, expires_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
     assert await is_accepted_for(client, key, user)
     await set_expiry(container, key["id"], datetime.now(UTC) - timedelta(seconds=1))
-    assert await seconds_until_refused(lambda: is_accepted_for(client, key, user)) < ENDS_WITHIN_S
+    assert not await is_accepted_for(client, key, user)
     await set_expiry(container, key["id"], datetime.now(UTC) + timedelta(hours=1))
     assert await is_accepted_for(client, key, user)
 
@@ -173,7 +172,7 @@ async def test_a_revoked_key_is_rejected_at_once_and_stays_in_the_list(
     key = await make_key(admin, kind, user)
     assert await is_accepted_for(client, key, user)
     assert (await admin.delete(f"/keys/{key['id']}")).status_code == 204
-    assert await seconds_until_refused(lambda: is_accepted_for(client, key, user)) < ENDS_WITHIN_S
+    assert not await is_accepted_for(client, key, user)
     [listed] = [shown for shown in await everything(admin, "/keys") if shown["id"] == key["id"]]
     assert listed["revoked_at"] is not None
 
@@ -187,7 +186,7 @@ async def test_revoking_a_key_again_keeps_the_first_time(admin: httpx.AsyncClien
     assert len(moments) == 1
 
 
-async def test_another_replica_rejects_a_revoked_key_within_a_second(
+async def test_another_replica_rejects_a_revoked_key_at_once(
     admin: httpx.AsyncClient, container: Container, user: TestUser
 ) -> None:
     replica = Authenticator(container.database, None)
@@ -202,7 +201,7 @@ async def test_another_replica_rejects_a_revoked_key_within_a_second(
 
     assert await is_accepted_there()
     await admin.delete(f"/keys/{key['id']}")
-    assert await seconds_until_refused(is_accepted_there) < ENDS_WITHIN_S
+    assert not await is_accepted_there()
 
 
 async def test_a_key_that_does_not_exist_cannot_be_revoked(admin: httpx.AsyncClient, user: TestUser) -> None:
@@ -223,10 +222,11 @@ async def test_an_admin_key_can_revoke_another_but_not_itself(
 
 
 async def test_the_list_shows_when_a_key_was_last_used(
-    admin: httpx.AsyncClient, client: httpx.AsyncClient, user: TestUser
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, user: TestUser, container: Container
 ) -> None:
     key = await make_key(admin, "user", user)
     started = datetime.now(UTC) - timedelta(seconds=5)
     assert await is_accepted_for(client, key, user)
+    await container.authenticator.key_uses.flush()
     [listed] = [shown for shown in await everything(admin, "/keys") if shown["id"] == key["id"]]
     assert datetime.fromisoformat(listed["last_used_at"]) > started

@@ -402,7 +402,6 @@ async def test_the_overview_shows_the_statistics_of_discoveries(
 ) -> None:
     assert "add a server" in await console.get_page("/console/overview")
     await user.add_tools(tool("get_forecast", "The weather of the coming days"), tool("send_mail", "Send a letter"))
-    container.authenticator.clear_cache()  # its cache still has the user without tools
     assert "No discoveries in this time range" in await console.get_page("/console/overview")
     await user.discover("get_forecast", limit=1)
     await container.usage_counters.flush()
@@ -423,7 +422,6 @@ async def test_a_message_that_is_only_tried_is_not_counted(
     response = await console.fetch_fragment("/console/try/answer", query="get_forecast", why="get_forecast")
     assert "get_forecast" in response.text
     await container.usage_counters.flush()
-    container.authenticator.clear_cache()
     assert "No discoveries in this time range" in await console.get_page("/console/overview")
 
 
@@ -535,7 +533,6 @@ async def test_the_overview_begins_with_what_needs_attention(
     container: Container, console: ConsoleClient, admin_console: ConsoleClient, user: TestUser
 ) -> None:
     pushed = await user.add_tools(tool("read_file", "Reads a file"), server="files")
-    container.authenticator.clear_cache()
     assert "Needs attention" not in await console.get_page("/console/overview")
     await user.discover("read_file")
     await container.usage_counters.flush()

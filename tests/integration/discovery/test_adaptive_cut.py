@@ -46,18 +46,15 @@ class Client:
         await self.store(own)
 
     async def store(self, own: UserCalibration | None) -> None:
-        database, authenticator = self.container.database, self.container.authenticator
-        await store_user_calibration(database, authenticator, self.user.id, own, actor="test")
+        await store_user_calibration(self.container.database, self.user.id, own, actor="test")
 
     async def ask_why(self, query: str = BORDERLINE, tool_name: str = "get_forecast") -> Json:
-        self.container.authenticator.clear_cache()
         answer = await self.user.http.post("/discover/why", json={"query": query, "tool": tool_name})
         assert answer.status_code == 200, answer.text
         reason: Json = answer.json()["items"][0]
         return reason
 
     async def discover(self, query: str = BORDERLINE, **fields: Any) -> Json:
-        self.container.authenticator.clear_cache()
         return await self.user.discover(query, **fields)
 
     async def report(self, discovery_id: str, outcome: str, tool_name: str = "get_forecast") -> None:
@@ -231,7 +228,6 @@ async def test_the_overview_shows_the_moved_cut(client: Client) -> None:
     async with open_console(client.container, client.user.key) as console:
         assert "Cut of no match" not in await console.get_page("/console/overview")
         await client.report_chance(23, 0.1, "succeeded")
-        client.container.authenticator.clear_cache()
         page = await console.get_page("/console/overview")
         assert "Cut of no match: moved by +1.00 by 23 outcomes: more messages get tools." in page
         await client.set_cut(0.1, 0.9)

@@ -393,7 +393,6 @@ async def test_the_logs_name_the_cloud_or_why_it_was_not_used(
     asker: TestUser, project: str, cloud: FakeCloud, service: Container
 ) -> None:
     await rows(service, """UPDATE users SET settings = '{"selection_log": true}' WHERE id = %(id)s""", id=asker.id)
-    service.authenticator.clear_cache()
     await asker.discover(RAIN, project_id=project)
     cloud.mode = "status"
     await asker.discover(RAIN, project_id=project)
@@ -420,7 +419,6 @@ async def test_a_user_whose_discovery_is_off_gets_all_tools(
     asker: TestUser, project: str, cloud: FakeCloud, service: Container
 ) -> None:
     await rows(service, "UPDATE users SET discovery_enabled = false WHERE id = %(id)s", id=asker.id)
-    service.authenticator.clear_cache()
     answer = await asker.discover(RAIN, project_id=project)
     assert (answer["degraded_reason"], len(answer["tools"])) == ("disabled", 3)
     assert cloud.searches == []

@@ -395,7 +395,6 @@ async def test_a_delayed_request_reuses_the_run_that_started_meanwhile(
         return run
 
     server_id = await register(alice, mcp)
-    hand.container.authenticator.clear_cache()
     async with holding(hand.container, "LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE") as blocker:
         pending = asyncio.create_task(request())
         await waiting(blocker, 1)

@@ -112,7 +112,6 @@ async def test_a_large_user_is_searched_through_hnsw_with_the_same_answers(
         assert connection.execute("SELECT ann FROM users WHERE id = %s", (user.id,)).fetchone() == (True,)
         through_hnsw = [await _search_by_meaning(user, query) for query in QUERIES]
         connection.execute("UPDATE users SET ann = false WHERE id = %s", (user.id,))
-    container.authenticator.clear_cache()
     assert through_hnsw == [await _search_by_meaning(user, query) for query in QUERIES]
 
 

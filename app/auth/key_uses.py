@@ -1,0 +1,55 @@
+"""Note when keys were last used, to the minute, without a write in the request."""
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+
+from app.auth.keys import ApiKey
+from app.db.engine import Database
+from app.errors import QueryFailed, QueryInterrupted, Unavailable
+
+logger = logging.getLogger("toolscout.auth")
+
+_PRECISION = timedelta(minutes=1)
+_MAX_PENDING = 10_000
+"""While the database is down. The next use of a key that is left out is recorded."""
+
+# Replicas write the same keys: one that another has just locked is being written.
+_WRITE = """
+    UPDATE api_keys SET last_used_at = now() WHERE id IN (
+        SELECT id FROM api_keys
+        WHERE id = ANY(%(ids)s) AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')
+        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
+"""
+
+
+class KeyUses:
+    """Collects the keys that were used; `flush` writes them in one statement."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._pending: set[str] = set()
+        self._flushing = asyncio.Lock()
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def record(self, key: ApiKey) -> None:
+        is_outdated = key.last_used_at is None or key.last_used_at < datetime.now(UTC) - _PRECISION
+        if is_outdated and len(self._pending) < _MAX_PENDING:
+            self._pending.add(key.id)
+
+    async def flush(self) -> None:
+        """Write the pending uses. If the database is down or interrupts the statement, they stay pending."""
+        if not self._pending:
+            return
+        async with self._flushing:
+            ids, self._pending = self._pending, set()
+            try:
+                async with self._database.system_transaction() as session:
+                    await session.rows(_WRITE, {"ids": list(ids)})
+            except (Unavailable, QueryInterrupted):
+                self._pending |= ids
+            except QueryFailed:
+                logger.warning("failed to write when keys were last used", exc_info=True)
