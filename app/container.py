@@ -36,6 +36,7 @@ from app.indexing.known_tools.matching import KnownTools
 from app.indexing.known_tools.pack import load_known_tools
 from app.indexing.queue_metrics import watch_queue
 from app.indexing.reindex import Indexer
+from app.indexing.run_slots import SlotLimits
 from app.indexing.worker import Worker, WorkerConfig
 from app.limits.fair_queue import FairScheduler
 from app.limits.rate_limit import RateLimiter
@@ -268,10 +269,21 @@ def _build_indexer(
 
 def _worker_config(settings: Settings) -> WorkerConfig:
     return WorkerConfig(
-        runs_at_once=settings.listing_concurrency if settings.index_concurrency else 0,
+        slots=_make_slot_limits(settings) if settings.index_concurrency else None,
         pending_retry_s=settings.pending_retry_s,
         reindex_every_s=settings.reindex_every_s,
         lease_s=settings.run_lease_s,
+    )
+
+
+def _make_slot_limits(settings: Settings) -> SlotLimits:
+    return SlotLimits(
+        # twice as many as one user may have, so that the pushes of one do not keep those of others waiting
+        pushes=2 * settings.index_concurrency,
+        pushes_per_user=settings.index_concurrency,
+        listings=settings.listing_concurrency,
+        listings_per_user=settings.listings_per_user,
+        listings_per_host=settings.listings_per_host,
     )
 
 

@@ -225,7 +225,10 @@ class Settings(BaseSettings):
     )
 
     index_concurrency: int = Field(
-        2, ge=0, description="index runs that this process embeds at the same time; 0 disables its worker"
+        2,
+        ge=0,
+        description="pushed lists of one user that this process indexes at the same time, of all users twice as many, "
+        "and lists of servers that it embeds at the same time; 0 disables its worker",
     )
     pending_retry_s: float = Field(
         15.0, gt=0, description="seconds between attempts to embed tools whose embedding is pending"
@@ -323,6 +326,16 @@ class Settings(BaseSettings):
         le=1_000,
         description="servers whose tools this process lists at the same time; only `TOOLSCOUT_INDEX_CONCURRENCY` of "
         "the runs embed",
+    )
+    listings_per_user: int = Field(
+        4, ge=1, le=1_000, description="servers of one user that this process lists at the same time"
+    )
+    listings_per_host: int = Field(
+        8,
+        ge=1,
+        le=1_000,
+        description="servers at one host and port that this process lists at the same time, of all users: a provider "
+        "that does not answer takes no more of `TOOLSCOUT_LISTING_CONCURRENCY`",
     )
 
     mcp_list_cache_s: float = Field(

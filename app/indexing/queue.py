@@ -27,8 +27,6 @@ from app.errors import NotFound, ToolscoutError
 MAX_ATTEMPTS = 3
 MAX_FINISHED_RUNS = 50
 """Kept for each server; older ones are deleted."""
-MAX_RUNNING_PER_USER = 8
-"""Many hanging servers of one user must not block the runs of other users."""
 
 SYSTEM = "system"
 SCHEDULE = "schedule"
@@ -78,6 +76,25 @@ class Claim:
     lease_token: int
     asked_by: str
     lease_s: float
+    host: str | None
+    """The server that is to be listed; None if the run needs none."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The runs that a worker has room for."""
+
+    pushes: bool = True
+    """Runs that need no server."""
+    listings: bool = True
+    """Runs that list a server."""
+    full_push_users: Sequence[str] = ()
+    full_listing_users: Sequence[str] = ()
+    full_hosts: Sequence[str] = ()
+    """Users and hosts that have as many runs in progress as they may."""
+
+
+ANY_ROOM = Room()
 
 
 @dataclass(frozen=True)
@@ -209,31 +226,58 @@ async def get_run_owner(session: Session, run_id: str) -> str:
     return str(user_id)
 
 
+# the authority of a URL, which `url_guard` stores in one plain form, without credentials
+_HOST = """
+    CASE WHEN NOT r.asks OR s.transport = 'push' THEN NULL
+         WHEN s.transport = 'stdio' THEN 'stdio:' || s.name
+         ELSE regexp_replace(lower(substring(s.url FROM '^[^:]+://([^/?]+)')), ':(80|443)$', '') END
+"""
 _CLAIM = text(
     f"""
-    UPDATE index_runs SET state = 'running', attempts = attempts + 1, lease_token = lease_token + 1,
-           lease_until = now() + make_interval(secs => :lease_s), started_at = clock_timestamp()
-    WHERE (user_id, id) = (
-        SELECT r.user_id, r.id FROM index_runs r
+    WITH busy AS (
+        SELECT user_id, count(*) AS runs FROM index_runs
+        WHERE state = 'running' AND lease_until >= now() GROUP BY user_id
+    ), candidate AS (
+        SELECT r.user_id, r.id, server.host
+        FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id
+        CROSS JOIN LATERAL (SELECT {_HOST} AS host) server LEFT JOIN busy ON busy.user_id = r.user_id
         WHERE (CAST(:run_id AS text) IS NULL OR r.id = :run_id)
           AND ((r.state = 'running' AND r.lease_until < now())
            OR (r.state = 'queued' AND NOT EXISTS (
                   SELECT FROM index_runs o
-                  WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running')
-              AND {MAX_RUNNING_PER_USER} > (
-                  SELECT count(*) FROM index_runs o WHERE o.user_id = r.user_id AND o.state = 'running')))
-        ORDER BY r.created_at LIMIT 1 FOR UPDATE SKIP LOCKED
+                  WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running')))
+          AND CASE WHEN server.host IS NULL
+              THEN :pushes AND r.user_id <> ALL(CAST(:full_push_users AS text[]))
+              ELSE :listings AND r.user_id <> ALL(CAST(:full_listing_users AS text[]))
+                   AND server.host <> ALL(CAST(:full_hosts AS text[])) END
+        ORDER BY coalesce(busy.runs, 0), r.created_at LIMIT 1 FOR UPDATE OF r SKIP LOCKED
     )
-    RETURNING id, user_id, server_id, asks AS fetch_from_server, force, accept_empty, payload, attempts, lease_token,
-              asked_by
+    UPDATE index_runs SET state = 'running', attempts = attempts + 1, lease_token = lease_token + 1,
+           lease_until = now() + make_interval(secs => :lease_s), started_at = clock_timestamp()
+    FROM candidate WHERE index_runs.user_id = candidate.user_id AND index_runs.id = candidate.id
+    RETURNING index_runs.id, index_runs.user_id, server_id, asks AS fetch_from_server, force, accept_empty, payload,
+              attempts, lease_token, asked_by, candidate.host
     """
 )
 
 
-async def claim_run(session: Session, lease_s: float, run_id: str | None = None) -> Claim | None:
-    """Claim the oldest run that is queued or whose lease has expired, or only `run_id`. Needs a system transaction."""
+async def claim_run(session: Session, lease_s: float, run_id: str | None = None, room: Room = ANY_ROOM) -> Claim | None:
+    """Claim a run that is queued or whose lease has expired, or only `run_id`. Needs a system transaction.
+
+    The user with the fewest runs in progress comes first, then the oldest run.
+    """
+    statement = _CLAIM.bindparams(
+        lease_s=lease_s,
+        run_id=run_id,
+        pushes=room.pushes,
+        listings=room.listings,
+        # lists, because the driver sends tuples as records
+        full_push_users=list(room.full_push_users),
+        full_listing_users=list(room.full_listing_users),
+        full_hosts=list(room.full_hosts),
+    )
     try:
-        row = (await session.execute(_CLAIM.bindparams(lease_s=lease_s, run_id=run_id))).one_or_none()
+        row = (await session.execute(statement)).one_or_none()
     except IntegrityError:
         return None  # another worker has just started the server's other run
     return None if row is None else Claim(**row._asdict(), lease_s=lease_s)

@@ -7,6 +7,7 @@ embedder is down, changes are applied without vectors: lexical search finds the 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
@@ -49,7 +50,7 @@ class Indexer:
     mcp_pool: McpPool
     sealer: Sealer
     computing: asyncio.Semaphore
-    """Limits the runs that embed at once; many more may wait for their servers at the same time."""
+    """Limits the listed runs that embed at once; many more may wait for their servers at the same time."""
     tracing: Tracing = field(default_factory=Tracing)
     known_tools: KnownTools = field(default_factory=KnownTools)
     """The tools that come with examples."""
@@ -65,7 +66,8 @@ async def reindex_server(indexer: Indexer, run: queue.Claim) -> queue.RunState:
     while True:
         server, listing = await _load_listing(indexer, run)
         try:
-            async with indexer.computing:
+            # pushes, which the worker limits otherwise, do not wait for listed runs
+            async with nullcontext() if run.host is None else indexer.computing:
                 return await _index(indexer, run, server, listing)
         except _PlanOutdated:
             logger.info("server or models changed during the index run, starting over", extra={"run_id": run.id})

@@ -19,6 +19,7 @@ from app.catalog.visibility import recompute_stale
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import queue
 from app.indexing.reindex import Indexer, reindex_server
+from app.indexing.run_slots import RunSlots, SlotLimits
 from app.indexing.schedule import ServerKey, find_servers_to_refresh, find_servers_with_pending_tools
 from app.mcp_types import Endpoint
 
@@ -33,8 +34,8 @@ _MAX_REMEMBERED_SERVERS = 10_000
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    runs_at_once: int
-    """0: this process leaves all runs to other processes."""
+    slots: SlotLimits | None
+    """None: this process leaves all runs to other processes."""
     pending_retry_s: float
     reindex_every_s: float
     """0: servers are listed only on request."""
@@ -54,7 +55,7 @@ class Worker:
     def __init__(self, indexer: Indexer, config: WorkerConfig) -> None:
         self.indexer = indexer
         self._config = config
-        self._slots = asyncio.Semaphore(config.runs_at_once)
+        self._slots = None if config.slots is None else RunSlots(config.slots)
         self._has_work = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,8 +64,8 @@ class Worker:
         self._is_stopped = False
 
     def start(self) -> None:
-        if self._config.runs_at_once:
-            jobs = [self._poll, self._retry_pending, self._maintain]
+        if self._slots is not None:
+            jobs: list[Job] = [partial(self._poll, self._slots), self._retry_pending, self._maintain]
             self._loops = [asyncio.create_task(self._loop(job)) for job in jobs]
 
     async def stop(self) -> None:
@@ -119,33 +120,29 @@ class Worker:
             logger.exception("unexpected error in worker")
             await asyncio.sleep(self._config.poll_interval_s)
 
-    async def _poll(self) -> None:
-        """Wait for a free slot, then claim and start one run. Without a run, wait until there may be one."""
-        await self._slots.acquire()
-        run = None
-        try:
-            self._has_work.clear()  # before the query, so that a run that is queued during the query is not missed
-            run = await self._claim()
-        finally:
-            if run is None:
-                self._slots.release()
+    async def _poll(self, slots: RunSlots) -> None:
+        """Claim and start one run for which there is a slot. Without a run, wait until there may be one."""
+        self._has_work.clear()  # before the query, so that a run that is queued during the query is not missed
+        room = slots.find_room()
+        run = None if room is None else await self._claim(room=room)
         if run is not None:
-            self._start_task(partial(self._process_in_slot, run))
+            slots.add(run)
+            self._start_task(partial(self._process_in_slot, slots, run))
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.poll_interval_s):
                 await self._has_work.wait()
 
-    async def _claim(self, run_id: str | None = None) -> queue.Claim | None:
+    async def _claim(self, run_id: str | None = None, room: queue.Room = queue.ANY_ROOM) -> queue.Claim | None:
         async with self.indexer.database.system_transaction() as session:
-            return await queue.claim_run(session, self._config.lease_s, run_id)
+            return await queue.claim_run(session, self._config.lease_s, run_id, room)
 
-    async def _process_in_slot(self, run: queue.Claim) -> None:
+    async def _process_in_slot(self, slots: RunSlots, run: queue.Claim) -> None:
         try:
             await self._process(run)
         finally:
-            self._slots.release()
-            self.notify()  # the server's next run may have waited for this one
+            slots.remove(run)
+            self.notify()  # another run may have waited for the slot, or for the end of this run
 
     async def _process(self, run: queue.Claim) -> None:
         state, started = "failed", time.perf_counter()

@@ -33,8 +33,8 @@ _SECTIONS = {
     "Discovery": "discovery rollout_percent max_tools glossary_file search_ann_above hold_changed_tools "
     "find_failing_servers learn_from_use selection_log_days decision_log_days",
     "Cloud": "cloud_url cloud_key cloud_timeout_s",
-    "Indexing": "max_tools_per_server index_concurrency listing_concurrency pending_retry_s run_lease_s "
-    "reindex_every_s known_examples",
+    "Indexing": "max_tools_per_server index_concurrency listing_concurrency listings_per_user "
+    "listings_per_host pending_retry_s run_lease_s reindex_every_s known_examples",
     "MCP servers": "outbound_allow stdio_servers connect_timeout_s list_timeout_s call_timeout_s upstream_idle_s "
     "upstream_connections upstream_max_bytes max_result_bytes mcp_list_cache_s",
     "Tracing": "otel_endpoint",

@@ -4,7 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import psycopg
@@ -16,6 +16,7 @@ from app.container import Container
 from app.indexing import queue
 from app.indexing.cache_scope import CacheScope, get_user_scope
 from app.indexing.reindex import Indexer, reindex_server
+from app.indexing.run_slots import SlotLimits
 from app.indexing.worker import Worker, WorkerConfig
 from tests.support.clients import TestUser
 from tests.support.embedding_server import FakeEmbeddingServer
@@ -58,11 +59,16 @@ class Hand:
         return row
 
 
+def make_slots(**limits: int) -> SlotLimits:
+    """Return limits of one run of each kind, unless `limits` says otherwise."""
+    return SlotLimits(**{field.name: 1 for field in fields(SlotLimits)} | limits)
+
+
 @asynccontextmanager
-async def working(hand: Hand, **config: float) -> AsyncIterator[Worker]:
+async def working(hand: Hand, slots: SlotLimits | None = None, **config: float) -> AsyncIterator[Worker]:
     """Start a worker that polls often: the routes of a service with an idle worker notify nobody."""
     defaults: dict[str, Any] = {
-        "runs_at_once": 1,
+        "slots": slots or make_slots(),
         "pending_retry_s": 60.0,
         "reindex_every_s": 0.0,
         "poll_interval_s": 0.02,

@@ -44,6 +44,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "query_embed_budget_ms": ("100", 100),
     "breaker_retry_s": ("0.5", 0.5),
     "index_concurrency": ("0", 0),
+    "listings_per_user": ("2", 2),
+    "listings_per_host": ("3", 3),
     "outbound_allow": ("mcp.internal:8080", "mcp.internal:8080"),
     "stdio_servers": ("/etc/stdio.json", Path("/etc/stdio.json")),
     "old_secret_keys": ("abc,def", SecretStr("abc,def")),

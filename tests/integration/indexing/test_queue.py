@@ -11,10 +11,22 @@ from app.errors import NotFound
 from app.indexing import queue
 from app.indexing.reindex import reindex_server
 from app.indexing.worker import Worker, WorkerConfig
+from tests.integration.indexing.conftest import UNUSED_ADDRESS
 from tests.support.clients import TestUser
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import tool
-from tests.support.worker_steps import Hand, asked, finished, holding, numbered, rows, send, unheard, waiting
+from tests.support.worker_steps import (
+    Hand,
+    asked,
+    finished,
+    holding,
+    make_slots,
+    numbered,
+    rows,
+    send,
+    unheard,
+    waiting,
+)
 
 pytestmark = pytest.mark.no_retry
 
@@ -87,6 +99,55 @@ async def test_the_oldest_run_is_claimed_first_and_a_newer_list_keeps_its_positi
     assert await hand.claim() is None
 
 
+async def test_the_user_with_the_fewest_runs_in_progress_comes_first(
+    hand: Hand, alice: TestUser, bob: TestUser
+) -> None:
+    for number in range(3):
+        await send(alice, await alice.add_server(f"server-{number}"), [tool("a")])
+    await send(bob, await bob.add_server(), [tool("a")])
+    assert [(await hand.take()).user_id for _ in range(4)] == [alice.id, bob.id, alice.id, alice.id]
+
+
+async def test_runs_without_room_are_left_for_others(hand: Hand, alice: TestUser, bob: TestUser) -> None:
+    await send(alice, await alice.add_server("pushed"), [tool("a")])
+    await alice.add_server("listed", transport="streamable_http", url=f"http://{UNUSED_ADDRESS}/a")
+    await bob.add_server("listed", transport="streamable_http", url=f"http://{UNUSED_ADDRESS}/b?c")
+    host = UNUSED_ADDRESS
+    for room, expected in [
+        (queue.Room(pushes=False, listings=False), None),
+        (queue.Room(pushes=False, full_hosts=[host]), None),
+        (queue.Room(pushes=False, full_listing_users=[alice.id, bob.id]), None),
+        (queue.Room(listings=False, full_push_users=[alice.id]), None),
+        (queue.Room(full_listing_users=[alice.id], full_push_users=[alice.id]), (bob.id, host)),
+        (queue.Room(full_hosts=[host], full_listing_users=[alice.id]), (alice.id, None)),
+        (queue.Room(pushes=False, full_hosts=["another.example"]), (alice.id, host)),
+    ]:
+        async with hand.container.database.system_transaction() as session:
+            claim = await queue.claim_run(session, 60.0, room=room)
+        assert (None if claim is None else (claim.user_id, claim.host)) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://mcp.example", "mcp.example"),
+        ("https://MCP.example:443/mcp", "mcp.example"),
+        ("https://mcp.example:8443?a=b", "mcp.example:8443"),
+        ("https://[2606:4700::1111]:4443/mcp", "[2606:4700::1111]:4443"),
+    ],
+)
+async def test_a_claim_names_the_host_of_the_server(hand: Hand, alice: TestUser, url: str, host: str) -> None:
+    await alice.add_server(transport="streamable_http", url=url)
+    assert (await hand.take()).host == host
+
+
+async def test_a_push_to_a_server_with_an_address_needs_no_server(hand: Hand, alice: TestUser) -> None:
+    url = f"http://{UNUSED_ADDRESS}"
+    server_id = await alice.add_server(transport="streamable_http", url=url, enabled=False)
+    await send(alice, server_id, [tool("a")])
+    assert (await hand.take()).host is None
+
+
 async def test_a_queued_run_waits_only_for_the_running_run_of_its_server(hand: Hand, alice: TestUser) -> None:
     busy, free = await alice.add_server("busy"), await alice.add_server("free")
     await send(alice, busy, [tool("a")])
@@ -100,7 +161,7 @@ async def test_a_queued_run_waits_only_for_the_running_run_of_its_server(hand: H
 
 
 async def test_concurrent_workers_claim_different_runs(hand: Hand, alice: TestUser) -> None:
-    servers = [await alice.add_server(f"server-{number}") for number in range(queue.MAX_RUNNING_PER_USER)]
+    servers = [await alice.add_server(f"server-{number}") for number in range(8)]
     for server_id in servers:
         await send(alice, server_id, [tool("a")])
     claims = await asyncio.gather(*(hand.take() for _ in servers))
@@ -200,7 +261,7 @@ async def test_a_run_that_crashes_its_worker_repeatedly_fails(
 ) -> None:
     await send(alice, await alice.add_server(), [tool("a")])
     run_id = await crash(hand, crashes)
-    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
+    worker = Worker(hand.indexer, WorkerConfig(slots=make_slots(), pending_retry_s=60, reindex_every_s=0))
     worker.start()
     try:
         run = await finished(alice, run_id)
@@ -218,7 +279,7 @@ async def test_a_worker_that_stops_cleanly_requeues_its_run(
     server_id = await alice.add_server()
     await send(alice, server_id, [unheard("a")])
     fake.mode = "hang"
-    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=1, pending_retry_s=60, reindex_every_s=0))
+    worker = Worker(hand.indexer, WorkerConfig(slots=make_slots(), pending_retry_s=60, reindex_every_s=0))
     worker.start()
     await asked(fake)
     assert await run_states(hand.container, server_id) == ["running"]
@@ -357,18 +418,6 @@ async def test_a_deletion_does_not_deadlock_with_a_run_that_is_applied(hand: Han
     with pytest.raises(queue.LeaseLost):
         await applying
     assert await tool_names(alice) == set()
-
-
-async def test_the_number_of_running_runs_of_one_user_is_limited(hand: Hand, alice: TestUser, bob: TestUser) -> None:
-    for number in range(queue.MAX_RUNNING_PER_USER + 1):
-        await send(alice, await alice.add_server(f"server-{number}"), [tool("a")])
-    await send(bob, await bob.add_server(), [tool("b")])
-    claims = [await hand.take() for _ in range(queue.MAX_RUNNING_PER_USER)]
-    assert {claim.user_id for claim in claims} == {alice.id}
-    assert (await hand.take()).user_id == bob.id
-    assert await hand.claim() is None
-    await reindex_server(hand.indexer, claims[0])
-    assert (await hand.take()).user_id == alice.id
 
 
 async def test_a_request_reuses_a_run_that_started_after_it_and_no_earlier_one(hand: Hand, alice: TestUser) -> None:

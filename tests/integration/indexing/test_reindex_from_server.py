@@ -676,16 +676,17 @@ async def test_hanging_servers_of_one_user_do_not_block_another_user(
     mcp.fault, legacy_mcp.tools = Fault(hang, on={"tools/list"}), numbered(3)
     options = fake.settings(
         outbound_allow=outbound_allow(mcp, legacy_mcp),
-        listing_concurrency=queue.MAX_RUNNING_PER_USER + 1,
+        listing_concurrency=5,
+        listings_per_user=4,
         list_timeout_s=600,
     )
     async with open_service(**options) as container, new_user(container) as stuck, new_user(container) as user:
         for number in range(50):
             await register(stuck, mcp, f"server-{number}")
-        await until(lambda: value(count_listings(mcp, stuck) == queue.MAX_RUNNING_PER_USER))
+        await until(lambda: value(count_listings(mcp, stuck) == 4))
         await connect(user, legacy_mcp)
         assert summarize_indexed(await user.tools()) == summarize_listed(legacy_mcp.tools)
-        assert count_listings(mcp, stuck) == queue.MAX_RUNNING_PER_USER
+        assert count_listings(mcp, stuck) == 4
         mcp.fault = None
         mcp.cut_connections()
 
@@ -820,7 +821,7 @@ async def test_a_server_is_listed_again_when_its_last_run_is_old_enough(
 ) -> None:
     await register(alice, mcp)
     await hand.perform()
-    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=60, reindex_every_s=3600))
+    worker = Worker(hand.indexer, WorkerConfig(slots=None, pending_retry_s=60, reindex_every_s=3600))
     age = "UPDATE index_runs SET created_at = now() - make_interval(secs => %(s)s)"
     for seconds, due in ((3590, 0), (3610, 1), (3610, 1)):
         await rows(hand.container, age, s=seconds)
@@ -837,7 +838,7 @@ async def test_a_disconnected_server_is_listed_again_sooner(hand: Hand, alice: T
     async with working(hand, retry_s=0.01):
         for name, url in (("disconnected", f"http://{UNUSED_ADDRESS}/mcp"), ("there", mcp.url)):
             await wait_for_runs(alice, await register(alice, mcp, name, url=url))
-    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=60, reindex_every_s=3600))
+    worker = Worker(hand.indexer, WorkerConfig(slots=None, pending_retry_s=60, reindex_every_s=3600))
     age = "UPDATE index_runs SET created_at = now() - make_interval(secs => %(s)s)"
     for seconds, due in ((290, 0), (310, 1), (3610, 2)):
         await rows(hand.container, age, s=seconds)

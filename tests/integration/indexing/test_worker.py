@@ -13,14 +13,12 @@ from tests.support.worker_steps import (
     Hand,
     asked,
     finished,
-    holding,
     levels_of,
     rows,
     send,
     server_of,
     unheard,
     until,
-    waiting,
     working,
 )
 
@@ -112,21 +110,11 @@ async def test_a_server_deleted_when_its_run_starts_causes_no_warning(
 ) -> None:
     deleted = await alice.add_server("deleted")
     run = await send(alice, deleted, [unheard("a")])
-
-    async def has_started() -> bool:
-        return await hand.run_row(run["id"], "state") == ("running",)
-
-    async def has_ended() -> bool:
-        return bool(levels_of(caplog, run["id"]))
-
+    claimed = await hand.take()
+    await alice.http.delete(f"/servers/{deleted}")
     caplog.set_level("INFO", "toolscout.worker")
-    lock = "LOCK TABLE mcp_servers IN ACCESS EXCLUSIVE MODE"
-    async with holding(hand.container, lock) as blocker, working(hand):
-        await until(has_started)
-        await waiting(blocker, 1)
-        await blocker.execute("DELETE FROM mcp_servers WHERE id = %s", [deleted])
-        await blocker.commit()
-        await until(has_ended)
+    worker = Worker(hand.indexer, WorkerConfig(slots=None, pending_retry_s=60, reindex_every_s=0))
+    await worker._process(claimed)
     assert levels_of(caplog, run["id"]) == ["INFO"]
 
 
@@ -150,7 +138,7 @@ async def test_pending_tools_are_queued_when_the_embedder_recovers(
     hand: Hand, alice: TestUser, fake: FakeEmbeddingServer
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
-    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0))
+    worker = Worker(hand.indexer, WorkerConfig(slots=None, pending_retry_s=0.001, reindex_every_s=0))
     fake.mode = "zeros"
     assert await worker.enqueue_pending() == 0
     fake.mode = "ok"
@@ -165,7 +153,7 @@ async def test_a_queued_server_is_not_queued_again_for_its_pending_tools(
 ) -> None:
     server_id = await add_pending(hand, alice, fake, "late")
     await send(alice, server_id, [unheard("a")])
-    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.001, reindex_every_s=0))
+    worker = Worker(hand.indexer, WorkerConfig(slots=None, pending_retry_s=0.001, reindex_every_s=0))
     assert await worker.enqueue_pending() == 0
     assert (await hand.take()).payload is not None
 
@@ -185,7 +173,7 @@ async def test_the_pause_doubles_after_each_failed_attempt(
 ) -> None:
     """A tool that the embedder always refuses must not be retried at the same rate for ever."""
     server_id = await add_pending(hand, alice, fake, "stubborn")
-    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=60, reindex_every_s=0))
+    worker = Worker(hand.indexer, WorkerConfig(slots=None, pending_retry_s=60, reindex_every_s=0))
     for too_soon_s, due_s in ((50, 61), (110, 121), (230, 241)):
         await set_last_attempt(hand, server_id, too_soon_s)
         assert await worker.enqueue_pending() == 0
@@ -276,7 +264,7 @@ async def test_a_stopped_worker_ignores_announcements(hand: Hand, alice: TestUse
 
 async def test_without_a_worker_runs_stay_queued(hand: Hand, alice: TestUser) -> None:
     run = await send(alice, await alice.add_server(), [unheard("a")])
-    worker = Worker(hand.indexer, WorkerConfig(runs_at_once=0, pending_retry_s=0.01, reindex_every_s=0))
+    worker = Worker(hand.indexer, WorkerConfig(slots=None, pending_retry_s=0.01, reindex_every_s=0))
     worker.start()
     worker.notify()
     await asyncio.sleep(0.1)
