@@ -11,7 +11,7 @@ GENERATOR := tests/third_party/requirements.lock
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-relevance bench-embedder bench-console docs lock clean
+.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-relevance bench-embedder bench-console docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,8 +52,11 @@ migrate: $(RUN) ## bring the schema of the database up to date
 doctor: $(RUN) ## check settings, database and embedder
 	@$(BIN)/toolscout doctor
 
-bench-load: $(DEV) ## measure throughput and latency of /discover and /execute, and of the same work without them
-	$(BIN)/python -m bench.load
+bench-load: $(DEV) ## measure /discover beside an empty endpoint, plain pgvector and, after bench-test, peers (ARGS="--rounds 9", "--quick", …)
+	$(BIN)/python -m bench.load $(ARGS)
+
+bench-fairness: $(DEV) ## attack the service, and measure how another user fares (ARGS="--only rules", "--quick", …)
+	$(BIN)/python -m bench.fairness $(ARGS)
 
 bench-relevance: $(BENCH) ## measure how often the right tools are found, beside simpler rankings and 0.2.0 (ARGS="FOLDER …", all: "--corpora DIR")
 	$(BIN)/python -m bench.relevance $(ARGS)

@@ -19,7 +19,8 @@ import psycopg
 
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.usage.histogram import BUCKETS
-from bench.load import MESSAGE, PRODUCTS, USER, product_tools
+from bench.load.catalogue import PRODUCTS, USER, product_tools
+from bench.load.traffic import MESSAGE
 from bench.service import ADMIN_KEY, Service, running_service
 
 TOOLS = 10_000

@@ -5,7 +5,7 @@ import sys
 import uvicorn
 from mcp.server import MCPServer
 
-server = MCPServer("echo")
+server = MCPServer("echo", log_level="WARNING")
 
 
 @server.tool()

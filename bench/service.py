@@ -34,9 +34,16 @@ class Service:
 
 @contextmanager
 def running_service(
-    folder: Path, settings: Mapping[str, str] | None = None, port: int | None = None, cwd: Path | None = None
+    folder: Path,
+    settings: Mapping[str, str] | None = None,
+    port: int | None = None,
+    cwd: Path | None = None,
+    module: str = "app",
 ) -> Iterator[Service]:
-    """Start a service with these settings, and with those of `.env` in the working folder `cwd`."""
+    """Start a service with these settings, and with those of `.env` in the working folder `cwd`.
+
+    `module` starts it: `app`, or one that changes something before.
+    """
     port = port or free_port()
     environment = {
         # the socket of the embedded Postgres is among the temporary files
@@ -49,7 +56,7 @@ def running_service(
     }
     with (folder / "service.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve"], cwd=cwd, env=environment, stdout=log, stderr=log
+            [sys.executable, "-m", module, "serve"], cwd=cwd, env=environment, stdout=log, stderr=log
         )
     service = Service(f"http://127.0.0.1:{port}", port, process, folder)
     try:

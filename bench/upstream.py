@@ -23,14 +23,14 @@ def echo_server() -> Iterator[int]:
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "bench.echo_server", str(port)])
     try:
-        _wait_for_port(port)
+        wait_for_port(port)
         yield port
     finally:
         process.terminate()
         process.wait(timeout=10)
 
 
-def _wait_for_port(port: int) -> None:
+def wait_for_port(port: int) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         with closing(socket.socket()) as probe:

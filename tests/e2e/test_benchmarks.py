@@ -1,0 +1,47 @@
+"""The benchmarks of load and fairness run against the real service, and write their results."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from bench.fairness.__main__ import main as run_fairness
+from bench.load.__main__ import main as run_load
+from bench.load.contestants import CACHED, COLD, NEW
+from bench.load.results import EMPTY
+
+
+def read_results(folder: Path, name: str) -> dict[str, Any]:
+    results: dict[str, Any] = orjson.loads((folder / name).read_bytes())
+    return results
+
+
+def test_load_is_measured_beside_the_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_load(["--quick", "--results", str(tmp_path)])
+    results = read_results(tmp_path, "load.json")
+    rows = {(row["name"], row["clients"]): row for row in results["rows"]}
+    assert {
+        (name, clients) for name in (EMPTY, "one pgvector query", CACHED, NEW) for clients in (1, 16)
+    } <= rows.keys()
+    assert [key for key, row in rows.items() if row["errors"] or not row["requests"]] == []
+    assert rows[COLD, 1]["requests"] == 5
+    assert 0 < rows[CACHED, 1]["share_of_empty"] < 1
+    assert rows[CACHED, 16]["app_cpu_ms"] > 0
+    assert results["execute"]["through_p50_ms"] > results["execute"]["direct_p50_ms"]
+    assert "of empty" in capsys.readouterr().out
+
+
+def test_the_victim_of_an_attack_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_fairness(["--quick", "--only", "half-heads", "--only", "stop", "--results", str(tmp_path)])
+    heads, stop = read_results(tmp_path, "fairness.json")["attacks"]
+    assert (heads["name"], heads["requests"], heads["errors"], heads["held"]) == ("half-heads", 20, {}, {})
+    assert heads["quiet_p95_ms"] > 0
+    assert 0 < stop["figures"]["stopped_after_s"] < 30
+    assert "half-heads" in capsys.readouterr().out
+
+
+def test_an_unknown_attack_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_fairness(["--only", "nothing"])
+    assert "invalid choice: 'nothing'" in capsys.readouterr().err
