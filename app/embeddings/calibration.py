@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -165,8 +165,12 @@ def is_english_only(model: str) -> bool:
     return model.startswith(f"local:{PACKAGED_MODEL}")
 
 
+@lru_cache(maxsize=16)
 def load_shipped_calibration(model: str) -> Calibration:
-    """Return the calibration that ships for the packaged model, or for the adapter that the model has."""
+    """Return the calibration that ships for the packaged model, or for the adapter that the model has.
+
+    Its file is read once: a process asks for it whenever it looks for changes of its models.
+    """
     path = get_calibration_path(model)
     if not is_english_only(model) or not path.is_file():
         return UNCALIBRATED

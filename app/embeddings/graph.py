@@ -3,9 +3,21 @@
 Imported only when a graph is built: the package `onnx` takes time and memory that a start from the cache does not need.
 A change of the graph needs a new `GRAPH_VERSION`.
 
-The graph embeds one text. Its input is the tokens' ids, its outputs are `document`, a unit vector, and `query`, the
-same or, if the adapter has a map for messages, what it makes of it. One text at a time, because a text's vector must
-not depend on its neighbours, and padding would compute useless rows.
+The graph embeds several texts at once. Their tokens are rows of one matrix, one text after another, so that the linear
+layers compute no padding. Only the attention, a small part of the work, needs a matrix for each text, all of one length
+and with a mask. A text's vector does not depend on its neighbours.
+
+| input | shape | what it holds |
+|---|---|---|
+| `ids` | tokens | the tokens of all texts |
+| `positions` | tokens | the position of each token in its text |
+| `padded` | texts x length | the rows of each text's tokens, and any row where the text is shorter than the longest |
+| `mask` | texts x 1 x 1 x length | 0 for a token, minus infinity for padding |
+| `unpadded` | tokens | where the token of each row is in `padded`, counted row by row |
+| `first` | texts x 2 | the rows of each text's first two tokens |
+
+The outputs are `document`, one unit vector for each text, and `query`, the same or, if the adapter has a map for
+messages, what it makes of them.
 """
 
 from collections.abc import Sequence
@@ -28,6 +40,9 @@ _INLINE_BYTES = 1024
 _IR_VERSION = 10
 _INT8_COMPUTE = 4
 """The accuracy level at which `MatMulNBits` also rounds its inputs to int8, each group of each row by itself."""
+_LAST_ROWS = 2
+"""How many rows of a text the last layer computes. One would do, but a product with a single row has a kernel of its
+own, which rounds differently: the vector of a text would depend on whether it is alone."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +77,21 @@ class _GraphBuilder:
     def build(self) -> ModelProto:
         x = self._add_embeddings()
         for i in range(self._arch.layers):
-            x = self._add_layer(x, f"l{i}", only_first_token=i == self._arch.layers - 1)
+            x = self._add_layer(x, f"l{i}", is_last=i == self._arch.layers - 1)
         self._add_outputs(x)
-        hidden = self._arch.hidden
+        make, integers, floats = helper.make_tensor_value_info, TensorProto.INT64, TensorProto.FLOAT
         graph = helper.make_graph(
             self._nodes,
             self._pack.name,
-            [helper.make_tensor_value_info("ids", TensorProto.INT64, ["tokens"])],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, hidden]) for name in ("document", "query")],
+            [
+                make("ids", integers, ["tokens"]),
+                make("positions", integers, ["tokens"]),
+                make("padded", integers, ["texts", "length"]),
+                make("mask", floats, ["texts", 1, 1, "length"]),
+                make("unpadded", integers, ["tokens"]),
+                make("first", integers, ["texts", _LAST_ROWS]),
+            ],
+            [make(name, floats, ["texts", self._arch.hidden]) for name in ("document", "query")],
             initializer=list(self._constants.values()),
         )
         opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_CONTRIB, 1)]
@@ -84,37 +106,45 @@ class _GraphBuilder:
         words = self._add("Mul", self._add("Cast", numbers, to=TensorProto.FLOAT), scales)
         words = self._add("Reshape", words, self._shape(0, groups * width))
         all_positions = self._pack.read_floats("pos_emb")[self._arch.position_offset :]
-        table_of_positions = self._constant("positions", all_positions + self._pack.read_floats("type_emb")[0])
-        positions = self._add("Slice", table_of_positions, self._shape(0), self._add("Shape", "ids"))
+        table_of_positions = self._constant("position_emb", all_positions + self._pack.read_floats("type_emb")[0])
+        positions = self._add("Gather", table_of_positions, "positions")
         return self._add_layer_norm(self._add("Add", words, positions), "emb_ln")
 
-    def _add_layer(self, x: str, name: str, *, only_first_token: bool) -> str:
+    def _add_layer(self, x: str, name: str, *, is_last: bool) -> str:
         """Add a layer of the transformer.
 
         The vector of a text is its first row, the CLS token. After the last attention no row depends on another, so
         the last layer computes the others only as far as the first attends to them.
         """
-        inputs = self._add("Slice", x, self._shape(0), self._shape(1)) if only_first_token else x
-        attention = self._add_linear(self._add_attention(inputs, x, f"{name}.qkv"), f"{name}.ao")
+        inputs = x
+        if is_last:
+            inputs = self._add("Reshape", self._add("Gather", x, "first"), self._shape(-1, self._arch.hidden))
+        attention = self._add_linear(self._add_attention(inputs, x, f"{name}.qkv", is_last=is_last), f"{name}.ao")
         x = self._add_layer_norm(self._add("Add", attention, inputs), f"{name}.aln")
         expanded = self._add("Gelu", self._add_linear(x, f"{name}.f1"))
         return self._add_layer_norm(self._add("Add", self._add_linear(expanded, f"{name}.f2"), x), f"{name}.fln")
 
-    def _add_attention(self, inputs: str, x: str, name: str) -> str:
+    def _add_attention(self, inputs: str, x: str, name: str, *, is_last: bool) -> str:
         hidden, heads = self._arch.hidden, self._arch.heads
 
-        def split_heads(projected: str, perm: Sequence[int]) -> str:
-            return self._add("Transpose", self._add("Reshape", projected, self._shape(0, heads, -1)), perm=perm)
+        def pad(rows: str) -> str:
+            return self._add("Gather", rows, "padded")
+
+        def split_heads(padded: str, perm: Sequence[int]) -> str:
+            by_head = self._add("Reshape", padded, self._shape(0, 0, heads, hidden // heads))
+            return self._add("Transpose", by_head, perm=perm)
 
         # Attention divides its scores by the square root of the head's width. Dividing the query weights once has the
         # same effect and saves a pass over the tokens x tokens scores.
-        scale = (hidden // heads) ** -0.5
-        query = split_heads(self._add_linear(inputs, name, slice(0, hidden), scale), (1, 0, 2))
-        key = split_heads(self._add_linear(x, name, slice(hidden, 2 * hidden)), (1, 2, 0))
-        value = split_heads(self._add_linear(x, name, slice(2 * hidden, None)), (1, 0, 2))
-        weights = self._add("Softmax", self._add("MatMul", query, key), axis=-1)
-        mixed = self._add("Transpose", self._add("MatMul", weights, value), perm=(1, 0, 2))
-        return self._add("Reshape", mixed, self._shape(0, hidden))
+        queries = self._add_linear(inputs, name, slice(0, hidden), (hidden // heads) ** -0.5)
+        queries = self._add("Reshape", queries, self._shape(-1, _LAST_ROWS, hidden)) if is_last else pad(queries)
+        keys = pad(self._add_linear(x, name, slice(hidden, 2 * hidden)))
+        values = pad(self._add_linear(x, name, slice(2 * hidden, None)))
+        scores = self._add("MatMul", split_heads(queries, (0, 2, 1, 3)), split_heads(keys, (0, 2, 3, 1)))
+        weights = self._add("Softmax", self._add("Add", scores, "mask"), axis=-1)
+        mixed = self._add("MatMul", weights, split_heads(values, (0, 2, 1, 3)))
+        rows = self._add("Reshape", self._add("Transpose", mixed, perm=(0, 2, 1, 3)), self._shape(-1, hidden))
+        return rows if is_last else self._add("Gather", rows, "unpadded")
 
     def _add_linear(self, x: str, name: str, rows: slice = slice(None), scale: float = 1.0) -> str:
         """Add the outputs `rows` of a linear layer, scaled."""
@@ -159,13 +189,19 @@ class _GraphBuilder:
         return self._add("LayerNormalization", x, weight, bias, axis=-1, epsilon=self._arch.layer_norm_eps)
 
     def _add_outputs(self, x: str) -> None:
-        vector = self._add("LpNormalization", x, axis=-1, p=2, output="document")
+        vectors = self._add("LpNormalization", x, axis=-1, p=2)
+        self._add_output(vectors, "document")
         query_map = None if self._adapter is None else self._adapter.query_map
-        if query_map is None:
-            self._add("Identity", vector, output="query")
-        else:
-            mapped = self._add("MatMul", vector, self._constant("query_map", query_map.T))
-            self._add("LpNormalization", mapped, axis=-1, p=2, output="query")
+        if query_map is not None:
+            mapped = self._add("MatMul", vectors, self._constant("query_map", query_map.T))
+            vectors = self._add("LpNormalization", mapped, axis=-1, p=2)
+        self._add_output(vectors, "query")
+
+    def _add_output(self, vectors: str, name: str) -> None:
+        """Add an output with the first of each text's rows."""
+        by_text = self._add("Reshape", vectors, self._shape(-1, _LAST_ROWS, self._arch.hidden))
+        first = self._add("Gather", by_text, self._shape(0), axis=1)
+        self._add("Reshape", first, self._shape(-1, self._arch.hidden), output=name)
 
     def _add(self, operator: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
         """Add a node and return the name of its output."""

@@ -21,7 +21,7 @@ SHIPPED_PRECISION: Precision = "fp32"
 SHIPPED_ADAPTER: str | None = "tools-1"
 """The name of the adapter that ships. It is in the file `granite+NAME.npz`, its calibration in `granite+NAME.json`."""
 
-GRAPH_VERSION = 1
+GRAPH_VERSION = 2
 """The version of the graphs that `app.embeddings.graph` builds. Cached graphs of other versions are not used."""
 
 

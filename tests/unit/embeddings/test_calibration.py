@@ -13,6 +13,11 @@ def shipped() -> Calibration:
     return load_shipped_calibration(MODEL)
 
 
+def test_the_file_of_a_shipped_calibration_is_read_once(monkeypatch: pytest.MonkeyPatch, shipped: Calibration) -> None:
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda _path: pytest.fail("read again"))
+    assert load_shipped_calibration(MODEL) is shipped
+
+
 def test_a_shift_raises_every_chance_by_as_many_logits(shipped: Calibration) -> None:
     for evidence in (0.0, 0.4, 0.9):
         chance = shipped.estimate_match(evidence, 0.3)
