@@ -142,8 +142,8 @@ class Settings(BaseSettings):
         ge=10,
         le=60_000,
         description="milliseconds that an OpenAI-compatible endpoint, or an embedder of your own, may take to embed a "
-        "query before falling back to lexical search; time in which this process is too busy to receive the answer "
-        "does not count; the local model has no such limit",
+        "query before falling back to lexical search; time in queues of this process, or in which it is too busy to "
+        "receive the answer, does not count; the local model has no such limit",
     )
     index_embed_timeout_s: float = Field(
         60.0, gt=0, description="timeout in seconds for embedding one batch of tools while indexing"

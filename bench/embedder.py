@@ -4,23 +4,29 @@ Each precision is measured in processes of its own, with one thread: the start w
 one, the memory, a short and a longer message, and the tools of the demo, as an index run embeds them. Starts are in
 seconds of the clock, all other times in time of one core, which other work on the machine changes less. The last column
 compares the vectors with those of fp32.
+
+Then follow the model that ships with several messages in a batch, and the latency of one message after another, by the
+clock, through the embedder of the service: alone, and while an index run and another user's long messages keep it busy.
 """
 
+import asyncio
 import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import psutil
 
 from app.demo.seed import load_catalogue
-from app.embeddings.base import Vectors
+from app.embeddings.base import QueryTicket, Vectors
 from app.embeddings.granite import Granite
 from app.embeddings.graph_cache import GraphCache
+from app.embeddings.local import LocalEmbedder
 from app.embeddings.local_models import LocalModel, Precision, find_shipped_model
 from app.indexing.documents import embedded_text
 from app.indexing.parsing import parse_definition
@@ -71,6 +77,54 @@ def time_message(granite: Granite, words: int) -> float:
     return 1000 * statistics.median(time_call(lambda: granite.embed([message], "query")) for _ in range(ROUNDS))
 
 
+def time_batches(model: LocalModel, folder: Path) -> dict[int, float]:
+    """Return the median milliseconds per message of 12 tokens, by the number of messages in a batch."""
+    granite = Granite.load(model, GraphCache(folder))
+    messages = [" ".join((WORDS * 3).split()[start : start + 10]) for start in range(16)]
+    batches = [messages[:size] for size in (1, 2, 4, 8, 16)]
+    times = [[time_call(partial(granite.embed, batch)) for _ in range(ROUNDS)] for batch in batches]
+    return {len(batch): 1000 * statistics.median(each) / len(batch) for batch, each in zip(batches, times, strict=True)}
+
+
+async def time_queries(embedder: LocalEmbedder, background: Coroutine[None, None, None] | None = None) -> str:
+    """Embed message after message, while the background runs, and return the percentiles of their latency."""
+    running = None if background is None else asyncio.create_task(background)
+    await asyncio.sleep(0.2)
+    latencies = []
+    for number in range(4 * ROUNDS):
+        started = time.perf_counter()
+        await embedder.embed_queries([f"{number} {WORDS[:60]}"], QueryTicket("alice"))
+        latencies.append(1000 * (time.perf_counter() - started))
+    if running is not None:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    quantiles = statistics.quantiles(latencies, n=20)
+    return f"{quantiles[9]:.1f} ms | {quantiles[18]:.1f} ms"
+
+
+async def index(embedder: LocalEmbedder, texts: list[str]) -> None:
+    while True:
+        await embedder.embed_documents(texts, "bob")
+
+
+async def flood(embedder: LocalEmbedder) -> None:
+    async def ask() -> None:
+        while True:
+            await embedder.embed_queries([WORDS * 15], QueryTicket("bob"))
+
+    await asyncio.gather(*(ask() for _ in range(16)))
+
+
+async def compare_latencies(model: LocalModel, folder: Path, texts: list[str]) -> None:
+    embedder = LocalEmbedder(model, GraphCache(folder))
+    embedder.load()
+    print("\n| latency of a message | p50 | p95 |\n|---|---|---|")
+    print(f"| alone | {await time_queries(embedder)} |")
+    print(f"| while tools are indexed | {await time_queries(embedder, index(embedder, texts))} |")
+    print(f"| while another user sends 16 long messages at once | {await time_queries(embedder, flood(embedder))} |")
+    await embedder.aclose()
+
+
 def read_texts() -> list[str]:
     tools = [(server["name"], parse_definition(tool)) for server in load_catalogue() for tool in server["tools"]]
     return [embedded_text(tool, server) for server, tool in tools if isinstance(tool, ToolDefinition)]
@@ -95,6 +149,11 @@ def main() -> None:
             f"| {model.id} | {cold_s:.2f} s | {warm_s:.2f} s | {result.memory_mb:.0f} MB | {result.short_ms:.1f} ms "
             f"| {result.longer_ms:.1f} ms | {result.texts_per_s:.0f} | {cosine:.5f} |"
         )
+    with tempfile.TemporaryDirectory() as folder:
+        batches = time_batches(shipped, Path(folder))
+        print(f"\n| messages in a batch | {' | '.join(map(str, batches))} |\n|---|{'---|' * len(batches)}")
+        print(f"| time for each | {' | '.join(f'{ms:.2f} ms' for ms in batches.values())} |")
+        asyncio.run(compare_latencies(shipped, Path(folder), texts))
 
 
 if __name__ == "__main__":

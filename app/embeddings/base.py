@@ -1,6 +1,7 @@
 """The interface of embedders, and the check that every vector passes before it is used."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,15 @@ Vector = npt.NDArray[np.float32]
 
 Vectors = npt.NDArray[np.float32]
 """One row per text, shape (texts, dimension), each row of unit length."""
+
+
+@dataclass
+class QueryTicket:
+    """A query's place in the queue of an embedder that has one."""
+
+    user_id: str
+    is_waiting: Callable[[], bool] = lambda: False
+    """Set by the embedder: whether the query still waits in this process, which is no time of the embedder."""
 
 
 class Embedder(Protocol):
@@ -28,7 +38,7 @@ class Embedder(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether embedding takes CPU time of this process."""
+        """Whether embedding takes CPU time of this process. The work on a query is bounded then, and has no budget."""
 
     def load(self) -> None:
         """Load what embedding needs, or raise `ConfigurationError`. It may take a second, so call it from a thread.
@@ -39,9 +49,10 @@ class Embedder(Protocol):
     def expect_dimension(self, dimension: int) -> None:
         """Reject vectors of any other dimension from now on: vectors of two models are never compared."""
 
-    async def embed_documents(self, texts: Sequence[str]) -> Vectors: ...
+    async def embed_documents(self, texts: Sequence[str], user_id: str = "", /) -> Vectors:
+        """Embed tools. The user is the one for whom it is done: where texts wait, all users have their turns."""
 
-    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+    async def embed_queries(self, texts: Sequence[str], ticket: QueryTicket | None = None, /) -> Vectors:
         """Embed the texts of one query with a single attempt: a late answer is of no use."""
 
     async def aclose(self) -> None: ...

@@ -9,13 +9,16 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, cast
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from app.embeddings.base import EmbedderPlugin, Vectors, check_vectors
+from app.embeddings.base import EmbedderPlugin, QueryTicket, Vectors, check_vectors
+from app.embeddings.time_budget import embed_in_time
 from app.errors import ConfigurationError, EmbeddingFailed
+from app.limits.fair_thread import FairThread
 from app.settings import Settings
 
 logger = logging.getLogger("toolscout.embeddings")
@@ -53,8 +56,8 @@ class CustomEmbedder:
         self._model = f"{source}:{plugin.model}"
         self._document_timeout_s = document_timeout_s
         self._dimension: int | None = None
-        self._document_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plugin-documents")
-        self._query_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="plugin-query")
+        self._documents = _MethodCaller(plugin, "embed_documents")
+        self._queries = _MethodCaller(plugin, "embed_queries")
         self._closed = False
 
     @property
@@ -67,26 +70,23 @@ class CustomEmbedder:
     def expect_dimension(self, dimension: int) -> None:
         self._dimension = dimension
 
-    async def embed_documents(self, texts: Sequence[str]) -> Vectors:
+    async def embed_documents(self, texts: Sequence[str], user_id: str = "") -> Vectors:
         batches = []
         for start in range(0, len(texts), self.batch_size):
-            batch = list(texts[start : start + self.batch_size])
-            try:
-                async with asyncio.timeout(self._document_timeout_s):
-                    batches.append(await self._embed(self._plugin.embed_documents, batch, self._document_executor))
-            except TimeoutError as error:
-                raise EmbeddingFailed("timeout", "the embedder did not answer in time") from error
+            batch, ticket = list(texts[start : start + self.batch_size]), QueryTicket(user_id)
+            embedding = self._embed(self._documents, batch, ticket)
+            batches.append(await embed_in_time(embedding, ticket, budget_s=self._document_timeout_s))
         return np.concatenate(batches) if batches else np.empty((0, self._dimension or 0), np.float32)
 
-    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
-        return await self._embed(self._plugin.embed_queries, list(texts), self._query_executor)
+    async def embed_queries(self, texts: Sequence[str], ticket: QueryTicket | None = None) -> Vectors:
+        return await self._embed(self._queries, list(texts), ticket or QueryTicket(""))
 
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
-        for executor in (self._document_executor, self._query_executor):
-            executor.shutdown(wait=False, cancel_futures=True)  # a call may hang, and must not keep us from stopping
+        for caller in (self._documents, self._queries):
+            caller.close()
         close = getattr(self._plugin, "aclose", None)
         try:
             if close is not None and inspect.isawaitable(closing := close()):
@@ -94,14 +94,11 @@ class CustomEmbedder:
         except Exception:  # boundary: the operator's code
             logger.exception("the embedder %s failed to close", self._model)
 
-    async def _embed(self, embed: Callable[[list[str]], Any], texts: list[str], executor: Executor) -> Vectors:
+    async def _embed(self, caller: "_MethodCaller", texts: list[str], ticket: QueryTicket) -> Vectors:
         if self._closed:
-            raise EmbeddingFailed("closed", "the embedder is closed")
+            raise _closed()
         try:
-            if inspect.iscoroutinefunction(embed):
-                answer = await embed(texts)
-            else:
-                answer = await asyncio.get_running_loop().run_in_executor(executor, _call, embed, texts)
+            answer = await caller.call(texts, ticket)
             vectors = _to_vectors(await answer if inspect.isawaitable(answer) else answer)
         except EmbeddingFailed:
             raise
@@ -119,12 +116,57 @@ class CustomEmbedder:
         return EmbeddingFailed("plugin_failed", f"the embedder raised {type(error).__name__}")
 
 
-def _call(embed: Callable[[list[str]], Any], texts: list[str]) -> Any:
-    try:
-        answer = embed(texts)
-    except StopIteration as error:  # asyncio cannot pass it on from a thread, and its caller would wait for ever
-        raise RuntimeError("the embedder raised StopIteration") from error
-    return answer if inspect.isawaitable(answer) else _to_vectors(answer)
+@dataclass(frozen=True)
+class _Call:
+    embed: Callable[[list[str]], Any]
+    texts: list[str]
+
+    def run(self) -> Any:
+        try:
+            answer = self.embed(self.texts)
+        except StopIteration as error:  # asyncio cannot pass it on from a thread, and its caller would wait for ever
+            raise RuntimeError("the embedder raised StopIteration") from error
+        return answer if inspect.isawaitable(answer) else _to_vectors(answer)
+
+
+class _MethodCaller:
+    """Calls a method of the plug-in: an async one at once, others on a thread, where all users have their turns."""
+
+    def __init__(self, plugin: EmbedderPlugin, method: Literal["embed_documents", "embed_queries"]) -> None:
+        self._plugin = plugin
+        self._method = method
+        self._thread: FairThread[_Call, Any] = FairThread(f"plugin-{method}", _run_calls)
+        self._exceeded: Future[Any] | None = None
+        """The last call that was given up while the plug-in worked on it."""
+
+    async def call(self, texts: list[str], ticket: QueryTicket) -> Any:
+        embed = getattr(self._plugin, self._method)
+        if inspect.iscoroutinefunction(embed):
+            return await embed(texts)
+        [future] = self._thread.submit(ticket.user_id, [_Call(embed, texts)])
+        ticket.is_waiting = lambda: not (future.running() or future.done() or self._is_stuck())
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if future.running():
+                self._exceeded = future
+            raise
+
+    def close(self) -> None:
+        """Do not wait for a call, which may hang."""
+        self._thread.close(_closed())
+
+    def _is_stuck(self) -> bool:
+        """Whether the plug-in is still at a call that was given up. Who waits behind it waits for the plug-in."""
+        return self._exceeded is not None and not self._exceeded.done()
+
+
+def _run_calls(calls: Sequence[_Call]) -> list[Any]:
+    return [call.run() for call in calls]
+
+
+def _closed() -> EmbeddingFailed:
+    return EmbeddingFailed("closed", "the embedder is closed")
 
 
 def _to_vectors(answer: Any) -> Vectors:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from app.db.engine import Database
-from app.embeddings.base import Embedder, Vectors
+from app.embeddings.base import Embedder, QueryTicket, Vectors
 from app.embeddings.query_embedder import QueryEmbedder
 from app.embeddings.repository import EmbeddingModel, fetch_models
 from app.errors import ConfigurationError, EmbeddingFailed, QueryFailed, Unavailable
@@ -171,10 +171,11 @@ class UnavailableEmbedder:
     def expect_dimension(self, dimension: int) -> None:
         """Nothing to check."""
 
-    async def embed_documents(self, _texts: Sequence[str]) -> Vectors:
+    async def embed_documents(self, _texts: Sequence[str], _user_id: str = "") -> Vectors:
         raise EmbeddingFailed("not_configured", f"the settings lack what {self._model} needs")
 
-    embed_queries = embed_documents
+    async def embed_queries(self, texts: Sequence[str], _ticket: QueryTicket | None = None) -> Vectors:
+        return await self.embed_documents(texts)
 
     async def aclose(self) -> None:
         """Nothing to close."""

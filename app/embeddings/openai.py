@@ -14,7 +14,7 @@ from openai import (
 )
 from openai.types import CreateEmbeddingResponse
 
-from app.embeddings.base import Vectors, check_vectors
+from app.embeddings.base import QueryTicket, Vectors, check_vectors
 from app.errors import EmbeddingFailed
 
 DEFAULT_MODEL = "text-embedding-3-small"
@@ -58,10 +58,10 @@ class OpenAIEmbedder:
     def expect_dimension(self, dimension: int) -> None:
         self._dimension = dimension
 
-    async def embed_documents(self, texts: Sequence[str]) -> Vectors:
+    async def embed_documents(self, texts: Sequence[str], _user_id: str = "") -> Vectors:
         return await self._embed(self._document_client, texts)
 
-    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+    async def embed_queries(self, texts: Sequence[str], _ticket: QueryTicket | None = None) -> Vectors:
         return await self._embed(self._query_client, texts)
 
     async def aclose(self) -> None:

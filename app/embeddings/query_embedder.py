@@ -1,7 +1,7 @@
 """Embed queries. Cache the vectors, and embed concurrent identical queries only once.
 
 Time that a query spends waiting in this process is no failure of the embedder: it uses up no budget and opens no
-circuit breaker.
+circuit breaker. A query that waits for too long fails for its own user alone.
 """
 
 import asyncio
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 
 from cachetools import TTLCache
 
-from app.embeddings.base import Embedder, Vector, Vectors
+from app.embeddings.base import Embedder, QueryTicket, Vector, Vectors
+from app.embeddings.time_budget import BUSY, embed_in_time
 from app.errors import EmbeddingFailed
 from app.limits.circuit_breaker import CircuitBreaker
-from app.observability.metrics import Metrics, count_embedding_failures
+from app.observability.metrics import Metrics
 
 QUERY_CACHE_S = 300.0
 
-_BUDGET_SLICES = 32
-"""A stall of the event loop costs a remote embedder one slice of its budget: 25 ms of the default."""
-
+MAX_WAIT_S = 2.0
+"""How long a query may wait in this process before it is searched by words alone. All users have their turns, so only a
+user with many or long queries at once waits that long."""
 # The user is part of the key: with a shared entry, the response time would tell one user what another has asked.
 _Key = tuple[str, str, bytes]
 
@@ -46,9 +47,15 @@ class QueryEmbedder:
     """Only the event loop uses the cache and the pending tasks, so neither needs a lock."""
 
     def __init__(
-        self, embedder: Embedder, breaker: CircuitBreaker, metrics: Metrics, budget_s: float, cache_size: int
+        self,
+        embedder: Embedder,
+        breaker: CircuitBreaker,
+        metrics: Metrics,
+        budget_s: float,
+        cache_size: int,
+        max_wait_s: float = MAX_WAIT_S,
     ) -> None:
-        """`budget_s` limits the time that a remote embedder takes for a query.
+        """`budget_s` limits the time that a remote embedder takes for a query, `max_wait_s` the time before that.
 
         `cache_size` is the number of vectors to cache; a query has one vector for each of its texts.
         """
@@ -56,6 +63,7 @@ class QueryEmbedder:
         self._breaker = breaker
         self._metrics = metrics
         self._budget_s = budget_s
+        self._max_wait_s = max_wait_s
         self._cache: TTLCache[_Key, Sequence[Vector]] = TTLCache(cache_size, QUERY_CACHE_S, getsizeof=len)
         self._pending: dict[_Key, _PendingQuery] = {}
         self._failure: str | None = None
@@ -88,7 +96,7 @@ class QueryEmbedder:
     def _get_or_start_query(self, key: _Key, texts: Sequence[str]) -> _PendingQuery:
         pending = self._pending.get(key)
         if pending is None:
-            if not self._breaker.allows_attempt():
+            if not self._breaker.allows_attempt(key[0]):
                 raise EmbeddingFailed("breaker_open", "the embedder failed repeatedly and is given time to recover")
             task = asyncio.create_task(self._attempt(key, texts))
             task.add_done_callback(lambda done: self._remove_query(key, done))
@@ -108,52 +116,35 @@ class QueryEmbedder:
             task.exception()  # every waiting caller gets it; if none is left, asyncio must not log it as unretrieved
 
     async def _attempt(self, key: _Key, texts: Sequence[str]) -> Sequence[Vector]:
-        started = time.perf_counter()
+        user_id, started = key[0], time.perf_counter()
         try:
-            with count_embedding_failures(self._metrics, "query"):
-                vectors = await self._embed(texts)
+            vectors = list(await self._embed(texts, QueryTicket(user_id)))
         except Exception as error:  # a cancellation is no `Exception`, and says nothing about the embedder
             reason = error.reason if isinstance(error, EmbeddingFailed) else "failed"
-            self._record_outcome(reason, time.perf_counter() - started)
+            if reason != BUSY:
+                self._record_outcome(user_id, reason, time.perf_counter() - started)
             raise
-        self._record_outcome(None, time.perf_counter() - started)
+        self._record_outcome(user_id, None, time.perf_counter() - started)
         with suppress(ValueError):  # more vectors than the whole cache holds
             self._cache[key] = vectors
         return vectors
 
-    async def _embed(self, texts: Sequence[str]) -> Sequence[Vector]:
+    async def _embed(self, texts: Sequence[str], ticket: QueryTicket) -> Vectors:
         """Embed the texts; only a remote embedder has a budget.
 
-        The work of a local embedder is bounded: a query has few texts, and the model truncates each of them. All other
-        time is spent in this process, in the queue of the query thread or waiting for the processor. A timeout would
-        save nothing, because a computation that has started cannot be interrupted.
+        The work of a local embedder is bounded: a query has few texts, and the model truncates each of them. A timeout
+        would save nothing, because a computation that has started cannot be interrupted.
         """
-        if self._embedder.is_local:
-            return list(await self._embedder.embed_queries(texts))
-        return list(await self._embed_within_budget(texts))
+        budget_s = None if self._embedder.is_local else self._budget_s
+        embedding = self._embedder.embed_queries(texts, ticket)
+        return await embed_in_time(embedding, ticket, budget_s=budget_s, max_wait_s=self._max_wait_s)
 
-    async def _embed_within_budget(self, texts: Sequence[str]) -> Vectors:
-        """Embed the texts, or raise `EmbeddingFailed` once the event loop was free for the whole budget.
-
-        `asyncio.timeout` measures by the clock, so it would also fail if the answer arrives in time while the loop is
-        stalled. Here a slice counts as its nominal length, however late the loop ends it.
-        """
-        task = asyncio.create_task(self._embedder.embed_queries(texts))
-        try:
-            for _ in range(_BUDGET_SLICES):
-                done, _pending = await asyncio.wait({task}, timeout=self._budget_s / _BUDGET_SLICES)
-                if done:
-                    return task.result()
-            raise EmbeddingFailed("timeout", "the embedder exceeded its time budget")
-        finally:
-            if task.cancel():  # false if it is done
-                await asyncio.gather(task, return_exceptions=True)
-
-    def _record_outcome(self, failure: str | None, seconds: float) -> None:
+    def _record_outcome(self, user_id: str, failure: str | None, seconds: float) -> None:
         if failure is None:
             self._breaker.record_success()
         else:
-            self._breaker.record_failure()
+            self._breaker.record_failure(user_id)
+            self._metrics.embedding_failures.labels("query", failure).inc()
         self._failure = failure if self._breaker.is_open else None
         self._metrics.embedding_seconds.labels("query", "succeeded" if failure is None else "failed").observe(seconds)
         self._metrics.breaker_open.set(self._breaker.is_open)

@@ -40,6 +40,8 @@ class DocumentEmbedder:
     loaded: LoadedModel
     metrics: Metrics
     tracing: Tracing
+    user_id: str = ""
+    """The user whose tools they are; empty if they are those of many users."""
     on_progress: Callable[[int], Awaitable[None]] = _ignore_progress
     """Called after every batch with the number of tools that are left."""
     vectors: dict[str, Vector] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class DocumentEmbedder:
         metrics, embedder = self.metrics, self.loaded.embedder
         span = self.tracing.span("embed")
         with span, observe_duration(metrics.embedding_seconds, "index"), count_embedding_failures(metrics, "index"):
-            vectors = await embedder.embed_documents([text.text for text in batch])
+            vectors = await embedder.embed_documents([text.text for text in batch], self.user_id)
         by_hash = {text.hash: vector for text, vector in zip(batch, vectors, strict=True)}
         self._by_hash |= by_hash
         async with self.database.system_transaction() as session:

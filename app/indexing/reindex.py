@@ -107,6 +107,7 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
         active,
         indexer.metrics,
         indexer.tracing,
+        run.user_id,
         partial(_report_progress, indexer, run, len(listing.tools)),
     )
     await embedder.embed(plan.count_missing_vectors, use_cache=not run.force)

@@ -1,8 +1,9 @@
 """Fair scheduling: no user's load decides how long other users wait.
 
-A user who is alone may have several requests in progress. As soon as another user sends requests too, each has one,
-and further requests of a user wait behind that user's own. A slot is for work that takes processor time: release it
-before waiting for the network.
+`FairQueue` is for work that a thread takes in batches: every user in turn. `FairScheduler` is for requests: a user who
+is alone may have several in progress; as soon as another user sends requests too, each has one, and further requests of
+a user wait behind that user's own. A slot is for work that takes processor time: release it before waiting for the
+network.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from app.observability.metrics import Metrics
 
@@ -21,6 +23,59 @@ MAX_SHARED = 1
 """Slots of each user while several send requests."""
 ACTIVE_S = 5.0
 """A user counts as active for this long after a request."""
+
+Item = TypeVar("Item")
+
+
+@dataclass
+class _UserItems(Generic[Item]):
+    turn: float
+    """The number of the batch that had an item of this user last; the lowest is the next."""
+    items: deque[Item] = field(default_factory=deque)
+
+
+class FairQueue(Generic[Item]):
+    """The waiting items of several users. A batch has one item of each user, then a second one of each, and so on."""
+
+    def __init__(self) -> None:
+        self._users: dict[str, _UserItems[Item]] = {}
+        self._batches = 0
+
+    def __len__(self) -> int:
+        return sum(len(user.items) for user in self._users.values())
+
+    def add(self, user_id: str, item: Item) -> None:
+        """Add an item behind the user's own.
+
+        A user who had none comes before those who were part of the last batch, and behind those who were not.
+        """
+        self._users.setdefault(user_id, _UserItems(self._batches - 0.5)).items.append(item)
+
+    def take(self, capacity: int, measure: Callable[[Item], int]) -> list[Item]:
+        """Remove and return the next items: as many as fit the capacity by their measured sizes, but at least one.
+
+        A user whose item does not fit is passed over, and comes first in the next batch.
+        """
+        self._batches += 1
+        # Not before now: a user whose items were all in the last batch has had a turn, and must not look new.
+        self._users = {user_id: user for user_id, user in self._users.items() if user.items}
+        taken: list[Item] = []
+        order = sorted(self._users.values(), key=lambda user: user.turn)
+        while order and capacity > 0:
+            served = []
+            for user in order:
+                size = measure(user.items[0])
+                if taken and size > capacity:
+                    continue
+                taken.append(user.items.popleft())
+                capacity -= size
+                user.turn = self._batches
+                if user.items:
+                    served.append(user)
+                if capacity <= 0:
+                    break
+            order = served
+        return taken
 
 
 @dataclass

@@ -5,7 +5,6 @@ Discovery, explanations, evaluation and inline search are all built on the `Sear
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from app.catalog.visibility import Scope
@@ -93,8 +92,7 @@ class Searcher:
         user_id = options.scope.user_id
         try:
             loaded = self.models.get(options.scope.model)
-            async with self.scheduler.slot(user_id) if loaded.embedder.is_local else nullcontext():
-                embedded = await loaded.queries.embed(user_id, query.texts)
+            embedded = await loaded.queries.embed(user_id, query.texts)
         except EmbeddingFailed as error:
             logger.warning("query embedding failed, searching by words alone", extra={"reason": error.reason})
             return QueryEmbedding("bm25", reason=f"embedder_{error.reason}")
@@ -109,8 +107,7 @@ class Searcher:
         if not messages:
             return loaded.model.id, ()
         texts = tuple(parse_query(message).search_text for message in messages)
-        async with self.scheduler.slot(user_id) if loaded.embedder.is_local else nullcontext():
-            return loaded.model.id, (await loaded.queries.embed(user_id, texts)).vectors
+        return loaded.model.id, (await loaded.queries.embed(user_id, texts)).vectors
 
     def make_params(self, query: Query, options: SearchOptions, embedding: QueryEmbedding) -> ScoringParams:
         calibration = self.models.get(options.scope.model).model.calibration

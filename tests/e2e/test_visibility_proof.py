@@ -43,7 +43,7 @@ from app.catalog.visibility_policy import Policy
 from app.container import Container, open_container
 from app.db.engine import APP_ROLE, Session
 from app.db.pagination import PageRequest
-from app.embeddings.base import Vectors, check_vectors
+from app.embeddings.base import QueryTicket, Vectors, check_vectors
 from app.embeddings.loaded_models import LoadedModel
 from app.errors import NotFound, ServerUnreachable, ToolNotFound
 from app.execution.execute import execute
@@ -273,13 +273,13 @@ class InstantEmbedder:
 
     def expect_dimension(self, dimension: int) -> None: ...
 
-    async def embed_documents(self, texts: Sequence[str]) -> Vectors:
+    async def embed_documents(self, texts: Sequence[str], _user_id: str = "") -> Vectors:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             await meanwhile()
         return check_vectors(np.array([embed(text) for text in texts], np.float32), count=len(texts), dimension=None)
 
-    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+    async def embed_queries(self, texts: Sequence[str], _ticket: QueryTicket | None = None) -> Vectors:
         return await self.embed_documents(texts)
 
     async def aclose(self) -> None: ...

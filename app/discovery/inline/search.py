@@ -35,8 +35,8 @@ class InlineSearcher:
     budget_s: float
     """How long a request may wait for the embeddings of its tools."""
 
-    def make_vector_source(self, model: LoadedModel) -> VectorSource:
-        return VectorSource(self.searcher.database, model, self.searcher.metrics)
+    def make_vector_source(self, model: LoadedModel, user_id: str) -> VectorSource:
+        return VectorSource(self.searcher.database, model, self.searcher.metrics, user_id)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ async def search_inline(
     model = searcher.models.get(options.scope.model)
     tool_set = await _parse_tools(inline, model, tools, get_user_scope(caller.require_user()))
     if any(embedding.vectors is not None for embedding in embeddings):
-        tool_set = await _add_vectors(inline.make_vector_source(model), tool_set, params, inline.budget_s)
+        source = inline.make_vector_source(model, options.scope.user_id)
+        tool_set = await _add_vectors(source, tool_set, params, inline.budget_s)
     if tool_set.pending == len(tool_set.parsed):
         params = [replace(each, strategy="bm25") for each in params]
         embeddings = [replace(each, vectors=None) for each in embeddings]
@@ -100,7 +101,7 @@ async def load_tool_set(inline: InlineSearcher, tools: Sequence[InlineTool]) -> 
     """Return the tools with all embeddings, without a time limit."""
     model = inline.searcher.models.current
     tool_set = await _parse_tools(inline, model, tools, EVERYONE)
-    return await _add_vectors(inline.make_vector_source(model), tool_set, (), None)
+    return await _add_vectors(inline.make_vector_source(model, user_id=""), tool_set, (), None)
 
 
 async def _parse_tools(

@@ -36,6 +36,8 @@ class VectorSource:
     database: Database
     loaded: LoadedModel
     metrics: Metrics
+    user_id: str
+    """The user who waits for the embeddings."""
 
     async def read_cached(self, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
         async with self.database.system_transaction() as session:
@@ -93,7 +95,7 @@ class VectorSource:
     async def _embed_batch(self, batch: Mapping[bytes, str]) -> dict[bytes, Vector]:
         """Embed a batch, then cache it; no connection is held while the embedder works."""
         with observe_duration(self.metrics.embedding_seconds, "index"):
-            vectors = await self.loaded.embedder.embed_documents(list(batch.values()))
+            vectors = await self.loaded.embedder.embed_documents(list(batch.values()), self.user_id)
         embedded = dict(zip(batch, vectors, strict=True))
         async with self.database.system_transaction() as session:
             await store.write_vector_cache(session, self.loaded.model.id, embedded)

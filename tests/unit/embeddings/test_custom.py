@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.embeddings.base import Embedder
+from app.embeddings.base import Embedder, QueryTicket
 from app.embeddings.custom import CustomEmbedder
 from app.embeddings.factory import make_configured_embedder, make_embedder
 from app.embeddings.query_embedder import QueryEmbedder
@@ -312,6 +312,66 @@ async def test_a_slow_query_ends_at_its_budget_and_later_ones_succeed() -> None:
         assert time.monotonic() - started < 5
         may_answer.set()
         assert (await embedder.embed_queries(["quick"])).shape == (1, 2)
+
+
+class SlowPlugin(Plugin):
+    """Embeds one query each time the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__(self.embed)
+        self.texts: list[str] = []
+        self.started = threading.Semaphore(0)
+        self.may_answer = threading.Semaphore(0)
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        self.texts += texts
+        self.started.release()
+        self.may_answer.acquire()
+        return embed_lengths(texts)
+
+
+async def test_queries_that_wait_for_one_users_queries_neither_fail_nor_open_the_breaker() -> None:
+    plugin, breaker = SlowPlugin(), CircuitBreaker(2, 60)
+    async with open_embedder(plugin) as embedder:
+        queries = QueryEmbedder(embedder, breaker, Metrics(), budget_s=10, cache_size=10, max_wait_s=0.05)
+        flood = [asyncio.create_task(queries.embed("alice", (f"long {number}",))) for number in range(6)]
+        await asyncio.to_thread(plugin.started.acquire)
+        other = asyncio.create_task(queries.embed("bob", ("quick",)))
+        answers = await asyncio.gather(*flood[1:], return_exceptions=True)
+        assert {error.reason for error in answers if isinstance(error, EmbeddingFailed)} == {"busy"}
+        with pytest.raises(EmbeddingFailed, match="wait"):
+            await other
+        assert not breaker.is_open
+        other = asyncio.create_task(queries.embed("bob", ("quick",)))
+        await asyncio.sleep(0)
+        plugin.may_answer.release(10)
+        assert (await other).generated
+        assert (await flood[0]).generated
+    assert plugin.texts == ["long 0", "quick"]
+
+
+async def test_the_users_of_a_plugin_take_turns() -> None:
+    plugin = SlowPlugin()
+    async with open_embedder(plugin) as embedder:
+        flood = [asyncio.create_task(embedder.embed_queries([f"{n}"], QueryTicket("alice"))) for n in range(5)]
+        await asyncio.to_thread(plugin.started.acquire)
+        other = asyncio.create_task(embedder.embed_queries(["quick"], QueryTicket("bob")))
+        await asyncio.sleep(0)
+        plugin.may_answer.release(10)
+        await asyncio.gather(*flood, other)
+    assert plugin.texts[:2] == ["0", "quick"]
+
+
+async def test_queries_behind_a_call_that_hangs_open_the_breaker() -> None:
+    plugin, breaker = SlowPlugin(), CircuitBreaker(3, 60)
+    async with open_embedder(plugin) as embedder:
+        queries = QueryEmbedder(embedder, breaker, Metrics(), budget_s=0.05, cache_size=10, max_wait_s=10)
+        for user_id in ("alice", "bob", "carol"):
+            with pytest.raises(EmbeddingFailed, match="did not answer in time"):
+                await queries.embed(user_id, ("rain?",))
+        with pytest.raises(EmbeddingFailed, match="given time to recover"):
+            await queries.embed("dora", ("rain?",))
+        plugin.may_answer.release(10)
 
 
 async def test_a_batch_of_documents_has_a_timeout() -> None:

@@ -1,16 +1,18 @@
 import asyncio
+import os
+import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from app.embeddings.base import Embedder, Vectors
+from app.embeddings.base import Embedder, QueryTicket, Vectors
 from app.embeddings.granite import Granite
 from app.embeddings.graph_cache import GraphCache
-from app.embeddings.local import LocalEmbedder
+from app.embeddings.local import INDEX_NICENESS, LocalEmbedder
 from app.embeddings.local_models import LocalModel
 from app.errors import ConfigurationError, EmbeddingFailed
 from tests.support.local_model import make_base_model, make_local_embedder
@@ -140,27 +142,146 @@ async def test_a_query_does_not_wait_for_a_long_list_of_documents(embedder: Loca
         await long_list
 
 
-async def test_a_query_that_is_cancelled_in_the_queue_is_not_computed(
-    disposable_embedder: LocalEmbedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_compute, computed = threading.Event(), []
+class StepwiseModel:
+    """Computes a batch, of queries or documents, each time the test allows it."""
 
-    def compute(texts: list[str], _kind: str) -> Vectors:
-        may_compute.wait()
-        computed.extend(texts)
+    def __init__(self) -> None:
+        self.batches: list[tuple[str, list[str]]] = []
+        self.started = threading.Semaphore(0)
+        self.may_go_on = {"query": threading.Semaphore(0), "document": threading.Semaphore(0)}
+
+    def embed(self, texts: Sequence[str], kind: str) -> Vectors:
+        self.batches.append((kind, list(texts)))
+        self.started.release()
+        self.may_go_on[kind].acquire()
         return np.ones((len(texts), 384), np.float32)
 
+    async def wait_for_batch(self) -> None:
+        await asyncio.to_thread(self.started.acquire)
+
+    def get_batches(self, kind: str) -> list[list[str]]:
+        return [texts for each, texts in self.batches if each == kind]
+
+
+@pytest.fixture
+def stepwise(disposable_embedder: LocalEmbedder, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepwiseModel]:
+    model = StepwiseModel()
     disposable_embedder.load()
-    monkeypatch.setattr(disposable_embedder._granite, "embed", compute)
-    first, second, third = [
-        asyncio.create_task(disposable_embedder.embed_queries([text])) for text in ("first", "second", "third")
-    ]
+    monkeypatch.setattr(disposable_embedder._granite, "embed", model.embed)
+    yield model
+    for semaphore in model.may_go_on.values():
+        semaphore.release(1000)
+
+
+def query(embedder: LocalEmbedder, *texts: str, user: str = "alice") -> asyncio.Task[Vectors]:
+    return asyncio.create_task(embedder.embed_queries(texts, QueryTicket(user)))
+
+
+async def test_a_query_that_is_cancelled_in_the_queue_is_not_computed(
+    disposable_embedder: LocalEmbedder, stepwise: StepwiseModel
+) -> None:
+    first = query(disposable_embedder, "first")
+    await stepwise.wait_for_batch()
+    second, third = query(disposable_embedder, "second"), query(disposable_embedder, "third")
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
-    may_compute.set()
+    stepwise.may_go_on["query"].release(2)
     await asyncio.gather(first, third)
-    assert computed == ["first", "third"]
+    assert stepwise.get_batches("query") == [["first"], ["third"]]
+
+
+async def test_queries_that_arrive_together_are_one_batch(
+    disposable_embedder: LocalEmbedder, stepwise: StepwiseModel
+) -> None:
+    lone = query(disposable_embedder, "a lone query does not wait for others")
+    await stepwise.wait_for_batch()
+    together = [query(disposable_embedder, f"query {number}", user=f"user-{number}") for number in range(8)]
+    await asyncio.sleep(0)
+    stepwise.may_go_on["query"].release(2)
+    await asyncio.gather(lone, *together)
+    assert [len(batch) for batch in stepwise.get_batches("query")] == [1, 8]
+
+
+async def test_long_queries_of_one_user_delay_another_by_no_more_than_one_batch(
+    disposable_embedder: LocalEmbedder, stepwise: StepwiseModel
+) -> None:
+    flood = [query(disposable_embedder, f"{number} long" * 200, f"{number} longer" * 200) for number in range(20)]
+    await stepwise.wait_for_batch()
+    other = query(disposable_embedder, long := "a long one of another user" * 20, user="bob")
+    await asyncio.sleep(0)
+    stepwise.may_go_on["query"].release(2)
+    await other
+    assert stepwise.get_batches("query")[1] == [long]
+    assert not any(each.done() for each in flood)
+    stepwise.may_go_on["query"].release(100)
+    await asyncio.gather(*flood)
+
+
+async def test_a_short_query_does_not_wait_for_long_ones(
+    disposable_embedder: LocalEmbedder, stepwise: StepwiseModel
+) -> None:
+    long = query(disposable_embedder, "long" * 200)
+    await stepwise.wait_for_batch()
+    mixed = query(disposable_embedder, "long" * 300, "quick", "longer" * 200)
+    await stepwise.wait_for_batch()
+    assert stepwise.batches[1:] == [("query", ["quick"])]
+    assert not long.done()
+    stepwise.may_go_on["query"].release(10)
+    assert (await mixed).shape == (3, 384)
+    await long
+
+
+async def test_the_vectors_of_short_and_long_texts_keep_their_order(embedder: LocalEmbedder) -> None:
+    texts = [TEXTS[2] * 3, TEXTS[0], TEXTS[1] * 10, TEXTS[3]]
+    np.testing.assert_allclose(await embedder.embed_queries(texts), await embedder.embed_documents(texts), atol=1e-5)
+
+
+async def test_documents_of_users_take_turns_in_small_batches(
+    disposable_embedder: LocalEmbedder, stepwise: StepwiseModel
+) -> None:
+    long = "a description of a tool " * 20
+    many = asyncio.create_task(disposable_embedder.embed_documents([f"{n} {long}" for n in range(600)], "alice"))
+    await stepwise.wait_for_batch()
+    few = asyncio.create_task(disposable_embedder.embed_documents([f"bob {n} {long}" for n in range(3)], "bob"))
+    await asyncio.sleep(0)
+    stepwise.may_go_on["document"].release(6)
+    await few
+    firsts = [batch[0].split()[0] for batch in stepwise.get_batches("document")]
+    assert firsts[:6] == ["0", "bob", "1", "bob", "2", "bob"]
+    stepwise.may_go_on["document"].release(1000)
+    assert len(await many) == 600
+
+
+async def test_a_query_is_computed_while_a_batch_of_documents_is(
+    disposable_embedder: LocalEmbedder, stepwise: StepwiseModel
+) -> None:
+    documents = asyncio.create_task(disposable_embedder.embed_documents(TEXTS))
+    await stepwise.wait_for_batch()
+    stepwise.may_go_on["query"].release()
+    await query(disposable_embedder, "quick")
+    assert not documents.done()
+    stepwise.may_go_on["document"].release(100)
+    await documents
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no priorities of threads")
+async def test_documents_are_embedded_at_a_lower_priority_than_queries(
+    disposable_embedder: LocalEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priorities = {}
+
+    def embed(texts: Sequence[str], kind: str) -> Vectors:
+        priorities[kind] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return np.ones((len(texts), 384), np.float32)
+
+    disposable_embedder.load()
+    monkeypatch.setattr(disposable_embedder._granite, "embed", embed)
+    await disposable_embedder.embed_documents(["a tool"])
+    await disposable_embedder.embed_queries(["a message"])
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert priorities == {"query": own, "document": max(own, INDEX_NICENESS)}
+    assert INDEX_NICENESS > 0
 
 
 async def test_a_closed_embedder_fails(disposable_embedder: LocalEmbedder) -> None:

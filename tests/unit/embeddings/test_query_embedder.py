@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cachetools import TTLCache
 
-from app.embeddings.base import Embedder, Vectors
+from app.embeddings.base import Embedder, QueryTicket, Vectors
 from app.embeddings.factory import make_configured_embedder
 from app.embeddings.local import LocalEmbedder
 from app.embeddings.query_embedder import QUERY_CACHE_S, QueryEmbedder
@@ -35,7 +35,7 @@ class FakeEmbedder:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+    async def embed_queries(self, texts: Sequence[str], _ticket: QueryTicket | None = None) -> Vectors:
         self.texts += texts
         await self.may_answer.wait()
         if self.failure is not None:
@@ -46,7 +46,7 @@ class FakeEmbedder:
 
     def expect_dimension(self, dimension: int) -> None: ...
 
-    async def embed_documents(self, texts: Sequence[str]) -> Vectors:
+    async def embed_documents(self, texts: Sequence[str], _user_id: str = "") -> Vectors:
         raise NotImplementedError
 
     async def aclose(self) -> None: ...
@@ -61,10 +61,24 @@ class QueueingEmbedder(FakeEmbedder):
         super().__init__()
         self._turn = asyncio.Lock()
 
-    async def embed_queries(self, texts: Sequence[str]) -> Vectors:
+    async def embed_queries(self, texts: Sequence[str], _ticket: QueryTicket | None = None) -> Vectors:
         async with self._turn:
             await asyncio.sleep(0.01)
             return await super().embed_queries(texts)
+
+
+class CrowdedEmbedder(FakeEmbedder):
+    """Has a queue in which queries wait until the test lets them through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_start = asyncio.Event()
+
+    async def embed_queries(self, texts: Sequence[str], ticket: QueryTicket | None = None) -> Vectors:
+        assert ticket is not None
+        ticket.is_waiting = lambda: not self.may_start.is_set()
+        await self.may_start.wait()
+        return await super().embed_queries(texts)
 
 
 @pytest.fixture
@@ -85,14 +99,14 @@ async def local_embedder() -> AsyncIterator[LocalEmbedder]:
 
 
 def make_query_embedder(
-    embedder: Embedder, *, failures: int = 5, budget_s: float = 5.0, cache_size: int = 100
+    embedder: Embedder, *, failures: int = 5, budget_s: float = 5.0, cache_size: int = 100, max_wait_s: float = 10.0
 ) -> QueryEmbedder:
-    return QueryEmbedder(embedder, CircuitBreaker(failures, retry_s=60), Metrics(), budget_s, cache_size)
+    return QueryEmbedder(embedder, CircuitBreaker(failures, retry_s=60), Metrics(), budget_s, cache_size, max_wait_s)
 
 
-async def embed_and_fail(queries: QueryEmbedder, text: str) -> str:
+async def embed_and_fail(queries: QueryEmbedder, text: str, user_id: str = "alice") -> str:
     with pytest.raises(EmbeddingFailed) as failure:
-        await queries.embed("alice", (text,))
+        await queries.embed(user_id, (text,))
     return failure.value.reason
 
 
@@ -244,6 +258,50 @@ async def test_ten_new_queries_at_once_do_not_exceed_the_budget_of_the_local_emb
 ) -> None:
     queries = make_query_embedder(local_embedder, failures=1, budget_s=0.01)
     assert await embed_concurrently(queries, 10) == [True] * 10
+
+
+async def test_time_in_a_queue_of_this_process_uses_up_no_budget() -> None:
+    crowded = CrowdedEmbedder()
+    queries = make_query_embedder(crowded, failures=1, budget_s=0.02)
+    answer = asyncio.create_task(queries.embed("alice", ("rain?",)))
+    await asyncio.sleep(0.1)
+    crowded.may_start.set()
+    assert (await answer).generated
+
+
+async def test_a_query_that_waits_too_long_fails_and_is_no_failure_of_the_embedder() -> None:
+    crowded = CrowdedEmbedder()
+    queries = make_query_embedder(crowded, failures=1, max_wait_s=0.02)
+    for text in ("rain?", "snow?"):
+        assert await embed_and_fail(queries, text) == "busy"
+    assert queries.warning is None
+    crowded.may_start.set()
+    assert (await queries.embed("alice", ("rain?",))).generated
+
+
+async def test_the_budget_begins_when_the_query_leaves_the_queue() -> None:
+    crowded = CrowdedEmbedder()
+    queries = make_query_embedder(crowded, failures=1, budget_s=0.02)
+    crowded.may_answer.clear()
+    crowded.may_start.set()
+    assert await embed_and_fail(queries, "rain?") == "timeout"
+    assert await embed_and_fail(queries, "rain?") == "breaker_open"
+
+
+async def test_one_users_failures_do_not_keep_others_from_the_embedder(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, failures=2)
+    embedder.failure = EmbeddingFailed("status_400", "this text is refused")
+    reasons = [await embed_and_fail(queries, f"query {number}") for number in range(3)]
+    assert reasons == ["status_400", "status_400", "breaker_open"]
+    embedder.failure = None
+    assert (await queries.embed("bob", ("rain?",))).generated
+    assert (await queries.embed("alice", ("rain?",))).generated
+    embedder.failure = EmbeddingFailed("unreachable", "nobody there")
+    assert [await embed_and_fail(queries, "snow?", user_id) for user_id in ("alice", "bob", "carol")] == [
+        "unreachable",
+        "unreachable",
+        "breaker_open",
+    ]
 
 
 async def test_a_local_query_without_callers_is_cancelled_and_is_no_failure(

@@ -86,3 +86,27 @@ def test_an_attempt_without_an_outcome_does_not_block_it_forever() -> None:
     assert breaker.allows_attempt()
     clock.now += 15
     assert breaker.allows_attempt()
+
+
+def test_failures_of_one_user_open_it_for_this_user_alone() -> None:
+    clock = Clock()
+    breaker = CircuitBreaker(failures=3, retry_s=15, clock=clock)
+    for _ in range(10):
+        breaker.record_failure("alice")
+    assert breaker.is_open
+    assert not breaker.allows_attempt("alice")
+    assert all(breaker.allows_attempt("bob") for _ in range(5))
+    clock.now += 15
+    assert [breaker.allows_attempt("alice"), breaker.allows_attempt("alice")] == [True, False]
+
+
+def test_a_failure_of_a_second_user_opens_it_for_all() -> None:
+    breaker = CircuitBreaker(failures=3, retry_s=15, clock=Clock())
+    for user_id in ("alice", "alice", "bob"):
+        breaker.record_failure(user_id)
+    assert not any(breaker.allows_attempt(user_id) for user_id in ("alice", "bob", "carol"))
+    breaker.record_success()
+    for _ in range(3):
+        breaker.record_failure("bob")
+    assert breaker.allows_attempt("alice")
+    assert not breaker.allows_attempt("bob")

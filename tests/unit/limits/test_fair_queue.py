@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from app.limits.fair_queue import ACTIVE_S, MAX_SHARED, MAX_SOLO, FairScheduler
+from app.limits.fair_queue import ACTIVE_S, MAX_SHARED, MAX_SOLO, FairQueue, FairScheduler
 from app.observability.metrics import Metrics
 
 pytestmark = pytest.mark.no_retry
@@ -130,3 +130,70 @@ async def test_a_request_cancelled_as_it_gets_its_slot_passes_the_slot_on(worklo
     workload.requests["alice 1"].cancel()  # has its slot, and has not run yet
     await let_tasks_run()
     assert workload.running == ["bob 0", "alice 2"]
+
+
+def make_queue(*names: str) -> FairQueue[str]:
+    """Items are named by their user, a number and optionally a size: `alice 1`, `bob 1 30`."""
+    queue: FairQueue[str] = FairQueue()
+    add(queue, *names)
+    return queue
+
+
+def add(queue: FairQueue[str], *names: str) -> None:
+    for name in names:
+        queue.add(name.split()[0], name)
+
+
+def take(queue: FairQueue[str], capacity: int = 1) -> list[str]:
+    return queue.take(capacity, lambda name: int((name.split()[2:] or ["1"])[0]))
+
+
+def test_a_batch_has_an_item_of_each_user_before_the_second_of_any() -> None:
+    queue = make_queue("alice 1", "alice 2", "alice 3", "bob 1", "carol 1", "carol 2")
+    assert take(queue, 5) == ["alice 1", "bob 1", "carol 1", "alice 2", "carol 2"]
+    assert take(queue, 5) == ["alice 3"]
+    assert take(queue, 5) == []
+    assert len(queue) == 0
+
+
+def test_users_take_turns_in_batches_of_one() -> None:
+    queue = make_queue("alice 1", "alice 2", "alice 3", "bob 1", "bob 2")
+    assert [take(queue)[0] for _ in range(5)] == ["alice 1", "bob 1", "alice 2", "bob 2", "alice 3"]
+
+
+def test_a_new_user_waits_for_no_further_batch_of_a_user_with_many_items() -> None:
+    queue = make_queue(*request_names("alice", 100))
+    take(queue)
+    add(queue, "bob 1")
+    assert take(queue) == ["bob 1"]
+
+
+def test_a_new_user_comes_behind_users_who_wait_longer() -> None:
+    queue = make_queue("alice 1", "bob 1", "carol 1")
+    take(queue)
+    add(queue, "dora 1")
+    assert [take(queue)[0] for _ in range(3)] == ["bob 1", "carol 1", "dora 1"]
+
+
+def test_an_item_that_does_not_fit_comes_first_in_the_next_batch() -> None:
+    queue = make_queue("alice 1 10", "bob 1 90", "carol 1 10")
+    assert take(queue, 64) == ["alice 1 10", "carol 1 10"]
+    add(queue, "alice 2 10", "dora 1 10")
+    assert take(queue, 64) == ["bob 1 90"]
+    assert take(queue, 64) == ["dora 1 10", "alice 2 10"]
+
+
+def test_users_who_come_back_after_each_batch_do_not_starve_one_with_a_large_item() -> None:
+    queue = make_queue("bob 1 90")
+    taken = []
+    for number in range(3):
+        add(queue, f"alice {number} 10", f"carol {number} 10")
+        taken += take(queue, 64)
+    assert "bob 1 90" in taken
+
+
+def test_the_queue_forgets_users_without_items() -> None:
+    queue = make_queue(*(f"user-{number} 1" for number in range(50)))
+    while take(queue, 8):
+        pass
+    assert not queue._users
