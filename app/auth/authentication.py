@@ -67,13 +67,13 @@ class Authenticator:
         statements = [select_key(digest)]
         if user_id is not None and is_user_id(user_id):
             statements.append(select_user(user_id))
-        key_rows, *user_rows = await self._database.system_fetch(statements)
+        key_rows, *user_rows = await self._database.system_fetch(statements, urgent=True)
         return read_active_key(key_rows), read_user(user_rows[0]) if user_rows else None
 
     async def _find_user(self, user_id: str) -> User | None:
         if not is_user_id(user_id):
             return None
-        [rows] = await self._database.system_fetch([select_user(user_id)])
+        [rows] = await self._database.system_fetch([select_user(user_id)], urgent=True)
         return read_user(rows)
 
     async def _with_user(self, caller: Caller, user_id: str, user: User | None) -> Caller:

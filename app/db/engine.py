@@ -3,13 +3,14 @@
 This is the only module that commits, and the one in which the driver's errors are translated into ours.
 """
 
+import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
+from weakref import WeakValueDictionary
 
 import psycopg
 from pgvector.psycopg import register_vector_async
@@ -17,11 +18,12 @@ from psycopg import sql
 from sqlalchemy import Executable, event
 from sqlalchemy.engine import CursorResult, ScalarResult, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool
+from sqlalchemy.pool import NullPool
 
+from app.db.fair_shares import Lane, Owner
 from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
+from app.db.pool import ConnectionPool, PooledConnection, PoolTimeout
 from app.errors import ConfigurationError, DatabaseDown, QueryFailed, QueryInterrupted
 from app.observability.metrics import Metrics
 
@@ -31,6 +33,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 APP_ROLE = "toolscout_app"
+
+_STATEMENT_TIMEOUT_S = 30
+_PREPARED_STATEMENTS = 250
+"""How many a connection keeps. The search has many shapes; each is planned once."""
 
 # ROLE: neither superuser nor owner, so that row-level security applies, whichever role the URL names.
 # plan_cache_mode: each statement is planned once, for all users. Planning a search takes as long as running it, every
@@ -42,7 +48,7 @@ _ON_CONNECT = f"""
     SET plan_cache_mode = force_generic_plan;
     SET jit = off;
     SET work_mem = '32MB';
-    SET statement_timeout = '30s';
+    SET statement_timeout = '{_STATEMENT_TIMEOUT_S}s';
 """
 
 _SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
@@ -171,20 +177,17 @@ class Database:
         """Commands pass no `metrics`: nobody could scrape them."""
         self._engine = create_async_engine(
             driver_url(url),
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=_POOL_WAIT_S,
+            poolclass=NullPool,  # `ConnectionPool` keeps the connections
+            pool_reset_on_return=None,
             hide_parameters=True,  # a logged error must not contain a user's texts
             isolation_level="AUTOCOMMIT",  # `_transaction` begins and commits
             connect_args={"connect_timeout": _CONNECT_S},
         )
         self._pool_size = pool_size
-        self._metrics = metrics or Metrics()
-        self._metrics.pool_size.set(pool_size)
-        self._metrics.pool_in_use.set_function(self._count_in_use)
-        self._waiting = 0
-        self._metrics.pool_waiting.set_function(lambda: self._waiting)
+        self._pool = ConnectionPool(self._engine.connect, pool_size, _POOL_WAIT_S, metrics or Metrics())
+        self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         event.listen(self._engine.sync_engine, "connect", _prepare_connection)
+        event.listen(self._engine.sync_engine, "engine_disposed", lambda _: self._pool.expire_connections())
 
     @property
     def engine(self) -> AsyncEngine:
@@ -193,19 +196,38 @@ class Database:
     @asynccontextmanager
     async def transaction(self, user_id: str) -> AsyncIterator[Session]:
         """Open a transaction that can see and write the rows of this user only."""
-        async with self._transaction(_USER_SCOPE.format(user_id)) as session:
+        async with self._transaction(_USER_SCOPE.format(user_id), user_id) as session:
             yield session
+
+    @asynccontextmanager
+    async def exclusive_transaction(self, user_id: str) -> AsyncIterator[Session]:
+        """Like `transaction`, for work that locks the user's row, one at a time for each user in this process.
+
+        Further ones wait here: at the row's lock each of them would hold a connection. Raise `QueryInterrupted` if it
+        takes as long as a statement may take.
+        """
+        writing = self._writing.setdefault(user_id, asyncio.Lock())
+        try:
+            async with asyncio.timeout(_STATEMENT_TIMEOUT_S):
+                await writing.acquire()
+        except TimeoutError as error:
+            raise QueryInterrupted("other changes of this user are still being made; try again shortly") from error
+        try:
+            async with self.transaction(user_id) as session:
+                yield session
+        finally:
+            writing.release()
 
     @asynccontextmanager
     async def snapshot(self, user_id: str) -> AsyncIterator[Session]:
         """Open a read-only transaction whose statements all see the same state of this user's rows."""
-        async with self._transaction(_SNAPSHOT.format(user_id)) as session:
+        async with self._transaction(_SNAPSHOT.format(user_id), user_id) as session:
             yield session
 
     @asynccontextmanager
     async def system_transaction(self) -> AsyncIterator[Session]:
         """Open a transaction across users: to look up keys and queued runs, for administrators, for statistics."""
-        async with self._transaction(_SYSTEM_SCOPE) as session:
+        async with self._transaction(_SYSTEM_SCOPE, Lane.SYSTEM) as session:
             yield session
 
     async def fetch(self, user_id: str, statements: Sequence[Statement], *, snapshot: bool = False) -> list[Rows]:
@@ -215,47 +237,53 @@ class Database:
         `snapshot`, all see the same state.
         """
         scope: Statement = (_FETCH_AS_USER, {"user_id": user_id})
-        return await self._fetch(scope, statements, snapshot=snapshot)
+        if snapshot:
+            return (await self._fetch([_BEGIN_SNAPSHOT, scope, *statements, _COMMIT], user_id))[2:-1]
+        return (await self._fetch([scope, *statements], user_id))[1:]
 
-    async def system_fetch(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Like `fetch`, across users."""
-        return await self._fetch((_FETCH_AS_SYSTEM, None), statements, snapshot=False)
+    async def system_fetch(self, statements: Sequence[Statement], *, urgent: bool = False) -> list[Rows]:
+        """Like `fetch`, across users. `urgent`: for authentication, which nobody's work may delay."""
+        lane = Lane.AUTHENTICATION if urgent else Lane.SYSTEM
+        return (await self._fetch([(_FETCH_AS_SYSTEM, None), *statements], lane))[1:]
 
-    async def _fetch(self, scope: Statement, statements: Sequence[Statement], *, snapshot: bool) -> list[Rows]:
-        pipeline = [_BEGIN_SNAPSHOT, scope, *statements, _COMMIT] if snapshot else [scope, *statements]
-        first = pipeline.index(scope) + 1
+    async def _fetch(self, statements: Sequence[Statement], owner: Owner) -> list[Rows]:
+        async def attempt() -> list[Rows]:
+            connection = await self._pool.acquire(owner)
+            try:
+                with _translate_errors(connection.driver):
+                    return await run_pipeline(connection.driver, statements)
+            finally:
+                await self._pool.release(owner, connection)
+
         try:
-            results = await self._retry(partial(self._run_pipeline, pipeline))
+            return await self._retry(attempt)
         except _CONNECTION_ERRORS as error:
-            raise DatabaseDown("the database is not available; try again shortly") from error
-        return results[first : first + len(statements)]
-
-    async def _run_pipeline(self, pipeline: Sequence[Statement]) -> list[Rows]:
-        connection = await self._connect()
-        try:
-            driver = _driver_connection(connection)
-            with _translate_errors(driver):
-                return await run_pipeline(driver, pipeline)
-        except (psycopg.OperationalError, psycopg.InterfaceError):
-            await connection.invalidate()
-            raise
-        finally:
-            await connection.close()
+            raise _database_down() from error
 
     @asynccontextmanager
-    async def _transaction(self, begin: sql.SQL | sql.Composed) -> AsyncIterator[Session]:
-        try:
-            connection, driver = await self._retry(partial(self._begin, begin))
+    async def _transaction(self, begin: sql.SQL | sql.Composed, owner: Owner) -> AsyncIterator[Session]:
+        async def attempt() -> PooledConnection:
+            connection = await self._pool.acquire(owner)
             try:
-                session = Session(connection, driver)
+                # both statements in one round trip: a prepared statement could hold only one
+                await connection.driver.execute(begin, prepare=False)
+            except BaseException:
+                await self._pool.release(owner, connection)
+                raise
+            return connection
+
+        try:
+            connection = await self._retry(attempt)
+            try:
+                session = Session(connection.alchemy, connection.driver)
                 yield session
-                await driver.commit()
+                await connection.driver.commit()
                 # nothing is awaited in between: a task that is cancelled later cannot skip them
                 session.run_callbacks()
             finally:
-                await connection.close()  # the pool rolls back what was not committed
+                await self._pool.release(owner, connection)  # it rolls back what was not committed
         except _CONNECTION_ERRORS as error:
-            raise DatabaseDown("the database is not available; try again shortly") from error
+            raise _database_down() from error
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """After a restart of Postgres every pooled connection may be dead: try and drop each, then make a new one.
@@ -269,53 +297,22 @@ class Database:
                 continue
         return await attempt()
 
-    async def _begin(self, begin: sql.SQL | sql.Composed) -> tuple[AsyncConnection, DriverConnection]:
-        connection = await self._connect()
-        try:
-            driver = _driver_connection(connection)
-            # both statements in one round trip: a prepared statement could hold only one
-            await driver.execute(begin, prepare=False)
-        except BaseException:
-            await connection.invalidate()
-            await connection.close()
-            raise
-        return connection, driver
-
-    async def _connect(self) -> AsyncConnection:
-        started = time.perf_counter()
-        self._waiting += 1
-        try:
-            return await self._engine.connect()
-        except PoolTimeout:
-            self._metrics.pool_timeouts.inc()
-            raise
-        finally:
-            self._waiting -= 1
-            self._metrics.pool_wait_seconds.observe(time.perf_counter() - started)
-
-    def _count_in_use(self) -> int:
-        pool = self._engine.pool
-        assert isinstance(pool, AsyncAdaptedQueuePool)  # noqa: S101 the default of async engines
-        return pool.checkedout()
-
     async def ping(self) -> None:
         async with self.system_transaction() as session:
             await session.rows("SELECT 1")
 
     async def close(self) -> None:
+        await self._pool.close()
         await self._engine.dispose()
 
 
-def _driver_connection(connection: AsyncConnection) -> DriverConnection:
-    """Return what `get_raw_connection` leads to, without its detour through another greenlet."""
-    assert connection.sync_connection is not None  # noqa: S101 it was just opened
-    driver = connection.sync_connection.connection.driver_connection
-    assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 the URL names no other driver
-    return driver
+def _database_down() -> DatabaseDown:
+    return DatabaseDown("the database is not available; try again shortly")
 
 
 def _prepare_connection(connection: Any, _record: object) -> None:
     connection.autocommit = True
+    connection.driver_connection.prepared_max = _PREPARED_STATEMENTS
     try:
         connection.run_async(register_vector_async)
         cursor = connection.cursor()

@@ -16,7 +16,7 @@ from psycopg import errors, pq
 from psycopg._preparing import Prepare, PrepareManager
 from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
-from psycopg.generators import fetch_many, send
+from psycopg.generators import execute, fetch_many, send
 
 Statement = tuple[str, Mapping[str, Any] | None]
 """Plain SQL with named parameters, as in `SELECT %(name)s`."""
@@ -28,6 +28,17 @@ async def run_pipeline(connection: DriverConnection, statements: Sequence[Statem
     """Return the rows of each statement. Raise the first error; the statements after it were not run."""
     async with connection.lock:
         return await connection.wait(_communicate(connection, statements))
+
+
+async def roll_back(connection: DriverConnection) -> None:
+    """End the transaction. psycopg's `rollback` would forget all prepared statements as well."""
+    async with connection.lock:
+        await connection.wait(_roll_back(connection))
+
+
+def _roll_back(connection: DriverConnection) -> Generator[Any, Any, None]:
+    connection.pgconn.send_query(b"ROLLBACK")
+    yield from execute(connection.pgconn)
 
 
 def _communicate(connection: DriverConnection, statements: Sequence[Statement]) -> Generator[Any, Any, list[Rows]]:

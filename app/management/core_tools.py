@@ -21,7 +21,8 @@ async def replace_core_tools(
     """Replace all core tools of `owner`, a user's id or `EVERYONE`, by these MCP tools."""
     definitions = _parse_tools(tools)
     counts = await asyncio.to_thread(lambda: [definition_tokens(tool, count_tokens) for tool in definitions])
-    async with database.system_transaction() if owner == EVERYONE else database.transaction(owner) as session:
+    scope = database.system_transaction() if owner == EVERYONE else database.exclusive_transaction(owner)
+    async with scope as session:
         await core_tools.replace_core_tools(session, owner, list(zip(definitions, counts, strict=True)))
         await record_event(session, owner, actor, "core_tools.replace", None)
     return definitions

@@ -23,7 +23,7 @@ async def replace_examples(
     await _require_tool(database, user_id, tool_id)
     distinct = list(dict.fromkeys(messages))
     model, vectors = await searcher.embed_messages(user_id, distinct)
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         await lock_user(session, user_id)
         await examples.replace_messages(session, user_id, model, tool_id, distinct, vectors)
         await record_event(session, user_id, actor, "tool.examples", tool_id)

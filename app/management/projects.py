@@ -23,7 +23,7 @@ async def create_project(
     await check_rules(rules)
     if values.get("optimization") == "cloud" and not has_cloud:
         raise _cloud_not_configured()
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         await lock_user(session, user_id)
         if await projects.count_projects(session, user_id) >= MAX_PROJECTS:
             raise InvalidInput(f"a user has at most {MAX_PROJECTS} projects")
@@ -50,7 +50,7 @@ async def change_project(
     A project that is searched through the cloud already may stay so without one: it is searched by words meanwhile.
     """
     await check_rules(rules or ())
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         await lock_user(session, user_id)
         await _check_members(session, user_id, changes.get("server_ids"))
         if changes.get("optimization") == "cloud" and not has_cloud:
@@ -67,7 +67,7 @@ async def change_project(
 
 async def delete_project(database: Database, user_id: str, project_id: str, *, actor: str) -> None:
     """Delete a project with its rules, and revoke the keys that are bound to it."""
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         await lock_user(session, user_id)
         revoked_key_ids = await projects.delete_project(session, user_id, project_id)
         await store_rules(session, user_id, project_id, ())

@@ -68,7 +68,7 @@ async def replace_rules(
     Tags are part of the text that is searched: queue a run for each server with a tool whose tags have changed.
     """
     await check_rules(rules)
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         await lock_user(session, user_id)
         replaced = await get_rules(session, user_id)
         await store_rules(session, user_id, USER_RULES, rules)

@@ -45,7 +45,7 @@ async def store_server(
 ) -> tuple[Server, Run | None]:
     """Store a server whose address has been checked."""
     run = None
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         server = await servers.insert_server(session, sealer, user_id, new_server)
         await record_event(session, user_id, actor, "server.create", server.id)
         if server.enabled and server.transport != "push":
@@ -88,7 +88,7 @@ async def change_server(
         before = await servers.get_server(session, user_id, server_id)
     # between two transactions: a new host name is resolved, and no connection is held meanwhile
     await _check_changes(mcp_pool, before, changes)
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         await lock_server(session, user_id, server_id)
         before = await servers.get_server(session, user_id, server_id)
         after = await servers.update_server(session, sealer, user_id, server_id, changes)
@@ -126,7 +126,7 @@ async def delete_server(
     database: Database, mcp_pool: McpPool, user_id: str, server_id: str, *, ann_above: int, actor: str
 ) -> None:
     """Delete a server with its tools and runs, and close its connection."""
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         await servers.delete_server(session, user_id, server_id)
         await update_tool_counts(session, user_id, ann_above)
         await record_event(session, user_id, actor, "server.delete", server_id)

@@ -25,7 +25,7 @@ async def change_tool(
 
     `model_id` is the active embedding model, by which the returned tool says whether it is embedded.
     """
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         is_retagged = await tools.update_tool(session, user_id, tool_id, changes)
         await record_event(session, user_id, actor, "tool.change", tool_id)
         tool = await tools.get_tool(session, user_id, tool_id, model_id)
@@ -42,7 +42,7 @@ async def approve_tool(
 
     `seen_hash` is the hash of the definition that a person has looked at: raise `Conflict` if another is stored.
     """
-    async with database.transaction(user_id) as session:
+    async with database.exclusive_transaction(user_id) as session:
         await tools.approve_tool(session, user_id, tool_id, seen_hash)
         await record_event(session, user_id, actor, "tool.approve", tool_id)
         return await tools.get_tool(session, user_id, tool_id, model_id)

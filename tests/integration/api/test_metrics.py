@@ -81,7 +81,7 @@ async def test_connections_in_use_waiting_and_timed_out_are_counted(
     async with database.system_transaction():
         assert read_value(metrics, "toolscout_pool_in_use") == 1
         with monkeypatch.context() as patch:
-            patch.setattr(database.engine.pool, "_timeout", 0.05)
+            patch.setattr(database._pool, "_wait_s", 0.05)
             with pytest.raises(DatabaseDown):
                 await database.ping()
         assert read_value(metrics, "toolscout_pool_timeouts_total") == 1

@@ -147,22 +147,28 @@ async def busy_database(url: str) -> AsyncIterator[Database]:
     gc.enable()
 
 
-async def use_all_connections(database: Database) -> list[str]:
-    """Run three transactions at once, long enough that each needs its own connection."""
+async def use_all_connections(database: Database) -> tuple[str, str, str]:
+    """Read as two users and as the system at once, long enough that each needs its own connection."""
+    statement = "SELECT user_id, pg_sleep(0.1) FROM mcp_servers ORDER BY user_id LIMIT 1"
 
-    async def read_slowly() -> str:
-        async with database.transaction("alice") as session:
-            [(name, _)] = await session.rows("SELECT user_id, pg_sleep(0.1) FROM mcp_servers")
+    async def read_slowly(user_id: str) -> str:
+        async with database.transaction(user_id) as session:
+            [(name, _)] = await session.rows(statement)
             return str(name)
 
-    return await asyncio.gather(*(read_slowly() for _ in range(3)))
+    async def read_urgently() -> str:
+        [[(name, _)]] = await database.system_fetch([(statement, None)], urgent=True)
+        return str(name)
+
+    first, second, urgent = await asyncio.gather(read_slowly("alice"), read_slowly("bob"), read_urgently())
+    return first, second, urgent
 
 
 async def test_connections_from_before_a_restart_are_replaced_without_an_error(
     busy_database: Database, url: str
 ) -> None:
     assert await terminate_all(url) == 3
-    assert await use_all_connections(busy_database) == ["alice"] * 3
+    assert await use_all_connections(busy_database) == ("alice", "bob", "alice")
 
 
 async def test_a_restart_leaks_no_connection(busy_database: Database, url: str) -> None:

@@ -1,0 +1,135 @@
+"""A pool of connections that each serve two ways: through SQLAlchemy, and directly through its driver.
+
+SQLAlchemy's own pool would take as long for each transaction as a short statement, and serve whoever came first.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import pq
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.db.fair_shares import FairShares, Owner
+from app.db.pipeline import DriverConnection, roll_back
+from app.observability.metrics import Metrics
+
+
+class PoolTimeout(Exception):
+    """No connection became free in time."""
+
+
+@dataclass(frozen=True, eq=False)
+class PooledConnection:
+    alchemy: AsyncConnection
+    driver: DriverConnection
+    generation: int
+
+    @property
+    def is_idle(self) -> bool:
+        return self._transaction_status == pq.TransactionStatus.IDLE
+
+    @property
+    def is_in_transaction(self) -> bool:
+        return self._transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+
+    @property
+    def _transaction_status(self) -> int:
+        wire = self.driver.pgconn
+        is_usable = wire.pipeline_status == pq.PipelineStatus.OFF
+        return wire.transaction_status if is_usable else pq.TransactionStatus.UNKNOWN
+
+
+class ConnectionPool:
+    def __init__(
+        self, connect: Callable[[], Awaitable[AsyncConnection]], size: int, wait_s: float, metrics: Metrics
+    ) -> None:
+        """`wait_s` is how long `acquire` waits for a free connection."""
+        self._connect = connect
+        self._wait_s = wait_s
+        self._shares = FairShares(size)
+        self._idle: list[PooledConnection] = []
+        self._generation = 0
+        self._metrics = metrics
+        metrics.pool_size.set(size)
+        metrics.pool_in_use.set_function(lambda: self._shares.in_use)
+        metrics.pool_waiting.set_function(lambda: self._shares.waiting)
+
+    async def acquire(self, owner: Owner) -> PooledConnection:
+        """Return a connection that nobody else uses until `release`. It may have been lost since its last use.
+
+        Raise `PoolTimeout` if none becomes free in time.
+        """
+        await self._wait_for_turn(owner)
+        try:
+            while self._idle:
+                connection = self._idle.pop()  # the one used last: its caches are warm
+                if connection.generation == self._generation:
+                    return connection
+                await _close(connection)
+            alchemy = await self._connect()
+            return PooledConnection(alchemy, get_driver_connection(alchemy), self._generation)
+        except BaseException:
+            self._shares.release(owner)
+            raise
+
+    async def _wait_for_turn(self, owner: Owner) -> None:
+        if self._shares.try_acquire(owner):
+            self._metrics.pool_wait_seconds.observe(0.0)
+            return
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._shares.acquire(owner)
+        except TimeoutError as error:
+            self._metrics.pool_timeouts.inc()
+            raise PoolTimeout from error
+        finally:
+            self._metrics.pool_wait_seconds.observe(time.perf_counter() - started)
+
+    async def release(self, owner: Owner, connection: PooledConnection) -> None:
+        """Take a connection back. Roll back what was not committed; close one that is lost or in an unknown state."""
+        try:
+            if connection.is_in_transaction:
+                await _try_to_roll_back(connection)
+            if connection.is_idle and connection.generation == self._generation:
+                self._idle.append(connection)
+            else:
+                await _close(connection)
+        finally:
+            self._shares.release(owner)
+
+    def expire_connections(self) -> None:
+        """Let all connections be replaced at their next use."""
+        self._generation += 1
+
+    async def close(self) -> None:
+        self.expire_connections()
+        while self._idle:
+            await _close(self._idle.pop())
+
+
+def get_driver_connection(connection: AsyncConnection) -> DriverConnection:
+    """Return what `get_raw_connection` leads to, without its detour through another greenlet."""
+    assert connection.sync_connection is not None  # noqa: S101 it was just opened
+    driver = connection.sync_connection.connection.driver_connection
+    assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 the URL names no other driver
+    return driver
+
+
+async def _try_to_roll_back(connection: PooledConnection) -> None:
+    try:
+        await roll_back(connection.driver)
+    except psycopg.Error:
+        connection.driver.pgconn.finish()
+    except BaseException:
+        connection.driver.pgconn.finish()
+        raise
+
+
+async def _close(connection: PooledConnection) -> None:
+    connection.driver.pgconn.finish()  # first, and at once: a task that is cancelled below must not leave it open
+    await connection.alchemy.invalidate()  # otherwise SQLAlchemy would roll back, and fail
+    await connection.alchemy.close()
