@@ -4,12 +4,12 @@ All of them are `async`, also where nothing is awaited: FastAPI would run a plai
 request.
 """
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import HTTPConnection
 
 from app.auth.permissions import Caller, Permission
 from app.auth.users import User, get_user
@@ -19,7 +19,7 @@ from app.catalog.visibility import Scope
 from app.container import Container
 from app.db.engine import Session as DatabaseSession
 from app.db.pagination import MAX_PAGE, PageRequest
-from app.errors import BadRequest, ForeignOrigin, InvalidInput, Misdirected, Unauthenticated
+from app.errors import BadRequest, ForeignOrigin, InvalidInput, Misdirected, ToolscoutError
 from app.indexing import queue
 from app.reload import Reloader
 from app.text.hosts import is_own_host, is_own_origin
@@ -57,41 +57,34 @@ async def check_host_and_origin(request: Request, container: ContainerDep) -> No
         raise ForeignOrigin("this origin is not allowed: the operator can add it to TOOLSCOUT_WEB_ORIGINS")
 
 
-# A proxy may join the values of a repeated header with commas. A key that the operator has chosen may contain a comma.
-_JOINED = {
-    "Authorization": re.compile(r",\s*bearer\s", re.IGNORECASE),
-    "X-API-Key": re.compile(r",\s*ts_(?:user|service|admin)_"),
-    "X-User-Id": re.compile(","),
-}
-
-
-def reject_repeated(request: Request, *names: str) -> None:
+def reject_repeated(request: Request, name: str) -> None:
     """Refuse a request with several values of one header: a proxy in front may have checked another than we use."""
-    for name in names:
-        values, joined = request.headers.getlist(name), _JOINED.get(name)
-        if len(values) > 1 or (joined is not None and any(map(joined.search, values))):
-            raise BadRequest(f"the header {name} is sent more than once: send it once")
+    if len(request.headers.getlist(name)) > 1:
+        raise BadRequest(f"the header {name} is sent more than once: send it once")
+
+
+ADMISSION = "toolscout.admission"
+"""The key in the ASGI scope of the caller, or of the error that says why there is none."""
+
+
+def get_admitted_caller(request: HTTPConnection) -> Caller:
+    """Return the caller whose key was looked up before the body was read, or raise what stopped it."""
+    admission: Caller | ToolscoutError = request.scope[ADMISSION]
+    if isinstance(admission, ToolscoutError):
+        raise admission
+    return admission
 
 
 async def get_caller(
     request: Request,
-    container: ContainerDep,
-    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
-    api_key: Annotated[str | None, Security(_api_key)],
-    x_user_id: Annotated[str | None, Header(description="the user that a service or admin key acts for")] = None,
+    _bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+    _api_key: Annotated[str | None, Security(_api_key)],
+    _user_id: Annotated[
+        str | None, Header(alias="x-user-id", description="the user that a service or admin key acts for")
+    ] = None,
 ) -> Caller:
-    reject_repeated(request, "Authorization", "X-API-Key", "X-User-Id")
-    if "authorization" in request.headers and api_key is not None:
-        raise BadRequest("send the key in Authorization or in X-API-Key, not in both")
-    key = bearer.credentials if bearer is not None else api_key
-    if not key:
-        raise Unauthenticated("send an API key: `Authorization: Bearer …` or `X-API-Key: …`")
-    caller = await container.authenticator.authenticate(key, x_user_id)
-    if caller.user is not None and not caller.has_permission(Permission.ADMINISTER):
-        # in a slot of the user: refusing requests must not take time from other users either
-        async with container.searcher.scheduler.slot(caller.user.id):
-            container.rate_limiter.acquire(caller.user.id)
-    return caller
+    """The parameters are documentation: the request pipeline has read these headers."""
+    return get_admitted_caller(request)
 
 
 def require(permission: Permission) -> Callable[[Caller], Awaitable[Caller]]:

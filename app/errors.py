@@ -7,6 +7,8 @@ ToolscoutError
 │   └── ArgumentsInvalid    422  TOOL_VALIDATION_ERROR  lists every error
 ├── BadRequest              400  bad_request
 │   └── UnsupportedMediaType  415  unsupported_media_type
+├── RequestTimeout          408  request_timeout      the body did not arrive in time
+├── ClientDisconnected      499  client_disconnected  nobody reads the response; it is only logged
 ├── Unauthenticated         401  unauthenticated
 ├── Forbidden               403  forbidden
 │   └── ForeignOrigin       403  forbidden
@@ -111,6 +113,18 @@ class UnsupportedMediaType(BadRequest):
     code = "unsupported_media_type"
     status = 415
     title = "Request body is not JSON"
+
+
+class RequestTimeout(ToolscoutError):
+    code = "request_timeout"
+    status = 408
+    title = "Request body not received in time"
+
+
+class ClientDisconnected(ToolscoutError):
+    code = "client_disconnected"
+    status = 499
+    title = "Client disconnected"
 
 
 class Unauthenticated(ToolscoutError):

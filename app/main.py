@@ -4,10 +4,9 @@
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import iter_route_contexts
 
 from app import __version__
 from app.api import (
@@ -30,17 +29,13 @@ from app.api import (
     users,
 )
 from app.api.docs import add_docs
-from app.api.middleware.body_limit import BodySizeLimitMiddleware
-from app.api.middleware.concurrency_limit import ConcurrencyLimitMiddleware
-from app.api.middleware.drain import ConnectionDrainMiddleware
-from app.api.middleware.request_log import RequestLogMiddleware
-from app.api.middleware.unhandled_errors import UnhandledErrorMiddleware
+from app.api.middleware.pipeline import RequestPipeline
 from app.api.openapi import DescribedApp
 from app.api.problems import add_error_handlers
 from app.console.router import add_console
+from app.console.session_cookie import read_session_credentials
 from app.container import Container
 from app.mcp_server.router import mcp_router
-from app.observability.tracing import TraceContextMiddleware
 from app.reload import Reloader
 from app.settings import Role, Settings, load_settings
 
@@ -70,12 +65,6 @@ _ROUTE_MODULES = (
     reload,
 )
 
-_CORS_OPTIONS: dict[str, Any] = {
-    "allow_methods": ["*"],
-    "allow_headers": ["*"],
-    "expose_headers": ["Mcp-Session-Id", "X-Request-Id"],
-}
-
 
 def create_app(container: Container, read_settings: Callable[[], Settings] = load_settings) -> FastAPI:
     """`read_settings` reads the settings again for a reload."""
@@ -87,21 +76,17 @@ def create_app(container: Container, read_settings: Callable[[], Settings] = loa
     use_container(container)
     app.state.reloader = Reloader(container, read_settings, use_container)
     add_error_handlers(app)
-    # from the innermost to the outermost
-    app.add_middleware(BodySizeLimitMiddleware)
-    app.add_middleware(UnhandledErrorMiddleware)
-    app.add_middleware(ConnectionDrainMiddleware, draining=container.draining)
     app.add_middleware(
-        ConcurrencyLimitMiddleware,
-        get_max_in_flight=lambda: app.state.container.settings.max_in_flight,
-        metrics=container.metrics,
+        RequestPipeline,
+        get_container=lambda: app.state.container,
+        read_session=read_session_credentials,
+        list_paths=lambda: _list_paths(app),
     )
-    if container.settings.allowed_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=container.settings.allowed_origins, **_CORS_OPTIONS)
-    if container.tracing.enabled:
-        app.add_middleware(TraceContextMiddleware)
-    app.add_middleware(RequestLogMiddleware, metrics=container.metrics)
     return app
+
+
+def _list_paths(app: FastAPI) -> list[str]:
+    return [context.path for context in iter_route_contexts(app.routes) if context.path is not None]
 
 
 def create_routes(role: Role = "all") -> FastAPI:

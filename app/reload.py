@@ -26,6 +26,7 @@ logger = logging.getLogger("toolscout")
 
 RELOADABLE = frozenset(
     {
+        "body_timeout_s",
         "call_timeout_s",
         "catalog_embed_budget_s",
         "connect_timeout_s",

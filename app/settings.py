@@ -186,7 +186,21 @@ class Settings(BaseSettings):
         500,
         ge=0,
         description="requests that each process handles at the same time; more are answered with 503, or with 429 if "
-        "one key uses four fifths of them; 0 disables the limit",
+        "one user has four fifths of them; requests without a valid key share a tenth as many slots of their own; 0 "
+        "disables the limit",
+    )
+    head_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=300,
+        description="seconds in which a client must send the headers of a request; then the connection is closed",
+    )
+    body_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        le=3600,
+        description="seconds in which a client must send the body of a request, and one more for each 64 KiB of it; a "
+        "slower one is answered with 408. As long may a response stay unread before its connection is closed",
     )
 
     drain_s: float = Field(

@@ -20,6 +20,7 @@ from sse_starlette.sse import AppStatus
 from app.cli.context import ACTOR, with_settings
 from app.cli.group import make_group
 from app.cli.hangup import HangupHandler
+from app.cli.http_protocol import ConnectionLimits, DeadlineProtocol
 from app.cli.running_services import announce_service
 from app.container import Container, open_container
 from app.demo.seed import finish_demo, seed_demo
@@ -192,8 +193,11 @@ async def _serve_until_stopped(container: Container, listener: socket.socket, an
 
 
 def _make_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    limits = ConnectionLimits(settings.head_timeout_s, settings.body_timeout_s)
     return uvicorn.Config(
         app,
+        http=partial(DeadlineProtocol, limits),  # type: ignore[arg-type]
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

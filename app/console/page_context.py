@@ -15,10 +15,10 @@ from app.auth.users import User
 from app.console.flash import get_flash_message
 from app.console.forms import Form, read_form
 from app.console.rendering import Templates
-from app.console.session_cookie import COOKIE_NAME, ConsoleSession, clear_session_cookie, open_session
+from app.console.session_cookie import ConsoleSession, clear_session_cookie, read_session
 from app.container import Container
 from app.db.engine import Session
-from app.dependencies import check_host_and_origin
+from app.dependencies import check_host_and_origin, get_admitted_caller
 from app.errors import Forbidden, ToolscoutError, Unauthenticated
 
 SIGN_IN = "/console/sign-in"
@@ -105,12 +105,12 @@ TemplatesDep = Annotated[Templates, Depends(get_templates)]
 
 
 async def get_page_context(request: Request, templates: TemplatesDep) -> PageContext:
-    """Authenticate the session's key, as every request does: a revoked key ends the session."""
+    """Take the caller whose session's key was looked up, as for every request: a revoked key ends the session."""
     container: Container = request.app.state.container
-    console_session = open_session(container.sealer, request.cookies.get(COOKIE_NAME, ""))
-    if console_session is None:
+    caller = get_admitted_caller(request)
+    console_session = read_session(request, container.sealer)
+    if console_session is None:  # it has just expired
         raise Unauthenticated("sign in first")
-    caller = await container.authenticator.authenticate_digest(console_session.key_digest, console_session.user_id)
     form = await read_posted_form(request)
     context = PageContext(request, container, templates, caller, console_session, form)
     request.state.page_context = context

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from app.auth.credentials import Credentials
+from app.container import Container
 from app.crypto import Sealer, SecretOwner
 from app.errors import ConfigurationError
 
@@ -57,6 +60,17 @@ def open_session(sealer: Sealer, cookie: str) -> ConsoleSession | None:
     if expires_at <= time.time():
         return None
     return ConsoleSession(bytes.fromhex(key_digest), user_id, csrf_token, expires_at)
+
+
+def read_session(request: Request, sealer: Sealer) -> ConsoleSession | None:
+    """Return the session in the request's cookie, or None if there is no valid one."""
+    return open_session(sealer, request.cookies.get(COOKIE_NAME, ""))
+
+
+def read_session_credentials(scope: Scope, container: Container) -> Credentials | None:
+    """Return the credentials of the session in the request's cookie, or None if there is no valid one."""
+    session = read_session(Request(scope), container.sealer)
+    return None if session is None else Credentials(session.key_digest, session.user_id)
 
 
 def set_session_cookie(request: Request, response: Response, session: ConsoleSession, sealer: Sealer) -> Response:

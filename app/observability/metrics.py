@@ -46,6 +46,9 @@ class Metrics:
     def _create_request_metrics(self) -> None:
         self.requests = self._counter("requests", "HTTP requests", "method", "route", "status")
         self.request_seconds = self._histogram("request_seconds", "Response time", "route")
+        # `labels` takes a lock and converts its arguments; the series of a process are few
+        self._request_counters: dict[tuple[str, str, int], Counter] = {}
+        self._request_histograms: dict[str, Histogram] = {}
         self.requests_in_flight = self._gauge("requests_in_flight", "HTTP requests in progress")
         self.requests_waiting = self._gauge("requests_waiting", "HTTP requests queued behind others of the same user")
         self.refused = self._counter("requests_refused", "HTTP requests rejected to protect the service", "reason")
@@ -91,6 +94,15 @@ class Metrics:
         self.pool_waiting = self._gauge("pool_waiting", "Tasks that wait for a database connection")
         self.pool_wait_seconds = self._histogram("pool_wait_seconds", "Time to get a database connection")
         self.pool_timeouts = self._counter("pool_timeouts", "Tasks that timed out waiting for a database connection")
+
+    def record_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        series = method, route, status
+        if series not in self._request_counters:
+            self._request_counters[series] = self.requests.labels(*series)
+        if route not in self._request_histograms:
+            self._request_histograms[route] = self.request_seconds.labels(route)
+        self._request_counters[series].inc()
+        self._request_histograms[route].observe(seconds)
 
     def set_model(self, model: str, dimension: int) -> None:
         self._model.clear()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from opentelemetry.trace import NoOpTracer, Span, StatusCode, Tracer, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from app import __version__
 from app.errors import ConfigurationError, ToolscoutError
@@ -96,18 +96,10 @@ def _error_code(error: BaseException) -> str:
     return error.code if isinstance(error, ToolscoutError) else type(error).__name__
 
 
-class TraceContextMiddleware:
-    """ASGI middleware: the spans of a request with a `traceparent` header join that trace."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            span = get_current_span(TraceContextTextMapPropagator().extract(headers))
-            _current.set(span if span.get_span_context().is_valid else None)
-        await self._app(scope, receive, send)
+def join_trace(scope: Scope) -> None:
+    """Let the spans of a request with a `traceparent` header join that trace."""
+    span = get_current_span(TraceContextTextMapPropagator().extract(Headers(scope=scope)))
+    _current.set(span if span.get_span_context().is_valid else None)
 
 
 def open_tracing(endpoint: str | None) -> Tracing:

@@ -29,12 +29,12 @@ _SECTIONS = {
     "Service": {
         "build_info": "always 1; the version is a label",
         "model_info": "always 1; the active embedding model",
-        "requests": "HTTP requests answered",
+        "requests": "HTTP requests answered; `status` 499: the client disconnected before",
         "request_seconds": "time to answer; for streams, until their end",
         "requests_in_flight": "HTTP requests in progress, without health and metrics",
         "requests_waiting": "requests that wait for other requests of the same user",
-        "requests_refused": "requests refused: `rate_limited` (429: a user over its rate, or one credential over its "
-        "share of a process) or `overloaded` (503: more than `TOOLSCOUT_MAX_IN_FLIGHT`)",
+        "requests_refused": "requests refused: `rate_limited` (429: a user over its rate, or over its share "
+        "of a process) or `overloaded` (503: more than `TOOLSCOUT_MAX_IN_FLIGHT`, or many without a valid key)",
         "mcp_calls": "calls of the MCP endpoint's own tools",
         "upstream_seconds": "time that users' MCP servers took; `deed` is the operation, `list` or `call`",
     },

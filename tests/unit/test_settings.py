@@ -24,6 +24,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "otel_endpoint": ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
     "rate_per_user": ("5", 5.0),
     "max_in_flight": ("7", 7),
+    "head_timeout_s": ("3", 3.0),
+    "body_timeout_s": ("4.5", 4.5),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 the test does not listen
     "port": ("9000", 9000),
     "data_dir": ("/somewhere", Path("/somewhere")),

@@ -1,45 +1,24 @@
-"""Limits the size of request bodies, and rejects addresses that hold a NUL character."""
+"""Reads request bodies, with a limit of their size and a deadline."""
 
+import asyncio
 import re
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
-from app.api.problems import problem_response
-from app.errors import InvalidInput, PayloadTooLarge, ToolscoutError
+from app.errors import ClientDisconnected, PayloadTooLarge, RequestTimeout
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_PUSH_BYTES = 16 * 1024 * 1024
+MAX_UNKNOWN_BYTES = 64 * 1024
+"""For callers without a key: of theirs only the form of the sign-in page is read."""
 
-_CONTENT_LENGTH = re.compile(r"^[0-9]{1,18}$")
+_MIN_BYTES_PER_S = 64 * 1024
+_CONTENT_LENGTH = re.compile(rb"^[0-9]{1,18}$")
 _BODILESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 
-class BodySizeLimitMiddleware:
-    """Reads the body up to its limit and no further.
-
-    The bytes are counted on the stream: a client may send no Content-Length, or a wrong one.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (scope["method"] in _BODILESS_METHODS and not _has_nul(scope)):
-            await self._app(scope, receive, send)
-            return
-        try:
-            if _has_nul(scope):
-                raise InvalidInput("the address holds a NUL character")
-            body = await _read_body(receive, _max_bytes(scope), Headers(scope=scope).get("content-length"))
-        except ToolscoutError as error:
-            await problem_response(error)(scope, receive, send)
-            return
-        await self._app(scope, _replay(body, receive), send)
-
-
-def _has_nul(scope: Scope) -> bool:
-    return "\0" in scope["path"] or b"%00" in scope["query_string"]
+def has_body(scope: Scope) -> bool:
+    return scope["method"] not in _BODILESS_METHODS
 
 
 def _max_bytes(scope: Scope) -> int:
@@ -47,21 +26,49 @@ def _max_bytes(scope: Scope) -> int:
     return MAX_PUSH_BYTES if is_push or scope["path"] == "/catalog/search" else MAX_BODY_BYTES
 
 
-async def _read_body(receive: Receive, max_bytes: int, content_length: str | None) -> bytes:
-    too_large = PayloadTooLarge(f"the body may have at most {max_bytes // 1024} KiB")
-    if content_length is not None and _CONTENT_LENGTH.match(content_length) and int(content_length) > max_bytes:
-        raise too_large
-    body = bytearray()
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise too_large
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return bytes(body)
+async def read_body(scope: Scope, receive: Receive, timeout_s: float, max_bytes: int | None = None) -> bytes:
+    """Read the body up to its limit and no further.
+
+    The bytes are counted on the stream: a client may send no Content-Length, or a wrong one. The deadline moves by a
+    second for each 64 KiB, so that a large body may take its time and a client that sends byte by byte may not.
+    """
+    max_bytes = max_bytes or _max_bytes(scope)
+    _check_content_length(scope, max_bytes)
+    body, has_more = bytearray(), True
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    try:
+        async with asyncio.timeout_at(deadline) as timeout:
+            while has_more and len(body) <= max_bytes:
+                part, has_more = await _receive_part(receive)
+                body += part
+                if has_more:
+                    timeout.reschedule(deadline + len(body) / _MIN_BYTES_PER_S)
+    except TimeoutError as error:
+        raise RequestTimeout("the body did not arrive in time; send it again") from error
+    if len(body) > max_bytes:
+        raise _too_large(max_bytes)
+    return bytes(body)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
+    """Return a part of the body, and whether there is more."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnected("the client disconnected before it had sent its whole body")
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _check_content_length(scope: Scope, max_bytes: int) -> None:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and _CONTENT_LENGTH.match(value) and int(value) > max_bytes:
+            raise _too_large(max_bytes)
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body may have at most {max_bytes // 1024} KiB")
+
+
+def replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that yields the body as one message, then whatever follows."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -69,3 +76,17 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return pending.pop() if pending else await receive()
 
     return receive_again
+
+
+def hide_body(receive: Receive) -> Receive:
+    """Return a `receive` that yields an empty body and then waits until the client is gone."""
+    pending: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive_nothing() -> Message:
+        if pending:
+            return pending.pop()
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        return message
+
+    return receive_nothing

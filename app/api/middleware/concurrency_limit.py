@@ -2,60 +2,68 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from app.api.problems import problem_response
 from app.errors import RateLimited, ToolscoutError, Unavailable
 from app.observability.metrics import Metrics
 
-_EXEMPT_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 _MAX_SHARE = 0.8
-_CREDENTIAL_HEADERS = frozenset({b"authorization", b"x-api-key", b"x-user-id", b"cookie"})
+_UNKNOWN_SHARE = 0.1
+_MIN_UNKNOWN = 8
 
 
-class ConcurrencyLimitMiddleware:
-    """Answers 503 beyond the limit, before the body is read: a queue would only make everybody wait.
+class ConcurrencyLimit:
+    """Slots for requests. Beyond the limit they are refused: a queue would only make everybody wait.
 
-    Health and metrics endpoints are exempt. One credential may use at most 80 % of the slots, and gets 429 beyond.
+    One user may have at most 80 % of the slots, and gets 429 beyond. Requests without a valid key use slots of their
+    own: no stranger takes the place of a user.
     """
 
-    def __init__(self, app: ASGIApp, get_max_in_flight: Callable[[], int], metrics: Metrics) -> None:
+    def __init__(self, get_max_in_flight: Callable[[], int], metrics: Metrics) -> None:
         """The limit is read for each request, because a reload may change it. 0 means no limit."""
-        self._app = app
         self._get_max_in_flight = get_max_in_flight
-        self._in_flight = 0
-        self._by_credential: Counter[bytes] = Counter()
-        metrics.requests_in_flight.set_function(lambda: self._in_flight)
+        self._by_owner: Counter[str] = Counter()
+        self._known = 0
+        self._unknown = 0
+        metrics.requests_in_flight.set_function(lambda: self._known + self._unknown)
         self._refused = metrics.refused
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _EXEMPT_PATHS:
-            await self._app(scope, receive, send)
-            return
-        credential = b"\0".join(value for name, value in scope["headers"] if name in _CREDENTIAL_HEADERS)
-        if (refusal := self._check_limits(credential)) is not None:
-            await problem_response(refusal)(scope, receive, send)
-            return
-        self._in_flight += 1
-        self._by_credential[credential] += 1
+    @contextmanager
+    def slot(self, owner: str) -> Iterator[None]:
+        """Hold a slot of this owner, a resolved user or key, for the duration of the block."""
+        if max_in_flight := self._get_max_in_flight():
+            self._check_limits(owner, max_in_flight)
+        self._known += 1
+        self._by_owner[owner] += 1
         try:
-            await self._app(scope, receive, send)
+            yield
         finally:
-            self._in_flight -= 1
-            self._by_credential[credential] -= 1
-            if not self._by_credential[credential]:
-                del self._by_credential[credential]
+            self._known -= 1
+            self._by_owner[owner] -= 1
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
 
-    def _check_limits(self, credential: bytes) -> ToolscoutError | None:
+    @contextmanager
+    def unknown_slot(self) -> Iterator[None]:
+        """Hold a slot of the pool that all requests without a valid key share."""
         max_in_flight = self._get_max_in_flight()
-        if not max_in_flight:
-            return None
-        if self._in_flight >= max_in_flight:
-            self._refused.labels("overloaded").inc()
-            return Unavailable("this process handles as many requests as it can; try again shortly")
-        if self._by_credential[credential] >= math.ceil(max_in_flight * _MAX_SHARE):
+        if max_in_flight and self._unknown >= max(_MIN_UNKNOWN, math.ceil(max_in_flight * _UNKNOWN_SHARE)):
+            raise self.refuse_overload()
+        self._unknown += 1
+        try:
+            yield
+        finally:
+            self._unknown -= 1
+
+    def _check_limits(self, owner: str, max_in_flight: int) -> None:
+        if self._known >= max_in_flight:
+            raise self.refuse_overload()
+        if self._by_owner[owner] >= math.ceil(max_in_flight * _MAX_SHARE):
             self._refused.labels("rate_limited").inc()
-            return RateLimited("too many of your requests are in progress; wait for some of them", retry_after_s=1)
-        return None
+            raise RateLimited("too many of your requests are in progress; wait for some of them", retry_after_s=1)
+
+    def refuse_overload(self) -> ToolscoutError:
+        """Count a refused request, and return its error."""
+        self._refused.labels("overloaded").inc()
+        return Unavailable("this process handles as many requests as it can; try again shortly")

@@ -39,6 +39,18 @@ async def test_a_user_signs_in_with_a_key_and_signs_out(anonymous: httpx.AsyncCl
     assert (await anonymous.get("/console/servers")).status_code == 303
 
 
+async def test_a_repeated_authorization_header_is_refused_on_every_page(
+    anonymous: httpx.AsyncClient, user: TestUser
+) -> None:
+    await ConsoleClient(anonymous).sign_in(user.key)
+    once = [("Authorization", "Basic for-a-proxy")]
+    for path in ("/console/servers", "/console/sign-in", "/docs"):
+        assert (await anonymous.get(path, headers=once)).status_code == 200
+        repeated = await anonymous.get(path, headers=once * 2)
+        assert repeated.status_code == 400
+        assert "more than once" in repeated.text
+
+
 async def test_the_cookie_is_only_sent_to_the_console_and_hidden_from_scripts(
     anonymous: httpx.AsyncClient, user: TestUser
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from app.limits.rate_limit import RateLimiter
 from tests.support.checks import assert_problem
 from tests.support.clients import new_user, open_client
+from tests.support.console_client import find_error, open_console
 from tests.support.factories import ADMIN_KEY, OpenService
 
 pytestmark = pytest.mark.no_retry
@@ -58,6 +59,20 @@ async def test_the_mcp_endpoint_has_the_same_rate_limit(open_service: OpenServic
     assert [answer.status_code for answer in answers] == [200, 429]
     assert answers[1].json()["error"]["data"]["code"] == "rate_limited"
     assert int(answers[1].headers["retry-after"]) >= 1
+
+
+@pytest.mark.usefixtures("_frozen_clock")
+async def test_the_console_has_the_same_rate_limit(open_service: OpenService) -> None:
+    async with open_service(rate_per_user=0.75) as service, new_user(service) as user, new_user(service) as other:
+        async with open_console(service, user.key) as console:  # takes two tokens, for the pages after signing in
+            pages = [await console.http.get("/console/servers") for _ in range(2)]
+            assert [page.status_code for page in pages] == [200, 429]
+            assert int(pages[1].headers["retry-after"]) >= 1
+            assert "Too many requests" in find_error(pages[1].text)
+            assert (await console.http.get("/console/sign-in")).status_code == 200
+        assert (await user.http.get("/tools")).status_code == 429
+        async with open_console(service, other.key) as console:
+            await console.get_page("/console/servers")
 
 
 async def list_tools(http: httpx.AsyncClient) -> httpx.Response:
