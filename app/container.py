@@ -51,6 +51,7 @@ from app.search.glossary import Glossary
 from app.search.hnsw import ensure_hnsw_index
 from app.search.postgres import HybridSearch
 from app.search.searcher import Searcher
+from app.search.snapshot_cache import SnapshotCache
 from app.settings import Settings
 from app.usage import decision_log, discovery_vectors, examples, repository, selection_log
 from app.usage.counters import UsageCounters
@@ -148,7 +149,9 @@ async def open_container(
             stack.push_async_callback(cloud.aclose)
             if serving:
                 cloud.start()
-        yield _build_container(infrastructure, models, mcp_pool, indexer, worker, cloud)
+        container = _build_container(infrastructure, models, mcp_pool, indexer, worker, cloud)
+        stack.push_async_callback(container.discoverer.snapshots.aclose)
+        yield container
 
 
 @dataclass(frozen=True)
@@ -318,6 +321,7 @@ def _build_container(
 ) -> Container:
     settings, database, metrics = infrastructure.settings, infrastructure.database, infrastructure.metrics
     searcher, shutdown = _build_searcher(infrastructure, models), asyncio.Event()
+    snapshots = SnapshotCache(database, searcher.learned_cache, metrics, settings.snapshot_mb * 2**20)
     return Container(
         settings=settings,
         database=database,
@@ -327,7 +331,7 @@ def _build_container(
         models=models,
         count_tokens=indexer.count_tokens,
         searcher=searcher,
-        discoverer=_build_discoverer(infrastructure, searcher, cloud),
+        discoverer=_build_discoverer(infrastructure, searcher, snapshots, cloud),
         cloud=cloud,
         inline_searcher=InlineSearcher(
             searcher, InlineToolParser(infrastructure.known_tools), budget_s=settings.catalog_embed_budget_s
@@ -361,7 +365,9 @@ def _build_searcher(infrastructure: _Infrastructure, models: Models) -> Searcher
     )
 
 
-def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher, cloud: CloudClient | None) -> Discoverer:
+def _build_discoverer(
+    infrastructure: _Infrastructure, searcher: Searcher, snapshots: SnapshotCache, cloud: CloudClient | None
+) -> Discoverer:
     return Discoverer(
         searcher=searcher,
         definition_cache=DefinitionCache(),
@@ -375,6 +381,7 @@ def _build_discoverer(infrastructure: _Infrastructure, searcher: Searcher, cloud
         ),
         rollout=make_rollout(infrastructure.settings),
         cloud=CloudSearch(searcher, cloud),
+        snapshots=snapshots,
         max_tools=infrastructure.settings.max_tools,
     )
 

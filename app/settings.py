@@ -229,6 +229,12 @@ class Settings(BaseSettings):
     search_ann_above: int = Field(
         20_000, ge=0, description="number of tools of one user above which the search uses the HNSW index"
     )
+    snapshot_mb: int = Field(
+        256,
+        ge=0,
+        description="megabytes of memory in which each process holds users' tools, so that their searches need no "
+        "database; a tool takes about 4 KB; 0 searches in Postgres alone",
+    )
 
     hold_changed_tools: bool = Field(
         False, description="hide a tool whose definition has changed, and do not run it, until it is approved"

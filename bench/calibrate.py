@@ -97,7 +97,7 @@ async def fit_sets(container: Container, sets: Sequence[BenchSet], messages: Mes
 async def _load_catalog(container: Container, bench: BenchSet, on_progress: ProgressCallback) -> LabelledCatalog:
     """Index the tools of a set and embed its messages. Messages that need only rejected tools are left out."""
     tools = await index_tools(container.inline_searcher, [_make_inline_tool(tool) for tool in bench.tools])
-    known = {tool.tool_id for tool in tools.tools}
+    known = set(tools.names.tool_ids)
     relevant = [[label for label in item.tools if label in known] for item in bench.items]
     samples = await make_samples(container.searcher, bench.items, relevant, on_progress)
     return LabelledCatalog(

@@ -32,6 +32,8 @@ class User:
     """Whether `discovery_enabled` was set for this user; see `auth.rollout`."""
     catalog_version: int
     """Increases with every change to what the user can see. Read with every request, so that replicas agree."""
+    examples_version: int
+    """Increases with every change to what is learnt from the user's outcomes; 0: nothing is learnt yet."""
     tool_count: int
     ann: bool
     calibration: Mapping[str, Any] | None

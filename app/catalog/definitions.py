@@ -1,7 +1,7 @@
 """Tool definitions as a model gets them, read by every discovery."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,27 +79,37 @@ class ServerSummary:
     tools: int
 
 
-_TOOL = f"""
-    SELECT t.id, t.server_id, v.server_name, t.name, t.title, t.description,
-           t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
-           EXISTS (SELECT FROM mcp_tools o JOIN mcp_tool_embeddings w
-                   ON w.user_id = o.user_id AND w.tool_id = o.id AND w.model = v.model
-                   WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
-                   AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(w.projects)))
-           OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name),
-           ARRAY(SELECT DISTINCT finding ->> 'flag' FROM jsonb_array_elements(t.findings) finding ORDER BY 1),
-           {server_status_sql("s")}
-    FROM mcp_tool_embeddings v
+TOOL_COLUMNS = f"""
+    t.id, t.server_id, v.server_name, t.name, t.title, t.description,
+    t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
+    EXISTS (SELECT FROM mcp_tools o JOIN mcp_tool_embeddings w
+            ON w.user_id = o.user_id AND w.tool_id = o.id AND w.model = v.model
+            WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
+            AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(w.projects)))
+    OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name),
+    ARRAY(SELECT DISTINCT finding ->> 'flag' FROM jsonb_array_elements(t.findings) finding ORDER BY 1),
+    {server_status_sql("s")}
+"""
+"""The fields of a `ToolDefinitionView`, as columns of `TOOL_SOURCE`."""
+
+TOOL_SOURCE = """
+    mcp_tool_embeddings v
     JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
     JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
 """
 
-_CORE = """
-    SELECT c.id, NULL, NULL, c.name, c.definition ->> 'title', c.definition ->> 'description',
-           (c.definition -> 'inputSchema')::text, (c.definition -> 'outputSchema')::text,
-           (c.definition -> 'annotations')::text, c.tokens, false, '{}'::text[], NULL
-    FROM core_tools c WHERE (c.user_id = %(user_id)s OR c.user_id = %(everyone)s)
+_TOOL = f"SELECT {TOOL_COLUMNS} FROM {TOOL_SOURCE}"
+
+CORE_COLUMNS = """
+    c.id, NULL, NULL, c.name, c.definition ->> 'title', c.definition ->> 'description',
+    (c.definition -> 'inputSchema')::text, (c.definition -> 'outputSchema')::text,
+    (c.definition -> 'annotations')::text, c.tokens, false, '{}'::text[], NULL
 """
+"""The fields of a `ToolDefinitionView`, as columns of `CORE_SOURCE`."""
+
+CORE_SOURCE = "core_tools c WHERE (c.user_id = %(user_id)s OR c.user_id = %(everyone)s)"
+
+_CORE = f"SELECT {CORE_COLUMNS} FROM {CORE_SOURCE}"
 
 # one statement for both, since every discovery needs both
 _SELECTED = f"""
@@ -126,7 +136,7 @@ _SERVERS = f"""
     FROM mcp_tool_embeddings v JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
     WHERE {VISIBLE} GROUP BY s.id, s.name, s.description, s.transport, s.status ORDER BY s.name
 """
-_HAS_TOOLS = "SELECT EXISTS (SELECT FROM mcp_tools t WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL)"
+HAS_TOOLS = "SELECT EXISTS (SELECT FROM mcp_tools t WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL)"
 _HAS_VISIBLE_TOOLS = f"SELECT EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE})"
 # The narrow rows are sorted and limited before the wide ones are read.
 _SEARCHABLE = f"""
@@ -187,8 +197,11 @@ def _estimate_bytes(tool: ToolDefinitionView) -> int:
     return _ENTRY_OVERHEAD + sum(sys.getsizeof(text) for text in texts if text is not None)
 
 
-def _to_view(row: Sequence[Any]) -> ToolDefinitionView:
-    """Texts of tools were cleaned when they were stored; the server's name was not, in older versions."""
+def to_view(row: Sequence[Any]) -> ToolDefinitionView:
+    """Return the definition for a row of its columns.
+
+    Texts of tools were cleaned when they were stored; the server's name was not, in older versions.
+    """
     view = ToolDefinitionView(*row)
     return view if view.server_name is None else replace(view, server_name=remove_hidden(view.server_name))
 
@@ -199,16 +212,21 @@ async def read_definitions(session: Session, scope: Scope, tool_ids: Sequence[st
     Core tools of everyone come first, then those of the user. A user's core tool replaces one of the same name.
     """
     parameters = scope.parameters() | {"tool_ids": list(tool_ids), "core": core, "everyone": EVERYONE}
-    definitions = [_to_view(row) for row in await session.rows(_SELECTED, parameters)]
-    core_tools = {tool.name: tool for tool in definitions if tool.server_id is None}
-    return DefinitionSet({tool.tool_id: tool for tool in definitions if tool.server_id}, list(core_tools.values()))
+    definitions = [to_view(row) for row in await session.rows(_SELECTED, parameters)]
+    core_tools = unique_by_name(tool for tool in definitions if tool.server_id is None)
+    return DefinitionSet({tool.tool_id: tool for tool in definitions if tool.server_id}, core_tools)
+
+
+def unique_by_name(core_tools: Iterable[ToolDefinitionView]) -> list[ToolDefinitionView]:
+    """Return the core tools of everyone, then those of the user, where each replaces one of the same name."""
+    return list({tool.name: tool for tool in core_tools}.values())
 
 
 async def find_by_alias(session: Session, scope: Scope, alias: str, digest: str) -> Sequence[ToolDefinitionView]:
     """Return the tools that a model may mean by an alias: those of that name, those whose id has this digest (which
     a generated alias ends with), and the core tool of that name."""
     parameters = scope.parameters() | {"alias": alias, "digest": digest, "everyone": EVERYONE}
-    return [_to_view(row) for row in await session.rows(_BY_ALIAS, parameters)]
+    return [to_view(row) for row in await session.rows(_BY_ALIAS, parameters)]
 
 
 async def list_server_definitions(
@@ -216,7 +234,7 @@ async def list_server_definitions(
 ) -> Sequence[ToolDefinitionView]:
     """Return visible tools of the server with this name, by name, beginning after the name `after`."""
     parameters = scope.parameters() | {"server": server, "after": after, "limit": limit}
-    return [_to_view(row) for row in await session.rows(_BY_SERVER, parameters)]
+    return [to_view(row) for row in await session.rows(_BY_SERVER, parameters)]
 
 
 async def list_server_summaries(session: Session, scope: Scope) -> Sequence[ServerSummary]:
@@ -231,7 +249,7 @@ async def has_tools(session: Session, scope: Scope, *, confined: bool) -> bool:
     A hidden tool counts. If the caller is confined to the project of the scope, only what the project shows counts:
     other tools do not exist for that caller.
     """
-    statement = _HAS_VISIBLE_TOOLS if confined else _HAS_TOOLS
+    statement = _HAS_VISIBLE_TOOLS if confined else HAS_TOOLS
     [(exists,)] = await session.rows(statement, scope.without_filters().parameters())
     return bool(exists)
 
@@ -240,7 +258,7 @@ async def list_visible_definitions(session: Session, scope: Scope, limit: int) -
     """Return all visible tools up to the limit, pinned and most used ones first: the fallback if the search fails."""
     searched, tokens = await count_visible(session, scope)
     rows = await session.rows(_FALLBACK, scope.parameters() | {"limit": limit})
-    return AllTools([_to_view(row) for row in rows], searched, tokens)
+    return AllTools([to_view(row) for row in rows], searched, tokens)
 
 
 async def count_visible(session: Session, scope: Scope) -> tuple[int, int]:

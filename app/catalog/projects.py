@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -34,6 +34,12 @@ class Project:
     similarity_threshold: float | None
     created_at: datetime
     updated_at: datetime
+
+
+def project_from_json(stored: Mapping[str, Any]) -> Project:
+    """Return the project for its row in JSON."""
+    times = {name: datetime.fromisoformat(stored[name]) for name in ("created_at", "updated_at")}
+    return Project(**{field.name: stored[field.name] for field in fields(Project)} | times)
 
 
 def project_number(project_id: str) -> int:

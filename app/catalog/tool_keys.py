@@ -11,7 +11,7 @@ keys among a user's tools) and `ToolKeyIndex` (many keys among tools that are in
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,6 +101,10 @@ class ToolKeyIndex:
     def find(self, key: str) -> list[KeyedTool]:
         return [match.tool for match in _pick_best(self._list_matches(key))]
 
+    def resolve_keys(self, keys: Iterable[str]) -> list[str]:
+        """Return the ids of the tools that the keys name; see the function `resolve_keys`."""
+        return _resolve_keys(keys, self._list_matches)
+
     def find_all(self, key: str) -> list[KeyedTool]:
         """Return the tools that the key could name if there were no others."""
         return list({match.tool.tool_id: match.tool for match in self._list_matches(key)}.values())
@@ -126,11 +130,22 @@ async def resolve_keys(session: Session, scope: Scope, keys: Sequence[str]) -> l
     Keys that name no tool, or several, are left out. Ids are returned as they are.
     """
     matches = await _find_matches(session, scope, [key for key in keys if not is_tool_id(key)])
+    return _resolve_keys(keys, lambda key: [match for match in matches[key] if match.is_visible])
+
+
+def _resolve_keys(keys: Iterable[str], list_matches: Callable[[str], Sequence[_Match]]) -> list[str]:
     ids: list[str] = []
     for key in keys:
-        best = _pick_best([match for match in matches[key] if match.is_visible])
-        ids += [key] if is_tool_id(key) else [match.tool.tool_id for match in best[:1] if match.is_key]
+        if is_tool_id(key):
+            ids.append(key)
+        else:
+            ids += [match.tool.tool_id for match in _pick_best(list_matches(key))[:1] if match.is_key]
     return list(dict.fromkeys(ids))
+
+
+def list_possible_names(key: str) -> set[str]:
+    """Return the names that the tool may have which a key names."""
+    return {name for _, _, name in _list_readings(key, ".")}
 
 
 async def resolve_visible_key(session: Session, scope: Scope, key: str) -> str | None:

@@ -65,6 +65,8 @@ users = Table(
     _not_null("discovery_pinned", Boolean, "false"),
     # increases with every change to what the user can see: part of cache keys
     _not_null("catalog_version", BigInteger, "nextval('catalog_versions')"),
+    # increases with every change to what is learnt from the user's outcomes: examples and priors; 0: nothing is
+    _not_null("examples_version", BigInteger, "0"),
     # exact values, not estimates: they decide between exact search and HNSW
     _not_null("tool_count", Integer, "0"),
     _not_null("ann", Boolean, "false"),

@@ -2,7 +2,7 @@
 
 The fallback chain. Each level applies the same visibility filter, and the answer names the level:
 
-    search by meaning and words, or through the cloud
+    search by meaning and words, in memory or in Postgres, or through the cloud
     -> (embedder or cloud down, slow, or its circuit breaker open) search by words alone
     -> (the search fails) all visible tools up to the limit, pinned and most used tools first
     -> (database down) `DatabaseDown`, which says when to try again
@@ -10,10 +10,11 @@ The fallback chain. Each level applies the same visibility filter, and the answe
 Every request starts at the top, so that the service recovers by itself.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from app.auth.permissions import Caller
 from app.auth.rollout import Rollout
@@ -50,10 +51,15 @@ from app.search.confidence import Confidence, Judgement
 from app.search.language import ENGLISH
 from app.search.postgres import Evidence
 from app.search.query import Query
-from app.search.ranking import Hit, is_named
+from app.search.ranking import Hit, Ranking, is_named
 from app.search.searcher import QueryEmbedding, Searcher, SearchOptions
+from app.search.snapshot_cache import SnapshotCache
+from app.search.snapshots import Snapshot
 
 logger = logging.getLogger("toolscout.discovery")
+
+_MAX_TOOLS_ON_LOOP = 5_000
+"""A search of more tools takes so long that it runs in a thread."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Discoverer:
     recorder: DiscoveryRecorder
     rollout: Rollout
     cloud: CloudSearch
+    snapshots: SnapshotCache
     max_tools: int
 
     @property
@@ -97,15 +104,29 @@ async def discover_each(
 
     The queries run one after another, so that one caller does not occupy several connections.
     """
-    options = await resolve_options(discoverer.searcher, caller, request)
+    user = caller.require_user()
+    scope = Scope(user.id, discoverer.searcher.model.id, project_id=caller.resolve_project(request.project_id))
+    # the filters of a request differ from one to the next, and explanations are rare
+    is_plain = request.server_ids is None and request.tags is None and not request.explain
+    snapshot = await discoverer.snapshots.get(user, scope) if is_plain else None
+    options = await resolve_options(discoverer.searcher, caller, request, snapshot)
+    if options.cloud or not options.enabled:
+        snapshot = None
+    elif is_plain and snapshot is None:
+        discoverer.snapshots.note_miss(user, scope)
     if not all(map(is_tool_id, request.keep)):
-        request = replace(request, keep=await _resolve_kept(discoverer, options.scope, request.keep))
+        keep = await _resolve_kept(discoverer, options.scope, request.keep, snapshot)
+        request = replace(request, keep=keep)
     expanded = [discoverer.searcher.glossary.expand(query) for query in queries]
-    return [await _discover(discoverer, caller, replace(request, query=query), options) for query in expanded]
+    return [await _discover(discoverer, caller, replace(request, query=query), options, snapshot) for query in expanded]
 
 
-async def _resolve_kept(discoverer: Discoverer, scope: Scope, keys: Sequence[str]) -> list[str]:
+async def _resolve_kept(
+    discoverer: Discoverer, scope: Scope, keys: Sequence[str], snapshot: Snapshot | None
+) -> list[str]:
     """Return the ids of the kept tools. If the look-up of names fails, only ids are kept."""
+    if snapshot is not None:
+        return snapshot.resolve_keys(keys)
     try:
         async with discoverer.database.snapshot(scope.user_id) as session:
             return await resolve_keys(session, scope, keys)
@@ -116,7 +137,11 @@ async def _resolve_kept(discoverer: Discoverer, scope: Scope, keys: Sequence[str
 
 @trace_call("discover", "strategy", "degraded_reason", "searched", "no_match")
 async def _discover(
-    discoverer: Discoverer, caller: Caller, request: DiscoveryRequest, options: SearchOptions
+    discoverer: Discoverer,
+    caller: Caller,
+    request: DiscoveryRequest,
+    options: SearchOptions,
+    snapshot: Snapshot | None,
 ) -> Discovery:
     user, started = caller.require_user(), time.perf_counter()
     if not options.enabled:
@@ -132,7 +157,7 @@ async def _discover(
         else:
             prepared = await discoverer.searcher.embed_query(request.query, options)
             search_started = time.perf_counter()
-        discovery = await _search_or_fall_back(discoverer, user, request, options, prepared)
+        discovery = await _search_or_fall_back(discoverer, user, request, options, prepared, snapshot)
     else:
         discovery = await _return_all_tools(discoverer, request, options, "disabled")
     search_seconds = time.perf_counter() - search_started
@@ -161,27 +186,83 @@ async def _search_or_fall_back(
     request: DiscoveryRequest,
     options: SearchOptions,
     prepared: CloudAnswer | QueryEmbedding,
+    snapshot: Snapshot | None,
 ) -> Discovery:
     try:
-        async with discoverer.searcher.scheduler.slot(user.id):
-            if isinstance(prepared, CloudAnswer):
+        if isinstance(prepared, CloudAnswer):
+            async with discoverer.searcher.scheduler.slot(user.id):
                 return await _select_from_cloud(discoverer, request, options, prepared)
-            return await _search(discoverer, user, request, options, prepared)
+        return await _search(discoverer, user, request, options, prepared, snapshot)
     except QueryFailed:
         logger.exception("search failed, returning all visible tools")
         return await _return_all_tools(discoverer, request, options, "search_failed")
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What a search has found, in memory or in Postgres."""
+
+    ranking: Ranking
+    searched: int
+    tokens: int
+    definitions: DefinitionSet
+    no_match_reason: NoMatchReason | None
+    words: Mapping[str, Sequence[str]] | None
+    """The words of the message that each tool contains, by id; None unless the request asks for them."""
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+
+
 @trace_call("search", "searched")
 async def _search(
-    discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions, embedding: QueryEmbedding
+    discoverer: Discoverer,
+    user: User,
+    request: DiscoveryRequest,
+    options: SearchOptions,
+    embedding: QueryEmbedding,
+    snapshot: Snapshot | None,
 ) -> Discovery:
+    searcher, query = discoverer.searcher, request.query
+    if snapshot is not None and snapshot.searched <= _MAX_TOOLS_ON_LOOP:
+        found = _find_in_snapshot(searcher, request, options, embedding, snapshot)
+    else:
+        async with searcher.scheduler.slot(user.id):
+            if snapshot is None:
+                found = await _find_in_postgres(discoverer, user, request, options, embedding)
+            else:
+                found = await asyncio.to_thread(_find_in_snapshot, searcher, request, options, embedding, snapshot)
+    judgement, definitions = found.ranking.judgement, found.definitions
+    tools = _add_definitions(found.ranking.needed, definitions.tools)
+    if found.words is not None:
+        tools = [replace(tool, explanation=_describe(tool, query, found.words)) for tool in tools]
+    selection = _select(discoverer, request, options, definitions, tools)
+    selected = selection.tools
+    if found.evidence:
+        selected = [replace(tool, evidence=found.evidence.get(tool.definition.tool_id)) for tool in selected]
+    return Discovery(
+        id=new_discovery_id(discoverer.sealer, user.id, _get_adaptable_chance(judgement, query, options)),
+        tools=selected,
+        options=options,
+        embedding=embedding,
+        searched=found.searched,
+        tokens_all=found.tokens + count_tokens(definitions.core),
+        confidence=judgement.confidence,
+        query=query,
+        vector=searcher.choose_example_vector(query, options, embedding),
+        chance=judgement.chance,
+        no_match_reason=found.no_match_reason,
+        omitted_tools=selection.omitted,
+    )
+
+
+async def _find_in_postgres(
+    discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions, embedding: QueryEmbedding
+) -> _Found:
     searcher, query = discoverer.searcher, request.query
     evidence: dict[str, Evidence] = {}
     words: dict[str, Sequence[str]] | None = None
     async with discoverer.database.snapshot(user.id) as session:
         result = await searcher.find(session, query, options, embedding, limit=options.limit, ann=user.ann)
-        tool_ids = [*request.keep, *(hit.tool_id for hit in result.hits)]
+        tool_ids = [*request.keep, *(hit.tool_id for hit in result.ranking.needed)]
         definitions = await discoverer.definition_cache.get_many(
             session, options.scope, result.version, tool_ids, core=request.include_core_tools
         )
@@ -189,26 +270,29 @@ async def _search(
             evidence = await searcher.read_evidence(session, query, options, embedding, tool_ids)
         if request.describe:
             words = await searcher.hybrid_search.read_matching_words(session, options.scope, query, tool_ids)
-        judgement = result.ranking.judgement
-        reason = await _find_no_match_reason(session, options, judgement.confidence, result.searched)
-    found = _add_definitions(result.hits, definitions.tools)
-    if words is not None:
-        found = [replace(tool, explanation=_describe(tool, query, words)) for tool in found]
-    selection = _select(discoverer, request, options, definitions, found)
-    return Discovery(
-        id=new_discovery_id(discoverer.sealer, user.id, _get_adaptable_chance(judgement, query, options)),
-        tools=[replace(tool, evidence=evidence.get(tool.definition.tool_id)) for tool in selection.tools],
-        options=options,
-        embedding=embedding,
-        searched=result.searched,
-        tokens_all=result.tokens + count_tokens(definitions.core),
-        confidence=judgement.confidence,
-        query=query,
-        vector=searcher.choose_example_vector(query, options, embedding),
-        chance=judgement.chance,
-        no_match_reason=reason,
-        omitted_tools=selection.omitted,
-    )
+        confidence = result.ranking.judgement.confidence
+        reason = await _find_no_match_reason(session, options, confidence, result.searched)
+    return _Found(result.ranking, result.searched, result.tokens, definitions, reason, words, evidence)
+
+
+def _find_in_snapshot(
+    searcher: Searcher,
+    request: DiscoveryRequest,
+    options: SearchOptions,
+    embedding: QueryEmbedding,
+    snapshot: Snapshot,
+) -> _Found:
+    query = request.query
+    ranking = snapshot.find(searcher.make_params(query, options, embedding), embedding.vectors, options.limit)
+    tool_ids = [*request.keep, *(hit.tool_id for hit in ranking.needed)]
+    definitions = snapshot.get_definitions(tool_ids, core=request.include_core_tools)
+    words = snapshot.find_matching_words(query, tool_ids) if request.describe else None
+    reason: NoMatchReason | None = None
+    if ranking.judgement.confidence == "none":
+        # without any visible tool, one that exists is hidden, and does not exist for a caller within the project
+        hidden: NoMatchReason = "filtered_out" if snapshot.has_tools and not options.confined else "no_tools"
+        reason = "no_match" if snapshot.searched else hidden
+    return _Found(ranking, snapshot.searched, snapshot.tokens, definitions, reason, words)
 
 
 async def _find_no_match_reason(
@@ -322,7 +406,7 @@ def _add_definitions(hits: Sequence[Hit], visible: dict[str, ToolDefinitionView]
     ]
 
 
-def _describe(tool: SelectedTool, query: Query, words: dict[str, Sequence[str]]) -> str:
+def _describe(tool: SelectedTool, query: Query, words: Mapping[str, Sequence[str]]) -> str:
     definition = tool.definition
     named = is_named(query.user_text.lower(), definition.name)
     return describe_match(named=named, words=words.get(definition.tool_id, ()), similarity=tool.similarity)

@@ -10,6 +10,7 @@ from app.discovery.cut import resolve_cut
 from app.search.query import Query
 from app.search.scoring import Strategy
 from app.search.searcher import Searcher, SearchOptions
+from app.search.snapshots import Snapshot
 from app.usage.decision_log import Interface
 
 DEFAULT_LIMIT = 8
@@ -42,14 +43,17 @@ class DiscoveryRequest:
     """Where the request came in, for the decision log."""
 
 
-async def resolve_options(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> SearchOptions:
+async def resolve_options(
+    searcher: Searcher, caller: Caller, request: DiscoveryRequest, snapshot: Snapshot | None = None
+) -> SearchOptions:
     """Fill in what the request leaves open: from its project, then the user's settings, then the defaults.
 
-    Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
+    With a `snapshot` of the project, the project is not read again. Raises `NotFound` if the project does not exist or
+    the caller's key is bound to another one.
     """
     user, model = caller.require_user(), searcher.model
     project_id = caller.resolve_project(request.project_id)
-    project = await _read_project(searcher, user.id, project_id)
+    project = await _read_project(searcher, user.id, project_id) if snapshot is None else snapshot.project
     settings = user.settings
     strategy, limit, threshold = settings.get("strategy"), settings.get("limit"), settings.get("similarity_threshold")
     if project is not None:
@@ -71,6 +75,8 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
         cloud=project is not None and project.optimization == "cloud" and request.strategy is None,
         enabled=project is None or project.optimization is not None,
         confined=caller.project_id is not None,
+        catalog_version=user.catalog_version,
+        examples_version=user.examples_version,
     )
 
 

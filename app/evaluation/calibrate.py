@@ -115,7 +115,7 @@ async def calibrate(
         own=own,
         before=await asyncio.to_thread(error_rates, data, model.calibration),
         after=await asyncio.to_thread(error_rates, data, calibration),
-        tools=len(tools.tools),
+        tools=len(tools.names),
         answerable=len(catalog.answerable),
         unanswerable=len(catalog.unanswerable),
         skipped=[item.id for item, keys in zip(items, relevant, strict=True) if item.tools and not keys],
@@ -124,7 +124,8 @@ async def calibrate(
 
 def _resolve_labels(tools: TenantIndex, items: Sequence[LabelledMessage]) -> list[Sequence[str]]:
     """Return the keys of the relevant tools of each message."""
-    resolver = make_resolver(KeyedTool(tool.tool_id, None, tool.server_name, tool.tool_name) for tool in tools.tools)
+    names = zip(tools.names.tool_ids, tools.names.server_names, tools.names.tool_names, strict=True)
+    resolver = make_resolver(KeyedTool(tool_id, None, server, name) for tool_id, server, name in names)
     return [[key for key in resolver.resolve(item.tools) if key in resolver.names] for item in items]
 
 

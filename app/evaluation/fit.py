@@ -264,7 +264,7 @@ def _fit_threshold(catalogs: Sequence[LabelledCatalog]) -> float:
     """Return the threshold that 99 of 100 relevant tools reach."""
     best: list[float] = []
     for catalog in catalogs:
-        positions = {tool.tool_id: position for position, tool in enumerate(catalog.tools.tools)}
+        positions = catalog.tools.names.rows
         for sample in catalog.answerable:
             cosines = catalog.tools.compute_cosines(np.stack(sample.vectors))
             if cosines is not None:

@@ -40,17 +40,22 @@ class Field:
 
 def query_term_ids(text: str) -> list[int]:
     """Return the distinct term ids of a query; for a long query those of its beginning and its end."""
-    term_ids = list(dict.fromkeys(_term_id(term) for term in tokenize(text)))
+    term_ids = term_ids_of(tokenize(text))
     if len(term_ids) <= MAX_QUERY_TERMS:
         return term_ids
     half = MAX_QUERY_TERMS // 2
     return term_ids[:half] + term_ids[-half:]
 
 
+def term_ids_of(terms: Iterable[str]) -> list[int]:
+    """Return the distinct ids of terms."""
+    return list(dict.fromkeys(map(term_id_of, terms)))
+
+
 def find_matching_words(text: str, document: SparseVector) -> list[str]:
     """Return the query's distinct words whose terms the document contains, in the query's order."""
     document_ids = set(document.indices())
-    return list(dict.fromkeys(word for word, term in tokenize_with_words(text) if _term_id(term) in document_ids))
+    return list(dict.fromkeys(word for word, term in tokenize_with_words(text) if term_id_of(term) in document_ids))
 
 
 def max_document_terms(dimension: int) -> int:
@@ -75,8 +80,8 @@ def _saturate(frequencies: Mapping[str, float], max_terms: int) -> dict[int, flo
     length = sum(frequencies.values())
     damping = K1 * (1 - B + B * length / PIVOT_LENGTH)
     heaviest = sorted(frequencies.items(), key=lambda entry: (-entry[1], entry[0]))[:max_terms]
-    return {_term_id(term): frequency * (K1 + 1) / (frequency + damping) for term, frequency in heaviest}
+    return {term_id_of(term): frequency * (K1 + 1) / (frequency + damping) for term, frequency in heaviest}
 
 
-def _term_id(term: str) -> int:
+def term_id_of(term: str) -> int:
     return zlib.crc32(term.encode()) % TERM_SPACE

@@ -1,39 +1,58 @@
-"""Search tools that are held in memory: the counterpart of `postgres.py` in numpy. Pure.
+"""Search tools that are held in memory: the counterpart of `postgres.py` in numpy.
 
 The evidence is the same (cosines of half-precision vectors, BM25 with document frequencies over these very tools), and
-scoring and ranking are the same code. The same tools therefore give the same answer, whether they are stored or sent
-with the request.
+ranking is the same code. The same tools therefore give the same answer, whether they are read from Postgres, held in a
+snapshot (`snapshots.py`) or sent with the request.
+
+All tools are scored in single precision. The evidence for the candidates is then computed exactly, here as for
+candidates from Postgres (`candidates.py`).
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from heapq import nsmallest
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 from pgvector import SparseVector
 
 from app.embeddings.base import Vector, Vectors
-from app.search.bm25 import find_matching_words
-from app.search.ranking import Hit, candidate_pool_size, is_named, rank
+from app.search.bm25 import term_id_of, term_ids_of
+from app.search.candidates import COSINE_ERROR, compute_exact_cosines, round_to_half
+from app.search.learned import NOTHING_LEARNED, Learned
+from app.search.pgvector_binary import SparseElements
+from app.search.postings import Postings
+from app.search.query import Query
+from app.search.ranking import Hit, Ranking, candidate_pool_size, is_named, rank
 from app.search.scoring import (
     BEST_ALONE,
     Candidate,
+    EvidenceColumns,
+    Floats,
+    Rows,
     ScoringParams,
     Weights,
     compute_boost,
+    compute_boost_columns,
     make_weights,
-    passes_threshold,
+    passes_threshold_columns,
     score_alone,
+    score_alone_columns,
     score_texts,
+    score_texts_columns,
 )
 from app.search.term_stats import TermStats
-from app.search.tokenizer import extract_possible_names
+from app.search.tokenizer import extract_possible_names, tokenize_with_words
 
-_Floats = npt.NDArray[np.float32]
+_SCORE_ERROR = 10 * COSINE_ERROR
+"""More than a score in single precision differs from the exact one: a cosine is divided by the span of the model."""
+_ROWS_AT_ONCE = 4_096
+_STR_BYTES = 60
+_ROW_BYTES = 250
+"""Of Python's lists and dictionaries: what a tool takes in memory besides its texts and numbers."""
 
 
 @dataclass(frozen=True)
@@ -59,78 +78,158 @@ class ScoredTool:
 
 
 @dataclass(frozen=True)
-class TenantIndex:
-    """The terms of all tools lie in flat arrays, each with the row of its tool, so that a query reads only its own."""
+class ToolNames:
+    """What tools are called, in lists with an element for each tool."""
 
-    tools: Sequence[IndexedTool]
-    _rows: npt.NDArray[np.int64]
-    _term_ids: npt.NDArray[np.int64]
-    _frequencies: _Floats
-    _vectors: Vectors | None = None
+    tool_ids: Sequence[str]
+    servers: Sequence[str]
+    """What tells the servers apart: their ids, or their names."""
+    server_names: Sequence[str]
+    tool_names: Sequence[str]
+    tags: Sequence[Sequence[str]]
+
+    def __len__(self) -> int:
+        return len(self.tool_ids)
+
+    @cached_property
+    def rows(self) -> Mapping[str, int]:
+        """The row of each tool, by id."""
+        return {tool_id: row for row, tool_id in enumerate(self.tool_ids)}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Sequence[int]]:
+        """The rows of the tools of each name, by the name in lower case."""
+        return _group_rows(map(str.lower, self.tool_names))
+
+    @cached_property
+    def by_tag(self) -> Mapping[str, Rows]:
+        pairs = [(tag, row) for row, tags in enumerate(self.tags) for tag in set(tags)]
+        grouped: defaultdict[str, list[int]] = defaultdict(list)
+        for tag, row in pairs:
+            grouped[tag].append(row)
+        return {tag: np.array(rows, np.int32) for tag, rows in grouped.items()}
+
+    @cached_property
+    def server_numbers(self) -> npt.NDArray[np.int32]:
+        numbers = {server: number for number, server in enumerate(dict.fromkeys(self.servers))}
+        return np.array([numbers[server] for server in self.servers], np.int32)
+
+    def prepare(self) -> None:
+        """Compute what searches need beforehand: it takes a while for many tools."""
+        _ = self.rows, self.by_name, self.by_tag, self.server_numbers
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """About what the lists, and what is computed from them, take in memory."""
+        texts = sum(map(len, self.tool_ids)) + 2 * sum(map(len, self.tool_names))
+        return texts + len(self) * (3 * _STR_BYTES + _ROW_BYTES)
+
+
+def _group_rows(names: Iterable[str]) -> dict[str, list[int]]:
+    grouped: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        grouped.setdefault(name, []).append(row)
+    return grouped
+
+
+@dataclass(frozen=True, eq=False)
+class TenantIndex:
+    names: ToolNames
+    actions: npt.NDArray[np.int16]
+    postings: Postings
+    priors: npt.NDArray[np.float64]
+    vectors: Vectors | None = None
+    """Of unit length, and zero for a tool without an embedding. None if no tool has one."""
+    has_vector: npt.NDArray[np.bool_] | None = None
+    """None: every tool has an embedding, or none has."""
+    _center_cosines: dict[bytes, npt.NDArray[np.float64]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(cls, tools: Sequence[IndexedTool]) -> Self:
         """Index tools by their words; `with_vectors` adds their embeddings."""
         sizes = [len(tool.lexical.indices()) for tool in tools]
-        return cls(
-            tools,
-            np.repeat(np.arange(len(tools)), np.array(sizes, np.int64)),
-            np.fromiter(chain.from_iterable(tool.lexical.indices() for tool in tools), np.int64, sum(sizes)),
+        elements = SparseElements(
+            np.repeat(np.arange(len(tools), dtype=np.int32), np.array(sizes, np.int64)),
+            np.fromiter(chain.from_iterable(tool.lexical.indices() for tool in tools), np.int32, sum(sizes)),
             np.fromiter(chain.from_iterable(tool.lexical.values() for tool in tools), np.float32, sum(sizes)),
+        )
+        servers = [tool.server_name for tool in tools]
+        tool_ids, tool_names = [tool.tool_id for tool in tools], [tool.tool_name for tool in tools]
+        return cls(
+            ToolNames(tool_ids, servers, servers, tool_names, [()] * len(tools)),
+            np.array([tool.action for tool in tools], np.int16),
+            Postings.build(elements, len(tools)),
+            np.zeros(len(tools)),
         )
 
     def with_vectors(self, vectors: Sequence[Vector | None]) -> Self:
         """Return the index with embeddings, in the order of the tools; None for a tool without one."""
         known = [vector for vector in vectors if vector is not None]
         if not known:
-            return replace(self, _vectors=None)
-        missing = np.full(len(known[0]), np.nan, np.float32)
-        stacked = np.stack([missing if vector is None else vector for vector in vectors])
-        return replace(self, _vectors=_round_to_half(stacked))
+            return replace(self, vectors=None, has_vector=None, _center_cosines={})
+        stacked = np.zeros((len(vectors), len(known[0])), np.float32)
+        has_vector = np.array([vector is not None for vector in vectors])
+        stacked[has_vector] = round_to_half(np.stack(known))
+        missing = None if has_vector.all() else has_vector
+        return replace(self, vectors=stacked, has_vector=missing, _center_cosines={})
+
+    def with_priors(self, priors: npt.NDArray[np.float64]) -> Self:
+        """Return the index with other priors. It shares everything else."""
+        return replace(self, priors=priors)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the index takes in memory."""
+        vectors = 0 if self.vectors is None else self.vectors.nbytes
+        return self.names.memory_bytes + self.postings.memory_bytes + vectors + len(self.names) * (2 + 8 + 1 + 8)
 
     def find(self, params: ScoringParams, vectors: Sequence[Vector] | None, limit: int) -> list[ScoredTool]:
         """Return the best tools; without vectors it is a search by words."""
-        candidates, weights = self.find_candidates(params, vectors)
-        pool = _select_best(candidates, params, weights, candidate_pool_size(params, limit))
-        by_id = {candidate.tool_id: candidate for candidate in pool}
-        lexical = {tool.tool_id: tool.lexical for tool in self.tools if tool.tool_id in by_id}
-        ranking = rank(pool, params, weights, vectors, limit)
-        hits = ranking.hits[: ranking.size]
-        return [_make_scored_tool(hit, params, by_id[hit.tool_id], lexical[hit.tool_id]) for hit in hits]
+        pool, ranking = self.rank_best(params, vectors, limit)
+        similarities = {candidate.tool_id: candidate.similarities for candidate in pool}
+        return [
+            ScoredTool(
+                hit=hit,
+                similarity=max((each for each in similarities[hit.tool_id] if each is not None), default=None),
+                words=self.find_matching_words(params.query, hit.tool_id),
+                named=is_named(params.query.user_text.lower(), hit.tool_name),
+            )
+            for hit in ranking.hits[: ranking.size]
+        ]
+
+    def rank_best(
+        self,
+        params: ScoringParams,
+        vectors: Sequence[Vector] | None,
+        limit: int,
+        learned: Learned = NOTHING_LEARNED,
+    ) -> tuple[Sequence[Candidate], Ranking]:
+        """Return the candidates and their ranking."""
+        stats = self.make_stats(params)
+        weights = make_weights(
+            params, [stats.max_bm25(ids) for ids in params.term_ids], stats.max_bm25(params.message_term_ids)
+        )
+        boosts = learned.compute_boosts(vectors, params, weights)
+        pool = self._find_pool(params, weights, stats, vectors, candidate_pool_size(params, limit), boosts)
+        return pool, rank(pool, params, weights, vectors, limit)
 
     def find_candidates(
         self, params: ScoringParams, vectors: Sequence[Vector] | None
-    ) -> tuple[list[Candidate], Weights]:
+    ) -> tuple[Sequence[Candidate], Weights]:
         """Return, unordered, the tools that pass the threshold or may be named in the message."""
-        bm25s, max_bm25s, max_message_bm25 = self._compute_bm25(params)
-        weights = make_weights(params, max_bm25s, max_message_bm25)
-        names = set(extract_possible_names(params.query.user_text))
-        called_servers = {tool.server_name for tool in self.tools if tool.tool_name in params.query.called}
-        similarities, center_cosines = self._compute_similarities(params, vectors), self._compute_center_cosines(params)
-        evidence = zip(self.tools, similarities, bm25s.tolist(), center_cosines, strict=True)
-        candidates = (
-            Candidate(
-                tool_id=tool.tool_id,
-                server_name=tool.server_name,
-                tool_name=tool.tool_name,
-                tags=(),
-                similarities=tool_similarities,
-                bm25s=tool_bm25s,
-                action=tool.action,
-                center_cosine=center_cosine,
-                is_sibling=tool.server_name in called_servers,
-            )
-            for tool, tool_similarities, tool_bm25s, center_cosine in evidence
+        stats = self.make_stats(params)
+        weights = make_weights(
+            params, [stats.max_bm25(ids) for ids in params.term_ids], stats.max_bm25(params.message_term_ids)
         )
-        return [
-            candidate
-            for candidate in candidates
-            if passes_threshold(candidate, weights) or candidate.tool_name.lower() in names
-        ], weights
+        return self._find_pool(params, weights, stats, vectors, None, {}), weights
+
+    def make_stats(self, params: ScoringParams) -> TermStats:
+        """Count the tools with each term of the query."""
+        return TermStats(0, len(self.names), 0, self.postings.count(params.all_term_ids))
 
     def score_by_words(self, queries: Sequence[ScoringParams]) -> list[float]:
         """Return the highest BM25 of each tool for any of the queries."""
-        columns = [self._compute_bm25(params)[0][:, 0] for params in queries]
+        columns = [self.postings.compute_bm25(params.term_ids[0], self.make_stats(params)) for params in queries]
         scores: list[float] = np.max(columns, axis=0).tolist()
         return scores
 
@@ -139,78 +238,159 @@ class TenantIndex:
 
         A tool without an embedding has NaN. The result is None if no tool has an embedding.
         """
-        if self._vectors is None:
+        if self.vectors is None:
             return None
-        cosines: Vectors = self._vectors @ _round_to_half(vectors).T
+        cosines: Vectors = self.vectors @ round_to_half(vectors).T
+        if self.has_vector is not None:
+            cosines[~self.has_vector] = np.nan
         return cosines
 
-    def _compute_bm25(self, params: ScoringParams) -> tuple[_Floats, list[float], float]:
-        """Return BM25 with a column for each text, the upper bound for each text and for the message's own words."""
-        columns = np.sort(np.array(params.all_term_ids, np.int64))
-        in_query = np.isin(self._term_ids, columns)
-        matrix = np.zeros((len(self.tools), len(columns)), np.float32)
-        matrix[self._rows[in_query], np.searchsorted(columns, self._term_ids[in_query])] = self._frequencies[in_query]
-        counts = dict(zip(columns.tolist(), np.count_nonzero(matrix, axis=0).tolist(), strict=True))
-        stats = TermStats(0, len(self.tools), 0, counts)
-        query = np.stack([_to_dense(stats.make_query_vector(ids), columns) for ids in params.term_ids], axis=1)
-        max_bm25s = [stats.max_bm25(ids) for ids in params.term_ids]
-        return matrix @ query, max_bm25s, stats.max_bm25(params.message_term_ids)
+    def find_matching_words(self, query: Query, tool_id: str) -> list[str]:
+        """Return the query's distinct words whose terms the tool contains, in the query's order."""
+        words = tokenize_with_words(query.lexical_texts[0])
+        found = self.postings.find_terms(self.names.rows[tool_id], term_ids_of(term for _, term in words))
+        return list(dict.fromkeys(word for word, term in words if term_id_of(term) in found))
 
-    def _compute_center_cosines(self, params: ScoringParams) -> list[float]:
+    def find_tagged(self, tag: str) -> Rows:
+        return self.names.by_tag.get(tag, np.empty(0, np.int32))
+
+    def find_called(self, query: Query) -> tuple[Rows, npt.NDArray[np.bool_]]:
+        named = chain.from_iterable(self.names.by_name.get(name.lower(), ()) for name in query.called)
+        called = np.array([row for row in named if self.names.tool_names[row] in query.called], np.int32)
+        numbers = self.names.server_numbers
+        return called, np.isin(numbers, numbers[called])
+
+    def _find_pool(
+        self,
+        params: ScoringParams,
+        weights: Weights,
+        stats: TermStats,
+        vectors: Sequence[Vector] | None,
+        pool_size: int | None,
+        example_boosts: Mapping[str, float],
+    ) -> list[Candidate]:
+        """Return the candidates that a search in Postgres would return for ranking, all if `pool_size` is None."""
+        units = None if vectors is None or self.vectors is None else round_to_half(np.stack(vectors))
+        columns = self._make_columns(params, stats, units, example_boosts)
+        names = set(extract_possible_names(params.query.user_text))
+        named = np.array(sorted(chain.from_iterable(self.names.by_name.get(name, ()) for name in names)), np.int32)
+        alone = score_alone_columns(columns, weights)
+        scores = score_texts_columns(columns, weights, alone)
+        scores = scores + compute_boost_columns(self, params, columns.example_boosts)
+        passes = passes_threshold_columns(columns, weights)
+        passes[named] = True
+        best_alone = _find_best(alone, None, BEST_ALONE) if weights.has_context else np.empty(0, np.int64)
+        rows = _find_best(scores, passes, pool_size)
+        rows = np.union1d(rows, np.concatenate([named, best_alone]))
+        candidates = self._make_candidates(params, rows, columns, units)
+        return _cut_pool(candidates, params, weights, passes[rows], names, pool_size)
+
+    def _make_columns(
+        self, params: ScoringParams, stats: TermStats, units: Vectors | None, example_boosts: Mapping[str, float]
+    ) -> EvidenceColumns:
+        boosts: Floats | float = 0.0
+        if example_boosts:
+            boosts = np.zeros(len(self.names))
+            for tool_id, boost in example_boosts.items():
+                if (row := self.names.rows.get(tool_id)) is not None:
+                    boosts[row] = boost
+        return EvidenceColumns(
+            None if units is None or self.vectors is None else [self.vectors @ unit for unit in units],
+            self.has_vector,
+            [self.postings.compute_bm25(term_ids, stats) for term_ids in params.term_ids],
+            self._get_center_cosines(params),
+            boosts,
+        )
+
+    def _get_center_cosines(self, params: ScoringParams) -> npt.NDArray[np.float64] | float:
+        """Return the exact cosines with the center of messages. They depend on the model alone and are kept."""
         center = params.calibration.center_vector
-        cosines = None if center is None else self.compute_cosines(center[None])
-        return [0.0] * len(self.tools) if cosines is None else np.nan_to_num(cosines[:, 0]).tolist()
+        if center is None or self.vectors is None:
+            return 0.0
+        key = center.tobytes()
+        if (known := self._center_cosines.get(key)) is None:
+            unit = round_to_half(center[None])
+            starts = range(0, len(self.names), _ROWS_AT_ONCE)
+            parts = [compute_exact_cosines(self.vectors[start : start + _ROWS_AT_ONCE], unit) for start in starts]
+            known = np.concatenate(parts)[:, 0] if parts else np.zeros(0)
+            self._center_cosines.clear()
+            self._center_cosines[key] = known
+        return known
 
-    def _compute_similarities(
-        self, params: ScoringParams, vectors: Sequence[Vector] | None
-    ) -> list[list[float | None]]:
-        cosines = None if vectors is None else self.compute_cosines(np.stack(vectors))
-        if cosines is None:
-            return [[None] * len(params.query.texts)] * len(self.tools)
-        return [[None if math.isnan(cosine) else cosine for cosine in row] for row in cosines.tolist()]
+    def _make_candidates(
+        self, params: ScoringParams, rows: Rows, columns: EvidenceColumns, units: Vectors | None
+    ) -> list[Candidate]:
+        names, texts = self.names, len(params.query.texts)
+        similarities: list[list[float | None]] = [[None] * texts] * len(rows)
+        if units is not None and self.vectors is not None:
+            similarities = compute_exact_cosines(self.vectors[rows], units).tolist()
+            if self.has_vector is not None:
+                has_vector = self.has_vector[rows].tolist()
+                pairs = zip(similarities, has_vector, strict=True)
+                similarities = [known if has else [None] * texts for known, has in pairs]
+        bm25s = np.stack([bm25[rows] for bm25 in columns.bm25s], axis=1).tolist()
+        siblings = self.find_called(params.query)[1][rows].tolist() if params.query.called else [False] * len(rows)
+        return [
+            Candidate(
+                names.tool_ids[row],
+                names.server_names[row],
+                names.tool_names[row],
+                names.tags[row],
+                similarities[position],
+                bm25s[position],
+                action,
+                prior,
+                center_cosine,
+                siblings[position],
+                example_boost,
+            )
+            for position, (row, action, prior, center_cosine, example_boost) in enumerate(
+                zip(
+                    rows.tolist(),
+                    self.actions[rows].tolist(),
+                    self.priors[rows].tolist(),
+                    _take(columns.center_cosines, rows),
+                    _take(columns.example_boosts, rows),
+                    strict=True,
+                )
+            )
+        ]
 
 
-def _select_best(
-    candidates: Sequence[Candidate], params: ScoringParams, weights: Weights, pool_size: int
+def _take(column: Floats | float, rows: Rows) -> list[float]:
+    return [column] * len(rows) if isinstance(column, float) else column[rows].tolist()
+
+
+def _find_best(scores: Floats, passes: npt.NDArray[np.bool_] | None, count: int | None) -> Rows:
+    """Return the rows of the best tools, and of those that may be among them: single precision cannot tell."""
+    rows = np.arange(len(scores)) if passes is None else np.flatnonzero(passes)
+    if count is None or len(rows) <= count:
+        return rows
+    passing = scores if passes is None else scores[rows]
+    lowest = -np.partition(-passing, count - 1)[count - 1]
+    best: Rows = rows[passing >= lowest - _SCORE_ERROR]
+    return best
+
+
+def _cut_pool(
+    candidates: Sequence[Candidate],
+    params: ScoringParams,
+    weights: Weights,
+    passes: npt.NDArray[np.bool_],
+    names: set[str],
+    pool_size: int | None,
 ) -> list[Candidate]:
-    """Return the candidates that a search in Postgres would return for ranking."""
-    names = set(extract_possible_names(params.query.user_text))
-    best_alone = _find_best_alone(candidates, weights) if weights.has_context else frozenset()
+    """Return the best of the candidates that pass: tools that may be named and the best for the message alone first."""
+    if pool_size is None or (len(candidates) <= pool_size and not weights.has_context):
+        return [candidate for candidate, each in zip(candidates, passes.tolist(), strict=True) if each]
+    first = {candidate.tool_id for candidate in candidates if candidate.tool_name.lower() in names}
+    if weights.has_context:
+        by_alone = sorted(candidates, key=lambda each: (-score_alone(each, weights), each.server_name, each.tool_name))
+        first |= {candidate.tool_id for candidate in by_alone[:BEST_ALONE]}
 
     def sort_key(candidate: Candidate) -> tuple[bool, float, str, str]:
-        is_first = candidate.tool_name.lower() in names or candidate.tool_id in best_alone
         score = score_texts(candidate, weights) + compute_boost(candidate, params)
-        return not is_first, -score, candidate.server_name, candidate.tool_name
+        return candidate.tool_id not in first, -score, candidate.server_name, candidate.tool_name
 
-    return sorted(candidates, key=sort_key)[:pool_size]
-
-
-def _find_best_alone(candidates: Sequence[Candidate], weights: Weights) -> frozenset[str]:
-    """Return the ids of the best tools for the message without its context."""
-    best = nsmallest(
-        BEST_ALONE, candidates, key=lambda each: (-score_alone(each, weights), each.server_name, each.tool_name)
-    )
-    return frozenset(candidate.tool_id for candidate in best)
-
-
-def _round_to_half(vectors: npt.NDArray[Any]) -> Vectors:
-    """Round to the precision that rows store, and scale to unit length again."""
-    rounded = vectors.astype(np.float16).astype(np.float32)
-    unit: Vectors = rounded / np.linalg.norm(rounded, axis=1, keepdims=True)
-    return unit
-
-
-def _to_dense(vector: SparseVector, columns: npt.NDArray[np.int64]) -> _Floats:
-    dense = np.zeros(len(columns), np.float32)
-    dense[np.searchsorted(columns, vector.indices())] = vector.values()
-    return dense
-
-
-def _make_scored_tool(hit: Hit, params: ScoringParams, candidate: Candidate, lexical: SparseVector) -> ScoredTool:
-    known = [similarity for similarity in candidate.similarities if similarity is not None]
-    return ScoredTool(
-        hit=hit,
-        similarity=max(known, default=None),
-        words=find_matching_words(params.query.lexical_texts[0], lexical),
-        named=is_named(params.query.user_text.lower(), hit.tool_name),
-    )
+    passing = [candidate for candidate, each in zip(candidates, passes.tolist(), strict=True) if each]
+    return sorted(passing, key=sort_key)[:pool_size]

@@ -15,12 +15,13 @@ _MAX_CACHE_BYTES = 32 * 1024 * 1024
 _ENTRY_BYTES = 1_000
 _TAG_BYTES = 500
 _CACHE_TTL_S = 600.0
-_MAX_TAGS = 5_000
+MAX_TAGS = 5_000
+"""Of a scope: further ones, by name, are not looked for in messages."""
 
 _LIST_TAGS = f"""
     SELECT (SELECT catalog_version FROM users WHERE id = %(user_id)s),
-           ARRAY(SELECT DISTINCT tag FROM mcp_tool_embeddings v, unnest({TAGS}) tag
-                 WHERE {VISIBLE} ORDER BY tag LIMIT {_MAX_TAGS})
+           ARRAY(SELECT DISTINCT tag COLLATE "C" FROM mcp_tool_embeddings v, unnest({TAGS}) tag
+                 WHERE {VISIBLE} ORDER BY 1 LIMIT {MAX_TAGS})
 """
 _SEPARATORS = str.maketrans("-_./:", "     ")
 

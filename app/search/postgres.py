@@ -4,25 +4,33 @@ A search is one statement. It reads each visible tool once, scores it as `scorin
 that the first k are the true first k. BM25 also needs document frequencies: `term_stats.py` counts them in a statement
 of their own and caches them until the catalogue's version changes.
 
+Postgres finds the candidates and returns their vectors: the evidence for them is computed exactly, as it is for
+candidates in memory (`candidates.py`), so that both give the same answer.
+
 The search is exact by construction: the distance is computed in the select list of a subquery that no other clause is
 moved into, so that no plan can answer it from an index. Very large tenants are searched through HNSW (`hnsw.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import orjson
 from pgvector import HalfVector, SparseVector
 
 from app.catalog.visibility import TAGS, VISIBLE, Scope
 from app.db.engine import Session
 from app.embeddings.base import Vector
 from app.search.bm25 import find_matching_words
-from app.search.examples import example_boosts_sql
+from app.search.candidates import compute_exact_cosines, round_to_half, scale_to_unit
 from app.search.hnsw import HNSW_SETTINGS, candidate_ids_join
 from app.search.intents import compare_actions
+from app.search.learned import NOTHING_LEARNED, Learned
 from app.search.named_tags import TagCache, find_named_tags
+from app.search.pgvector_binary import decode_halfvecs, decode_sparsevecs
+from app.search.postings import Postings
 from app.search.query import Query
 from app.search.ranking import Hit, Ranking, candidate_pool_size, is_named, rank
 from app.search.scoring import (
@@ -54,22 +62,25 @@ _READ_EVIDENCE = """
 _NAMED = "cardinality(%(names)s::text[]) > 0 AND lower(v.tool_name) = ANY(%(names)s::text[]) AS named"
 
 _CENTER_COSINE = "1 - (v.embedding <=> %(center)s::halfvec)"
-_EXAMPLE_BOOST = "coalesce(({boosts} -> v.tool_id)::float8, 0)"
+# A scalar subquery, so that the text is parsed once and not for each row.
+_EXAMPLE_BOOST = "coalesce(((SELECT %(example_boosts)s::jsonb) -> v.tool_id)::float8, 0)"
 _IS_SIBLING = "bool_or(v.tool_name = ANY(%(called)s::text[])) OVER (PARTITION BY v.server_id)"
 
 # Outweighs every score, so that tools which the message may name come first.
 _NAME_BONUS = 1000
 
 _SELECT_BEST = """
-SELECT u.catalog_version, {row_count}, best.*
+SELECT u.catalog_version, {row_count}, best.*, halfvec_send(e.embedding), sparsevec_send(e.lexical)
 FROM users u LEFT JOIN (
-    SELECT tool_id, server_name, tool_name, tags, action, prior, center_cosine, is_sibling,
-           example_boost, {columns}
+    SELECT tool_id, server_name, tool_name, tags, action, prior, is_sibling
     FROM {rows}
     WHERE {passes} OR named
-    ORDER BY {score} + {boost} + CASE WHEN {first} THEN {bonus}::float8 ELSE 0::float8 END DESC, server_name, tool_name
+    ORDER BY {score} + {boost} + CASE WHEN {first} THEN {bonus}::float8 ELSE 0::float8 END DESC,
+             server_name COLLATE "C", tool_name COLLATE "C"
     LIMIT %(pool_size)s
 ) best ON true
+LEFT JOIN mcp_tool_embeddings e
+    ON e.user_id = %(user_id)s AND e.model = %(model)s AND e.tool_id = best.tool_id
 WHERE u.id = %(user_id)s
 """
 
@@ -98,11 +109,11 @@ class StatementShape:
 
     texts: int
     has_context: bool
-    has_vectors: bool
     has_center: bool
     with_tags: bool
     with_named_tags: bool
     with_calls: bool
+    with_examples: bool
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,7 @@ class SearchResult:
     @property
     def hits(self) -> Sequence[Hit]:
         """The tools that the message needs."""
-        return self.ranking.hits[: self.ranking.size]
+        return self.ranking.needed
 
 
 @dataclass(frozen=True)
@@ -154,6 +165,7 @@ class HybridSearch:
         *,
         limit: int | None,
         ann: bool = False,
+        learned: Learned = NOTHING_LEARNED,
     ) -> SearchResult:
         """Return the best hits within the scope, or the whole ranking if `limit` is None.
 
@@ -161,18 +173,25 @@ class HybridSearch:
         """
         stats = await self._term_stats.get(session, scope, params.all_term_ids)
         params = await self._add_named_tags(session, scope, params, stats)
-        rows = await self._read_rows(session, scope, params, stats, vectors, limit=limit, ann=ann)
+        boosts = learned.compute_boosts(vectors, params, _make_weights(params, stats))
+        rows = await self._read_rows(session, scope, params, stats, vectors, boosts, limit=limit, ann=ann)
         if rows and rows[0][0] != stats.version:
             # The catalogue has changed since the terms were counted.
             stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
             params = await self._add_named_tags(session, scope, params, stats)
-            rows = await self._read_rows(session, scope, params, stats, vectors, limit=limit, ann=ann)
-        candidates = [_make_candidate(row) for row in rows if row[2] is not None]
+            rows = await self._read_rows(session, scope, params, stats, vectors, boosts, limit=limit, ann=ann)
+        candidates = make_candidates(rows, params, stats, vectors, boosts)
         ranking = rank(candidates, params, _make_weights(params, stats), vectors, limit)
         return SearchResult(ranking, stats.searched, stats.tokens, stats.version)
 
     async def read_evidence(
-        self, session: Session, scope: Scope, params: ScoringParams, vectors: TextVectors, tool_ids: Sequence[str]
+        self,
+        session: Session,
+        scope: Scope,
+        params: ScoringParams,
+        vectors: TextVectors,
+        tool_ids: Sequence[str],
+        learned: Learned = NOTHING_LEARNED,
     ) -> dict[str, Evidence]:
         """Return the evidence for those of the tools that are visible, by id.
 
@@ -180,8 +199,9 @@ class HybridSearch:
         """
         stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
         params = await self._add_named_tags(session, scope, params, stats)
-        parameters = scope.parameters() | _make_search_parameters(params, stats, vectors)
-        statement = _explain_statement(len(params.query.texts), has_vectors=vectors is not None)
+        boosts = learned.compute_boosts(vectors, params, _make_weights(params, stats))
+        parameters = scope.parameters() | _make_search_parameters(params, stats, vectors, boosts)
+        statement = _explain_statement(len(params.query.texts))
         rows = await session.rows(statement, parameters | {"tool_ids": list(tool_ids)})
         return {tool_id: _make_evidence(params, *columns) for tool_id, *columns in rows}
 
@@ -209,32 +229,33 @@ class HybridSearch:
         params: ScoringParams,
         stats: TermStats,
         vectors: TextVectors,
+        boosts: Mapping[str, float],
         *,
         limit: int | None,
         ann: bool,
     ) -> Sequence[tuple[Any, ...]]:
-        shape = _get_shape(params, vectors)
-        parameters = scope.parameters() | _make_search_parameters(params, stats, vectors)
+        shape = _get_shape(params, vectors, boosts)
+        parameters = scope.parameters() | _make_search_parameters(params, stats, vectors, boosts)
         parameters["pool_size"] = None if limit is None else candidate_pool_size(params, limit)
         if ann and vectors is not None and limit is not None:
             await session.rows(HNSW_SETTINGS)
-            rows = await session.rows(_hnsw_statement(scope.model, len(vectors[0]), shape), parameters)
+            rows = await session.rows(_hnsw_statement(scope.model, len(vectors[0]), shape), parameters, binary=True)
             if rows and rows[0][1] >= min(limit, stats.searched):
                 return rows
             # HNSW filters after the scan: fewer rows than there are to find means that it lost some.
-        return await session.rows(_exact_statement(shape), parameters)
+        return await session.rows(_exact_statement(shape), parameters, binary=True)
 
 
-def _get_shape(params: ScoringParams, vectors: TextVectors) -> StatementShape:
+def _get_shape(params: ScoringParams, vectors: TextVectors, boosts: Mapping[str, float]) -> StatementShape:
     query = params.query
     return StatementShape(
         texts=len(query.texts),
         has_context=bool(query.context),
-        has_vectors=vectors is not None,
         has_center=vectors is not None and bool(params.calibration.center),
         with_tags=bool(params.tags),
         with_named_tags=bool(params.named_tags),
         with_calls=bool(query.called),
+        with_examples=bool(boosts),
     )
 
 
@@ -243,11 +264,17 @@ def _make_weights(params: ScoringParams, stats: TermStats) -> Weights:
     return make_weights(params, max_bm25s, stats.max_bm25(params.message_term_ids))
 
 
-def _make_search_parameters(params: ScoringParams, stats: TermStats, vectors: TextVectors) -> dict[str, Any]:
+def _make_search_parameters(
+    params: ScoringParams, stats: TermStats, vectors: TextVectors, boosts: Mapping[str, float]
+) -> dict[str, Any]:
     return (
         _make_vector_parameters(stats, params.term_ids, vectors)
         | make_sql_parameters(params, _make_weights(params, stats))
-        | {"names": extract_possible_names(params.query.user_text), "center": _get_center(params)}
+        | {
+            "names": extract_possible_names(params.query.user_text),
+            "center": _get_center(params),
+            "example_boosts": orjson.dumps(boosts).decode(),
+        }
     )
 
 
@@ -282,15 +309,15 @@ def _hnsw_statement(model: str, dimension: int, shape: StatementShape) -> str:
 
 
 @lru_cache(maxsize=16)
-def _explain_statement(texts: int, *, has_vectors: bool) -> str:
+def _explain_statement(texts: int) -> str:
     shape = StatementShape(
         texts,
         has_context=False,
-        has_vectors=has_vectors,
         has_center=False,
         with_tags=False,
         with_named_tags=False,
         with_calls=False,
+        with_examples=True,
     )
     return _EXPLAIN.format(evidence=_evidence_subquery(shape))
 
@@ -303,7 +330,7 @@ def _evidence_subquery(shape: StatementShape, *extra_columns: str, join: str = "
         columns=", ".join([*cosines, *bm25s, *extra_columns]),
         center=_CENTER_COSINE if shape.has_center else "0::float8",
         siblings=_IS_SIBLING if shape.with_calls else "false",
-        examples=_EXAMPLE_BOOST.format(boosts=example_boosts_sql(shape.texts)) if shape.has_vectors else "0::float8",
+        examples=_EXAMPLE_BOOST if shape.with_examples else "0::float8",
         join=join,
         visible=VISIBLE,
         tags=TAGS,
@@ -311,12 +338,9 @@ def _evidence_subquery(shape: StatementShape, *extra_columns: str, join: str = "
 
 
 def _best_statement(shape: StatementShape, rows: str, row_count: str) -> str:
-    texts = range(shape.texts)
-    columns = [f"similarity_{text}" for text in texts] + [f"bm25_{text}" for text in texts]
     return _SELECT_BEST.format(
         row_count=row_count,
         rows=_rank_alone(shape, rows) if shape.has_context else rows,
-        columns=", ".join(columns),
         passes=passes_threshold_sql(shape.texts),
         score=score_texts_sql(shape.texts, has_context=shape.has_context),
         boost=boost_sql(with_tags=shape.with_tags, with_named_tags=shape.with_named_tags, with_calls=shape.with_calls),
@@ -328,30 +352,60 @@ def _best_statement(shape: StatementShape, rows: str, row_count: str) -> str:
 def _rank_alone(shape: StatementShape, rows: str) -> str:
     """Number the rows by the message alone, so that its best tools are candidates whatever the context finds."""
     alone = score_alone_sql(shape.texts, has_context=True)
-    number = f"row_number() OVER (ORDER BY {alone} DESC, server_name, tool_name) AS alone_rank"
+    names = 'server_name COLLATE "C", tool_name COLLATE "C"'
+    number = f"row_number() OVER (ORDER BY {alone} DESC, {names}) AS alone_rank"
     return f"(SELECT *, {number} FROM {rows}) numbered"
 
 
-def _make_candidate(row: tuple[Any, ...]) -> Candidate:
-    _, _, tool_id, server_name, tool_name, tags, action, prior, center_cosine, is_sibling, example_boost, *evidence = (
-        row
-    )
-    texts = len(evidence) // 2
-    similarities, bm25s = evidence[:texts], evidence[texts:]
-    center_cosine = 0.0 if center_cosine is None else center_cosine
-    return Candidate(
-        tool_id,
-        server_name,
-        tool_name,
-        tags,
-        similarities,
-        bm25s,
-        action,
-        prior,
-        center_cosine,
-        is_sibling,
-        example_boost,
-    )
+def make_candidates(
+    rows: Sequence[tuple[Any, ...]],
+    params: ScoringParams,
+    stats: TermStats,
+    vectors: TextVectors,
+    boosts: Mapping[str, float],
+) -> list[Candidate]:
+    """Compute the exact evidence for the rows of a search."""
+    found = [row[2:] for row in rows if row[2] is not None]
+    cosines, center_cosines = _compute_cosines([row[7] for row in found], params, vectors)
+    postings = Postings.build(decode_sparsevecs(b"".join(row[8] for row in found)), len(found))
+    bm25s = np.stack([postings.compute_bm25(term_ids, stats) for term_ids in params.term_ids], axis=1).tolist()
+    return [
+        Candidate(
+            tool_id,
+            server_name,
+            tool_name,
+            tags,
+            cosines[number],
+            bm25s[number],
+            action,
+            prior,
+            center_cosines[number],
+            is_sibling,
+            boosts.get(tool_id, 0.0),
+        )
+        for number, (tool_id, server_name, tool_name, tags, action, prior, is_sibling, *_) in enumerate(found)
+    ]
+
+
+def _compute_cosines(
+    sent: Sequence[bytes | None], params: ScoringParams, vectors: TextVectors
+) -> tuple[list[list[float | None]], list[float]]:
+    """Return the cosines of each tool with the texts, None where one has no embedding, and with the center."""
+    cosines: list[list[float | None]] = [[None] * len(params.term_ids) for _ in sent]
+    center_cosines = [0.0] * len(sent)
+    known = [number for number, embedding in enumerate(sent) if embedding is not None]
+    if vectors is None or not known:
+        return cosines, center_cosines
+    embeddings = b"".join(embedding for embedding in sent if embedding is not None)
+    tools = scale_to_unit(decode_halfvecs(embeddings, len(vectors[0])))
+    for number, row in zip(known, compute_exact_cosines(tools, round_to_half(np.stack(vectors))).tolist(), strict=True):
+        cosines[number] = row
+    center = params.calibration.center_vector
+    if center is not None:
+        exact = compute_exact_cosines(tools, round_to_half(center[None]))[:, 0].tolist()
+        for number, cosine in zip(known, exact, strict=True):
+            center_cosines[number] = cosine
+    return cosines, center_cosines
 
 
 def _make_evidence(

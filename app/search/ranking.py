@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Literal
 
 from app.embeddings.base import Vector
@@ -53,6 +54,11 @@ class Ranking:
     judgement: Judgement
     size: int
 
+    @property
+    def needed(self) -> Sequence[Hit]:
+        """The tools that the message needs."""
+        return self.hits[: self.size]
+
 
 def candidate_pool_size(params: ScoringParams, limit: int) -> int:
     """Return how many candidates to rank: more than the limit, since tool names and subqueries change the order."""
@@ -90,11 +96,12 @@ def sort_candidates(
 ) -> list[RankedTool]:
     """Return the candidates that pass the threshold: tools that the message names first, then by score.
 
-    Ties are broken by the unclamped score, the server's name and the tool's name.
+    Ties are broken by the unclamped score, the server's name and the tool's name. The order of the candidates does not
+    matter.
     """
     message = params.query.user_text.lower()
     tools = []
-    for candidate in candidates:
+    for candidate in sorted(candidates, key=itemgetter(1, 2)):  # by the names, which makes the best tool unique
         named = is_named(message, candidate.tool_name)
         if named or passes_threshold(candidate, weights):
             score = score_texts(candidate, weights) + (0.0 if named else compute_boost(candidate, params))

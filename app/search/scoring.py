@@ -15,9 +15,9 @@ it tells how near the tool is to messages in general. What the tool's examples a
 Nothing is scaled to the best candidate, so a score means the same in every answer, and a word weighs the more, the
 rarer it is among the user's own tools. Evidence for a subquery lifts a tool halfway up to it. The boosts are small.
 
-Postgres scores every visible tool to find the candidates, Python scores the candidates again to rank them, and the
-in-memory search uses Python alone. Each rule therefore stands here twice, first in Python and then in SQL;
-`tests/integration/search/test_scoring_sql.py` compares the two.
+Every visible tool is scored to find the candidates, in Postgres or in memory, and Python scores the candidates again to
+rank them. Each rule therefore stands here three times: in Python for one candidate, in numpy for all tools, and in SQL;
+`tests/integration/search/test_scoring_sql.py` compares the three.
 
 The formula was chosen on public sets of labelled messages (`make bench-relevance`). On all of them the sum is level
 with or ahead of scores that are normalized to 0..1 over a pool of candidates, and it needs no pool.
@@ -25,12 +25,16 @@ with or ahead of scores that are normalized to 0..1 over a pool of candidates, a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from app.embeddings.calibration import UNCALIBRATED, Calibration
 from app.search.bm25 import query_term_ids
+from app.search.candidates import COSINE_ERROR
 from app.search.examples import MIN_BOOST_TO_PASS
 from app.search.intents import Action, compare_actions, detect_requested_actions
 from app.search.query import Query
@@ -60,6 +64,9 @@ CONTEXT_BM25_WEIGHT = BM25_WEIGHT / 2
 MIN_BM25_SHARE = 0.5
 """A tool below the cosine threshold must reach this share of the query's maximum BM25."""
 
+BM25_ERROR = 1e-5
+"""More than a BM25 in single precision differs from the exact one, as a share of it."""
+
 _SMALLEST_BM25 = 1e-9
 _UNREACHABLE = 1e9
 
@@ -86,6 +93,39 @@ class Candidate(NamedTuple):
     @property
     def similarity(self) -> float | None:
         return self.similarities[0]
+
+
+Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+Rows = npt.NDArray[np.integer[Any]]
+
+
+class EvidenceColumns(NamedTuple):
+    """The evidence for all tools, in arrays with an element for each tool; one array for each text of the query."""
+
+    similarities: Sequence[Floats] | None
+    """None for a search by words alone."""
+    has_vector: npt.NDArray[np.bool_] | None
+    """None: every tool has an embedding."""
+    bm25s: Sequence[Floats]
+    center_cosines: Floats | float
+    example_boosts: Floats | float
+
+
+class ToolColumns(Protocol):
+    """What boosts depend on, for all tools."""
+
+    @property
+    def actions(self) -> npt.NDArray[np.int16]: ...
+
+    @property
+    def priors(self) -> npt.NDArray[np.float64]: ...
+
+    def find_tagged(self, tag: str) -> Rows:
+        """Return the rows of the tools that have the tag."""
+
+    def find_called(self, query: Query) -> tuple[Rows, npt.NDArray[np.bool_]]:
+        """Return the rows of the tools that the conversation called recently, and which tools share a server with
+        one."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +163,11 @@ class ScoringParams:
         """The distinct term ids of all texts."""
         return list(dict.fromkeys(chain.from_iterable(self.term_ids)))
 
-    @property
+    @cached_property
     def message_term_ids(self) -> Sequence[int]:
         """Those term ids of the search text that are the message's own words."""
+        if not self.query.expansion:
+            return self.term_ids[0]
         own = set(query_term_ids(self.query.search_text))
         return [term_id for term_id in self.term_ids[0] if term_id in own]
 
@@ -212,10 +254,9 @@ def make_sql_parameters(params: ScoringParams, weights: Weights) -> dict[str, An
         "baseline": weights.baseline,
         "center_weight": weights.center,
         "cosine_weight": weights.cosine,
-        "min_cosine": weights.min_cosine,
-        "min_bm25": weights.min_bm25,
-        "example_weight": weights.examples,
-        "example_floor": params.calibration.example_floor,
+        # Postgres computes in single precision; the exact test follows.
+        "min_cosine": weights.min_cosine - COSINE_ERROR if weights.min_cosine > -1 else weights.min_cosine,
+        "min_bm25": weights.min_bm25 * (1 - BM25_ERROR),
         "min_examples": weights.min_examples,
         "learned": params.learned,
         "requested_actions": params.requested_actions,
@@ -234,6 +275,17 @@ def score_text(candidate: Candidate, weights: Weights, text: int) -> float:
     return weights.cosine * (similarity - weights.baseline - weights.center * candidate.center_cosine) + bm25
 
 
+def _score_text_columns(columns: EvidenceColumns, weights: Weights, text: int) -> Floats:
+    bm25 = weights.bm25[text] * columns.bm25s[text]
+    if columns.similarities is None or not weights.cosine:
+        return bm25
+    baseline = weights.baseline + weights.center * columns.center_cosines if weights.center else weights.baseline
+    above_baseline = weights.cosine * (columns.similarities[text] - baseline)
+    if columns.has_vector is not None:
+        above_baseline = np.where(columns.has_vector, above_baseline, 0.0)
+    return above_baseline + bm25
+
+
 def _score_text_sql(text: int) -> str:
     above_baseline = f"coalesce(similarity_{text} - %(baseline)s - %(center_weight)s * center_cosine, 0)"
     return f"(%(cosine_weight)s * {above_baseline} + %(bm25_weight_{text})s * bm25_{text})"
@@ -244,6 +296,13 @@ def score_alone(candidate: Candidate, weights: Weights) -> float:
     best = search_text = score_text(candidate, weights, 0)
     for subquery in weights.subqueries:
         best = max(best, (search_text + score_text(candidate, weights, subquery)) / 2)
+    return best
+
+
+def score_alone_columns(columns: EvidenceColumns, weights: Weights) -> Floats:
+    best = search_text = _score_text_columns(columns, weights, 0)
+    for subquery in weights.subqueries:
+        best = np.maximum(best, (search_text + _score_text_columns(columns, weights, subquery)) / 2)
     return best
 
 
@@ -261,6 +320,14 @@ def score_texts(candidate: Candidate, weights: Weights) -> float:
     return (1 - CONTEXT_WEIGHT) * alone + CONTEXT_WEIGHT * score_text(candidate, weights, len(weights.bm25) - 1)
 
 
+def score_texts_columns(columns: EvidenceColumns, weights: Weights, alone: Floats) -> Floats:
+    """`alone` is what `score_alone_columns` returns, which a search needs by itself as well."""
+    if not weights.has_context:
+        return alone
+    in_context = _score_text_columns(columns, weights, len(weights.bm25) - 1)
+    return (1 - CONTEXT_WEIGHT) * alone + CONTEXT_WEIGHT * in_context
+
+
 def score_texts_sql(texts: int, *, has_context: bool) -> str:
     alone = score_alone_sql(texts, has_context=has_context)
     return (
@@ -275,6 +342,28 @@ def compute_boost(candidate: Candidate, params: ScoringParams) -> float:
     action = ACTION_BOOST * compare_actions(params.requested_actions, candidate.action)
     use = min(candidate.prior, MAX_PRIOR) + candidate.example_boost
     return tags + boost_named_tag(candidate.tags, params) + action + use + _boost_recent_call(candidate, params)
+
+
+def compute_boost_columns(tools: ToolColumns, params: ScoringParams, example_boosts: Floats | float) -> Floats:
+    boosts: Floats = np.minimum(tools.priors, MAX_PRIOR) + example_boosts
+    if params.requested_actions:
+        boosts += _make_action_boosts(params.requested_actions)[tools.actions]
+    for tag in dict.fromkeys(params.tags):
+        boosts[tools.find_tagged(tag)] += TAG_BOOST
+    if params.named_tags:
+        boosts[np.unique(np.concatenate([tools.find_tagged(tag) for tag in params.named_tags]))] += NAMED_TAG_BOOST
+    if params.query.called:
+        called, is_sibling = tools.find_called(params.query)
+        recent = np.where(is_sibling, SIBLING_BOOST, 0.0)
+        recent[called] = CALLED_BOOST
+        boosts += recent
+    return boosts
+
+
+@lru_cache(maxsize=32)
+def _make_action_boosts(requested: int) -> npt.NDArray[np.float64]:
+    """Return the boost for each action that a tool may have."""
+    return np.array([ACTION_BOOST * compare_actions(requested, action) for action in range(2 * max(Action))])
 
 
 def boost_named_tag(tags: Sequence[str], params: ScoringParams) -> float:
@@ -324,6 +413,20 @@ def passes_threshold(candidate: Candidate, weights: Weights) -> bool:
     if candidate.example_boost >= weights.min_examples:
         return True
     return any(similarity is not None and similarity >= weights.min_cosine for similarity in candidate.similarities)
+
+
+def passes_threshold_columns(columns: EvidenceColumns, weights: Weights) -> npt.NDArray[np.bool_]:
+    """Include tools that miss the threshold by less than single precision can tell: the exact test follows."""
+    if weights.min_cosine <= -1:
+        return np.ones(len(columns.bm25s[0]), np.bool_)
+    passes: npt.NDArray[np.bool_] = columns.bm25s[0] >= weights.min_bm25
+    if columns.similarities is not None:
+        for similarities in columns.similarities:
+            close = similarities >= weights.min_cosine - COSINE_ERROR
+            passes |= close if columns.has_vector is None else close & columns.has_vector
+    if weights.min_examples < _UNREACHABLE:
+        passes |= columns.example_boosts >= weights.min_examples
+    return passes
 
 
 def passes_threshold_sql(texts: int) -> str:

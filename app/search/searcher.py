@@ -18,6 +18,7 @@ from app.limits.fair_queue import FairScheduler
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, trace_call
 from app.search.glossary import Glossary
+from app.search.learned import NOTHING_LEARNED, Learned, LearnedCache
 from app.search.postgres import Evidence, HybridSearch, SearchResult
 from app.search.query import Query, parse_query
 from app.search.scoring import ScoringParams, Strategy
@@ -50,6 +51,9 @@ class SearchOptions:
     """False: the project does not search, and answers with core tools alone."""
     confined: bool = False
     """Whether the caller's key is bound to the project, so that tools outside of it do not exist for the caller."""
+    catalog_version: int = 0
+    """Of the user, when the request began. What is cached of an earlier version is not used."""
+    examples_version: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Searcher:
     learned: bool = True
     """Whether examples that were learnt from uses count."""
     tracing: Tracing = field(default_factory=Tracing)
+    learned_cache: LearnedCache = field(default_factory=LearnedCache)
 
     @property
     def model(self) -> EmbeddingModel:
@@ -142,7 +147,10 @@ class Searcher:
     ) -> SearchResult:
         """Return the best hits, or the whole ranking if `limit` is None. `ann`: search through HNSW."""
         params = self.make_params(query, options, embedding)
-        return await self.hybrid_search.find(session, options.scope, params, embedding.vectors, limit=limit, ann=ann)
+        learned = await self._get_learned(session, options, embedding)
+        return await self.hybrid_search.find(
+            session, options.scope, params, embedding.vectors, limit=limit, ann=ann, learned=learned
+        )
 
     async def read_evidence(
         self,
@@ -154,4 +162,14 @@ class Searcher:
     ) -> dict[str, Evidence]:
         """Return why each of these tools ranks where it does, by id; tools that are not visible are left out."""
         params = self.make_params(query, options, embedding)
-        return await self.hybrid_search.read_evidence(session, options.scope, params, embedding.vectors, tool_ids)
+        learned = await self._get_learned(session, options, embedding)
+        return await self.hybrid_search.read_evidence(
+            session, options.scope, params, embedding.vectors, tool_ids, learned
+        )
+
+    async def _get_learned(self, session: Session, options: SearchOptions, embedding: QueryEmbedding) -> Learned:
+        """Return the examples for a search in Postgres, which reads the priors from the rows of the tools."""
+        if embedding.vectors is None:
+            return NOTHING_LEARNED
+        known = self.learned_cache.get(options.scope, options.catalog_version, options.examples_version)
+        return await self.learned_cache.read(session, options.scope) if known is None else known

@@ -48,16 +48,17 @@ class TermStats:
     document_frequencies: Mapping[int, int]
 
     @cached_property
-    def _idf(self) -> dict[int, float]:
+    def idf(self) -> dict[int, float]:
+        """The inverse document frequencies, by term id."""
         frequencies = self.document_frequencies.items()
         return {term_id: inverse_document_frequency(count, self.searched) for term_id, count in frequencies}
 
     def make_query_vector(self, term_ids: Sequence[int]) -> SparseVector:
-        return SparseVector({term_id: self._idf[term_id] for term_id in term_ids}, TERM_SPACE)
+        return SparseVector({term_id: self.idf[term_id] for term_id in term_ids}, TERM_SPACE)
 
     def max_bm25(self, term_ids: Sequence[int]) -> float:
         """Return the upper bound of a tool's BM25 for these terms."""
-        return sum(self._idf[term_id] for term_id in term_ids) * MAX_TERM_WEIGHT
+        return sum(self.idf[term_id] for term_id in term_ids) * MAX_TERM_WEIGHT
 
 
 class TermStatsCache:

@@ -8,6 +8,9 @@ person in words. A search compares the message with the examples of the user's t
 - A tool has at most `MAX_LEARNED_PER_TOOL` learnt examples and a user `MAX_LEARNED_PER_USER`; the weakest give way.
 
 An example belongs to the model that made its vector, and a search reads those of its own model alone.
+
+Searches hold a user's examples in memory. Every change gives the user's `examples_version` a new value, so that they
+read them again.
 """
 
 import uuid
@@ -46,6 +49,8 @@ DECAYED_WEIGHT = f"""
                     THEN power(0.5::float8, (CURRENT_DATE - e.used_on)::float8 / {HALF_LIFE_DAYS}) ELSE 1 END
 """
 """The weight of `tool_examples e` today. It changes once a day, so that the same message has the same answer."""
+
+_BUMP = "UPDATE users SET examples_version = nextval('catalog_versions') WHERE id = %(user_id)s"
 
 _STRENGTHEN = f"""
     UPDATE tool_examples e
@@ -119,6 +124,18 @@ class ToolExamples:
     """How many were learnt from reports that the tool was irrelevant."""
 
 
+def decay_weights(
+    weights: npt.NDArray[np.float64], is_use: npt.NDArray[np.bool_], days: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Return `DECAYED_WEIGHT` of examples that were last strengthened so many days ago."""
+    return weights * np.where(is_use, 0.5 ** (days / HALF_LIFE_DAYS), 1.0)
+
+
+async def bump_examples(session: Session, user_id: str) -> None:
+    """Tell searches that what is learnt from the user has changed: examples or priors."""
+    await session.rows(_BUMP, {"user_id": user_id})
+
+
 async def learn_example(
     session: Session, user_id: str, model: str, tool_id: str, vector: HalfVector, *, is_relevant: bool
 ) -> None:
@@ -129,6 +146,7 @@ async def learn_example(
         await _insert(session, owner, {str(uuid.uuid4()): None}, [vector], source="use", sign=sign)
         await session.rows(_DELETE_WEAKEST, owner | {"kept": MAX_LEARNED_PER_TOOL})
         await session.rows(_DELETE_WEAKEST, owner | {"tool_id": None, "kept": MAX_LEARNED_PER_USER})
+    await bump_examples(session, user_id)
 
 
 async def _insert(
@@ -151,6 +169,7 @@ async def add_messages(
     """Add the model's vectors of messages that a person wrote, by the ids of the messages."""
     owner = {"user_id": user_id, "model": model, "tool_id": tool_id}
     await _insert(session, owner, messages, [HalfVector(vector) for vector in vectors], source="person")
+    await bump_examples(session, user_id)
 
 
 async def replace_messages(
@@ -176,6 +195,7 @@ async def replace_messages(
 async def delete_examples(session: Session, user_id: str, tool_id: str | None, source: Source | None) -> None:
     """Delete the examples of a tool, or of all tools of the user: those of one source, or all. Of every model."""
     await session.rows(_DELETE, {"user_id": user_id, "tool_id": tool_id, "source": source})
+    await bump_examples(session, user_id)
 
 
 async def list_missing_messages(session: Session, model: str) -> list[tuple[str, str, dict[str, str]]]:

@@ -8,7 +8,8 @@ as much as ten, not ten times. The product, times `MAX_PRIOR`, is added to the s
 tools only if their scores differ by less than `MAX_PRIOR`. Nothing is added before all tools of the user together have
 `MIN_OUTCOMES` outcomes.
 
-A search reads the priors from the rows of the tools, so every change is written there.
+A search in Postgres reads the priors from the rows of the tools, so every change is written there. A search in memory
+reads them when the user's `examples_version` changes.
 """
 
 import math
@@ -36,11 +37,16 @@ _SELECT_OUTCOMES = """
 """
 
 _UPDATE_PRIORS = """
-    UPDATE mcp_tool_embeddings v SET prior = new.prior
-    FROM jsonb_to_recordset(%(priors)s::jsonb) AS new (tool_id text, prior real)
-    WHERE v.user_id = %(user_id)s AND v.tool_id = new.tool_id
-      AND (%(server_id)s::text IS NULL OR v.server_id = %(server_id)s::text)
-      AND (abs(v.prior - new.prior) >= %(min_change)s OR (new.prior = 0) <> (v.prior = 0))
+    WITH changed AS (
+        UPDATE mcp_tool_embeddings v SET prior = new.prior
+        FROM jsonb_to_recordset(%(priors)s::jsonb) AS new (tool_id text, prior real)
+        WHERE v.user_id = %(user_id)s AND v.tool_id = new.tool_id
+          AND (%(server_id)s::text IS NULL OR v.server_id = %(server_id)s::text)
+          AND (abs(v.prior - new.prior) >= %(min_change)s OR (new.prior = 0) <> (v.prior = 0))
+        RETURNING 1
+    )
+    UPDATE users SET examples_version = nextval('catalog_versions')
+    WHERE id = %(user_id)s AND EXISTS (SELECT FROM changed)
 """
 
 

@@ -50,6 +50,12 @@ _SECTIONS = {
         "search",
         "tokens_saved": "tokens of definitions that were not sent",
         "search_seconds": "time in the search itself, without the embedder",
+        "snapshot_hits": "discoveries that used a snapshot in memory instead of Postgres",
+        "snapshot_misses": "discoveries without filters for which there was no snapshot of the current catalogue",
+        "snapshot_loads": "snapshots that were read from Postgres, by `outcome`: `loaded`, `too_large` or `failed`",
+        "snapshot_evictions": "snapshots that were dropped to stay within `TOOLSCOUT_SNAPSHOT_MB`; a rate near that of "
+        "the loads means that the users of a day do not fit",
+        "snapshot_bytes": "memory that all snapshots take",
         "query_cache": "lookups of query vectors: `hit` or `miss`",
         "embedding_seconds": "time to embed, for a `query` or an `index` run",
         "embedding_failures": "failed calls of the embedder: `timeout`, `unreachable`, `status_429`, …",

@@ -81,10 +81,13 @@ def _remove_predicate(statement: str) -> tuple[str, int]:
 @contextmanager
 def predicates_removed(container: Container, remover: PredicateRemover) -> Iterator[None]:
     engine = container.database.engine.sync_engine
-    original_rows = Session.rows
+    original_rows, original_stream = Session.rows, Session.stream
 
-    async def rows(session: Session, statement: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        return await original_rows(session, remover.rewrite(statement), parameters)
+    async def rows(session: Session, statement: str, parameters: Any = None, *, binary: bool = False) -> Rows:
+        return await original_rows(session, remover.rewrite(statement), parameters, binary=binary)
+
+    def stream(session: Session, statement: str, parameters: Any) -> AsyncIterator[tuple[Any, ...]]:
+        return original_stream(session, remover.rewrite(statement), parameters)
 
     event.listen(engine, "before_cursor_execute", remover.before_cursor_execute, retval=True)
 
@@ -93,6 +96,7 @@ def predicates_removed(container: Container, remover: PredicateRemover) -> Itera
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Session, "rows", rows)
+        patched.setattr(Session, "stream", stream)
         patched.setattr("app.db.engine.run_pipeline", rewrite_and_run)
         yield
     event.remove(engine, "before_cursor_execute", remover.before_cursor_execute)

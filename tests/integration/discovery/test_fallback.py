@@ -57,7 +57,8 @@ def fake(shared_fake: FakeEmbeddingServer) -> Iterator[FakeEmbeddingServer]:
 async def service(
     postgres: EmbeddedPostgres, shared_fake: FakeEmbeddingServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Container]:
-    settings = make_settings(tmp_path_factory.mktemp("fallback"), **shared_fake.settings())
+    # without snapshots, so that every search needs the database
+    settings = make_settings(tmp_path_factory.mktemp("fallback"), snapshot_mb=0, **shared_fake.settings())
     async with open_container(settings, make_database(postgres)) as opened:
         yield opened
 

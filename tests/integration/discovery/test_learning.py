@@ -155,6 +155,9 @@ async def test_an_old_example_counts_less(container: Container, learner: TestUse
     fresh = await read_boost(learner, OTHER_WORDING)
     with owner_connection(container) as connection:
         connection.execute("UPDATE tool_examples SET used_on = CURRENT_DATE - 60 WHERE user_id = %s", (learner.id,))
+        connection.execute(
+            "UPDATE users SET examples_version = nextval('catalog_versions') WHERE id = %s", (learner.id,)
+        )
     assert 0 < await read_boost(learner, OTHER_WORDING) < fresh
 
 

@@ -1,5 +1,6 @@
 """What examples add to a score, computed in Postgres and in numpy."""
 
+import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -13,9 +14,10 @@ from app.container import Container
 from app.embeddings.calibration import UNCALIBRATED
 from app.search import hnsw, postgres
 from app.search.examples import CLOSENESS_POWER, MAX_BOOST, MAX_PENALTY, SCALE
+from app.search.learned import read_learned
 from app.search.query import parse_query
 from app.search.scoring import ScoringParams
-from app.usage.examples import HALF_LIFE_DAYS
+from app.usage.examples import DECAYED_WEIGHT, HALF_LIFE_DAYS
 from tests.support.factories import OpenService
 from tests.support.seed_vectors import KnownUser, Matrix, add_user, owner_connection
 
@@ -83,17 +85,20 @@ def compute_boosts(examples: Sequence[Example], vectors: Matrix) -> dict[str, fl
 async def read_boosts(
     container: Container, user: KnownUser, params: ScoringParams, vectors: Matrix, *, ann: bool = False
 ) -> dict[str, float]:
+    """Return what examples add to each tool that a search in Postgres finds."""
     search, scope = container.searcher.hybrid_search, Scope(user.id, container.model.id)
     async with container.database.snapshot(user.id) as session:
         stats = await search._term_stats.get(session, scope, params.all_term_ids)
+        learned = await read_learned(session, scope)
+        boosts = learned.compute_boosts(list(vectors), params, postgres._make_weights(params, stats))
         limit = 2 if ann else None
-        rows = await search._read_rows(session, scope, params, stats, list(vectors), limit=limit, ann=ann)
-    candidates = [postgres._make_candidate(row) for row in rows]
+        rows = await search._read_rows(session, scope, params, stats, list(vectors), boosts, limit=limit, ann=ann)
+        candidates = postgres.make_candidates(rows, params, stats, list(vectors), boosts)
     return {each.tool_name: each.example_boost for each in candidates}
 
 
 @pytest.mark.parametrize("params", [PARAMS, TWO_TEXTS], ids=["one text", "subqueries"])
-async def test_the_boost_in_sql_equals_the_boost_in_numpy(service: Container, params: ScoringParams) -> None:
+async def test_the_boost_of_stored_examples_follows_the_formula(service: Container, params: ScoringParams) -> None:
     generator = np.random.default_rng(3)
     user = add_user(service, TOOLS, make_unit_vectors(generator, len(TOOLS)))
     examples = [
@@ -111,6 +116,28 @@ async def test_the_boost_in_sql_equals_the_boost_in_numpy(service: Container, pa
     expected = dict.fromkeys(TOOLS, 0.0) | compute_boosts(examples, vectors)
     assert await read_boosts(service, user, params, vectors) == pytest.approx(expected, abs=1e-4)
     assert min(expected.values()) < 0 < max(expected.values()) <= MAX_BOOST
+
+
+async def test_weights_fade_in_python_as_they_do_in_sql(service: Container) -> None:
+    generator = np.random.default_rng(7)
+    user = add_user(service, TOOLS, make_unit_vectors(generator, len(TOOLS)))
+    weights, days = (1.0, -2.0, 3.5), (0, 1, 59, 60, 200, 364)
+    examples = [
+        Example(TOOLS[number], vector, weights[number % 3], days[number % 6], ("use", "person")[number % 2])
+        for number, vector in enumerate(make_unit_vectors(generator, len(TOOLS)))
+    ]
+    store(service, user, examples)
+    scope = Scope(user.id, service.model.id)
+    async with service.database.snapshot(user.id) as session:
+        stored = (await read_learned(session, scope)).examples
+        by_sql = await session.rows(
+            f"SELECT {DECAYED_WEIGHT} FROM tool_examples e WHERE e.user_id = %(user_id)s ORDER BY e.tool_id, e.id",
+            {"user_id": user.id},
+        )
+    assert stored is not None
+    in_python = stored._weigh(np.arange(len(examples)), time.time(), learned=True)
+    assert in_python.tolist() == pytest.approx([weight for (weight,) in by_sql])
+    assert len(set(in_python.tolist())) == 5
 
 
 async def test_examples_of_another_model_do_not_count(service: Container) -> None:

@@ -88,7 +88,7 @@ async def large(
 ) -> AsyncIterator[tuple[Container, TestUser]]:
     """A service that uses HNSW for users above 50 tools, and a user with 200 tools on two servers."""
     async with (
-        open_service(**embedding_server.settings(search_ann_above=50)) as container,
+        open_service(snapshot_mb=0, **embedding_server.settings(search_ann_above=50)) as container,
         new_user(container) as user,
     ):
         await user.add_tools(*make_tools(190), server="big")
@@ -120,15 +120,15 @@ async def test_the_hnsw_statement_can_use_the_partial_index(large: tuple[Contain
     shape = postgres.StatementShape(
         1,
         has_context=False,
-        has_vectors=True,
         has_center=True,
         with_tags=False,
         with_named_tags=False,
         with_calls=False,
+        with_examples=False,
     )
     statement = postgres._hnsw_statement(container.model.id, container.model.dimension, shape)
     vectors = [np.ones(container.model.dimension, np.float32)]
-    search = postgres._make_search_parameters(SEMANTIC, TermStats(0, 0, 0, {}), vectors)
+    search = postgres._make_search_parameters(SEMANTIC, TermStats(0, 0, 0, {}), vectors, {})
     parameters = Scope(user.id, container.model.id).parameters() | search | {"pool_size": 8}
     async with container.database.transaction(user.id) as session:
         await session.rows("SET LOCAL enable_seqscan = off")

@@ -20,6 +20,7 @@ def make_user(user_id: str = "alice", *, enabled: bool = True, pinned: bool = Fa
         discovery_enabled=enabled,
         discovery_pinned=pinned,
         catalog_version=1,
+        examples_version=0,
         tool_count=0,
         ann=False,
         calibration=None,
