@@ -43,8 +43,9 @@ from app.limits.rate_limit import RateLimiter
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.connection import Limits as ConnectionLimits
 from app.mcp_client.pool import McpPool
+from app.mcp_client.resolver import Resolve
 from app.mcp_client.stdio_servers import read_stdio_servers
-from app.mcp_client.url_guard import Guard, Resolve
+from app.mcp_client.url_guard import Guard
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, open_tracing
 from app.search.glossary import Glossary

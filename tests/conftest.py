@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from app.container import Container, open_container
 from app.local_postgres.postgres import EmbeddedPostgres
-from app.mcp_client.url_guard import Resolve
+from app.mcp_client.resolver import Resolve
 from tests.support.clients import TestUser, get_app, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.support.factories import (

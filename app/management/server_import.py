@@ -14,9 +14,10 @@ from app.indexing.queue import Run
 from app.indexing.worker import Worker
 from app.management.servers import store_server
 from app.mcp_client.pool import McpPool
+from app.mcp_client.resolver import MAX_LOOKUPS_PER_USER
 
-_MAX_CHECKS = 4
-"""Address look-ups at a time: half of what the process does, so that one import does not hold up other users."""
+_MAX_CHECKS = MAX_LOOKUPS_PER_USER
+"""Address look-ups at a time: what the resolver does at once for one user."""
 _CHECK_TIMEOUT_S = 10.0
 
 

@@ -109,7 +109,7 @@ class McpPool:
         if transport == "stdio":
             self.stdio_servers.check(name, user_id)
         if url is not None:
-            await self.guard.check(url)
+            await self.guard.check(url, user_id)
 
     async def list_tools(self, endpoint: Endpoint) -> list[Json]:
         try:

@@ -58,7 +58,7 @@ def _make_http_client(endpoint: Endpoint, guard: Guard, connect_s: float, max_by
     headers = httpx2.Headers({"User-Agent": f"toolscout/{__version__}", "Accept-Encoding": "gzip"})
     headers.update(endpoint.headers)  # case-insensitive: the user's headers replace ours
     return httpx2.AsyncClient(
-        transport=GuardedTransport(guard, target, max_bytes),
+        transport=GuardedTransport(guard, target, endpoint.user_id, max_bytes),
         headers=headers,
         # A call may take long, and an event stream stays open: `Connection` sets a deadline for each request.
         timeout=httpx2.Timeout(None, connect=connect_s),

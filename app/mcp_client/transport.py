@@ -48,9 +48,10 @@ current_exchange: ContextVar[Exchange | None] = ContextVar("current_exchange", d
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """The transport of one session with one server: its host name is resolved once."""
 
-    def __init__(self, guard: Guard, target: Target, max_bytes: int) -> None:
+    def __init__(self, guard: Guard, target: Target, user_id: str, max_bytes: int) -> None:
         self._guard = guard
         self._target = target
+        self._user_id = user_id
         self._max_bytes = max_bytes
         self._pinned_address: str | None = None
         self._next_get_at = 0.0
@@ -72,7 +73,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if self._guard.parse_url(str(request.url)) != self._target:
             raise UrlNotAllowed("the server directed a request to another host or port")
         await self._delay_get(request)
-        addresses = [self._pinned_address] if self._pinned_address else list(await self._guard.resolve(self._target))
+        pinned = self._pinned_address
+        addresses = [pinned] if pinned else list(await self._guard.resolve(self._target, self._user_id))
         while True:
             address = addresses.pop(0)
             try:

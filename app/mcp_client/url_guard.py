@@ -4,21 +4,17 @@ Only one plain form of a URL is accepted, so that two parsers cannot see two dif
 once, each of its addresses is checked, and the connection is made to one of these addresses and never to the name.
 """
 
-import asyncio
 import ipaddress
 import re
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx2
 
 from app.errors import ServerUnreachable, UrlNotAllowed
-
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+from app.mcp_client.resolver import Resolve, Resolver
 
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?(?:[/?][!$-\[\]-~]*)?",
@@ -27,8 +23,6 @@ _URL = re.compile(
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_MAX_LOOKUPS = 8
-_LOOKUP_TIMEOUT_S = 5.0
 
 
 def _parse_networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
@@ -68,9 +62,7 @@ class Guard:
 
     def __init__(self, allowed: Iterable[str], resolve: Resolve | None = None) -> None:
         self.allow(allowed)
-        # Its own threads: DNS lookups that hang must not block other work in threads.
-        self._lookup_threads = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="resolve")
-        self._look_up = resolve or self._resolve_with_system
+        self._resolver = Resolver(resolve)
         # Loading the certificates takes tens of milliseconds, so it is done once.
         self.tls: ssl.SSLContext = httpx2.create_ssl_context(trust_env=False)
 
@@ -100,17 +92,14 @@ class Guard:
             _check_unlisted(target)
         return target
 
-    async def resolve(self, target: Target) -> Sequence[str]:
-        """Return the target's addresses. Raise `UrlNotAllowed` if one of them is not public."""
+    async def resolve(self, target: Target, user_id: str) -> Sequence[str]:
+        """Return the target's addresses. Raise `UrlNotAllowed` if one of them is not public.
+
+        `user_id`: the user whose server it is, whose share of the look-ups it takes.
+        """
         if target.is_ip_address:
             return [target.host]
-        try:
-            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
-                addresses = await self._look_up(target.host, target.port)
-        except (OSError, TimeoutError, UnicodeError) as error:
-            raise ServerUnreachable("dns", f"the host name {target.host} cannot be resolved") from error
-        if not addresses:
-            raise ServerUnreachable("dns", f"the host name {target.host} has no address")
+        addresses = await self._resolver.resolve(user_id, target.host, target.port)
         for address in addresses:
             self.check_address(target, address)
         return addresses
@@ -119,21 +108,14 @@ class Guard:
         if not target.listed and not is_public(address):
             raise UrlNotAllowed(f"{target.host} resolves to an address that is not public")
 
-    async def check(self, url: str) -> None:
+    async def check(self, url: str, user_id: str) -> None:
         """Check a URL before it is stored. A host that cannot be resolved yet passes: connecting resolves it again."""
         target = self.parse_url(url)
         with suppress(ServerUnreachable):
-            await self.resolve(target)
-
-    async def _resolve_with_system(self, host: str, port: int) -> Sequence[str]:
-        run_in_executor = asyncio.get_running_loop().run_in_executor
-        found = await run_in_executor(
-            self._lookup_threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        )
-        return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+            await self.resolve(target, user_id)
 
     def close(self) -> None:
-        self._lookup_threads.shutdown(wait=False, cancel_futures=True)
+        self._resolver.close()
 
 
 def join_host_port(host: str, port: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from app.container import Container
 from app.management import server_import
-from app.mcp_client.url_guard import Guard
+from app.mcp_client.resolver import Resolver
 from tests.support.checks import assert_problem, everything
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import OpenService, tool
@@ -199,12 +199,12 @@ async def test_addresses_are_looked_up_at_the_same_time_and_not_without_end(
     looked_up: list[str] = []
     meeting = asyncio.Barrier(server_import._MAX_CHECKS)
 
-    async def meet(_guard: Guard, host: str, _port: int) -> Sequence[str]:
+    async def meet(host: str, _port: int) -> Sequence[str]:
         looked_up.append(host)
         await meeting.wait()  # ends only if as many look-ups run together
         return ["93.184.215.14"]
 
-    async def hang(_guard: Guard, host: str, _port: int) -> Sequence[str]:
+    async def hang(host: str, _port: int) -> Sequence[str]:
         looked_up.append(host)
         return await asyncio.Future()
 
@@ -213,12 +213,13 @@ async def test_addresses_are_looked_up_at_the_same_time_and_not_without_end(
         return {"mcpServers": {host: {"url": f"https://{host}/mcp", "disabled": True} for host in hosts}}
 
     guard = container.mcp_pool.guard
-    monkeypatch.setattr(guard, "_look_up", meet.__get__(guard))
+    monkeypatch.setattr(guard, "_resolver", Resolver(meet))
     result = await import_config(user, make_config("a"))
     assert len(result["imported"]) == len(looked_up) == 2 * server_import._MAX_CHECKS
 
     looked_up.clear()
-    monkeypatch.setattr(guard, "_look_up", hang.__get__(guard))
+    hanging = Resolver(hang)
+    monkeypatch.setattr(guard, "_resolver", hanging)
     monkeypatch.setattr(server_import, "_CHECK_TIMEOUT_S", 0.05)
     result = await import_config(user, make_config("b"))
     assert result["imported"] == []
@@ -226,3 +227,4 @@ async def test_addresses_are_looked_up_at_the_same_time_and_not_without_end(
         "its host name could not be looked up in time: import it again"
     }
     assert len(looked_up) == server_import._MAX_CHECKS
+    hanging.close()

@@ -76,7 +76,7 @@ async def open_client(
 ) -> AsyncIterator[TransportClient]:
     parsed = httpx2.URL(url)
     guard = Guard([f"{parsed.host}:{parsed.port}"] if listed else [], resolver or FakeResolver())
-    transport = GuardedTransport(guard, guard.parse_url(url), max_bytes)
+    transport = GuardedTransport(guard, guard.parse_url(url), "ann", max_bytes)
     async with httpx2.AsyncClient(transport=transport, timeout=5, trust_env=False) as client:
         yield TransportClient(url, guard, transport, client)
     guard.close()
@@ -354,7 +354,7 @@ async def test_a_host_name_that_now_resolves_to_a_private_address_is_not_connect
     with listener() as inside:
         url = f"https://rebinding.example:{inside.port}/"
         async with open_client(url, resolver, listed=False) as client:
-            await client.guard.check(url)
+            await client.guard.check(url, "ann")
             for addresses in (["127.0.0.1"], ["8.8.8.8", "127.0.0.1"]):
                 resolver.addresses = addresses
                 assert (await client.send()).status_code == 503
@@ -477,5 +477,5 @@ async def test_plain_http_on_an_https_url_is_a_tls_failure() -> None:
 def test_a_transport_cannot_be_made_for_a_url_that_is_not_allowed() -> None:
     guard = Guard([], FakeResolver("8.8.8.8"))
     with pytest.raises(UrlNotAllowed):
-        GuardedTransport(guard, guard.parse_url("https://127.0.0.1/"), LIMIT)
+        GuardedTransport(guard, guard.parse_url("https://127.0.0.1/"), "ann", LIMIT)
     guard.close()

@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.errors import ServerUnreachable, UrlNotAllowed
-from app.mcp_client import url_guard as guard_module
-from app.mcp_client.url_guard import Guard, Resolve, Target, is_public
+from app.mcp_client import resolver
+from app.mcp_client.resolver import Resolve
+from app.mcp_client.url_guard import Guard, Target, is_public
 from tests.support.urls import FORBIDDEN_URLS
 
 PUBLIC = """
@@ -157,22 +158,22 @@ def test_urls_similar_to_a_listed_host_and_port_are_rejected(url: str) -> None:
 async def test_a_host_is_rejected_if_any_of_its_addresses_is_not_public(addresses: list[str]) -> None:
     guard = Guard(["inside.example:443"], resolve_to(*addresses))
     with pytest.raises(UrlNotAllowed, match="not public"):
-        await guard.resolve(guard.parse_url("https://example.com"))
+        await guard.resolve(guard.parse_url("https://example.com"), "ann")
     with pytest.raises(UrlNotAllowed, match="not public"):
-        await guard.check("https://example.com")
-    assert await guard.resolve(guard.parse_url("https://inside.example")) == tuple(addresses)
+        await guard.check("https://example.com", "ann")
+    assert await guard.resolve(guard.parse_url("https://inside.example"), "ann") == tuple(addresses)
     guard.close()
 
 
 async def test_all_public_addresses_of_a_host_are_returned() -> None:
     guard = Guard([], resolve_to("8.8.8.8", "2606:4700::1111"))
-    assert await guard.resolve(guard.parse_url("https://example.com")) == ("8.8.8.8", "2606:4700::1111")
+    assert await guard.resolve(guard.parse_url("https://example.com"), "ann") == ("8.8.8.8", "2606:4700::1111")
     guard.close()
 
 
 async def test_an_ip_address_is_never_resolved(guard: Guard) -> None:
-    assert await guard.resolve(guard.parse_url("https://8.8.8.8")) == ["8.8.8.8"]
-    assert await guard.resolve(guard.parse_url("https://[2606:4700::1111]")) == ["2606:4700::1111"]
+    assert await guard.resolve(guard.parse_url("https://8.8.8.8"), "ann") == ["8.8.8.8"]
+    assert await guard.resolve(guard.parse_url("https://[2606:4700::1111]"), "ann") == ["2606:4700::1111"]
 
 
 async def hang(_host: str, _port: int) -> Sequence[str]:
@@ -190,18 +191,18 @@ async def raise_unicode_error(host: str, _port: int) -> Sequence[str]:
 async def test_a_host_that_cannot_be_resolved_may_be_registered_but_not_connected_to(
     monkeypatch: pytest.MonkeyPatch, resolve: Resolve
 ) -> None:
-    monkeypatch.setattr(guard_module, "_LOOKUP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(resolver, "LOOKUP_TIMEOUT_S", 0.05)
     guard = Guard([], resolve)
-    await guard.check("https://example.com")
+    await guard.check("https://example.com", "ann")
     with pytest.raises(ServerUnreachable) as failure:
-        await guard.resolve(guard.parse_url("https://example.com"))
+        await guard.resolve(guard.parse_url("https://example.com"), "ann")
     assert failure.value.cause == "dns"
     guard.close()
 
 
 async def test_the_system_resolver_is_the_default() -> None:
     guard = Guard(["localhost:80"])
-    found = await guard.resolve(guard.parse_url("http://localhost"))
+    found = await guard.resolve(guard.parse_url("http://localhost"), "ann")
     assert "127.0.0.1" in found
     assert len(set(found)) == len(found)
     guard.close()
