@@ -32,6 +32,7 @@ from bench.load.contestants import (
     Population,
     list_contestants,
 )
+from bench.load.request_trips import count_round_trips
 from bench.load.results import Row, format_table, make_slice, to_json
 from bench.load.servers import Servers, running_servers
 from bench.result_files import add_result_options, has_matplotlib, read_before, write_results
@@ -172,12 +173,17 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        upstream.echo_server() as echo_port,
-        running_service(Path(folder), make_settings(echo_port)) as service,
-    ):
-        results = run(service, echo_port, make_plan(options))
+    plan = make_plan(options)
+    with tempfile.TemporaryDirectory() as folder:
+        with (
+            upstream.echo_server() as echo_port,
+            running_service(Path(folder), make_settings(echo_port)) as service,
+        ):
+            results = run(service, echo_port, plan)
+        results["round_trips"] = count_round_trips(Path(folder), plan.users)
+    print(
+        f"round trips to Postgres: {', '.join(f'{count} ({name})' for name, count in results['round_trips'].items())}"
+    )
     write_results(options, "load", results)
     if has_matplotlib():
         from bench.load.plot import draw_load  # noqa: PLC0415 needs matplotlib

@@ -29,6 +29,7 @@ def test_load_is_measured_beside_the_references(tmp_path: Path, capsys: pytest.C
     assert 0 < rows[CACHED, 1]["share_of_empty"] < 1
     assert rows[CACHED, 16]["app_cpu_ms"] > 0
     assert results["execute"]["through_p50_ms"] > results["execute"]["direct_p50_ms"]
+    assert all(1 <= count < 50 for count in results["round_trips"].values())
     assert "of empty" in capsys.readouterr().out
 
 
