@@ -400,6 +400,7 @@ def _build_executor(infrastructure: _Infrastructure, mcp_pool: McpPool, shutdown
         usage_counters=infrastructure.usage_counters,
         learner=infrastructure.learner,
         timeout_s=infrastructure.settings.call_timeout_s,
+        max_timeout_s=infrastructure.settings.max_call_timeout_s,
         max_result_bytes=infrastructure.settings.max_result_bytes,
         shutdown=shutdown,
         tracing=infrastructure.tracing,

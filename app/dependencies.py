@@ -4,12 +4,14 @@ All of them are `async`, also where nothing is awaited: FastAPI would run a plai
 request.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import HTTPConnection
+from starlette.types import Receive
 
 from app.auth.permissions import Caller, Permission
 from app.auth.users import User, get_user
@@ -19,10 +21,12 @@ from app.catalog.visibility import Scope
 from app.container import Container
 from app.db.engine import Session as DatabaseSession
 from app.db.pagination import MAX_PAGE, PageRequest
-from app.errors import BadRequest, ForeignOrigin, InvalidInput, Misdirected, ToolscoutError
+from app.errors import BadRequest, ClientDisconnected, ForeignOrigin, InvalidInput, Misdirected, ToolscoutError
 from app.indexing import queue
 from app.reload import Reloader
 from app.text.hosts import is_own_host, is_own_origin
+
+T = TypeVar("T")
 
 _bearer = HTTPBearer(auto_error=False, description="A Toolscout key: `Authorization: Bearer ts_…`")
 _api_key = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same key in its own header")
@@ -34,6 +38,31 @@ async def get_container(request: Request) -> Container:
 
 
 ContainerDep = Annotated[Container, Depends(get_container)]
+
+
+async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` and return its result.
+
+    If the client disconnects, cancel `work`, wait until it has cleaned up, and raise `ClientDisconnected`. For routes
+    that wait for others: their body must have been read.
+    """
+    running = asyncio.create_task(work)
+    watching = asyncio.create_task(_wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+        raise ClientDisconnected("the client disconnected before the response")
+    finally:
+        watching.cancel()
+        if not running.done():
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def get_reloader(request: Request) -> Reloader:

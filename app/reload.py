@@ -35,6 +35,7 @@ RELOADABLE = frozenset(
         "learn_from_use",
         "list_timeout_s",
         "log_level",
+        "max_call_timeout_s",
         "max_in_flight",
         "max_result_bytes",
         "max_tools",
@@ -149,7 +150,10 @@ def _apply(before: Container, settings: Settings, files: _Files) -> Container:
         ),
         inline_searcher=replace(before.inline_searcher, searcher=searcher, budget_s=settings.catalog_embed_budget_s),
         executor=replace(
-            before.executor, timeout_s=settings.call_timeout_s, max_result_bytes=settings.max_result_bytes
+            before.executor,
+            timeout_s=settings.call_timeout_s,
+            max_timeout_s=settings.max_call_timeout_s,
+            max_result_bytes=settings.max_result_bytes,
         ),
         listing_cache=before.listing_cache if is_same_ttl else ListingCache(settings.mcp_list_cache_s),
         indexer=indexer,

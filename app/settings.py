@@ -317,6 +317,13 @@ class Settings(BaseSettings):
     call_timeout_s: float = Field(
         60.0, gt=0, le=3600, description="timeout in seconds for a tool call, unless the request sets `timeout_ms`"
     )
+    max_call_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        le=3600,
+        description="the highest timeout in seconds that a request can set with `timeout_ms`: a higher one counts as "
+        "this one, or as `TOOLSCOUT_CALL_TIMEOUT_S` if that is higher",
+    )
     upstream_idle_s: float = Field(
         300.0, gt=0, description="seconds after which an idle connection to an MCP server is closed"
     )

@@ -11,7 +11,7 @@ from app.api.problems import problem_body
 from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
 from app.api.strict_route import StrictRoute
 from app.catalog.visibility import Scope
-from app.dependencies import ContainerDep, ExecuteCaller, Tenant, reject_repeated
+from app.dependencies import ContainerDep, ExecuteCaller, Tenant, reject_repeated, run_while_connected
 from app.errors import ArgumentsInvalid, ToolscoutError
 from app.execution.execute import Executor, execute
 from app.execution.models import ExecutionRequest, ExecutionResult
@@ -38,8 +38,8 @@ async def execute_tool(
     caller: ExecuteCaller,
     idempotency_key: Annotated[IdempotencyKey | None, Header(description="makes the call safe to repeat")] = None,
 ) -> Response:
-    """Run a visible tool once. With `Accept: text/event-stream` the response is a stream of `progress` events that ends
-    with a `result` or an `error` event."""
+    """Run a visible tool once. A caller that disconnects cancels the call. With `Accept: text/event-stream` the
+    response is a stream of `progress` events that ends with a `result` or an `error` event."""
     reject_repeated(request, "Idempotency-Key")
     alias, arguments = (None, body.arguments or {}) if body.tool_call is None else body.tool_call.parse()
     if not isinstance(arguments, dict):
@@ -55,8 +55,8 @@ async def execute_tool(
         discovery_id=body.discovery_id,
     )
     if MEDIA_TYPE in request.headers.get("accept", ""):
-        return await _execute_streaming(container.executor, call)
-    executed = await execute(container.executor, call)
+        return await run_while_connected(request, _execute_streaming(container.executor, call))
+    executed = await run_while_connected(request, execute(container.executor, call))
     return Response(dump_json(vars(executed)), media_type="application/json")
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from typing import Annotated
 
@@ -15,8 +15,16 @@ from app.api.sse import HEARTBEAT, HEARTBEAT_S, render_event, stream_response
 from app.api.strict_route import StrictRoute, require_json
 from app.catalog import servers
 from app.container import Container
-from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
-from app.errors import NotFound, QueryInterrupted, Unavailable
+from app.dependencies import (
+    CatalogReadCaller,
+    CatalogWriteCaller,
+    ContainerDep,
+    PageParams,
+    Session,
+    Tenant,
+    run_while_connected,
+)
+from app.errors import QueryInterrupted, Unavailable
 from app.indexing import queue
 from app.indexing.queue import Run
 from app.management import runs as manage_runs
@@ -66,12 +74,13 @@ async def push_tools(
     run = await manage_runs.push_tools(
         container.database, container.worker, tenant.id, server_id, body, force=force, actor=caller.actor
     )
-    return await _respond(container, run, response, wait=wait)
+    return await _respond(container, run, request, response, wait=wait)
 
 
 @router.post("/servers/{server_id}/reindex", status_code=202, responses={200: {"model": RunOut}})
 async def reindex_server(
     server_id: str,
+    request: Request,
     response: Response,
     tenant: Tenant,
     container: ContainerDep,
@@ -85,11 +94,12 @@ async def reindex_server(
     run = await manage_runs.request_reindex(
         container.database, container.worker, tenant.id, server_id, force=force, actor=caller.actor
     )
-    return await _respond(container, run, response, wait=wait)
+    return await _respond(container, run, request, response, wait=wait)
 
 
 @router.post("/reindex", status_code=202, responses={200: {"model": Items[RunOut]}})
 async def reindex_all(
+    request: Request,
     response: Response,
     tenant: Tenant,
     container: ContainerDep,
@@ -103,7 +113,7 @@ async def reindex_all(
         container.database, container.worker, tenant.id, force=force, actor=caller.actor
     )
     if wait:
-        runs = await asyncio.gather(*(_wait_for_run(container, run) for run in runs))
+        runs = await run_while_connected(request, _wait_for_runs(container, runs))
         response.status_code = 200 if all(run.is_finished for run in runs) else 202
     return Items(items=[render_run(run) for run in runs])
 
@@ -126,7 +136,8 @@ async def get_run(run_id: str, session: Session, tenant: Tenant, _: CatalogReadC
 @router.get("/runs/{run_id}/events", response_class=Response, responses={200: {"content": _RUN_EVENTS}})
 async def watch_run(run_id: str, tenant: Tenant, container: ContainerDep, _: CatalogReadCaller) -> Response:
     """Stream the run as server-sent events: `progress` after each change, `run` at its end. Each contains the run."""
-    run = await _read_run(container, tenant.id, run_id)
+    async with container.database.transaction(tenant.id) as session:
+        run = await queue.get_run(session, tenant.id, run_id)
     return stream_response(_stream_run(container, run))
 
 
@@ -134,7 +145,7 @@ async def _stream_run(container: Container, run: Run) -> AsyncIterator[bytes]:
     """Yield an event for the run as it is, and for each change; heartbeats in between."""
     yield _render_event(run)
     last_sent = time.monotonic()
-    async for current in _poll_run(container, run):
+    async for [current] in _poll_runs(container, [run]):
         if current != run:
             run, last_sent = current, time.monotonic()
             yield _render_event(run)
@@ -147,37 +158,42 @@ def _render_event(run: Run) -> bytes:
     return render_event("run" if run.is_finished else "progress", render_run(run).model_dump(mode="json"))
 
 
-async def _respond(container: Container, run: Run, response: Response, *, wait: bool) -> RunOut:
+async def _respond(container: Container, run: Run, request: Request, response: Response, *, wait: bool) -> RunOut:
     if wait:
-        run = await _wait_for_run(container, run)
+        [run] = await run_while_connected(request, _wait_for_runs(container, [run]))
         response.status_code = 200 if run.is_finished else 202
     return render_run(run)
 
 
-async def _wait_for_run(container: Container, run: Run) -> Run:
+async def _wait_for_runs(container: Container, runs: list[Run]) -> list[Run]:
     deadline = time.monotonic() + _WAIT_LIMIT_S
-    async for current in _poll_run(container, run):
-        run = current
+    async for current in _poll_runs(container, runs):
+        runs = current
         if time.monotonic() > deadline:
             break
-    return run
+    return runs
 
 
-async def _poll_run(container: Container, run: Run) -> AsyncIterator[Run]:
-    """Read the run again and again until it has finished. Another replica may be processing it."""
+async def _poll_runs(container: Container, runs: Sequence[Run]) -> AsyncIterator[list[Run]]:
+    """Read the runs of a user again and again until all have finished. Other replicas may be processing them.
+
+    One statement reads all of them, and no connection is held in between.
+    """
     pause_s = _POLL_INTERVAL_S
-    while not run.is_finished and not container.draining.is_set():
+    newest = {run.id: run for run in runs}
+    pending = {run.id for run in runs if not run.is_finished}
+    while pending and not container.draining.is_set():
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 1.5, _MAX_POLL_INTERVAL_S)
-        try:
-            # a short outage of the database does not affect an accepted run
-            with suppress(Unavailable, QueryInterrupted):
-                run = await _read_run(container, run.user_id, run.id)
-        except NotFound:
-            return  # the server has been deleted, and its runs with it
-        yield run
+        # a short outage of the database does not affect an accepted run
+        with suppress(Unavailable, QueryInterrupted):
+            found = await _read_runs(container, runs[0].user_id, pending)
+            newest.update(found)
+            # a run that is not found was deleted, with its server
+            pending = {run.id for run in found.values() if not run.is_finished}
+        yield list(newest.values())
 
 
-async def _read_run(container: Container, user_id: str, run_id: str) -> Run:
+async def _read_runs(container: Container, user_id: str, run_ids: Collection[str]) -> dict[str, Run]:
     async with container.database.transaction(user_id) as session:
-        return await queue.get_run(session, user_id, run_id)
+        return await queue.get_runs(session, user_id, run_ids)

@@ -11,6 +11,7 @@ from app.catalog.tools import Tool
 from app.catalog.visibility import Scope
 from app.console.page_context import ExecutePage, PageContext, page_router
 from app.console.rendering import format_json
+from app.dependencies import run_while_connected
 from app.errors import InvalidInput, ToolscoutError
 from app.execution.execute import execute
 from app.execution.models import ExecutionRequest, ExecutionResult
@@ -47,7 +48,8 @@ async def run_tool(context: ExecutePage, tool_id: str) -> Response:
     tool = await _get_tool(context, tool_id)
     arguments = context.form.text("arguments") or "{}"
     try:
-        result = await execute(context.container.executor, _make_request(context, tool_id, arguments))
+        call = execute(context.container.executor, _make_request(context, tool_id, arguments))
+        result = await run_while_connected(context.request, call)
     except ToolscoutError as error:
         return _render(context, tool, _make_run(arguments), error)
     return _render(context, tool, _make_run(arguments, result))

@@ -120,7 +120,16 @@ class CallRecord:
 
     async def claim(self, timeout_s: float) -> ExecutionResult | None:
         """Claim the idempotency key and return None; or replay an earlier call, as `replay` does."""
-        earlier = await self._replay_from(partial(idempotency.claim_key, timeout_s=timeout_s))
+        claiming = asyncio.create_task(self._replay_from(partial(idempotency.claim_key, timeout_s=timeout_s)))
+        try:
+            earlier = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # Whether the key was claimed decides what is recorded: a key that nobody releases would look like a call
+            # that still runs.
+            await asyncio.wait({claiming})
+            if claiming.exception() is None and claiming.result() is None:
+                self._enter(CallState.CLAIMED)
+            raise
         if earlier is None:
             self._enter(CallState.CLAIMED)
         return earlier
@@ -187,7 +196,7 @@ class CallRecord:
         user_id, key = self._request.scope.user_id, self._request.idempotency_key
         if key is None or self._state is CallState.NEW:
             return
-        if isinstance(failure, ServerUnreachable | Unavailable):
+        if self._state is CallState.CLAIMED or isinstance(failure, ServerUnreachable | Unavailable):
             await idempotency.release_key(session, user_id, key)
         else:
             outcome = _dump_outcome(self._result, failure, self._tool)

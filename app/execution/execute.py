@@ -63,6 +63,8 @@ class Executor:
     usage_counters: UsageCounters
     learner: Learner
     timeout_s: float
+    max_timeout_s: float
+    """The highest timeout that a request can set; higher ones count as this one."""
     max_result_bytes: int
     shutdown: asyncio.Event
     """Set when the service stops waiting for running calls."""
@@ -72,6 +74,9 @@ class Executor:
     """The valid parts of input schemas, by the SHA-256 digest of the schema."""
     tracing: Tracing = field(default_factory=Tracing)
 
+    def limit_timeout(self, requested_s: float | None) -> float:
+        return self.timeout_s if requested_s is None else min(requested_s, max(self.timeout_s, self.max_timeout_s))
+
 
 @trace_call("execute", "truncated")
 async def execute(
@@ -79,7 +84,7 @@ async def execute(
 ) -> ExecutionResult:
     """Raise `ToolNotFound`, `AmbiguousTool`, `ArgumentsInvalid` or `ServerUnreachable` if nothing was run, `ToolFailed`
     if the call failed or its outcome is unknown."""
-    timeout_s = executor.timeout_s if request.timeout_s is None else request.timeout_s
+    timeout_s = executor.limit_timeout(request.timeout_s)
     record = CallRecord(executor.database, executor.sealer, executor.usage_counters, executor.learner, request)
     async with record.audit_call():  # when the block ends: store the outcome, audit the call, count it
         request = await _resolve_key(executor, request)

@@ -6,7 +6,7 @@ changes the token; the first worker then writes nothing.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -209,6 +209,12 @@ async def get_run(session: Session, user_id: str, run_id: str) -> Run:
     if row is None:
         raise _run_not_found()
     return _to_run(row)
+
+
+async def get_runs(session: Session, user_id: str, run_ids: Collection[str]) -> dict[str, Run]:
+    """Return those of the runs that exist, by id."""
+    statement = select(index_runs).where(index_runs.c.user_id == user_id, index_runs.c.id.in_(run_ids))
+    return {row.id: _to_run(row) for row in await session.execute(statement)}
 
 
 async def list_runs(session: Session, user_id: str, server_id: str, page: PageRequest) -> Page[Run]:

@@ -88,7 +88,12 @@ class ExecuteBody(Input):
         description="instead of `tool_key` and `arguments`: the model's tool call in OpenAI's or Anthropic's form; its "
         "name is an `alias` from `POST /discover`, or a tool key",
     )
-    timeout_ms: int | None = Field(None, ge=1, le=_MAX_TIMEOUT_MS, description="null: TOOLSCOUT_CALL_TIMEOUT_S")
+    timeout_ms: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_TIMEOUT_MS,
+        description="null: TOOLSCOUT_CALL_TIMEOUT_S; more than TOOLSCOUT_MAX_CALL_TIMEOUT_S counts as that",
+    )
     project_id: Identifier | None = Field(None, description="only tools that are visible in this project")
     discovery_id: Identifier | None = Field(
         None,

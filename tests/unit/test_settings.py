@@ -53,6 +53,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "old_secret_keys": ("abc,def", SecretStr("abc,def")),
     "reindex_every_s": ("60", 60.0),
     "call_timeout_s": ("5", 5.0),
+    "max_call_timeout_s": ("90", 90.0),
     "demo": ("1", True),
 }
 

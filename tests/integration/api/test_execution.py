@@ -19,7 +19,6 @@ from tests.support.calls import (
     connect_with_tools,
     list_executions,
     raise_disk_full,
-    result_text,
     stopped_server,
     wait_for_calls,
 )
@@ -371,22 +370,28 @@ async def test_disconnecting_from_the_stream_cancels_the_call(
     assert len(ran) == 1
 
 
-async def test_a_call_without_streaming_goes_on_after_its_caller_disconnects(
-    user: TestUser, container: Container, mcp: FakeMcpServer, address: str
+async def test_a_caller_that_disconnects_cancels_its_call_and_frees_its_slot(
+    user: TestUser, container: Container, any_mcp: FakeMcpServer, address: str
 ) -> None:
-    await connect_with_tools(user, mcp, "work")
-    mcp.stalled.add("work")
-    body = {"tool_key": (await user.tools())["work"]["id"]}
+    await connect_with_tools(user, any_mcp, "work")
+    any_mcp.stalled.add("work")
+    body = {"tool_key": (await user.tools())["work"]["id"], "timeout_ms": 3_600_000}
     headers = {"Authorization": f"Bearer {user.key}", "Idempotency-Key": "k"}
-
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client:
         sending = asyncio.create_task(client.post("/execute", json=body))
-        await wait_for_calls(mcp)
+        await wait_for_calls(any_mcp)
+        assert "toolscout_requests_in_flight 1.0" in container.metrics.render().decode()
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-    await asyncio.sleep(0.1)  # time for the service to notice
-    mcp.stalled.clear()
-    assert await wait_for_outcome(container, user) == "succeeded"
+    assert await wait_for_outcome(container, user) == "cancelled"
+
+    async def is_over() -> bool:
+        is_free = "toolscout_requests_in_flight 0.0" in container.metrics.render().decode()
+        return is_free and any_mcp.cancelled_calls == ["work"]
+
+    await until(is_over)
+    any_mcp.stalled.clear()
     again = await user.http.post("/execute", json=body, headers={"Idempotency-Key": "k"})
-    assert result_text(again) == "{}"
-    assert len(mcp.calls) == 1
+    assert assert_problem(again, 502, "TOOL_EXECUTION_ERROR")["outcome"] == "unknown"
+    assert len(any_mcp.calls) == 1
+    assert_ok(await user.http.post("/execute", json=body, headers={"Idempotency-Key": "another"}))

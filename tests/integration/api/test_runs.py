@@ -1,14 +1,19 @@
 """Index runs: request, list and read them."""
 
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 import httpx
 import pytest
 
+from app.db.engine import Session
+from app.indexing import queue
 from tests.support.checks import assert_problem, finished_run, pages
-from tests.support.clients import TestUser
-from tests.support.factories import tool
+from tests.support.clients import TestUser, new_user
+from tests.support.factories import OpenService, tool
+from tests.support.http_server import make_request, serve_app
+from tests.support.worker_steps import until
 
 FIELDS = {
     "id",
@@ -102,3 +107,43 @@ async def test_an_invalid_boolean_parameter_is_refused(user: TestUser, query: di
     assert_problem(await user.http.post(f"/servers/{server_id}/reindex", params=query), 422)
     valid = dict.fromkeys(query, "true")
     assert (await user.http.post(f"/servers/{server_id}/reindex", params=valid)).is_success
+
+
+async def test_a_wait_for_many_runs_is_one_poll_that_ends_with_its_client(
+    open_service: OpenService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls: list[int] = []
+    get_runs = queue.get_runs
+
+    async def count(session: Session, user_id: str, run_ids: Collection[str]) -> dict[str, queue.Run]:
+        polls.append(len(run_ids))
+        return await get_runs(session, user_id, run_ids)
+
+    monkeypatch.setattr(queue, "get_runs", count)
+    async with (
+        open_service(index_concurrency=0, database_pool_size=2) as service,
+        new_user(service) as user,
+        new_user(service) as other,
+        serve_app(service) as app,
+    ):
+        server_ids = [await user.add_server(f"server {number}") for number in range(8)]
+        paths = ["/reindex", f"/servers/{server_ids[0]}/reindex", "/reindex"]
+        sent = [make_request(f"{path}?wait=true", f"Authorization: Bearer {user.key}") for path in paths]
+        clients = [await app.connect(each) for each in sent]
+
+        async def all_are_polling() -> bool:
+            return polls.count(8) > 6 and 1 in polls
+
+        await until(all_are_polling)
+        assert set(polls) == {1, 8}
+        assert (await other.http.get("/tools")).status_code == 200
+        for client in clients:
+            client.close()
+
+        async def is_free() -> bool:
+            return "toolscout_requests_in_flight 0.0" in service.metrics.render().decode()
+
+        await until(is_free)
+        ended = len(polls)
+        assert (await other.http.get("/tools")).status_code == 200
+        assert len(polls) == ended

@@ -198,12 +198,38 @@ async def test_a_call_is_given_up_only_after_its_own_timeout(
 ) -> None:
     await connect_with_tools(user, mcp, "pay")
     assert_ok(await send(user, "pay", "usual"))
-    assert_ok(await send(user, "pay", "patient", timeout_ms=3_000_000))
+    assert_ok(await send(user, "pay", "patient", timeout_ms=100_000))
+    assert_ok(await send(user, "pay", "too-patient", timeout_ms=3_000_000))
     waits_s = dict(
         await query(container, user, "SELECT key, extract(epoch FROM given_up_at - started_at)::float FROM tool_calls")
     )
     assert waits_s["usual"] > container.settings.call_timeout_s
-    assert waits_s["patient"] > 3_000
+    assert waits_s["patient"] > 100
+    assert 120 < waits_s["too-patient"] < 200
+
+
+async def test_a_key_that_was_claimed_as_its_caller_disconnected_is_released(
+    user: TestUser, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was sent: a key that stays claimed would look like a call that still runs."""
+    await connect_with_tools(user, mcp, "pay")
+    is_claiming, may_claim = asyncio.Event(), asyncio.Event()
+    claim_key = idempotency.claim_key
+
+    async def claim_slowly(*args: Any, **options: Any) -> Any:
+        is_claiming.set()
+        await may_claim.wait()
+        return await claim_key(*args, **options)
+
+    monkeypatch.setattr(idempotency, "claim_key", claim_slowly)
+    running = asyncio.create_task(send(user, "pay", "k"))
+    await is_claiming.wait()
+    running.cancel()
+    may_claim.set()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(mcp.calls) == 0
+    assert_ok(await send(user, "pay", "k"))
+    assert len(mcp.calls) == 1
 
 
 async def test_stored_responses_are_encrypted_and_bound_to_their_row(
