@@ -41,6 +41,7 @@ from app.indexing.worker import Worker, WorkerConfig
 from app.limits.fair_queue import FairScheduler
 from app.limits.rate_limit import RateLimiter
 from app.local_postgres.secret_key import make_sealer
+from app.management.quotas import Quotas
 from app.mcp_client.connection import Limits as ConnectionLimits
 from app.mcp_client.pool import McpPool
 from app.mcp_client.resolver import Resolve
@@ -91,6 +92,10 @@ class Container:
     """Set when the service is about to stop: long-polling requests answer with what they have."""
     shutdown: asyncio.Event
     """Set later, once no new request is accepted: tool calls that are still running are given up."""
+
+    @property
+    def quotas(self) -> Quotas:
+        return make_quotas(self.settings)
 
     @property
     def model(self) -> EmbeddingModel:
@@ -385,6 +390,10 @@ def _build_discoverer(
         snapshots=snapshots,
         max_tools=infrastructure.settings.max_tools,
     )
+
+
+def make_quotas(settings: Settings) -> Quotas:
+    return Quotas(settings.max_servers, settings.max_projects, settings.max_keys, settings.max_tags)
 
 
 def make_rollout(settings: Settings) -> Rollout:

@@ -3,6 +3,7 @@
 ToolscoutError
 ├── InvalidInput            422  invalid_input
 │   ├── PayloadTooLarge     413  payload_too_large
+│   ├── LimitReached        422  invalid_input        a user has as many as the settings allow
 │   ├── UrlNotAllowed       422  url_not_allowed
 │   └── ArgumentsInvalid    422  TOOL_VALIDATION_ERROR  lists every error
 ├── BadRequest              400  bad_request
@@ -84,6 +85,15 @@ class PayloadTooLarge(InvalidInput):
     code = "payload_too_large"
     status = 413
     title = "Request body too large"
+
+
+class LimitReached(InvalidInput):
+    """The user has as many of something as the settings allow."""
+
+    title = "Limit reached"
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"a user has at most {limit} {what}: delete some, or ask the operator for a higher limit")
 
 
 class UrlNotAllowed(InvalidInput):

@@ -223,6 +223,23 @@ class Settings(BaseSettings):
         "user sets a higher `limit`; core tools are not counted, and there is always room for 5 new tools beside "
         "those in `keep`",
     )
+    max_servers: int = Field(
+        200, ge=0, description="maximum number of servers of one user; who has more already keeps them"
+    )
+    max_projects: int = Field(
+        100,
+        ge=0,
+        le=1_000,
+        description="maximum number of projects of one user: each tool's search row names those that see it",
+    )
+    max_keys: int = Field(
+        100, ge=0, description="maximum number of keys of one user that are neither revoked nor expired"
+    )
+    max_tags: int = Field(
+        1_000,
+        ge=0,
+        description="maximum number of different tags of one user, of servers, tools and rules together",
+    )
     max_tools_per_server: int = Field(
         1_000, ge=1, description="maximum number of tools that are indexed for one server; further tools are refused"
     )

@@ -17,7 +17,7 @@ router = APIRouter(tags=["accounts"], route_class=StrictRoute)
 async def create_key(body: NewKeyBody, container: ContainerDep, caller: AdminCaller) -> CreatedKeyOut:
     """Create a key. The key itself is returned only once."""
     new_key = NewKey(**body.model_dump())
-    key, secret = await manage_keys.create_key(container.database, new_key, actor=caller.actor)
+    key, secret = await manage_keys.create_key(container.database, new_key, container.quotas, actor=caller.actor)
     return CreatedKeyOut(**KeyOut.model_validate(key).model_dump(), key=secret)
 
 

@@ -22,7 +22,13 @@ async def create_project(
     rules = to_rules(body.rules)
     values = body.model_dump(exclude={"rules"})
     project = await manage_projects.create_project(
-        container.database, tenant.id, values, rules, actor=caller.actor, has_cloud=container.cloud is not None
+        container.database,
+        tenant.id,
+        values,
+        rules,
+        container.quotas,
+        actor=caller.actor,
+        has_cloud=container.cloud is not None,
     )
     return render_project(project, rules)
 
@@ -55,6 +61,7 @@ async def change_project(
         project_id,
         changes,
         new_rules,
+        container.quotas,
         actor=caller.actor,
         has_cloud=container.cloud is not None,
     )

@@ -35,7 +35,7 @@ async def replace_rules(
     """Replace all rules by this list."""
     rules = to_rules(body.rules)
     warnings = await manage_rules.replace_rules(
-        container.database, container.worker, tenant.id, rules, actor=caller.actor
+        container.database, container.worker, tenant.id, rules, container.quotas, actor=caller.actor
     )
     return ReplacedRulesOut(rules=render_rules(rules), warnings=warnings)
 

@@ -28,6 +28,7 @@ async def create_server(
         container.worker,
         tenant.id,
         NewServer(**body.model_dump()),
+        container.quotas,
         actor=caller.actor,
     )
     return ServerOut.model_validate(server)
@@ -50,6 +51,7 @@ async def import_servers(
         container.worker,
         tenant.id,
         entries,
+        container.quotas,
         actor=caller.actor,
     )
     return render_import(result)
@@ -80,6 +82,7 @@ async def change_server(
         tenant.id,
         server_id,
         given_fields(body),
+        container.quotas,
         actor=caller.actor,
     )
     return ServerOut.model_validate(server)

@@ -112,6 +112,7 @@ async def change_tool(
         tenant.id,
         tool_id,
         given_fields(body),
+        container.quotas,
         model_id=container.model.id,
         actor=caller.actor,
     )

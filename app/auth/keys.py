@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from app.auth.users import get_user
@@ -81,6 +81,13 @@ async def insert_key(session: Session, new_key: NewKey) -> tuple[ApiKey, str]:
 
 async def list_keys(session: Session, page: PageRequest) -> Page[ApiKey]:
     return await fetch_page(session, select(api_keys), (api_keys.c.id, api_keys.c.id), page, _to_api_key)
+
+
+async def count_active_keys(session: Session, user_id: str) -> int:
+    """Return how many keys of the user are neither revoked nor expired."""
+    k = api_keys.c
+    active = k.user_id == user_id, k.revoked_at.is_(None), or_(k.expires_at.is_(None), k.expires_at > func.now())
+    return int(await session.scalar(select(func.count()).select_from(api_keys).where(*active)))
 
 
 async def get_key(session: Session, key_id: str) -> ApiKey:

@@ -15,9 +15,6 @@ from app.db.rows import to_dataclass, violated_constraint
 from app.db.tables import api_keys, projects
 from app.errors import Conflict, NotFound
 
-MAX_PROJECTS = 100
-"""Of one user. Each tool's search row names the projects that see it, and must stay small."""
-
 Optimization = Literal["bm25", "semantic", "hybrid", "cloud"]
 
 

@@ -231,6 +231,11 @@ async def list_server_ids(session: Session, user_id: str) -> list[str]:
     return list((await session.scalars(statement)).all())
 
 
+async def count_all_servers(session: Session, user_id: str) -> int:
+    statement = select(func.count()).select_from(mcp_servers).where(mcp_servers.c.user_id == user_id)
+    return int(await session.scalar(statement))
+
+
 async def count_servers(session: Session, user_id: str, server_ids: Collection[str]) -> int:
     """Return how many of these ids are servers of the user."""
     owned = mcp_servers.c.user_id == user_id, mcp_servers.c.id.in_(server_ids)

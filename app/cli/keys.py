@@ -12,6 +12,7 @@ from app.auth.keys import ApiKey, KeyKind, NewKey
 from app.cli.context import ACTOR, confirm, find_project_id, open_database, read_all_pages, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_table
+from app.container import make_quotas
 from app.db.engine import Database
 from app.db.pagination import Page, PageRequest
 from app.errors import InvalidInput, NotFound
@@ -59,7 +60,7 @@ async def create(
     async with open_database(settings) as database:
         if user is not None:
             new_key = replace(new_key, project_id=await find_project_id(database, user, project))
-        _, secret = await create_key(database, new_key, actor=ACTOR, create_user=True)
+        _, secret = await create_key(database, new_key, make_quotas(settings), actor=ACTOR, create_user=True)
     print(secret)
     return 0
 

@@ -62,7 +62,14 @@ async def import_file(
     entries = plan_import(config, values, read_stdio_servers(settings).list_names(user))
     async with open_for_user(settings, user) as (container, _):
         result = await import_servers(
-            container.database, container.mcp_pool, container.sealer, container.worker, user, entries, actor=ACTOR
+            container.database,
+            container.mcp_pool,
+            container.sealer,
+            container.worker,
+            user,
+            entries,
+            container.quotas,
+            actor=ACTOR,
         )
         runs = [(each.server, each.run) for each in result.imported if each.run is not None]
         failed = sum([await follow_run(container, server, run) for server, run in runs])

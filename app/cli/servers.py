@@ -79,7 +79,14 @@ async def add(
 async def _register(container: Container, user_id: str, new_server: NewServer) -> tuple[Server, Run | None]:
     try:
         return await register_server(
-            container.database, container.mcp_pool, container.sealer, container.worker, user_id, new_server, actor=ACTOR
+            container.database,
+            container.mcp_pool,
+            container.sealer,
+            container.worker,
+            user_id,
+            new_server,
+            container.quotas,
+            actor=ACTOR,
         )
     except Conflict as error:
         raise Conflict(f"{error.message}; to index it again, run {reindex_command(new_server.name, user_id)}") from None

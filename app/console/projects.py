@@ -72,11 +72,13 @@ async def _edit_project(context: PageContext, project: Project | None) -> Respon
 async def _save_project(context: PageContext, project: Project | None, body: NewProjectBody) -> Project:
     database, user_id, actor = context.container.database, context.user.id, context.caller.actor
     values, rules = body.model_dump(exclude={"rules"}), to_rules(body.rules)
-    has_cloud = context.container.cloud is not None
+    has_cloud, quotas = context.container.cloud is not None, context.container.quotas
     if project is None:
-        return await manage_projects.create_project(database, user_id, values, rules, actor=actor, has_cloud=has_cloud)
+        return await manage_projects.create_project(
+            database, user_id, values, rules, quotas, actor=actor, has_cloud=has_cloud
+        )
     saved, _ = await manage_projects.change_project(
-        database, user_id, project.id, values, rules, actor=actor, has_cloud=has_cloud
+        database, user_id, project.id, values, rules, quotas, actor=actor, has_cloud=has_cloud
     )
     return saved
 

@@ -68,7 +68,12 @@ async def edit_rules(context: CatalogWritePage) -> Response:
     try:
         rules, actor = parse_rows(rows), context.caller.actor
         await manage_rules.replace_rules(
-            context.container.database, context.container.worker, context.user.id, rules, actor=actor
+            context.container.database,
+            context.container.worker,
+            context.user.id,
+            rules,
+            context.container.quotas,
+            actor=actor,
         )
     except ToolscoutError as error:
         return await _render_page(context, rows, error)

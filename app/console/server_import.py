@@ -37,6 +37,7 @@ async def import_config(context: CatalogWritePage) -> Response:
             container.worker,
             context.user.id,
             plan_import(config, values, container.mcp_pool.stdio_servers.list_names(context.user.id)),
+            container.quotas,
             actor=context.caller.actor,
         )
     except ToolscoutError as error:

@@ -63,6 +63,7 @@ async def _register_server(context: PageContext, new_server: NewServer) -> Respo
         container.worker,
         context.user.id,
         new_server,
+        container.quotas,
         actor=context.caller.actor,
     )
     return redirect(f"/console/servers/{server.id}", notice="server-added" if run else "push-server-added")
@@ -140,6 +141,7 @@ async def _change_server(context: PageContext, server_id: str, changes: dict[str
         context.user.id,
         server_id,
         given_fields(body),
+        container.quotas,
         actor=context.caller.actor,
     )
 

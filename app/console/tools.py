@@ -122,6 +122,7 @@ async def change_tool(context: CatalogWritePage, tool_id: str) -> Response:
         context.user.id,
         tool_id,
         given_fields(body),
+        container.quotas,
         model_id=container.model.id,
         actor=actor,
     )

@@ -61,7 +61,9 @@ async def create_key(context: AdminPage) -> Response:
     """Show the new key in the response itself, without a redirect: it is not stored and cannot be read again."""
     try:
         new_key = keys.NewKey(**parse_form(NewKeyBody, _to_key_body(context.form)).model_dump())
-        key, secret = await manage_keys.create_key(context.container.database, new_key, actor=context.caller.actor)
+        key, secret = await manage_keys.create_key(
+            context.container.database, new_key, context.container.quotas, actor=context.caller.actor
+        )
     except ToolscoutError as error:
         return await _render_keys(context, context.form, error)
     return context.render("key_created.html", status=201, key=key, secret=secret)

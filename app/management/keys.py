@@ -6,10 +6,11 @@ from app.auth.keys import ApiKey, NewKey
 from app.auth.users import ensure_user
 from app.db.engine import Database
 from app.errors import InvalidInput
+from app.management.quotas import Quotas, check_keys
 
 
 async def create_key(
-    database: Database, new_key: NewKey, *, actor: str, create_user: bool = False
+    database: Database, new_key: NewKey, quotas: Quotas, *, actor: str, create_user: bool = False
 ) -> tuple[ApiKey, str]:
     """Return the key's record and the key itself, which is not stored and cannot be read again.
 
@@ -18,6 +19,8 @@ async def create_key(
     async with database.system_transaction() as session:
         if create_user and new_key.user_id is not None:
             await ensure_user(session, new_key.user_id, actor)
+        if new_key.user_id is not None:
+            await check_keys(session, quotas, new_key.user_id)
         key, secret = await keys.insert_key(session, new_key)
         await record_event(session, key.user_id, actor, "key.create", key.id)
     return key, secret

@@ -5,16 +5,24 @@ from typing import Any
 
 from app.audit.record import record_event
 from app.catalog import projects
-from app.catalog.projects import MAX_PROJECTS, Project
+from app.catalog.projects import Project
 from app.catalog.rules import Rule, check_rules, get_rules, store_rules
 from app.catalog.servers import count_servers
 from app.catalog.visibility import lock_user, recompute_visibility
 from app.db.engine import Database, Session
 from app.errors import InvalidInput, NotFound
+from app.management.quotas import Quotas, check_projects, check_tags, list_tags
 
 
 async def create_project(
-    database: Database, user_id: str, values: Mapping[str, Any], rules: Sequence[Rule], *, actor: str, has_cloud: bool
+    database: Database,
+    user_id: str,
+    values: Mapping[str, Any],
+    rules: Sequence[Rule],
+    quotas: Quotas,
+    *,
+    actor: str,
+    has_cloud: bool,
 ) -> Project:
     """Raise `NotFound` for a member server that the user does not have, and `Conflict` for a name that is taken.
 
@@ -24,9 +32,8 @@ async def create_project(
     if values.get("optimization") == "cloud" and not has_cloud:
         raise _cloud_not_configured()
     async with database.exclusive_transaction(user_id) as session:
-        await lock_user(session, user_id)
-        if await projects.count_projects(session, user_id) >= MAX_PROJECTS:
-            raise InvalidInput(f"a user has at most {MAX_PROJECTS} projects")
+        await check_projects(session, quotas, user_id)
+        await check_tags(session, quotas, user_id, list_tags(rules))
         await _check_members(session, user_id, values.get("server_ids"))
         project = await projects.insert_project(session, user_id, values)
         await store_rules(session, user_id, project.id, rules)
@@ -41,6 +48,7 @@ async def change_project(
     project_id: str,
     changes: Mapping[str, Any],
     rules: Sequence[Rule] | None,
+    quotas: Quotas,
     *,
     actor: str,
     has_cloud: bool,
@@ -52,6 +60,7 @@ async def change_project(
     await check_rules(rules or ())
     async with database.exclusive_transaction(user_id) as session:
         await lock_user(session, user_id)
+        await check_tags(session, quotas, user_id, list_tags(rules))
         await _check_members(session, user_id, changes.get("server_ids"))
         if changes.get("optimization") == "cloud" and not has_cloud:
             stored = await projects.get_project(session, user_id, project_id)

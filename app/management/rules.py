@@ -20,6 +20,7 @@ from app.db.engine import Database
 from app.db.tables import USER_RULES
 from app.indexing import queue
 from app.indexing.worker import Worker
+from app.management.quotas import Quotas, check_tags, list_tags
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Preview:
 
 
 async def replace_rules(
-    database: Database, worker: Worker, user_id: str, rules: Sequence[Rule], *, actor: str
+    database: Database, worker: Worker, user_id: str, rules: Sequence[Rule], quotas: Quotas, *, actor: str
 ) -> list[str]:
     """Replace all of the user's own rules. Return warnings about rules that have no effect so far.
 
@@ -70,6 +71,7 @@ async def replace_rules(
     await check_rules(rules)
     async with database.exclusive_transaction(user_id) as session:
         await lock_user(session, user_id)
+        await check_tags(session, quotas, user_id, list_tags(rules))
         replaced = await get_rules(session, user_id)
         await store_rules(session, user_id, USER_RULES, rules)
         await recompute_visibility(session, user_id)

@@ -9,9 +9,10 @@ from app.catalog.client_config.placeholders import hide_values
 from app.catalog.servers import NewServer, Server
 from app.crypto import Sealer
 from app.db.engine import Database
-from app.errors import Conflict, InvalidInput
+from app.errors import Conflict, InvalidInput, LimitReached
 from app.indexing.queue import Run
 from app.indexing.worker import Worker
+from app.management.quotas import Quotas
 from app.management.servers import store_server
 from app.mcp_client.pool import McpPool
 from app.mcp_client.resolver import MAX_LOOKUPS_PER_USER
@@ -55,6 +56,7 @@ async def import_servers(
     worker: Worker,
     user_id: str,
     entries: Sequence[ImportEntry | SkippedEntry],
+    quotas: Quotas,
     *,
     actor: str,
 ) -> ImportResult:
@@ -67,10 +69,12 @@ async def import_servers(
             skipped.append(entry)
             continue
         try:
-            server, run = await store_server(database, sealer, worker, user_id, entry.new_server, actor=actor)
+            server, run = await store_server(database, sealer, worker, user_id, entry.new_server, quotas, actor=actor)
         except Conflict as error:
             reason = f"{error.message}: change or delete that one, or give this one another name"
             skipped.append(entry.skip("exists", reason))
+        except LimitReached as error:
+            skipped.append(entry.skip("limit_reached", error.message))
         else:
             imported.append(ImportedServer(server, run, entry.notes))
     return ImportResult(imported, skipped)

@@ -17,6 +17,7 @@ from app.indexing import queue
 from app.indexing.parsing import Listing, parse_listing
 from app.indexing.queue import Run
 from app.indexing.worker import Worker
+from app.management.quotas import Quotas, check_servers, check_tags
 from app.mcp_client.pool import McpPool
 from app.mcp_types import Endpoint
 
@@ -28,6 +29,7 @@ async def register_server(
     worker: Worker,
     user_id: str,
     new_server: NewServer,
+    quotas: Quotas,
     *,
     actor: str,
 ) -> tuple[Server, Run | None]:
@@ -37,15 +39,24 @@ async def register_server(
     """
     # resolves the host name: before the transaction, so that no connection is held meanwhile
     await mcp_pool.check(user_id, new_server.transport, new_server.name, new_server.url)
-    return await store_server(database, sealer, worker, user_id, new_server, actor=actor)
+    return await store_server(database, sealer, worker, user_id, new_server, quotas, actor=actor)
 
 
 async def store_server(
-    database: Database, sealer: Sealer, worker: Worker, user_id: str, new_server: NewServer, *, actor: str
+    database: Database,
+    sealer: Sealer,
+    worker: Worker,
+    user_id: str,
+    new_server: NewServer,
+    quotas: Quotas,
+    *,
+    actor: str,
 ) -> tuple[Server, Run | None]:
     """Store a server whose address has been checked."""
     run = None
     async with database.exclusive_transaction(user_id) as session:
+        await check_servers(session, quotas, user_id)
+        await check_tags(session, quotas, user_id, new_server.tags)
         server = await servers.insert_server(session, sealer, user_id, new_server)
         await record_event(session, user_id, actor, "server.create", server.id)
         if server.enabled and server.transport != "push":
@@ -80,6 +91,7 @@ async def change_server(
     user_id: str,
     server_id: str,
     changes: Mapping[str, Any],
+    quotas: Quotas,
     *,
     actor: str,
 ) -> Server:
@@ -89,6 +101,7 @@ async def change_server(
     # between two transactions: a new host name is resolved, and no connection is held meanwhile
     await _check_changes(mcp_pool, before, changes)
     async with database.exclusive_transaction(user_id) as session:
+        await check_tags(session, quotas, user_id, changes.get("tags", ()))
         await lock_server(session, user_id, server_id)
         before = await servers.get_server(session, user_id, server_id)
         after = await servers.update_server(session, sealer, user_id, server_id, changes)

@@ -9,6 +9,7 @@ from app.catalog.tools import Tool
 from app.db.engine import Database
 from app.indexing import queue
 from app.indexing.worker import Worker
+from app.management.quotas import Quotas, check_tags
 
 
 async def change_tool(
@@ -17,6 +18,7 @@ async def change_tool(
     user_id: str,
     tool_id: str,
     changes: Mapping[str, Any],
+    quotas: Quotas,
     *,
     model_id: str,
     actor: str,
@@ -26,6 +28,7 @@ async def change_tool(
     `model_id` is the active embedding model, by which the returned tool says whether it is embedded.
     """
     async with database.exclusive_transaction(user_id) as session:
+        await check_tags(session, quotas, user_id, changes.get("tags", ()))
         is_retagged = await tools.update_tool(session, user_id, tool_id, changes)
         await record_event(session, user_id, actor, "tool.change", tool_id)
         tool = await tools.get_tool(session, user_id, tool_id, model_id)

@@ -27,7 +27,7 @@ _SECTIONS = {
     "drain_s demo",
     "Database": "database_url database_pool_size",
     "Keys and secrets": "admin_api_key secret_key old_secret_keys metrics_key",
-    "Limits": "rate_per_user max_in_flight head_timeout_s body_timeout_s",
+    "Limits": "max_servers max_projects max_keys max_tags rate_per_user max_in_flight head_timeout_s body_timeout_s",
     "Embedding": "embedding_provider embedding_model local_model openai_api_key openai_base_url query_embed_budget_ms "
     "index_embed_timeout_s catalog_embed_budget_s query_cache_size breaker_failures breaker_retry_s",
     "Discovery": "discovery rollout_percent max_tools glossary_file search_ann_above snapshot_mb hold_changed_tools "

@@ -15,7 +15,7 @@ from app.mcp_types import TRANSPORT_ALIASES, guess_transport
 from app.text.strict_json import Json
 from app.text.suggestions import describe_unknown_name
 
-SkipKind = Literal["program", "exists", "missing_value", "invalid", "not_allowed", "not_checked"]
+SkipKind = Literal["program", "exists", "missing_value", "invalid", "not_allowed", "not_checked", "limit_reached"]
 
 _TYPE_FIELDS = ("type", "transport", "transportType")
 _PROGRAM_FIELDS = ("command", "args", "env", "cwd", "envFile")

@@ -11,7 +11,6 @@ import pytest
 
 from app.auth.authentication import Authenticator
 from app.auth.permissions import Permission
-from app.catalog.projects import MAX_PROJECTS
 from app.container import Container
 from tests.support.broken_search import broken_search
 from tests.support.calls import assert_ok
@@ -198,7 +197,7 @@ async def test_the_number_of_projects_is_limited(user: TestUser, container: Cont
         "INSERT INTO projects (user_id, id, name) SELECT %(owner)s, 'p' || n, 'p' || n FROM generate_series(2, {}) n"
     )
     async with container.database.transaction(user.id) as session:
-        await session.rows(statement.format(MAX_PROJECTS), {"owner": user.id})
+        await session.rows(statement.format(container.settings.max_projects), {"owner": user.id})
     last = await create_project(user, "the last")
     refused = await user.http.post("/projects", json={"name": "too many", "server_ids": None})
     assert "at most 100 projects" in assert_problem(refused, 422)["detail"]

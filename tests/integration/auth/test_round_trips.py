@@ -42,7 +42,7 @@ class Door:
 
 @pytest.fixture
 async def door(container: Container) -> Door:
-    key, secret = await create_key(container.database, NewKey("service"), actor="test")
+    key, secret = await create_key(container.database, NewKey("service"), container.quotas, actor="test")
     return Door(container, Authenticator(container.database, ADMIN_KEY), secret, key.id)
 
 

@@ -8,6 +8,7 @@ import pytest
 from app.cli.main import main
 from app.db.engine import Database
 from app.management.projects import create_project
+from app.management.quotas import Quotas
 from tests.integration.cli.conftest import Command
 from tests.support.cloud_server import FakeCloud, running_cloud
 from tests.support.factories import tool
@@ -21,6 +22,9 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
         yield running
 
 
+QUOTAS = Quotas(servers=1, projects=1, keys=1, tags=1)
+
+
 def make_project(url: str, user_id: str) -> str:
     """Create a project that is searched through the cloud, and return its id."""
 
@@ -28,7 +32,7 @@ def make_project(url: str, user_id: str) -> str:
         database = Database(url, pool_size=1)
         values = {"name": "searched by the cloud", "optimization": "cloud"}
         try:
-            return (await create_project(database, user_id, values, (), actor="test", has_cloud=True)).id
+            return (await create_project(database, user_id, values, (), QUOTAS, actor="test", has_cloud=True)).id
         finally:
             await database.close()
 
