@@ -1,6 +1,7 @@
 """Build everything in order and close it in reverse order. No other module creates an engine, a client or a cache."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from app.embeddings.factory import activate_first_model, make_configured_embedde
 from app.embeddings.loaded_models import Models
 from app.embeddings.repository import EmbeddingModel, read_active_model
 from app.embeddings.token_counter import load_token_counter
-from app.errors import ConfigurationError
+from app.errors import ConfigurationError, Unavailable
 from app.execution import idempotency
 from app.execution.execute import Executor
 from app.indexing.known_tools.matching import KnownTools
@@ -39,6 +40,7 @@ from app.indexing.reindex import Indexer
 from app.indexing.run_slots import SlotLimits
 from app.indexing.worker import Worker, WorkerConfig
 from app.limits.fair_queue import FairScheduler
+from app.limits.fair_thread import FairExecutor
 from app.limits.rate_limit import RateLimiter
 from app.local_postgres.secret_key import make_sealer
 from app.management.quotas import Quotas
@@ -61,6 +63,12 @@ from app.usage.decision_log import DecisionLog
 from app.usage.learning import Learner
 from app.usage.periodic_flusher import PeriodicFlusher
 from app.usage.selection_log import SelectionLog
+
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that runs Python code may make others wait; 5 ms by default."""
+
+_INLINE_NICENESS = 5
+"""The priority of the thread that parses and ranks the tools of `/catalog/search`."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,8 @@ async def open_container(
         stack.push_async_callback(tracing.aclose)
         # On two cores, BLAS threads that wait for each other made small matrix products 40 times slower.
         threadpool_limits(limits=1, user_api="blas")
+        # The event loop takes the interpreter back from a busy thread several times for each answer.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
         infrastructure = _build_infrastructure(settings, url, tracing, stack)
         if serving:
@@ -175,6 +185,7 @@ class _Infrastructure:
     decisions: DecisionLog
     learner: Learner
     known_tools: KnownTools
+    inline_executor: FairExecutor
 
 
 def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack: AsyncExitStack) -> _Infrastructure:
@@ -191,6 +202,8 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
     for flusher in (usage_counters.flusher, selections.flusher, decisions.flusher, learner.flusher, key_uses):
         flusher.start()
         stack.push_async_callback(flusher.stop)
+    inline_executor = FairExecutor("inline-search", niceness=_INLINE_NICENESS)
+    stack.callback(inline_executor.close, Unavailable("the service is stopping"))
     return _Infrastructure(
         settings=settings,
         sealer=sealer,
@@ -203,6 +216,7 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
         decisions=decisions,
         learner=learner,
         known_tools=load_known_tools() if settings.known_examples else KnownTools(),
+        inline_executor=inline_executor,
     )
 
 
@@ -340,7 +354,10 @@ def _build_container(
         discoverer=_build_discoverer(infrastructure, searcher, snapshots, cloud),
         cloud=cloud,
         inline_searcher=InlineSearcher(
-            searcher, InlineToolParser(infrastructure.known_tools), budget_s=settings.catalog_embed_budget_s
+            searcher,
+            InlineToolParser(infrastructure.known_tools, infrastructure.inline_executor),
+            infrastructure.inline_executor,
+            budget_s=settings.catalog_embed_budget_s,
         ),
         executor=_build_executor(infrastructure, mcp_pool, shutdown),
         listing_cache=ListingCache(settings.mcp_list_cache_s),

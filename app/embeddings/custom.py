@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from app.embeddings.base import EmbedderPlugin, QueryTicket, Vectors, check_vectors
 from app.embeddings.time_budget import embed_in_time
 from app.errors import ConfigurationError, EmbeddingFailed
-from app.limits.fair_thread import FairThread
+from app.limits.fair_thread import FairExecutor
 from app.settings import Settings
 
 logger = logging.getLogger("toolscout.embeddings")
@@ -116,26 +116,13 @@ class CustomEmbedder:
         return EmbeddingFailed("plugin_failed", f"the embedder raised {type(error).__name__}")
 
 
-@dataclass(frozen=True)
-class _Call:
-    embed: Callable[[list[str]], Any]
-    texts: list[str]
-
-    def run(self) -> Any:
-        try:
-            answer = self.embed(self.texts)
-        except StopIteration as error:  # asyncio cannot pass it on from a thread, and its caller would wait for ever
-            raise RuntimeError("the embedder raised StopIteration") from error
-        return answer if inspect.isawaitable(answer) else _to_vectors(answer)
-
-
 class _MethodCaller:
     """Calls a method of the plug-in: an async one at once, others on a thread, where all users have their turns."""
 
     def __init__(self, plugin: EmbedderPlugin, method: Literal["embed_documents", "embed_queries"]) -> None:
         self._plugin = plugin
         self._method = method
-        self._thread: FairThread[_Call, Any] = FairThread(f"plugin-{method}", _run_calls)
+        self._executor = FairExecutor(f"plugin-{method}")
         self._exceeded: Future[Any] | None = None
         """The last call that was given up while the plug-in worked on it."""
 
@@ -143,7 +130,7 @@ class _MethodCaller:
         embed = getattr(self._plugin, self._method)
         if inspect.iscoroutinefunction(embed):
             return await embed(texts)
-        [future] = self._thread.submit(ticket.user_id, [_Call(embed, texts)])
+        future = self._executor.submit(ticket.user_id, partial(_call, embed, texts))
         ticket.is_waiting = lambda: not (future.running() or future.done() or self._is_stuck())
         try:
             return await asyncio.wrap_future(future)
@@ -154,15 +141,19 @@ class _MethodCaller:
 
     def close(self) -> None:
         """Do not wait for a call, which may hang."""
-        self._thread.close(_closed())
+        self._executor.close(_closed())
 
     def _is_stuck(self) -> bool:
         """Whether the plug-in is still at a call that was given up. Who waits behind it waits for the plug-in."""
         return self._exceeded is not None and not self._exceeded.done()
 
 
-def _run_calls(calls: Sequence[_Call]) -> list[Any]:
-    return [call.run() for call in calls]
+def _call(embed: Callable[[list[str]], Any], texts: list[str]) -> Any:
+    try:
+        answer = embed(texts)
+    except StopIteration as error:  # asyncio cannot pass it on from a thread, and its caller would wait for ever
+        raise RuntimeError("the embedder raised StopIteration") from error
+    return answer if inspect.isawaitable(answer) else _to_vectors(answer)
 
 
 def _closed() -> EmbeddingFailed:

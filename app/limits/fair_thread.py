@@ -1,12 +1,13 @@
-"""A thread that works off a fair queue in batches."""
+"""Threads that work off a fair queue: in batches, or function by function."""
 
+import asyncio
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from app.limits.fair_queue import FairQueue
 
@@ -107,3 +108,29 @@ class FairThread(Generic[Item, Result]):
             return
         for job, result in zip(jobs, results, strict=True):
             job.future.set_result(result)
+
+
+class FairExecutor:
+    """Runs functions one after another on one thread, in turns of the users.
+
+    For Python code that takes long: each further thread that runs some would make the event loop wait for one more.
+    """
+
+    def __init__(self, name: str, niceness: int = 0) -> None:
+        self._thread: FairThread[Callable[[], Any], Any] = FairThread(name, _call_each, niceness=niceness)
+
+    async def run(self, user_id: str, function: Callable[[], Result]) -> Result:
+        result: Result = await asyncio.wrap_future(self.submit(user_id, function))
+        return result
+
+    def submit(self, user_id: str, function: Callable[[], Result]) -> "Future[Result]":
+        [future] = self._thread.submit(user_id, [function])
+        return future
+
+    def close(self, error: Exception) -> None:
+        """End after the current function, without waiting for it. What waits fails with the error."""
+        self._thread.close(error)
+
+
+def _call_each(functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [function() for function in functions]

@@ -1,9 +1,9 @@
 """Turn a tool that is sent with a request into what is searched."""
 
-import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cachetools import TTLCache
@@ -14,6 +14,7 @@ from app.indexing.documents import embedded_text, lexical_vector
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Refusal, parse_definition
 from app.indexing.tool_vectors import ToolTexts
+from app.limits.fair_thread import FairExecutor
 from app.search.intents import Action, detect_tool_action
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json, canonical_json
@@ -22,6 +23,8 @@ _MAX_CACHE_BYTES = 64 * 1024 * 1024
 _ENTRY_BYTES = 1_000
 _TERM_BYTES = 100
 _CACHE_TTL_S = 300.0
+_CHUNK = 16
+"""How many tools are parsed before it is another user's turn: some milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +63,38 @@ class InlineToolParser:
     Callers mostly send the same list again with the next message, and tokenizing two thousand tools takes a second.
     """
 
-    def __init__(self, known_tools: KnownTools) -> None:
+    def __init__(self, known_tools: KnownTools, executor: FairExecutor) -> None:
+        self._executor = executor
         self._known_tools = known_tools
         self._cache: TTLCache[bytes, ParsedTool] = TTLCache(_MAX_CACHE_BYTES, _CACHE_TTL_S, getsizeof=_estimate_bytes)
 
-    async def parse(self, tools: Sequence[InlineTool], dimension: int, scope: CacheScope) -> list[ParsedTool | Refusal]:
+    async def parse(
+        self, user_id: str, tools: Sequence[InlineTool], dimension: int, scope: CacheScope
+    ) -> list[ParsedTool | Refusal]:
         """Return the parsed tools in the same order. A tool that is too large or too deep is refused alone.
 
         `scope`: who shares what is cached about the tools.
         """
-        keys = await asyncio.to_thread(lambda: [_make_cache_key(tool, dimension, scope) for tool in tools])
-        cached = {key: self._cache.get(key) for key in keys}
-        missing = {key: tool for key, tool in zip(keys, tools, strict=True) if cached[key] is None}
-        parsed = await asyncio.to_thread(
-            lambda: {key: self._parse(tool, dimension, scope) for key, tool in missing.items()}
-        )
-        for key, tool in parsed.items():
-            if isinstance(tool, ParsedTool):
-                self._cache[key] = tool
-        return [cached[key] or parsed[key] for key in keys]
+        outcomes: list[ParsedTool | Refusal] = []
+        for start in range(0, len(tools), _CHUNK):
+            parse = partial(self._get_or_parse_each, tools[start : start + _CHUNK], dimension, scope)
+            outcomes += await self._executor.run(user_id, parse)
+        return outcomes
+
+    def _get_or_parse_each(
+        self, tools: Sequence[InlineTool], dimension: int, scope: CacheScope
+    ) -> list[ParsedTool | Refusal]:
+        """Only the thread of the executor does this, so the cache needs no lock."""
+        return [self._get_or_parse(tool, dimension, scope) for tool in tools]
+
+    def _get_or_parse(self, tool: InlineTool, dimension: int, scope: CacheScope) -> ParsedTool | Refusal:
+        key = _make_cache_key(tool, dimension, scope)
+        if (cached := self._cache.get(key)) is not None:
+            return cached
+        parsed = self._parse(tool, dimension, scope)
+        if isinstance(parsed, ParsedTool):
+            self._cache[key] = parsed
+        return parsed
 
     def _parse(self, tool: InlineTool, dimension: int, scope: CacheScope) -> ParsedTool | Refusal:
         definition = parse_definition(_to_mcp(tool))

@@ -5,9 +5,9 @@ by words alone. Tools that the embedder had no time for are found by their words
 them.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from app.auth.permissions import Caller
 from app.discovery.inline.documents import InlineTool, InlineToolParser, ParsedTool
@@ -19,6 +19,7 @@ from app.embeddings.loaded_models import LoadedModel
 from app.indexing.cache_scope import EVERYONE, CacheScope, get_user_scope
 from app.indexing.parsing import Refusal
 from app.indexing.tool_vectors import ToolTexts
+from app.limits.fair_thread import FairExecutor
 from app.search.in_memory import IndexedTool, ScoredTool, TenantIndex
 from app.search.interleave import interleave
 from app.search.query import Query
@@ -32,6 +33,8 @@ class InlineSearcher:
 
     searcher: Searcher
     parser: InlineToolParser
+    executor: FairExecutor
+    """Runs what takes long, in turns of the users."""
     budget_s: float
     """How long a request may wait for the embeddings of its tools."""
 
@@ -83,14 +86,15 @@ async def search_inline(
     embeddings = [await searcher.embed_query(query, options) for query in queries]
     params = [searcher.make_params(query, options, each) for query, each in zip(queries, embeddings, strict=True)]
     model = searcher.models.get(options.scope.model)
-    tool_set = await _parse_tools(inline, model, tools, get_user_scope(caller.require_user()))
+    user = caller.require_user()
+    tool_set = await _parse_tools(inline, user.id, model, tools, get_user_scope(user))
     if any(embedding.vectors is not None for embedding in embeddings):
-        source = inline.make_vector_source(model, options.scope.user_id)
-        tool_set = await _add_vectors(source, tool_set, params, inline.budget_s)
+        source = inline.make_vector_source(model, user.id)
+        tool_set = await _add_vectors(inline, source, tool_set, params, inline.budget_s)
     if tool_set.pending == len(tool_set.parsed):
         params = [replace(each, strategy="bm25") for each in params]
         embeddings = [replace(each, vectors=None) for each in embeddings]
-    found = await asyncio.to_thread(_find_tools, tool_set, params, embeddings, options.limit)
+    found = await inline.executor.run(user.id, partial(_find_tools, tool_set, params, embeddings, options.limit))
     reason = next((each.reason for each in embeddings if each.reason), tool_set.reason)
     if reason is not None:
         searcher.metrics.fallbacks.labels(reason).inc()
@@ -100,35 +104,39 @@ async def search_inline(
 async def load_tool_set(inline: InlineSearcher, tools: Sequence[InlineTool]) -> ToolSet:
     """Return the tools with all embeddings, without a time limit."""
     model = inline.searcher.models.current
-    tool_set = await _parse_tools(inline, model, tools, EVERYONE)
-    return await _add_vectors(inline.make_vector_source(model, user_id=""), tool_set, (), None)
+    tool_set = await _parse_tools(inline, "", model, tools, EVERYONE)
+    return await _add_vectors(inline, inline.make_vector_source(model, user_id=""), tool_set, (), None)
 
 
 async def _parse_tools(
-    inline: InlineSearcher, model: LoadedModel, tools: Sequence[InlineTool], scope: CacheScope
+    inline: InlineSearcher, user_id: str, model: LoadedModel, tools: Sequence[InlineTool], scope: CacheScope
 ) -> ToolSet:
-    outcomes = await inline.parser.parse(tools, model.model.dimension, scope)
+    outcomes = await inline.parser.parse(user_id, tools, model.model.dimension, scope)
     by_key = [(tool.tool_key, outcome) for tool, outcome in zip(tools, outcomes, strict=True)]
     parsed = {key: tool for key, tool in by_key if isinstance(tool, ParsedTool)}
     refused = {key: refusal.reason for key, refusal in by_key if isinstance(refusal, Refusal)}
     rows = [IndexedTool(key, tool.server_name, tool.name, tool.lexical, tool.action) for key, tool in parsed.items()]
-    return ToolSet(parsed, refused, await asyncio.to_thread(TenantIndex.build, rows))
+    return ToolSet(parsed, refused, await inline.executor.run(user_id, partial(TenantIndex.build, rows)))
 
 
 async def _add_vectors(
-    source: VectorSource, tool_set: ToolSet, queries: Sequence[ScoringParams], budget_s: float | None
+    inline: InlineSearcher,
+    source: VectorSource,
+    tool_set: ToolSet,
+    queries: Sequence[ScoringParams],
+    budget_s: float | None,
 ) -> ToolSet:
     """Add cached embeddings, then new ones within the budget, first for tools that share words with a query."""
     texts = [tool.texts for tool in tool_set.parsed.values()]
     vectors = await source.read_cached([each.vector_hash for each in texts])
     reason = None
     if any(each.vector_hash not in vectors for each in texts):
-        ordered = await asyncio.to_thread(_order_by_words, tool_set, queries)
+        ordered = await inline.executor.run(source.user_id, partial(_order_by_words, tool_set, queries))
         missing = [each for each in ordered if each.vector_hash not in vectors]
         embedded = await source.embed(missing, budget_s)
         vectors, reason = {**vectors, **embedded.vectors}, embedded.reason
     by_row: list[Vector | None] = [vectors.get(each.vector_hash) for each in texts]
-    index = await asyncio.to_thread(tool_set.index.with_vectors, by_row)
+    index = await inline.executor.run(source.user_id, partial(tool_set.index.with_vectors, by_row))
     return replace(tool_set, index=index, pending=sum(vector is None for vector in by_row), reason=reason)
 
 

@@ -1,15 +1,17 @@
-"""A thread that works off a fair queue in batches."""
+"""Threads that work off a fair queue: in batches, or function by function."""
 
+import asyncio
 import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
-from app.limits.fair_thread import FairThread
+from app.limits.fair_thread import FairExecutor, FairThread
 
 CLOSED = RuntimeError("closed")
 
@@ -108,3 +110,28 @@ def test_niceness_lowers_the_priority_of_the_thread_alone(niceness: int) -> None
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
     thread.close(CLOSED)
     thread.join()
+
+
+async def test_an_executor_runs_one_function_at_a_time_in_turns_of_the_users() -> None:
+    executor, order, may_go_on = FairExecutor("functions"), [], threading.Event()
+
+    def note(name: str) -> str:
+        may_go_on.wait(10)
+        order.append(name)
+        return name
+
+    names = ["alice 1", "alice 2", "alice 3", "bob 1"]
+    running = [asyncio.create_task(executor.run(name.split()[0], partial(note, name))) for name in names]
+    await asyncio.sleep(0)
+    may_go_on.set()
+    assert await asyncio.gather(*running) == names
+    assert order.index("bob 1") <= 1
+    executor.close(CLOSED)
+
+
+async def test_an_executor_passes_errors_on() -> None:
+    executor = FairExecutor("functions")
+    with pytest.raises(ZeroDivisionError):
+        await executor.run("alice", lambda: 1 // 0)
+    assert await executor.run("alice", lambda: 1) == 1
+    executor.close(CLOSED)
