@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from threadpoolctl import threadpool_limits
 
+from app.audit import events
 from app.auth.authentication import Authenticator
 from app.auth.rollout import Rollout
 from app.catalog.definitions import DefinitionCache
@@ -33,6 +34,7 @@ from app.embeddings.token_counter import load_token_counter
 from app.errors import ConfigurationError, Unavailable
 from app.execution import idempotency
 from app.execution.execute import Executor
+from app.indexing import cache_retention
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.known_tools.pack import load_known_tools
 from app.indexing.queue_metrics import watch_queue
@@ -320,6 +322,8 @@ def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, 
         *examples.expired_rows(),
         *selection_log.expired_rows(timedelta(days=settings.selection_log_days)),
         *decision_log.expired_rows(timedelta(days=settings.decision_log_days)),
+        *events.expired_rows(settings.audit_days),
+        *cache_retention.expired_rows(settings.embedding_cache_days, settings.embedding_cache_max_rows),
     ]
     stack.push_async_callback(_cancel, asyncio.create_task(run_retention(database, expired)))
     if watch:

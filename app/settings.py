@@ -27,6 +27,8 @@ from app.errors import ConfigurationError
 
 SECRET_KEY_BYTES = 32
 DEMO_USER = "demo"
+MIN_AUDIT_DAYS = 30
+"""The database's function that deletes audit events refuses less."""
 _PREFIX = "TOOLSCOUT_"
 _TYPO_SIMILARITY = 0.75
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
@@ -303,6 +305,26 @@ class Settings(BaseSettings):
         "search); 0 switches the log off",
     )
 
+    audit_days: int = Field(
+        365,
+        ge=0,
+        le=36_500,
+        description="days for which audit events are kept, at least 30; 0 keeps them for ever",
+    )
+    embedding_cache_days: int = Field(
+        90,
+        ge=0,
+        le=36_500,
+        description="days after which the cached vector of a text is deleted; the vectors of stored tools stay; 0 "
+        "keeps them for ever",
+    )
+    embedding_cache_max_rows: int = Field(
+        1_000_000,
+        ge=0,
+        description="maximum number of cached vectors (with the local model about 0.9 GB a million); the oldest are "
+        "deleted first; 0 sets no limit",
+    )
+
     discovery: bool = Field(
         True, description="`0` searches nobody's messages: every answer holds all tools, up to the limit"
     )
@@ -414,6 +436,13 @@ class Settings(BaseSettings):
     def _check_worker_has_slots(cls, value: int, info: ValidationInfo) -> int:
         if value == 0 and info.data.get("role") == "worker":
             raise ValueError("must be at least 1 with TOOLSCOUT_ROLE=worker, or the process would do nothing")
+        return value
+
+    @field_validator("audit_days")
+    @classmethod
+    def _check_audit_days(cls, value: int) -> int:
+        if 0 < value < MIN_AUDIT_DAYS:
+            raise ValueError(f"must be at least {MIN_AUDIT_DAYS}, or 0 to keep events for ever")
         return value
 
     @field_validator("embedding_provider")

@@ -1,13 +1,15 @@
-"""Read audit events. Rows are only ever added: the app's database role may neither change nor delete them."""
+"""Read audit events. Rows are only ever added: the app's database role can neither change them nor delete them before
+they have expired."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import BigInteger, Integer, Row, bindparam, func, select
 
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
+from app.db.retention import BATCH, Deletion
 from app.db.rows import to_dataclass
 from app.db.tables import audit_events
 
@@ -36,13 +38,23 @@ class EventFilter:
 
 
 async def list_events(
-    session: Session, user_id: str | None, event_filter: EventFilter, page: PageRequest
+    session: Session,
+    user_id: str | None,
+    event_filter: EventFilter,
+    page: PageRequest,
+    *,
+    not_before: datetime | None = None,
 ) -> Page[Event]:
-    """Return events, newest first. Without a user, those of all users, which needs a system transaction."""
+    """Return events, newest first. Without a user, those of all users, which needs a system transaction.
+
+    `not_before`: when the user was created, for a reader who may not know about a former user with the same id.
+    """
     events = audit_events.c
     statement = select(audit_events)
     if user_id is not None:
         statement = statement.where(events.user_id == user_id)
+    if not_before is not None:
+        statement = statement.where(events.at >= not_before)
     for name in ("action", "actor", "target", "outcome"):
         if (value := getattr(event_filter, name)) is not None:
             statement = statement.where(events[name] == value)
@@ -51,6 +63,12 @@ async def list_events(
     if event_filter.until is not None:
         statement = statement.where(events.at < event_filter.until)
     return await fetch_page(session, statement, (events.at, events.id), page, _event, descending=True)
+
+
+def expired_rows(days: int) -> list[Deletion]:
+    """Return the statement that deletes older events; none if `days` is 0."""
+    batch = bindparam(BATCH, type_=Integer)
+    return [select(func.delete_old_audit_events(days, batch, type_=BigInteger))] if days else []
 
 
 def _event(row: Row[Any]) -> Event:

@@ -281,6 +281,7 @@ embedding_cache = Table(
     _not_null("embedding", HALFVEC),
     _created_at(),
     PrimaryKeyConstraint("model", "text_hash"),
+    Index("embedding_cache_created_at", "created_at"),
 )
 
 core_tools = Table(
@@ -331,7 +332,7 @@ index_runs = Table(
     Index("index_runs_waiting", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
 )
 
-# append-only: the app role may only select and insert
+# append-only: the app role may only select and insert, and deletes what has expired through a function
 audit_events = Table(
     "audit_events",
     metadata,
