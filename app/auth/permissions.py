@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from app.auth.keys import KeyKind
@@ -53,6 +54,13 @@ class Caller:
         """Raise `Forbidden` if the caller does not have the permission."""
         if not self.has_permission(permission):
             raise Forbidden(f"this key may not do that: it needs the permission {permission.value!r}")
+
+    @property
+    def audit_since(self) -> datetime | None:
+        """The time from which the caller may read audit events: all for administrators, otherwise the user's own,
+        without those of a deleted user who had the same id."""
+        is_admin = self.has_permission(Permission.ADMINISTER)
+        return None if is_admin or self.user is None else self.user.created_at
 
     def require_user(self) -> User:
         """Return the user that the caller acts for, or raise `BadRequest` if the request names none."""

@@ -46,5 +46,6 @@ async def _list_events(context: PageContext) -> tuple[Page[Event], Mapping[str, 
     )
     request = PageRequest(cursor=query.optional_text("cursor"))
     async with context.audit_transaction() as session:
-        page = await list_events(session, None if user is None else user.id, event_filter, request)
+        user_id, not_before = None if user is None else user.id, context.caller.audit_since
+        page = await list_events(session, user_id, event_filter, request, not_before=not_before)
         return page, await read_names(session, page.items)

@@ -24,7 +24,7 @@ from tests.support.calls import (
     stopped_server,
 )
 from tests.support.checks import MCP_PATHS, QUESTIONS, Json, assert_problem, door_routes, everything, pages
-from tests.support.clients import TestUser, get_app, open_client
+from tests.support.clients import TestUser, get_app, new_user, open_client
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_server import FakeMcpServer, Fault, drop, status
 from tests.support.worker_steps import until
@@ -418,6 +418,28 @@ async def test_rows_outlive_the_deleted_user(user: TestUser, container: Containe
     assert actions >= {"user.create", "key.create", "server.create", "user.delete"}
     assert [row["action"] for row in await list_rows(admin, target=server_id)] == ["server.create"]
     assert_problem(await user.http.get("/audit"), 401)
+
+
+async def test_a_user_who_is_created_again_does_not_read_the_predecessors_events(
+    container: Container, admin: httpx.AsyncClient
+) -> None:
+    user_id = f"again-{uuid.uuid4().hex[:8]}"
+    async with new_user(container, user_id) as predecessor:
+        old_server = await predecessor.add_server()
+    assert (await admin.delete(f"/users/{user_id}")).status_code == 204
+    async with new_user(container, user_id) as user:
+        new_server = await user.add_server()
+        own = await list_rows(user.http)
+        asked = await list_rows(user.http, since=(datetime.now(UTC) - timedelta(days=1)).isoformat())
+        named = await list_rows(admin, target=old_server)
+    assert own == asked
+    assert [row["action"] for row in reversed(own)] == ["user.create", "key.create", "server.create"]
+    assert {row["target"] for row in own if row["action"] == "server.create"} == {new_server}
+    assert [row["action"] for row in named] == ["server.create"], "administrators still see them"
+    async with open_client(container, **{"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": user_id}) as named_admin:
+        actions = [row["action"] for row in await list_rows(named_admin)]
+    assert actions.count("user.create") == 2
+    assert "user.delete" in actions
 
 
 @pytest.mark.parametrize(
