@@ -29,7 +29,7 @@ from app.api import (
     users,
 )
 from app.api.docs import add_docs
-from app.api.middleware.pipeline import RequestPipeline
+from app.api.middleware.pipeline import DirectRoute, RequestPipeline
 from app.api.openapi import DescribedApp
 from app.api.problems import add_error_handlers
 from app.console.router import add_console
@@ -66,6 +66,9 @@ _ROUTE_MODULES = (
 )
 
 
+_DIRECT_ROUTES = (DirectRoute("POST", "/discover", discovery.answer_discover),)
+
+
 def create_app(container: Container, read_settings: Callable[[], Settings] = load_settings) -> FastAPI:
     """`read_settings` reads the settings again for a reload."""
     app = create_routes(container.settings.role)
@@ -81,6 +84,7 @@ def create_app(container: Container, read_settings: Callable[[], Settings] = loa
         get_container=lambda: app.state.container,
         read_session=read_session_credentials,
         list_paths=lambda: _list_paths(app),
+        direct_routes=() if container.settings.role == "worker" else _DIRECT_ROUTES,
     )
     return app
 

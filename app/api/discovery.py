@@ -4,19 +4,27 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Response
+from pydantic import ValidationError
+from starlette.types import Scope
 
 from app.api.strict_route import StrictRoute
+from app.auth.permissions import Caller, Permission
 from app.catalog.tool_names import make_aliases
+from app.container import Container
 from app.dependencies import ContainerDep, DiscoverCaller
 from app.discovery.discover import discover
 from app.discovery.explain import AnswerConfidence, Reason, explain
 from app.discovery.formats import Format, hash_toolset, render_definitions, to_mcp
 from app.discovery.models import Discovery
 from app.discovery.selection import SelectedTool
+from app.errors import InvalidInput
 from app.schemas.discovery import AnswerConfidenceOut, DiscoverBody, DiscoverOut, ReasonOut, WhyBody, WhyOut
 from app.search.postgres import Evidence
+from app.text.strict_json import parse_json
 
 router = APIRouter(tags=["discovery"], route_class=StrictRoute)
+
+_JSON = (b"application/json", b"application/json; charset=utf-8")
 
 
 @router.post("/discover", name="discover", response_model=DiscoverOut)
@@ -28,6 +36,26 @@ async def post_discover(body: DiscoverBody, caller: DiscoverCaller, container: C
     """
     discovery = await discover(container.discoverer, caller, body.to_request())
     return Response(render_discovery(discovery, body.format), media_type="application/json")
+
+
+async def answer_discover(scope: Scope, raw_body: bytes, caller: Caller, container: Container) -> Response | None:
+    """Answer `POST /discover` without the framework, which took longer than everything else in this file.
+
+    Return None for whatever is unusual, such as query parameters, another content type or an invalid body:
+    `post_discover` and the framework around it find the words for it.
+    """
+    if scope["query_string"] or not _has_plain_json(scope):
+        return None
+    try:
+        body = DiscoverBody.model_validate(parse_json(raw_body))
+    except (InvalidInput, ValidationError):
+        return None
+    caller.require_permission(Permission.DISCOVER)
+    return await post_discover(body, caller, container)
+
+
+def _has_plain_json(scope: Scope) -> bool:
+    return any(name == b"content-type" and value.lower() in _JSON for name, value in scope["headers"])
 
 
 @router.post("/discover/why")

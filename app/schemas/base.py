@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import (
@@ -137,11 +138,19 @@ class CamelCaseInput(Input):
     def _rename_camel_case(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        names = {to_camel(name): name for name in cls.model_fields}
+        names = cls._camel_case_names()
+        if names.keys().isdisjoint(body):
+            return body
         for alias, name in names.items():
-            if alias != name and alias in body and name in body:
+            if alias in body and name in body:
                 raise FieldError(f"give either `{name}` or `{alias}`, not both", name)
         return {names.get(key, key): value for key, value in body.items()}
+
+    @classmethod
+    @cache
+    def _camel_case_names(cls) -> Mapping[str, str]:
+        """Return the field that each camelCase name stands for, where the two differ."""
+        return {alias: name for name in cls.model_fields if (alias := to_camel(name)) != name}
 
 
 class Changes(Input):

@@ -15,12 +15,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from cachetools import LRUCache
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.middleware.body_limit import MAX_UNKNOWN_BYTES, has_body, hide_body, read_body, replay_body
@@ -71,6 +72,16 @@ class _Principal:
     """None for an administrator, who has no rate limit, and for a key that names no user."""
 
 
+@dataclass(frozen=True)
+class DirectRoute:
+    """A route that is answered without the framework, unless there is something unusual about the request."""
+
+    method: str
+    path: str
+    answer: Callable[[Scope, bytes, Caller, Container], Awaitable[Response | None]]
+    """Takes the body, the caller and the container. None: the framework shall answer."""
+
+
 class _Response:
     """Watches what is sent: adds the headers that every response has, and remembers the status."""
 
@@ -98,6 +109,7 @@ class RequestPipeline:
         get_container: Callable[[], Container],
         read_session: ReadSession,
         list_paths: Callable[[], Iterable[str]],
+        direct_routes: Iterable[DirectRoute] = (),
     ) -> None:
         """
         - `get_container` returns the current one, because a reload replaces it.
@@ -107,6 +119,7 @@ class RequestPipeline:
         self._app = app
         self._get_container = get_container
         self._read_session = read_session
+        self._direct_routes = {(route.method, route.path): route for route in direct_routes}
         self._served = frozenset(_first_segment(path) for path in list_paths())
         container = get_container()
         self._metrics = container.metrics
@@ -232,8 +245,22 @@ class RequestPipeline:
                 return
             scope[ADMISSION] = caller
             if has_body(scope):
-                receive = replay_body(await read_body(scope, receive, container.settings.body_timeout_s), receive)
+                body = await read_body(scope, receive, container.settings.body_timeout_s)
+                response = await self._answer_directly(scope, body, caller, container)
+                if response is not None:
+                    await response(scope, receive, send)
+                    return
+                receive = replay_body(body, receive)
             await self._app(scope, receive, send)
+
+    async def _answer_directly(
+        self, scope: Scope, body: bytes, caller: Caller, container: Container
+    ) -> Response | None:
+        route = self._direct_routes.get((scope["method"], scope["path"]))
+        if route is None:
+            return None
+        scope["route"] = route  # for the log, as the framework does it
+        return await route.answer(scope, body, caller, container)
 
 
 def _first_segment(path: str) -> str:
