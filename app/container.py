@@ -20,6 +20,7 @@ from app.cloud.client import CloudClient, make_cloud_client
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.migrate import migrate
+from app.db.notifications import Channel, Notifications
 from app.db.retention import run_retention
 from app.discovery.cloud_search import CloudSearch
 from app.discovery.discover import Discoverer
@@ -151,6 +152,8 @@ async def open_container(
         models = await _open_models(infrastructure, url, stack, embedding=embedding)
         if serving:
             models.start()
+        notifications = _open_notifications(settings, url, stack, start=serving or working)
+        notifications.subscribe(Channel.MODELS, models.notify)
         count_tokens = await asyncio.to_thread(load_token_counter)
         mcp_pool = _build_mcp_pool(settings, resolve)
         mcp_pool.start()
@@ -158,6 +161,7 @@ async def open_container(
         indexer = _build_indexer(infrastructure, models, count_tokens, mcp_pool)
         worker = Worker(indexer, _worker_config(settings))
         mcp_pool.on_tools_changed = worker.on_tools_changed
+        notifications.subscribe(Channel.RUNS, worker.notify)
         _start_housekeeping(infrastructure, stack, watch=serving)
         if working and settings.runs_worker:
             worker.start()
@@ -252,6 +256,15 @@ async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncEx
     if embedding and (error := models.current.error) is not None:
         raise ConfigurationError(error)
     return models
+
+
+def _open_notifications(settings: Settings, url: str, stack: AsyncExitStack, *, start: bool) -> Notifications:
+    listen_url = settings.listen_database_url
+    notifications = Notifications(url if listen_url is None else listen_url.get_secret_value())
+    if start:
+        notifications.start()
+        stack.push_async_callback(notifications.stop)
+    return notifications
 
 
 def _build_mcp_pool(settings: Settings, resolve: Resolve | None) -> McpPool:

@@ -96,6 +96,12 @@ class Settings(BaseSettings):
         description="URL of a Postgres database with pgvector >= 0.8.4, for the role that owns the tables; if not set, "
         "an embedded Postgres is started",
     )
+    listen_database_url: SecretStr | None = Field(
+        None,
+        description="URL on which the service listens for notifications of other processes, if not `DATABASE_URL`: "
+        "useful if that leads to a pooler which does not pass them on. Without them, processes look for queued runs "
+        "and changed models every five seconds",
+    )
     database_pool_size: int = Field(10, ge=1, le=500, description="size of the connection pool of each process")
 
     admin_api_key: SecretStr | None = Field(

@@ -22,7 +22,7 @@ from app.local_postgres.database import connect_database, owner_connection
 from app.management.models import drop_model, use_model
 from app.settings import Settings
 
-_GRACE_S = 5.0
+_GRACE_S = 8.0
 """Time for requests that began with a model to finish before its vectors are deleted."""
 
 commands = make_group()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -35,6 +36,7 @@ logger = logging.getLogger("toolscout")
 
 _GRACE_S = 6
 """How long requests may take to finish after the port is closed. The rest are cancelled without a response."""
+_TICK_S = 1.0
 _TOOL_CALLS_S = 4
 """How long tool calls may take to finish after the port is closed. It is shorter than the grace period, so that there
 is time to record a call that is given up and to answer its caller."""
@@ -188,7 +190,7 @@ async def _serve_until_stopped(container: Container, listener: socket.socket, an
     drain_s = container.settings.drain_s
     server = _Server(config, announce, container.draining, drain_s, container.shutdown)
     with announce_service(container.settings.data_dir) as service:
-        HangupHandler(app.state.reloader, service, partial(setattr, server, "should_exit", True)).install()
+        HangupHandler(app.state.reloader, service, server.stop).install()
         await server.serve(sockets=[listener])
 
 
@@ -228,6 +230,24 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
         self._shutdown_event = shutdown
         self._accepting: list[asyncio.Task[Any]] = []
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """May be called by a signal's handler."""
+        self.should_exit = True
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.stop()
+
+    async def main_loop(self) -> None:
+        """Once a second, renew the date in the answers' headers. uvicorn itself wakes up ten times a second."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._stopping.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

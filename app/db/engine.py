@@ -35,8 +35,6 @@ Ts = TypeVarTuple("Ts")
 APP_ROLE = "toolscout_app"
 
 _STATEMENT_TIMEOUT_S = 30
-_PREPARED_STATEMENTS = 250
-"""How many a connection keeps. The search has many shapes; each is planned once."""
 
 # ROLE: neither superuser nor owner, so that row-level security applies, whichever role the URL names.
 # plan_cache_mode: each statement is planned once, for all users. Planning a search takes as long as running it, every
@@ -80,20 +78,23 @@ _CONNECTION_ERRORS = (
 )
 
 
-def driver_url(url: str) -> str:
-    """Return the URL with psycopg as its driver, whichever spelling (`postgres://`, `postgresql://`) it has."""
+def driver_url(url: str, setting: str = "DATABASE_URL") -> str:
+    """Return the URL with psycopg as its driver, whichever spelling (`postgres://`, `postgresql://`) it has.
+
+    `setting` is where it comes from, for the error.
+    """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise ConfigurationError(
-            "DATABASE_URL is not valid; it looks like postgresql://user:password@host:port/name"
+            f"{setting} is not valid; it looks like postgresql://user:password@host:port/name"
         ) from error
     backend = parsed.get_backend_name().lower()
     if backend not in _POSTGRES_SCHEMES:
         raise ConfigurationError(
-            f"DATABASE_URL names a {backend} database, and Toolscout needs Postgres with pgvector: use a URL like "
-            "postgresql://user:password@host:port/name, or leave DATABASE_URL out, and Toolscout starts a Postgres of "
-            "its own"
+            f"{setting} names a {backend} database, and Toolscout needs Postgres with pgvector: use a URL like "
+            f"postgresql://user:password@host:port/name, or leave {setting} out"
+            + (", and Toolscout starts a Postgres of its own" if setting == "DATABASE_URL" else "")
         )
     return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
@@ -320,7 +321,6 @@ def _database_down() -> DatabaseDown:
 
 def _prepare_connection(connection: Any, _record: object) -> None:
     connection.autocommit = True
-    connection.driver_connection.prepared_max = _PREPARED_STATEMENTS
     try:
         connection.run_async(register_vector_async)
         cursor = connection.cursor()

@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -166,6 +166,7 @@ def is_english_only(model: str) -> bool:
 
 
 @lru_cache(maxsize=16)
+@cache
 def load_shipped_calibration(model: str) -> Calibration:
     """Return the calibration that ships for the packaged model, or for the adapter that the model has.
 

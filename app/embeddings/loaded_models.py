@@ -1,4 +1,4 @@
-"""The registered models as loaded by this process. It polls the list, so that a switch needs no restart.
+"""The registered models as loaded by this process. It watches the list, so that a switch needs no restart.
 
 A request reads its model once, as part of its scope, and looks up everything else by that id. So its vectors, rows and
 threshold belong to one model, even if another becomes active meanwhile.
@@ -11,14 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from app.db.engine import Database
+from app.db.notifications import POLL_S
 from app.embeddings.base import Embedder, QueryTicket, Vectors
 from app.embeddings.query_embedder import QueryEmbedder
 from app.embeddings.repository import EmbeddingModel, fetch_models
 from app.errors import ConfigurationError, EmbeddingFailed, QueryFailed, Unavailable
 
 logger = logging.getLogger("toolscout.embeddings")
-
-_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,7 @@ class Models:
         self._current: str | None = None
         self._logged_warnings: tuple[str, ...] = ()
         self._refreshing = asyncio.Lock()
+        self._changed = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
 
     @property
@@ -93,6 +93,10 @@ class Models:
     def start(self) -> None:
         self._poller = asyncio.create_task(self._poll())
 
+    def notify(self) -> None:
+        """Read the list again soon: another process may have changed it."""
+        self._changed.set()
+
     async def stop(self) -> None:
         if self._poller is not None:
             self._poller.cancel()
@@ -103,8 +107,7 @@ class Models:
     async def refresh(self) -> Sequence[LoadedModel]:
         """Read the list of models from the database. Return all registered models, the active one first."""
         async with self._refreshing:
-            async with self._database.system_transaction() as session:
-                models = await fetch_models(session)
+            models = await fetch_models(self._database)
             self._registered = [await self._get_or_load(model) for model in models]
             before, self._current = self._current, self._choose_current()
             if self._current != before:
@@ -114,7 +117,10 @@ class Models:
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(_POLL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait()
+            self._changed.clear()
             try:
                 with suppress(Unavailable, QueryFailed):
                     await self.refresh()

@@ -9,7 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, text, update
 
-from app.db.engine import Session
+from app.db.engine import Database, Session
+from app.db.notifications import NOTIFY, Channel
 from app.db.tables import embedding_models
 from app.embeddings.base import Embedder
 from app.embeddings.calibration import Calibration, load_shipped_calibration
@@ -34,9 +35,10 @@ class EmbeddingModel:
     active: bool
 
 
-async def fetch_models(session: Session) -> list[EmbeddingModel]:
+async def fetch_models(database: Database) -> list[EmbeddingModel]:
     """Return all registered models, the active one first."""
-    return [_build_model(*row) for row in await session.rows(_SELECT_MODELS)]
+    [rows] = await database.system_fetch([(_SELECT_MODELS, None)])
+    return [_build_model(*row) for row in rows]
 
 
 async def lock_models_shared(session: Session) -> list[str]:
@@ -83,16 +85,19 @@ def activate(connection: Connection, model_id: str) -> None:
     active = embedding_models.c.active
     connection.execute(update(embedding_models).where(active).values(active=False))
     connection.execute(update(embedding_models).where(embedding_models.c.id == model_id).values(active=True))
+    _notify(connection)
 
 
 def unregister(connection: Connection, model_id: str) -> None:
     connection.execute(delete(embedding_models).where(embedding_models.c.id == model_id))
+    _notify(connection)
 
 
 def store_calibration(connection: Connection, model_id: str, calibration: Calibration | None) -> None:
     """Store a calibration, or with None go back to the shipped one. Running services pick it up by themselves."""
     stored = None if calibration is None else calibration.to_json()
     connection.execute(update(embedding_models).where(embedding_models.c.id == model_id).values(calibration=stored))
+    _notify(connection)
 
 
 def _get_active_model(connection: Connection) -> EmbeddingModel | None:
@@ -103,7 +108,13 @@ def _insert(connection: Connection, embedder: Embedder, dimension: int, *, activ
     provider, _, name = embedder.model.partition(":")
     values = {"id": embedder.model, "provider": provider, "name": name, "dimension": dimension, "active": active}
     connection.execute(insert(embedding_models).values(**values))
+    _notify(connection)
     return _build_model(embedder.model, provider, name, dimension, None, active)
+
+
+def _notify(connection: Connection) -> None:
+    """Let running services read the list when the transaction has committed."""
+    connection.exec_driver_sql(NOTIFY, {"channel": Channel.MODELS.value})
 
 
 def _build_model(model_id: str, provider: str, name: str, dimension: int, stored: Any, active: bool) -> EmbeddingModel:

@@ -19,6 +19,7 @@ from app.audit.record import SUCCEEDED, record_event
 from app.catalog.servers import record_failure
 from app.catalog.visibility import lock_server
 from app.db.engine import Session
+from app.db.notifications import Channel
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
 from app.db.tables import index_runs, mcp_servers
@@ -114,6 +115,10 @@ class RunSummary:
         return {name: getattr(self, name) for name in names} | {"refused": self.refused_count}
 
 
+# in the statement itself, which spares a round trip; the workers of all processes hear it when the transaction commits
+_NOTIFY_WORKERS = func.pg_notify(Channel.RUNS.value, "")
+
+
 class LeaseLost(ToolscoutError):
     """Another worker has claim the run. The former owner must not write anything."""
 
@@ -153,7 +158,7 @@ async def enqueue(
         set_=_merge_requests(statement.excluded, index_runs.c),
     )
     try:
-        return _to_run((await session.execute(statement.returning(index_runs))).one())
+        return _to_run((await session.execute(statement.returning(index_runs, _NOTIFY_WORKERS))).one())
     except IntegrityError as error:
         raise NotFound("server not found") from error
 
@@ -320,7 +325,8 @@ async def requeue(session: Session, claim: Claim) -> None:
     queued = runs.user_id == claim.user_id, runs.server_id == claim.server_id, runs.state == "queued"
     has_queued = await session.scalar(select(runs.id).where(*queued)) is not None
     values = {"lease_until": func.now()} if has_queued else {"lease_until": null(), "state": "queued"}
-    await session.execute(update(index_runs).where(*_owned_by(claim)).values(attempts=runs.attempts - 1, **values))
+    statement = update(index_runs).where(*_owned_by(claim)).values(attempts=runs.attempts - 1, **values)
+    await session.execute(statement.returning(_NOTIFY_WORKERS))
 
 
 async def retry_later(session: Session, claim: Claim, cause: str, message: str, delay_s: float) -> None:

@@ -32,8 +32,7 @@ async def update_queue_metrics(database: Database, metrics: Metrics) -> None:
     """
     gauges = metrics.runs_queued, metrics.runs_running, metrics.oldest_queued, metrics.tools_pending
     try:
-        async with database.system_transaction() as session:
-            [values] = await session.rows(_QUEUE)
+        [[values]] = await database.system_fetch([(_QUEUE, None)])
     except (Unavailable, QueryFailed):
         values = (math.nan,) * len(gauges)
     for gauge, value in zip(gauges, values, strict=True):

@@ -16,6 +16,7 @@ from functools import partial
 from cachetools import TTLCache
 
 from app.catalog.visibility import recompute_stale
+from app.db.notifications import POLL_S
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import queue
 from app.indexing.reindex import Indexer, reindex_server
@@ -28,6 +29,8 @@ logger = logging.getLogger("toolscout.worker")
 Job = Callable[[], Awaitable[None]]
 
 _HEARTBEATS_PER_LEASE = 4
+_CLOCK_TOLERANCE_S = 0.02
+_ERROR_PAUSE_S = 1.0
 _MAINTENANCE_INTERVAL_S = 60.0
 _MAX_REMEMBERED_SERVERS = 10_000
 
@@ -39,8 +42,8 @@ class WorkerConfig:
     pending_retry_s: float
     reindex_every_s: float
     """0: servers are listed only on request."""
-    poll_interval_s: float = 1.0
-    """How long the worker waits before it looks again for runs that other processes have queued."""
+    poll_interval_s: float = POLL_S
+    """How long the worker waits before it looks again for runs that it has not heard of."""
     lease_s: float = 60.0
     """After so long without a heartbeat another worker may claim the run."""
     retry_s: float = 1.0
@@ -78,8 +81,12 @@ class Worker:
         await _cancel(self._tasks)
 
     def notify(self) -> None:
-        """Look for work now: a run was queued in this process. Runs of other processes are found by polling."""
+        """Look for work now: a run was queued. Without a notification it is found by polling."""
         self._has_work.set()
+
+    def _notify_after(self, delay_s: float) -> None:
+        """Look for work when the lease that was shortened to this delay has expired."""
+        asyncio.get_running_loop().call_later(delay_s + _CLOCK_TOLERANCE_S, self.notify)
 
     async def run_now(self, run_id: str) -> None:
         """Process this run, unless another worker has claimed it."""
@@ -115,10 +122,10 @@ class Worker:
         try:
             await job()
         except (Unavailable, QueryInterrupted):
-            await asyncio.sleep(self._config.poll_interval_s)
+            await asyncio.sleep(min(_ERROR_PAUSE_S, self._config.poll_interval_s))
         except Exception:  # the worker's boundary
             logger.exception("unexpected error in worker")
-            await asyncio.sleep(self._config.poll_interval_s)
+            await asyncio.sleep(min(_ERROR_PAUSE_S, self._config.poll_interval_s))
 
     async def _poll(self, slots: RunSlots) -> None:
         """Claim and start one run for which there is a slot. Without a run, wait until there may be one."""
@@ -179,6 +186,7 @@ class Worker:
         delay_s = self._config.retry_s * 4 ** (run.attempts - 1) * random.uniform(0.75, 1.25)  # noqa: S311
         async with self.indexer.database.transaction(run.user_id) as session:
             await queue.retry_later(session, run, error.cause, error.message, delay_s)
+        self._notify_after(delay_s)
         return "retried"
 
     @asynccontextmanager
@@ -208,6 +216,7 @@ class Worker:
         with suppress(Unavailable, QueryInterrupted):
             async with self.indexer.database.transaction(run.user_id) as session:
                 await queue.release(session, run, self._config.retry_s)
+        self._notify_after(self._config.retry_s)
 
     async def _requeue(self, run: queue.Claim) -> None:
         with suppress(Unavailable, QueryInterrupted):

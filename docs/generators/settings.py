@@ -25,7 +25,8 @@ without `TOOLSCOUT_SECRET_KEY`.
 _SECTIONS = {
     "Process": "environment role host port data_dir served_hosts trusted_proxies web_origins log_level log_format "
     "drain_s demo",
-    "Database": "database_url database_pool_size audit_days embedding_cache_days embedding_cache_max_rows",
+    "Database": "database_url listen_database_url database_pool_size audit_days embedding_cache_days "
+    "embedding_cache_max_rows",
     "Keys and secrets": "admin_api_key secret_key old_secret_keys metrics_key",
     "Limits": "max_servers max_projects max_keys max_tags rate_per_user max_in_flight head_timeout_s body_timeout_s",
     "Embedding": "embedding_provider embedding_model local_model openai_api_key openai_base_url query_embed_budget_ms "

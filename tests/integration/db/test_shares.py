@@ -5,10 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 
-import psycopg
 import pytest
 
-from app.container import Container
 from app.db.engine import Database
 from app.db.fair_shares import FairShares, Lane, Owner
 from app.db.migrate import migrate
@@ -16,6 +14,7 @@ from app.errors import DatabaseDown, QueryInterrupted
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.clients import new_user
 from tests.support.factories import OpenService, make_database, tool
+from tests.support.worker_steps import holding, waiting
 
 POOL_SIZE = 10
 PARALLEL_WRITES = 40
@@ -79,11 +78,11 @@ async def test_parallel_writes_of_one_user_hold_one_connection_and_nobody_else_w
     ):
         await attacker.add_tools(*(tool(f"tool_{number}") for number in range(30)))
         await victim.add_tools(tool("list_files", "Lists the files of a folder."))
-        async with held_user(service, attacker.id) as release:
+        async with holding(service, "SELECT FROM users WHERE id = %s FOR UPDATE", attacker.id) as blocker:
             with watched_shares(service.database) as watch:
                 rules = {"rules": [{"pattern": ["tool_1*"], "enabled": False}]}
                 writes = [asyncio.create_task(attacker.http.put("/rules", json=rules)) for _ in range(PARALLEL_WRITES)]
-                await until_one_waits_for_the_row(release)
+                await waiting(blocker, 1)
                 while service.database._pool._shares.waiting:  # noqa: ASYNC110 the attacker's own requests
                     await asyncio.sleep(0.01)
                 watch.waited.clear()
@@ -92,7 +91,7 @@ async def test_parallel_writes_of_one_user_hold_one_connection_and_nobody_else_w
                     assert (await victim.http.get("/tools")).status_code == 200
                     assert (await attacker.http.get("/tools")).status_code == 200
                 assert watch.waited <= {Lane.SYSTEM}, "the service writes down what it counts"
-                await release.rollback()
+                await blocker.rollback()
                 assert {(await write).status_code for write in writes} == {200}
     assert watch.most_held[attacker.id] <= 2, "one write, and one request that reads"
     assert victim.id not in watch.waited
@@ -171,27 +170,3 @@ async def hold(database: Database, user_id: str, stack: AsyncExitStack) -> None:
 async def is_done(task: "asyncio.Task[None]") -> bool:
     await task
     return True
-
-
-class held_user:  # noqa: N801 used like a function
-    """Lock a user's row, as a long write of another replica does."""
-
-    def __init__(self, service: Container, user_id: str) -> None:
-        url = service.database.engine.url.set(drivername="postgresql")
-        self._url, self._user_id = url.render_as_string(hide_password=False), user_id
-
-    async def __aenter__(self) -> "psycopg.AsyncConnection[tuple[object, ...]]":
-        self._owner = await psycopg.AsyncConnection.connect(self._url)
-        await self._owner.execute("SELECT FROM users WHERE id = %s FOR UPDATE", [self._user_id])
-        return self._owner
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._owner.close()
-
-
-async def until_one_waits_for_the_row(owner: "psycopg.AsyncConnection[tuple[object, ...]]") -> None:
-    async with asyncio.timeout(30):
-        while True:
-            waiting = await owner.execute("SELECT FROM pg_locks WHERE NOT granted")
-            if await waiting.fetchone() is not None:
-                return
