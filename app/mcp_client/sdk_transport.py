@@ -53,12 +53,15 @@ def _make_http_client(endpoint: Endpoint, guard: Guard, connect_s: float, max_by
         target = guard.parse_url(endpoint.url or "")
     except UrlNotAllowed as error:
         raise ServerUnreachable("url_not_allowed", error.message) from error
+    is_sse = endpoint.transport == "sse"
     # Over SSE the response to a POST is only an acknowledgement, and the SDK ignores its status.
-    response_hooks = [on_response] if endpoint.transport == "sse" else []
+    response_hooks = [on_response] if is_sse else []
     headers = httpx2.Headers({"User-Agent": f"toolscout/{__version__}", "Accept-Encoding": "gzip"})
     headers.update(endpoint.headers)  # case-insensitive: the user's headers replace ours
     return httpx2.AsyncClient(
-        transport=GuardedTransport(guard, target, endpoint.user_id, max_bytes),
+        transport=GuardedTransport(
+            guard, target, endpoint.user_id, max_bytes, sse_url=endpoint.url if is_sse else None
+        ),
         headers=headers,
         # A call may take long, and an event stream stays open: `Connection` sets a deadline for each request.
         timeout=httpx2.Timeout(None, connect=connect_s),

@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 
 from app.errors import ServerUnreachable, UrlNotAllowed
+from app.mcp_client.sse_endpoint import EndpointStream
 from app.mcp_client.surrogates import LoneSurrogateFilter
 from app.mcp_client.url_guard import Guard, Target
 
@@ -48,11 +49,13 @@ current_exchange: ContextVar[Exchange | None] = ContextVar("current_exchange", d
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """The transport of one session with one server: its host name is resolved once."""
 
-    def __init__(self, guard: Guard, target: Target, user_id: str, max_bytes: int) -> None:
+    def __init__(self, guard: Guard, target: Target, user_id: str, max_bytes: int, sse_url: str | None = None) -> None:
+        """`sse_url`: the server's URL if it speaks the SSE transport, which names an endpoint for messages."""
         self._guard = guard
         self._target = target
         self._user_id = user_id
         self._max_bytes = max_bytes
+        self._sse_url = sse_url
         self._pinned_address: str | None = None
         self._next_get_at = 0.0
         self._inner = httpx2.AsyncHTTPTransport(verify=guard.tls, trust_env=False)
@@ -138,7 +141,9 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         # An event stream may last for hours; the SDK limits the size of its single events.
         is_event_stream = request.method == "GET" and headers.get("content-type", "").startswith("text/event-stream")
         limit = None if is_event_stream else self._max_bytes
-        stream = _LimitedStream(response.stream, limit, encoding != "identity", exchange)
+        stream: httpx2.AsyncByteStream = _LimitedStream(response.stream, limit, encoding != "identity", exchange)
+        if is_event_stream and self._sse_url is not None:
+            stream = EndpointStream(stream, self._sse_url, exchange.fail)
         remaining = [(name, value) for name, value in headers.multi_items() if name not in _ENCODING_HEADERS]
         return httpx2.Response(response.status_code, headers=remaining, stream=stream, extensions=response.extensions)
 
