@@ -38,6 +38,7 @@ from app.execution.execute import Executor
 from app.indexing import cache_retention
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.known_tools.pack import load_known_tools
+from app.indexing.large_tenants import maintain_large_tenants
 from app.indexing.queue_metrics import watch_queue
 from app.indexing.reindex import Indexer
 from app.indexing.run_slots import SlotLimits
@@ -55,7 +56,7 @@ from app.mcp_client.url_guard import Guard
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, open_tracing
 from app.search.glossary import Glossary
-from app.search.hnsw import ensure_hnsw_index
+from app.search.large_tenant import LargeTenantSearch
 from app.search.postgres import HybridSearch
 from app.search.searcher import Searcher
 from app.search.snapshot_cache import SnapshotCache
@@ -165,6 +166,8 @@ async def open_container(
         _start_housekeeping(infrastructure, stack, watch=serving)
         if working and settings.runs_worker:
             worker.start()
+            maintenance = asyncio.create_task(maintain_large_tenants(infrastructure.database, url))
+            stack.push_async_callback(_cancel, maintenance)
         stack.push_async_callback(worker.stop)
         cloud = make_cloud_client(settings, infrastructure.metrics)
         if cloud is not None:
@@ -239,7 +242,7 @@ async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncEx
     if configured is not None:
         stack.push_async_callback(configured.aclose)
         if not has_active:
-            await activate_first_model(configured, url, ensure_hnsw_index)
+            await activate_first_model(configured, url)
 
     def get_embedder(model: EmbeddingModel) -> Embedder:
         return configured if configured and model.id == configured.model else make_embedder(settings, model.id)
@@ -397,6 +400,7 @@ def _build_searcher(infrastructure: _Infrastructure, models: Models) -> Searcher
         database=infrastructure.database,
         models=models,
         hybrid_search=HybridSearch(),
+        large_tenant_search=LargeTenantSearch(),
         glossary=Glossary(infrastructure.settings.glossary_file),
         scheduler=FairScheduler(infrastructure.metrics),
         metrics=infrastructure.metrics,

@@ -15,7 +15,7 @@ from app.db.migrate import migration_connection
 from app.db.tables import metadata
 from app.errors import ToolscoutError
 from app.local_postgres.database import connect_database
-from app.search.hnsw import list_hnsw_indexes
+from app.search.hnsw import list_indexes
 from app.settings import Settings
 
 
@@ -47,8 +47,8 @@ def run_on_url(url: str, *, production: bool) -> None:
 
 
 def run_on_connection(connection: Connection) -> None:
-    # HNSW indexes belong to the active embedding models: the app creates them, no migration does
-    managed_by_app = set(list_hnsw_indexes(connection))
+    # the indexes of large users: the app creates them, no migration does
+    managed_by_app = set(list_indexes(connection))
     connection.rollback()
 
     def include_name(name: str | None, kind: str, _parents: object) -> bool:

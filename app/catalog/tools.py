@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Row, Select, any_, false, func, literal, literal_column, select, update
+from sqlalchemy import ColumnElement, Row, Select, and_, any_, false, func, literal, literal_column, or_, select, update
 
 from app.catalog.availability import Availability, Status, get_availability, server_status_sql
 from app.catalog.projects import project_number
@@ -176,19 +176,21 @@ async def _lock_server_of(session: Session, user_id: str, tool_id: str) -> str:
     return server_id
 
 
-async def update_tool_counts(session: Session, user_id: str, ann_above: int) -> None:
-    """Store the number of the user's tools, and move the user's vectors into or out of the HNSW index.
+KEEP_INDEXES_SHARE = 0.8
+"""A large user keeps the indexes until fewer than this share of `SEARCH_ANN_ABOVE` tools are left."""
 
-    The index holds the vectors of users with more than `ann_above` tools.
+
+async def update_tool_counts(session: Session, user_id: str, ann_above: int) -> None:
+    """Store the number of the user's tools, and whether there are so many that the search needs indexes.
+
+    `indexing/large_tenants.py` then makes or drops them. A user whose number goes up and down around `ann_above` keeps
+    them.
     """
     # First, since it waits for the lock of the user's row: the count below must see what other writers commit.
     await bump_catalog(session, user_id)
     count = await session.scalar(select(func.count()).select_from(mcp_tools).where(*_still_listed(user_id)))
-    ann = count > ann_above
+    ann = or_(literal(count > ann_above), and_(users.c.ann, literal(count > KEEP_INDEXES_SHARE * ann_above)))
     await session.execute(update(users).where(users.c.id == user_id).values(tool_count=count, ann=ann))
-    vectors = mcp_tool_embeddings
-    outdated = vectors.c.user_id == user_id, vectors.c.ann != ann
-    await session.execute(update(vectors).where(*outdated).values(ann=ann))
 
 
 # a tool has no search row of the active model until it is indexed with that model

@@ -199,6 +199,48 @@ mcp_tool_embeddings = Table(
     PrimaryKeyConstraint("user_id", "model", "tool_id"),
     ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
     Index("mcp_tool_embeddings_tool", "user_id", "tool_id"),
+    Index("mcp_tool_embeddings_prior", "user_id", "model", postgresql_where=text("prior <> 0")),
+)
+
+# what is indexed of the search rows whose `ann` is set, kept equal to them by triggers, see search/large_tenant.py
+large_tenant_tools = Table(
+    "large_tenant_tools",
+    metadata,
+    _not_null("user_id", Text),
+    _not_null("model", Text),
+    _not_null("tool_id", Text),
+    # in lower case
+    _not_null("name", Text),
+    _not_null("terms", ARRAY(Integer)),
+    Column("embedding", HALFVEC),
+    PrimaryKeyConstraint("user_id", "model", "tool_id"),
+    Index("large_tenant_tools_name", "user_id", "model", "name"),
+)
+
+# how many of the user's visible tools contain each term
+large_tenant_terms = Table(
+    "large_tenant_terms",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _not_null("model", Text),
+    _not_null("term_id", Integer),
+    _not_null("tools", Integer),
+    PrimaryKeyConstraint("user_id", "model", "term_id"),
+)
+
+# the counts of the user, with an empty project id, and of each project; there are none until the indexes are complete
+large_tenant_stats = Table(
+    "large_tenant_stats",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _not_null("model", Text),
+    _not_null("project_id", Text),
+    # of the catalogue that was counted
+    _not_null("version", BigInteger),
+    _not_null("searched", Integer),
+    _not_null("tokens", BigInteger),
+    _not_null("tags", ARRAY(Text)),
+    PrimaryKeyConstraint("user_id", "model", "project_id"),
 )
 
 projects = Table(

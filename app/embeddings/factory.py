@@ -1,9 +1,7 @@
 """Build embedders from the settings, and register the first model of an empty database."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-
-from sqlalchemy import Connection
+from collections.abc import Iterator
 
 from app.embeddings import custom
 from app.embeddings.base import Embedder
@@ -25,8 +23,6 @@ LONGEST_STALL_S = 5.0
 """How much later than the budget of a query the HTTP client gives up. `QueryEmbedder` ends a query at its budget. The
 client measures by the clock, which includes stalls of the event loop, so its timeout must only end calls that have no
 budget: the probes."""
-
-CreateIndex = Callable[[Connection, str, int], None]
 
 
 def make_configured_embedder(settings: Settings) -> Embedder:
@@ -90,8 +86,8 @@ def make_query_embedder(settings: Settings, embedder: Embedder, metrics: Metrics
     return QueryEmbedder(embedder, breaker, metrics, budget_s, settings.query_cache_size)
 
 
-async def activate_first_model(embedder: Embedder, url: str, create_index: CreateIndex) -> None:
-    """Register and activate the first model of an empty database, and create its vector index."""
+async def activate_first_model(embedder: Embedder, url: str) -> None:
+    """Register and activate the first model of an empty database."""
     try:
         dimension = await probe_dimension(embedder)
     except EmbeddingFailed as error:
@@ -101,8 +97,7 @@ async def activate_first_model(embedder: Embedder, url: str, create_index: Creat
 
     def activate() -> None:
         with owner_connection(url) as connection:
-            model = activate_first(connection, embedder, dimension)
-            create_index(connection, model.id, model.dimension)
+            activate_first(connection, embedder, dimension)
 
     await asyncio.to_thread(activate)
 

@@ -15,12 +15,12 @@ from sqlalchemy import Connection, text
 
 from app.embeddings import repository
 from app.embeddings.loaded_models import LoadedModel
-from app.embeddings.repository import EmbeddingModel, list_models, lock_models_exclusive
+from app.embeddings.repository import list_models, lock_models_exclusive
 from app.errors import Conflict, EmbeddingFailed, NotFound
 from app.indexing.backfill import MISSING, ProgressCallback, backfill_vectors, count_missing_vectors
 from app.indexing.example_backfill import backfill_examples
+from app.indexing.large_tenants import wait_and_update_large_tenants
 from app.indexing.reindex import Indexer
-from app.search.hnsw import drop_hnsw_index, ensure_hnsw_index, hnsw_index_name, list_hnsw_indexes
 
 logger = logging.getLogger("toolscout.indexing")
 
@@ -61,7 +61,7 @@ async def change_model(
     *,
     incomplete: bool = False,
 ) -> int:
-    """Backfill the model's vectors, create its HNSW index and make it active.
+    """Backfill the model's vectors, create the indexes of large users and make it active.
 
     Return how many examples that were learnt from use stay with the previous model: their messages are not known, so
     that the new model cannot embed them. Examples in words are embedded again.
@@ -78,7 +78,7 @@ async def change_model(
         missing, _ = await count_missing_vectors(indexer, loaded.model.id)
         if missing == 0 or missing == before:
             break
-    await asyncio.to_thread(_create_hnsw_index, owner, loaded.model)
+    await asyncio.to_thread(_update_large_tenants, owner)
     await _backfill_examples(indexer, loaded, required=not incomplete)
     learned = await asyncio.to_thread(_count_learned_of_active, owner)
     missing = await asyncio.to_thread(_activate, owner, loaded.model.id, incomplete=incomplete)
@@ -109,10 +109,10 @@ def _count_learned(connection: Connection, model_id: str) -> int:
     return int(connection.exec_driver_sql(_COUNT_LEARNED, {"model": model_id}).scalar_one())
 
 
-def _create_hnsw_index(owner: OwnerConnection, model: EmbeddingModel) -> None:
-    """Create the index concurrently, without blocking writers, which is not possible inside a transaction."""
+def _update_large_tenants(owner: OwnerConnection) -> None:
+    """Create and drop indexes concurrently, without blocking writers, which is not possible inside a transaction."""
     with owner(autocommit=True) as connection:
-        ensure_hnsw_index(connection, model.id, model.dimension, concurrently=True)
+        wait_and_update_large_tenants(connection)
 
 
 def _activate(owner: OwnerConnection, model_id: str, *, incomplete: bool) -> int:
@@ -172,6 +172,4 @@ def _delete_unregistered_rows(owner: OwnerConnection, on_progress: ProgressCallb
     with owner(autocommit=True) as connection:
         for table in ("embedding_cache", "discovery_vectors", "tool_examples"):
             connection.exec_driver_sql(f"DELETE FROM {table} WHERE {_IS_UNREGISTERED}")
-        needed = {hnsw_index_name(model.id) for model in list_models(connection)}
-        for name in set(list_hnsw_indexes(connection)) - needed:
-            drop_hnsw_index(connection, name)
+    _update_large_tenants(owner)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from app.db.engine import driver_url
@@ -77,6 +78,17 @@ def owner_connection(url: str, *, autocommit: bool = False) -> Iterator[Connecti
             yield connection
     finally:
         engine.dispose()
+
+
+@asynccontextmanager
+async def async_owner_connection(url: str) -> AsyncIterator[AsyncConnection]:
+    """Connect as the database's owner in autocommit mode, for long statements that end when the task is cancelled."""
+    engine = create_async_engine(driver_url(url), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    try:
+        async with engine.connect() as connection:
+            yield connection
+    finally:
+        await engine.dispose()
 
 
 def _accepts_connections(url: str) -> bool:

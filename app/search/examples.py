@@ -41,7 +41,6 @@ MIN_BOOST_TO_ANSWER = 0.2
 """A message for which the examples of a tool add this much is not answered with nothing."""
 
 _SECONDS_PER_DAY = 86_400
-_NEAREST_EXAMPLES = 100
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,3 @@ def _to_boost(evidence: float, total: float) -> float:
     if evidence > 0:
         return MAX_BOOST * (1 - math.exp(-evidence / SCALE)) * evidence / total
     return -MAX_PENALTY * (1 - math.exp(evidence / SCALE))
-
-
-def nearest_examples_sql(texts: int) -> str:
-    """Return the ids of the tools whose examples are nearest to any text of the message, for a search through HNSW."""
-    distances = ", ".join(f"e.vector <=> %(vector_{text})s::halfvec" for text in range(texts))
-    return f"""
-        (SELECT e.tool_id FROM tool_examples e
-         WHERE e.user_id = %(user_id)s AND e.model = %(model)s AND e.weight > 0
-           AND (e.source <> 'use' OR %(learned)s)
-         ORDER BY least({distances}) LIMIT {_NEAREST_EXAMPLES})
-    """

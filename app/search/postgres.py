@@ -8,7 +8,8 @@ Postgres finds the candidates and returns their vectors: the evidence for them i
 candidates in memory (`candidates.py`), so that both give the same answer.
 
 The search is exact by construction: the distance is computed in the select list of a subquery that no other clause is
-moved into, so that no plan can answer it from an index. Very large tenants are searched through HNSW (`hnsw.py`).
+moved into, so that no plan can answer it from an index. Very large tenants have a search of their own
+(`large_tenant.py`), which scores its candidates with the statements of this module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,6 @@ from app.db.engine import Session
 from app.embeddings.base import Vector
 from app.search.bm25 import find_matching_words
 from app.search.candidates import compute_exact_cosines, round_to_half, scale_to_unit
-from app.search.hnsw import HNSW_SETTINGS, candidate_ids_join
 from app.search.intents import compare_actions
 from app.search.learned import NOTHING_LEARNED, Learned
 from app.search.named_tags import TagCache, find_named_tags
@@ -55,8 +55,8 @@ from app.search.tokenizer import extract_possible_names
 _READ_EVIDENCE = """
     SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {center} AS center_cosine,
            {siblings} AS is_sibling, {examples} AS example_boost, {columns}
-    FROM mcp_tool_embeddings v {join}
-    WHERE {visible}
+    FROM mcp_tool_embeddings v
+    WHERE {visible} {restriction}
 """
 # Most messages name no tool, and lower() of every name takes longer than scoring the tools.
 _NAMED = "cardinality(%(names)s::text[]) > 0 AND lower(v.tool_name) = ANY(%(names)s::text[]) AS named"
@@ -164,24 +164,20 @@ class HybridSearch:
         vectors: TextVectors,
         *,
         limit: int | None,
-        ann: bool = False,
         learned: Learned = NOTHING_LEARNED,
     ) -> SearchResult:
-        """Return the best hits within the scope, or the whole ranking if `limit` is None.
-
-        `ann`: the user is large enough for HNSW.
-        """
+        """Return the best hits within the scope, or the whole ranking if `limit` is None."""
         stats = await self._term_stats.get(session, scope, params.all_term_ids)
         params = await self._add_named_tags(session, scope, params, stats)
-        boosts = learned.compute_boosts(vectors, params, _make_weights(params, stats))
-        rows = await self._read_rows(session, scope, params, stats, vectors, boosts, limit=limit, ann=ann)
+        boosts = learned.compute_boosts(vectors, params, compute_weights(params, stats))
+        rows = await self._read_rows(session, scope, params, stats, vectors, boosts, limit=limit)
         if rows and rows[0][0] != stats.version:
             # The catalogue has changed since the terms were counted.
             stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
             params = await self._add_named_tags(session, scope, params, stats)
-            rows = await self._read_rows(session, scope, params, stats, vectors, boosts, limit=limit, ann=ann)
+            rows = await self._read_rows(session, scope, params, stats, vectors, boosts, limit=limit)
         candidates = make_candidates(rows, params, stats, vectors, boosts)
-        ranking = rank(candidates, params, _make_weights(params, stats), vectors, limit)
+        ranking = rank(candidates, params, compute_weights(params, stats), vectors, limit)
         return SearchResult(ranking, stats.searched, stats.tokens, stats.version)
 
     async def read_evidence(
@@ -199,8 +195,8 @@ class HybridSearch:
         """
         stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
         params = await self._add_named_tags(session, scope, params, stats)
-        boosts = learned.compute_boosts(vectors, params, _make_weights(params, stats))
-        parameters = scope.parameters() | _make_search_parameters(params, stats, vectors, boosts)
+        boosts = learned.compute_boosts(vectors, params, compute_weights(params, stats))
+        parameters = scope.parameters() | make_search_parameters(params, stats, vectors, boosts)
         statement = _explain_statement(len(params.query.texts))
         rows = await session.rows(statement, parameters | {"tool_ids": list(tool_ids)})
         return {tool_id: _make_evidence(params, *columns) for tool_id, *columns in rows}
@@ -232,21 +228,14 @@ class HybridSearch:
         boosts: Mapping[str, float],
         *,
         limit: int | None,
-        ann: bool,
     ) -> Sequence[tuple[Any, ...]]:
-        shape = _get_shape(params, vectors, boosts)
-        parameters = scope.parameters() | _make_search_parameters(params, stats, vectors, boosts)
+        shape = get_shape(params, vectors, boosts)
+        parameters = scope.parameters() | make_search_parameters(params, stats, vectors, boosts)
         parameters["pool_size"] = None if limit is None else candidate_pool_size(params, limit)
-        if ann and vectors is not None and limit is not None:
-            await session.rows(HNSW_SETTINGS)
-            rows = await session.rows(_hnsw_statement(scope.model, len(vectors[0]), shape), parameters, binary=True)
-            if rows and rows[0][1] >= min(limit, stats.searched):
-                return rows
-            # HNSW filters after the scan: fewer rows than there are to find means that it lost some.
         return await session.rows(_exact_statement(shape), parameters, binary=True)
 
 
-def _get_shape(params: ScoringParams, vectors: TextVectors, boosts: Mapping[str, float]) -> StatementShape:
+def get_shape(params: ScoringParams, vectors: TextVectors, boosts: Mapping[str, float]) -> StatementShape:
     query = params.query
     return StatementShape(
         texts=len(query.texts),
@@ -259,17 +248,17 @@ def _get_shape(params: ScoringParams, vectors: TextVectors, boosts: Mapping[str,
     )
 
 
-def _make_weights(params: ScoringParams, stats: TermStats) -> Weights:
+def compute_weights(params: ScoringParams, stats: TermStats) -> Weights:
     max_bm25s = [stats.max_bm25(term_ids) for term_ids in params.term_ids]
     return make_weights(params, max_bm25s, stats.max_bm25(params.message_term_ids))
 
 
-def _make_search_parameters(
+def make_search_parameters(
     params: ScoringParams, stats: TermStats, vectors: TextVectors, boosts: Mapping[str, float]
 ) -> dict[str, Any]:
     return (
         _make_vector_parameters(stats, params.term_ids, vectors)
-        | make_sql_parameters(params, _make_weights(params, stats))
+        | make_sql_parameters(params, compute_weights(params, stats))
         | {
             "names": extract_possible_names(params.query.user_text),
             "center": _get_center(params),
@@ -296,16 +285,8 @@ def _make_vector_parameters(
 @lru_cache(maxsize=128)
 def _exact_statement(shape: StatementShape) -> str:
     """Compute the evidence of each row once, before any other clause uses it: OFFSET is an optimization fence."""
-    rows = f"({_evidence_subquery(shape, _NAMED)} OFFSET 0) evidence"
-    return _best_statement(shape, rows, "NULL")
-
-
-@lru_cache(maxsize=256)
-def _hnsw_statement(model: str, dimension: int, shape: StatementShape) -> str:
-    """Materialize the candidates, since they are counted as well."""
-    evidence = _evidence_subquery(shape, _NAMED, join=candidate_ids_join(model, dimension, shape.texts))
-    best = _best_statement(shape, "evidence", "(SELECT count(*) FROM evidence)")
-    return f"WITH evidence AS MATERIALIZED ({evidence}) {best}"
+    rows = f"({evidence_subquery(shape)} OFFSET 0) evidence"
+    return best_statement(shape, rows, "NULL")
 
 
 @lru_cache(maxsize=16)
@@ -319,25 +300,26 @@ def _explain_statement(texts: int) -> str:
         with_calls=False,
         with_examples=True,
     )
-    return _EXPLAIN.format(evidence=_evidence_subquery(shape))
+    return _EXPLAIN.format(evidence=evidence_subquery(shape))
 
 
-def _evidence_subquery(shape: StatementShape, *extra_columns: str, join: str = "") -> str:
+def evidence_subquery(shape: StatementShape, restriction: str = "") -> str:
+    """Select the evidence of each visible tool; `restriction` begins with AND and restricts the tools `v` further."""
     texts = range(shape.texts)
     cosines = [f"1 - (v.embedding <=> %(vector_{text})s::halfvec) AS similarity_{text}" for text in texts]
     bm25s = [f"-(v.lexical <#> %(terms_{text})s::sparsevec) AS bm25_{text}" for text in texts]
     return _READ_EVIDENCE.format(
-        columns=", ".join([*cosines, *bm25s, *extra_columns]),
+        columns=", ".join([*cosines, *bm25s, _NAMED]),
         center=_CENTER_COSINE if shape.has_center else "0::float8",
         siblings=_IS_SIBLING if shape.with_calls else "false",
         examples=_EXAMPLE_BOOST if shape.with_examples else "0::float8",
-        join=join,
+        restriction=restriction,
         visible=VISIBLE,
         tags=TAGS,
     )
 
 
-def _best_statement(shape: StatementShape, rows: str, row_count: str) -> str:
+def best_statement(shape: StatementShape, rows: str, row_count: str) -> str:
     return _SELECT_BEST.format(
         row_count=row_count,
         rows=_rank_alone(shape, rows) if shape.has_context else rows,

@@ -18,6 +18,7 @@ from app.limits.fair_queue import FairScheduler
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, trace_call
 from app.search.glossary import Glossary
+from app.search.large_tenant import LargeTenantSearch
 from app.search.learned import NOTHING_LEARNED, Learned, LearnedCache
 from app.search.postgres import Evidence, HybridSearch, SearchResult
 from app.search.query import Query, parse_query
@@ -73,6 +74,7 @@ class Searcher:
     database: Database
     models: Models
     hybrid_search: HybridSearch
+    large_tenant_search: LargeTenantSearch
     glossary: Glossary
     scheduler: FairScheduler
     metrics: Metrics
@@ -145,12 +147,18 @@ class Searcher:
         limit: int | None,
         ann: bool = False,
     ) -> SearchResult:
-        """Return the best hits, or the whole ranking if `limit` is None. `ann`: search through HNSW."""
+        """Return the best hits, or the whole ranking if `limit` is None.
+
+        `ann`: the user is so large that candidates are taken from indexes; every other user is searched exactly.
+        """
+        scope, vectors = options.scope, embedding.vectors
         params = self.make_params(query, options, embedding)
         learned = await self._get_learned(session, options, embedding)
-        return await self.hybrid_search.find(
-            session, options.scope, params, embedding.vectors, limit=limit, ann=ann, learned=learned
-        )
+        if ann and limit is not None:
+            found = await self.large_tenant_search.find(session, scope, params, vectors, limit=limit, learned=learned)
+            if found is not None:
+                return found
+        return await self.hybrid_search.find(session, scope, params, vectors, limit=limit, learned=learned)
 
     async def read_evidence(
         self,

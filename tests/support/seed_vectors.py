@@ -31,9 +31,12 @@ class KnownUser:
         return [self.names[i] for i in order[:k]]
 
 
+def owner_url(container: Container) -> str:
+    return container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
 def owner_connection(container: Container) -> psycopg.Connection[tuple[object, ...]]:
-    url = container.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    connection = psycopg.connect(url, autocommit=True)
+    connection = psycopg.connect(owner_url(container), autocommit=True)
     register_vector(connection)
     return connection
 

@@ -15,6 +15,8 @@ from tests.support.checks import assert_problem, everything, find_and_praise, le
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.factories import ADMIN_KEY, OpenService, tool
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.seed_vectors import owner_connection
+from tests.support.worker_steps import rows, until
 
 PUSHED = {"name": "files", "transport": "push"}
 DEFAULTS: dict[str, Any] = {
@@ -49,6 +51,22 @@ async def fill(container: Container, user: TestUser) -> None:
     await find_and_praise(container, user, "read a file")
     answer = await user.http.put("/core-tools", json={"tools": [tool("ask_user")]})
     assert answer.status_code == 200
+
+
+async def make_large(container: Container, user: TestUser) -> None:
+    """Make the rows of a very large user, without the indexes, once no index run writes any more."""
+
+    async def is_indexed() -> bool:
+        return (
+            await rows(container, "SELECT FROM index_runs WHERE user_id = %(u)s AND finished_at IS NULL", u=user.id)
+            == []
+        )
+
+    await until(is_indexed)
+    with owner_connection(container) as connection:
+        connection.execute("UPDATE mcp_tool_embeddings SET ann = true WHERE user_id = %s", (user.id,))
+        connection.execute("INSERT INTO large_tenant_terms VALUES (%s, 'model', 1, 1)", (user.id,))
+        connection.execute("INSERT INTO large_tenant_stats VALUES (%s, 'model', '', 1, 1, 1, '{}')", (user.id,))
 
 
 async def test_a_new_user_is_returned_as_requested(admin: httpx.AsyncClient) -> None:
@@ -192,6 +210,7 @@ async def test_deleting_a_user_deletes_all_its_rows_and_no_others(
 ) -> None:
     for somebody in (user, other_user):
         await fill(container, somebody)
+        await make_large(container, somebody)
     before = await rows_of(container, user.id)
     others = await rows_of(container, other_user.id)
     assert all(before.values()), f"the test must fill every table: {before}"

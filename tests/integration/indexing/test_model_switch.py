@@ -21,7 +21,7 @@ from app.indexing.documents import content_hash
 from app.indexing.model_switch import OwnerConnection, change_model, drop_model
 from app.indexing.tool_vectors import blend_examples
 from app.local_postgres.database import owner_connection
-from app.search.hnsw import hnsw_index_name, list_hnsw_indexes
+from app.search.hnsw import LargeTenant, list_indexes
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, embed_by, running_embedding_server
 from tests.support.factories import make_settings, tool
@@ -64,6 +64,10 @@ class World:
         for model, *rest in await rows(self.service, statement, u=user.id):
             found.setdefault(model, []).append(tuple(rest))
         return found
+
+    async def list_indexes(self) -> dict[str, bool]:
+        with self.owner() as connection:
+            return list_indexes(connection)
 
     async def has_requests(self) -> bool:
         return bool(self.embedded_texts())
@@ -252,7 +256,7 @@ async def test_a_run_planned_before_a_switch_is_planned_again(world: World, ada:
     assert await count_missing_vectors(world.service.indexer, ALPHA) == (0, 2)
 
 
-async def test_dropping_a_model_deletes_its_rows_cache_and_index(world: World, ada: TestUser) -> None:
+async def test_dropping_a_model_deletes_its_rows_and_cache(world: World, ada: TestUser) -> None:
     await ada.add_tools(READ)
     await world.register()
     with pytest.raises(Conflict, match="is the active model"):
@@ -260,13 +264,9 @@ async def test_dropping_a_model_deletes_its_rows_cache_and_index(world: World, a
     with pytest.raises(NotFound, match="model 'openai:unheard' not found"):
         await world.drop("openai:unheard")
     await world.change(BETA)
-    with world.owner() as connection:
-        assert set(list_hnsw_indexes(connection)) == {hnsw_index_name(ALPHA), hnsw_index_name(BETA)}
     await world.drop(ALPHA)
     assert await world.rows(ada) == {BETA: [("read", True)]}
     assert await rows(world.service, "SELECT DISTINCT model FROM embedding_cache") == [(BETA,)]
-    with world.owner() as connection:
-        assert list_hnsw_indexes(connection) == [hnsw_index_name(BETA)]
     assert (await ada.discover("read a file"))["tools"][0]["source"] == "semantic"
 
 
@@ -293,18 +293,18 @@ async def test_a_request_finishes_with_the_model_that_it_started_with(world: Wor
     ]
 
 
-async def test_an_invalid_index_of_an_interrupted_switch_is_created_again(world: World, ada: TestUser) -> None:
-    await ada.add_tools(READ)
+async def test_a_large_user_has_indexes_for_each_registered_model(world: World, ada: TestUser) -> None:
+    await ada.add_tools(READ, WRITE)
     await world.register()
-    with world.owner() as connection:
-        connection.exec_driver_sql(f"CREATE INDEX {hnsw_index_name(BETA)} ON mcp_tool_embeddings (tool_id)")
-        broken = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %(name)s::regclass"
-        connection.exec_driver_sql(broken, {"name": hnsw_index_name(BETA)})
+    await rows(world.service, "UPDATE users SET ann = true WHERE id = %(id)s", id=ada.id)
+    of_alpha, of_beta = LargeTenant(ada.id, ALPHA, 64), LargeTenant(ada.id, BETA, 48)
     await world.change(BETA)
-    statement = "SELECT indisvalid, pg_get_indexdef(indexrelid) FROM pg_index WHERE indexrelid = %(name)s::regclass"
-    [(valid, definition)] = await rows(world.service, statement, name=hnsw_index_name(BETA))
-    assert valid
-    assert "hnsw" in definition
+    assert await world.list_indexes() == {
+        name: True for each in (of_alpha, of_beta) for name in (each.hnsw_index, each.words_index)
+    }
+    await world.drop(ALPHA)
+    assert await world.list_indexes() == {of_beta.hnsw_index: True, of_beta.words_index: True}
+    assert [found["tool"]["name"] for found in (await ada.discover("read a file", limit=1))["tools"]] == ["read"]
 
 
 async def readiness(service: Container) -> dict[str, Any]:

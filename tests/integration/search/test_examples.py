@@ -12,7 +12,7 @@ from pgvector import HalfVector
 from app.catalog.visibility import Scope
 from app.container import Container
 from app.embeddings.calibration import UNCALIBRATED
-from app.search import hnsw, postgres
+from app.search import postgres
 from app.search.examples import CLOSENESS_POWER, MAX_BOOST, MAX_PENALTY, SCALE
 from app.search.learned import read_learned
 from app.search.query import parse_query
@@ -83,16 +83,15 @@ def compute_boosts(examples: Sequence[Example], vectors: Matrix) -> dict[str, fl
 
 
 async def read_boosts(
-    container: Container, user: KnownUser, params: ScoringParams, vectors: Matrix, *, ann: bool = False
+    container: Container, user: KnownUser, params: ScoringParams, vectors: Matrix
 ) -> dict[str, float]:
     """Return what examples add to each tool that a search in Postgres finds."""
     search, scope = container.searcher.hybrid_search, Scope(user.id, container.model.id)
     async with container.database.snapshot(user.id) as session:
         stats = await search._term_stats.get(session, scope, params.all_term_ids)
         learned = await read_learned(session, scope)
-        boosts = learned.compute_boosts(list(vectors), params, postgres._make_weights(params, stats))
-        limit = 2 if ann else None
-        rows = await search._read_rows(session, scope, params, stats, list(vectors), boosts, limit=limit, ann=ann)
+        boosts = learned.compute_boosts(list(vectors), params, postgres.compute_weights(params, stats))
+        rows = await search._read_rows(session, scope, params, stats, list(vectors), boosts, limit=None)
         candidates = postgres.make_candidates(rows, params, stats, list(vectors), boosts)
     return {each.tool_name: each.example_boost for each in candidates}
 
@@ -155,22 +154,3 @@ async def test_learned_examples_do_not_count_while_learning_is_off_but_those_of_
     store(service, user, [Example("tool_1", message), Example("tool_2", message, source="person")])
     boosts = await read_boosts(service, user, replace(PARAMS, learned=False), message[None])
     assert (boosts["tool_1"], boosts["tool_2"] > 0.4) == (0.0, True)
-
-
-async def test_a_search_through_hnsw_finds_a_tool_by_its_examples(
-    service: Container, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = np.random.default_rng(6)
-    vectors = make_unit_vectors(generator, 12)
-    user, message = add_user(service, TOOLS, vectors), vectors[0]
-    with owner_connection(service) as connection:
-        connection.execute("UPDATE mcp_tool_embeddings SET ann = true WHERE user_id = %s", (user.id,))
-    farthest = user.nearest(message, len(TOOLS))[-1]
-    monkeypatch.setattr(hnsw, "EF_SEARCH", 2)
-    postgres._hnsw_statement.cache_clear()
-    try:
-        assert farthest not in await read_boosts(service, user, PARAMS, message[None], ann=True)
-        store(service, user, [Example(farthest, message)])
-        assert (await read_boosts(service, user, PARAMS, message[None], ann=True))[farthest] > 0.4
-    finally:
-        postgres._hnsw_statement.cache_clear()

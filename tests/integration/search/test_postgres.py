@@ -8,13 +8,10 @@ import pytest
 
 from app.catalog.visibility import Scope
 from app.container import Container
-from app.search import postgres
 from app.search.postgres import SearchResult
 from app.search.query import parse_query
 from app.search.scoring import ScoringParams
-from app.search.term_stats import TermStats
-from tests.support.clients import TestUser, new_user, open_client
-from tests.support.embedding_server import FakeEmbeddingServer
+from tests.support.clients import TestUser, open_client
 from tests.support.factories import OpenService, tool
 from tests.support.seed_vectors import KnownUser, Matrix, add_user, owner_connection
 
@@ -80,90 +77,6 @@ def make_tools(count: int) -> list[dict[str, object]]:
     nouns = [f"noun{i}" for i in range(40)]
     chooser = random.Random(5)
     return [tool(f"tool_{i:03}", " ".join(chooser.sample(nouns, 6))) for i in range(count)]
-
-
-@pytest.fixture
-async def large(
-    open_service: OpenService, embedding_server: FakeEmbeddingServer
-) -> AsyncIterator[tuple[Container, TestUser]]:
-    """A service that uses HNSW for users above 50 tools, and a user with 200 tools on two servers."""
-    async with (
-        open_service(snapshot_mb=0, **embedding_server.settings(search_ann_above=50)) as container,
-        new_user(container) as user,
-    ):
-        await user.add_tools(*make_tools(190), server="big")
-        await user.add_tools(*make_tools(10), server="small")
-        yield container, user
-
-
-QUERIES = ["noun1 noun7 noun30", "noun3", "noun12 noun13 noun14 noun15"]
-
-
-async def _search_by_meaning(user: TestUser, query: str, **fields: object) -> list[str]:
-    answer = await user.discover(query, strategy="semantic", similarity_threshold=0, **fields)
-    return [found["tool_key"] for found in answer["tools"]]
-
-
-async def test_a_large_user_is_searched_through_hnsw_with_the_same_answers(
-    large: tuple[Container, TestUser],
-) -> None:
-    container, user = large
-    with owner_connection(container) as connection:
-        assert connection.execute("SELECT ann FROM users WHERE id = %s", (user.id,)).fetchone() == (True,)
-        through_hnsw = [await _search_by_meaning(user, query) for query in QUERIES]
-        connection.execute("UPDATE users SET ann = false WHERE id = %s", (user.id,))
-    assert through_hnsw == [await _search_by_meaning(user, query) for query in QUERIES]
-
-
-async def test_the_hnsw_statement_can_use_the_partial_index(large: tuple[Container, TestUser]) -> None:
-    container, user = large
-    shape = postgres.StatementShape(
-        1,
-        has_context=False,
-        has_center=True,
-        with_tags=False,
-        with_named_tags=False,
-        with_calls=False,
-        with_examples=False,
-    )
-    statement = postgres._hnsw_statement(container.model.id, container.model.dimension, shape)
-    vectors = [np.ones(container.model.dimension, np.float32)]
-    search = postgres._make_search_parameters(SEMANTIC, TermStats(0, 0, 0, {}), vectors, {})
-    parameters = Scope(user.id, container.model.id).parameters() | search | {"pool_size": 8}
-    async with container.database.transaction(user.id) as session:
-        await session.rows("SET LOCAL enable_seqscan = off")
-        await session.rows("SET LOCAL enable_sort = off")
-        plan = await session.rows(f"EXPLAIN {statement}", parameters)
-    assert "mcp_tool_embeddings_ann_" in "\n".join(str(line[0]) for line in plan)
-
-
-async def test_rows_that_hnsw_misses_are_found_by_the_exact_search(large: tuple[Container, TestUser]) -> None:
-    container, user = large
-    complete = [await _search_by_meaning(user, query) for query in QUERIES]
-    with owner_connection(container) as connection:
-        connection.execute("UPDATE mcp_tool_embeddings SET ann = false WHERE user_id = %s", (user.id,))
-    assert [await _search_by_meaning(user, query) for query in QUERIES] == complete
-
-
-async def test_a_filtered_search_of_a_large_user_is_complete(large: tuple[Container, TestUser]) -> None:
-    _, user = large
-    servers = (await user.http.get("/servers")).json()["items"]
-    small = next(server["id"] for server in servers if server["name"] == "small")
-    assert len(await _search_by_meaning(user, QUERIES[0], server_ids=[small], limit=10)) == 10
-
-
-async def test_a_user_who_falls_below_the_limit_is_searched_exactly_again(large: tuple[Container, TestUser]) -> None:
-    container, user = large
-    servers = (await user.http.get("/servers")).json()["items"]
-    big = next(server["id"] for server in servers if server["name"] == "big")
-    assert (await user.http.delete(f"/servers/{big}")).status_code == 204
-    with owner_connection(container) as connection:
-        rows = connection.execute(
-            "SELECT u.ann, bool_or(e.ann), u.tool_count FROM users u JOIN mcp_tool_embeddings e ON e.user_id = u.id"
-            " WHERE u.id = %s GROUP BY u.id",
-            (user.id,),
-        ).fetchall()
-    assert rows == [(False, False, 10)]
 
 
 async def test_two_replicas_return_the_same_answer(container: Container, user: TestUser) -> None:

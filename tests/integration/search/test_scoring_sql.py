@@ -155,7 +155,7 @@ async def test_a_search_returns_its_candidates_in_the_order_of_the_score(contain
         stats = await search._term_stats.get(session, scope, params.all_term_ids)
         everything, best = [
             postgres.make_candidates(
-                await search._read_rows(session, scope, params, stats, vectors, {}, limit=limit, ann=False),
+                await search._read_rows(session, scope, params, stats, vectors, {}, limit=limit),
                 params,
                 stats,
                 vectors,
@@ -163,7 +163,7 @@ async def test_a_search_returns_its_candidates_in_the_order_of_the_score(contain
             )
             for limit in (None, 8)
         ]
-    weights = postgres._make_weights(params, stats)
+    weights = postgres.compute_weights(params, stats)
     boosts = {each.tool_name: compute_boost(each, params) for each in everything}
     assert [boosts[name] for name in ("rename_photo", "create_page", "create_event", "delete_file")] == pytest.approx(
         [0.1 + 0.2 - 0.03, 0.1 + 0.02 - 0.03, 0.15 - 0.03, 0.1 + 0.03]
