@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 _STATIC = Path(__file__).with_name("static")
 
@@ -19,11 +20,20 @@ _HEADERS = {
 }
 
 
+class _DocsFiles(StaticFiles):
+    """The page is also one of the files: each has the same policy."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(_HEADERS)
+        return response
+
+
 def add_docs(app: FastAPI) -> None:
     """Plain Starlette routes, as FastAPI's own documentation pages are: they are not part of the API."""
     app.add_route("/docs", _show_docs, include_in_schema=False)
     app.add_route("/redoc", _redirect_to_docs, include_in_schema=False)
-    app.mount("/docs/static", StaticFiles(directory=_STATIC), name="docs-static")
+    app.mount("/docs/static", _DocsFiles(directory=_STATIC), name="docs-static")
 
 
 async def _show_docs(_request: Request) -> Response:

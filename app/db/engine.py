@@ -194,6 +194,7 @@ class Database:
         )
         self._pool_size = pool_size
         self._pool = ConnectionPool(self._engine.connect, pool_size, _POOL_WAIT_S, metrics or Metrics())
+        self._pinging: asyncio.Task[None] | None = None
         self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         event.listen(self._engine.sync_engine, "connect", _prepare_connection)
         event.listen(self._engine.sync_engine, "engine_disposed", lambda _: self._pool.expire_connections())
@@ -307,6 +308,17 @@ class Database:
         return await attempt()
 
     async def ping(self) -> None:
+        """Raise `DatabaseDown` if the database does not answer.
+
+        Concurrent callers share one statement: anybody may ask whether a process is ready, and however many do take one
+        connection.
+        """
+        if self._pinging is None or self._pinging.done():
+            self._pinging = asyncio.create_task(self._send_ping())
+            self._pinging.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._pinging)
+
+    async def _send_ping(self) -> None:
         async with self.system_transaction() as session:
             await session.rows("SELECT 1")
 

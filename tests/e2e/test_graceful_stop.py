@@ -2,6 +2,9 @@
 
 import asyncio
 import signal
+import socket
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -10,6 +13,7 @@ import pytest
 from bench.service import running_service
 from tests.support.calls import wait_for_calls
 from tests.support.factories import outbound_allow, tool
+from tests.support.http_server import make_request
 from tests.support.mcp_client import connect_client, get_text
 from tests.support.mcp_server import running_mcp_server
 from tests.support.worker_steps import until
@@ -66,3 +70,37 @@ async def test_running_calls_are_answered_after_sigterm(tmp_path: Path) -> None:
 def create_user(admin: httpx.Client) -> str:
     user_id: str = admin.post("/users", json={"id": "alice"}).json()["id"]
     return user_id
+
+
+def test_clients_that_neither_send_nor_read_do_not_delay_the_stop(tmp_path: Path) -> None:
+    settings = {"TOOLSCOUT_BODY_TIMEOUT_S": "600", "TOOLSCOUT_HEAD_TIMEOUT_S": "300"}
+    with running_service(tmp_path, settings) as service, service.admin() as admin, ExitStack() as stack:
+        user_id = create_user(admin)
+        key = admin.post("/keys", json={"kind": "user", "user_id": user_id}).json()["key"]
+        bearer = f"Authorization: Bearer {key}"
+        server = admin.post("/servers", json={"name": "x", "transport": "push"}, headers={"X-User-Id": user_id}).json()
+        half_body = make_request("/discover", bearer, body=b'{"query": ', content_length=900)
+        half_push = make_request(
+            f"/servers/{server['id']}/tools", bearer, method="PUT", body=b"{", content_length=9_000
+        )
+        unread = b"GET /docs/static/swagger/swagger-ui-bundle.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60
+        half_head = b"POST /discover HTTP/1.1\r\nHost: localh"
+        for sent in (half_body, half_push, unread, half_head):
+            for _ in range(20):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+                client.sendall(sent)
+
+        def all_have_arrived() -> bool:
+            lines = admin.get("/metrics").text.splitlines()
+            return any(line.startswith("toolscout_requests_in_flight 60") for line in lines)
+
+        deadline = time.monotonic() + 30
+        while not all_have_arrived():
+            assert time.monotonic() < deadline
+        started = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(60) == 0
+        assert time.monotonic() - started < 10
+        log = (tmp_path / "service.log").read_text()
+        assert '"stopped"' in log
+        assert "Traceback" not in log

@@ -26,8 +26,12 @@ async def test_no_page_names_another_host(client: httpx.AsyncClient, path: str) 
     assert "//" not in re.sub(r"^\s*//.*$", "", (await client.get(path)).text, flags=re.MULTILINE)
 
 
-async def test_the_policy_of_the_page_allows_this_host_alone(client: httpx.AsyncClient) -> None:
-    policy = (await client.get("/docs")).headers["content-security-policy"]
+@pytest.mark.parametrize("path", ["/docs", "/docs/static/docs.html", "/docs/static/docs.js"])
+async def test_the_policy_of_the_page_allows_this_host_alone(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self';")
     assert "http" not in policy
     assert "*" not in policy

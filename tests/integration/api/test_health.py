@@ -1,5 +1,6 @@
 """Health, metrics and logs, and the secrets that none of them may show."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from tests.support.checks import Json, assert_problem, door_routes
 from tests.support.clients import TestUser, get_app, new_user, open_client
 from tests.support.factories import ADMIN_KEY, OpenService, tool
 from tests.support.outage import close_database
+from tests.support.sql_statements import recorded_statements
 
 CANARY = "canary4410be"
 METRICS_KEY = "a-key-for-metrics"
@@ -44,6 +46,13 @@ async def test_without_its_database_the_service_is_alive_but_not_ready_and_answe
                 assert int(answer.headers["retry-after"]) >= 1
         for method, path, body in requests:
             assert (await user.http.request(method, path, json=body)).status_code == 200
+
+
+async def test_many_probes_at_once_take_one_connection(client: httpx.AsyncClient) -> None:
+    with recorded_statements() as statements:
+        probes = await asyncio.gather(*(client.get("/readyz") for _ in range(50)))
+    assert {probe.status_code for probe in probes} == {200}
+    assert sum("SELECT 1" in statement for statement in statements) < 10
 
 
 async def test_a_draining_process_is_not_ready_and_closes_its_connections(open_service: OpenService) -> None:
