@@ -282,8 +282,7 @@ def _measure_group(
     for sample in samples:
         params, ranking = _rank(tools, sample, calibration)
         if not any(tool.is_named for tool in ranking):
-            candidates = [tool.candidate for tool in ranking[:SHARED_AMONG]]
-            points.append((measure_evidence(candidates, params), measure_need(params, sample.vectors)))
+            points.append((measure_evidence(ranking[:SHARED_AMONG], params), measure_need(params, sample.vectors)))
     evidence, need = np.array(points, np.float64).reshape(-1, 2).T
     return _Group(is_answerable, evidence, need)
 

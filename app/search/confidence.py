@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from app.embeddings.base import Vector
 from app.embeddings.calibration import MIN_CHANCE
@@ -44,13 +44,16 @@ _CONTEXT_UNCERTAINTY = 2.0
 """A message in a conversation has two readings, so that the scores tell less."""
 
 
-@dataclass(frozen=True)
-class RankedTool:
+class RankedTool(NamedTuple):
+    """It is a tuple because every search makes dozens."""
+
     candidate: Candidate
     score: float
     """What tools are ranked by, before it is clamped to 0..1."""
     is_named: bool
     """Whether the message names the tool."""
+    text_score: float
+    """The score of the texts alone, without boosts."""
 
 
 @dataclass(frozen=True)
@@ -146,15 +149,19 @@ def stands_alone(
     return calibration.estimate_match(evidence, calibration.score_tool_need(vectors[0])) >= calibration.min_high
 
 
-def measure_evidence(candidates: Sequence[Candidate], params: ScoringParams) -> float:
-    """Return the evidence for the best of the candidates: of its texts and of its examples, without other boosts.
+def measure_evidence(tools: Sequence[RankedTool], params: ScoringParams) -> float:
+    """Return the evidence for the best of the tools: of its texts and of its examples, without other boosts.
 
     Examples count as far as they add more than they often do for messages that need no tool.
     """
+    if not tools:
+        return 0.0
     weights = make_hybrid_weights(params)
+    is_hybrid = params.strategy == "hybrid"  # the texts have been weighed like this already
     return max(
-        (score_texts(each, weights) + max(each.example_boost - MIN_BOOST_TO_PASS, 0.0) for each in candidates),
-        default=0.0,
+        (tool.text_score if is_hybrid else score_texts(tool.candidate, weights))
+        + max(tool.candidate.example_boost - MIN_BOOST_TO_PASS, 0.0)
+        for tool in tools
     )
 
 
@@ -173,7 +180,7 @@ def measure_need(params: ScoringParams, vectors: Sequence[Vector]) -> float:
 
 
 def _estimate_match(ranking: Sequence[RankedTool], params: ScoringParams, vectors: Sequence[Vector]) -> float:
-    evidence = measure_evidence([tool.candidate for tool in ranking[:SHARED_AMONG]], params)
+    evidence = measure_evidence(ranking[:SHARED_AMONG], params)
     return params.calibration.estimate_match(evidence, measure_need(params, vectors))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from app.search.bm25 import term_id_of, term_ids_of
 from app.search.candidates import COSINE_ERROR, compute_exact_cosines, round_to_half
 from app.search.learned import NOTHING_LEARNED, Learned
 from app.search.pgvector_binary import SparseElements
-from app.search.postings import Postings
+from app.search.postings import Postings, Spans
 from app.search.query import Query
 from app.search.ranking import Hit, Ranking, candidate_pool_size, is_named, rank
 from app.search.scoring import (
@@ -132,6 +132,13 @@ def _group_rows(names: Iterable[str]) -> dict[str, list[int]]:
     return grouped
 
 
+class _Terms(NamedTuple):
+    """The terms of a query: in how many tools they are, and where these are in the postings."""
+
+    stats: TermStats
+    spans: Spans
+
+
 @dataclass(frozen=True, eq=False)
 class TenantIndex:
     names: ToolNames
@@ -205,33 +212,33 @@ class TenantIndex:
         learned: Learned = NOTHING_LEARNED,
     ) -> tuple[Sequence[Candidate], Ranking]:
         """Return the candidates and their ranking."""
-        stats = self.make_stats(params)
-        weights = make_weights(
-            params, [stats.max_bm25(ids) for ids in params.term_ids], stats.max_bm25(params.message_term_ids)
-        )
+        terms, weights = self._weigh_terms(params)
         boosts = learned.compute_boosts(vectors, params, weights)
-        pool = self._find_pool(params, weights, stats, vectors, candidate_pool_size(params, limit), boosts)
+        pool = self._find_pool(params, weights, terms, vectors, candidate_pool_size(params, limit), boosts)
         return pool, rank(pool, params, weights, vectors, limit)
 
     def find_candidates(
         self, params: ScoringParams, vectors: Sequence[Vector] | None
     ) -> tuple[Sequence[Candidate], Weights]:
         """Return, unordered, the tools that pass the threshold or may be named in the message."""
-        stats = self.make_stats(params)
-        weights = make_weights(
-            params, [stats.max_bm25(ids) for ids in params.term_ids], stats.max_bm25(params.message_term_ids)
-        )
-        return self._find_pool(params, weights, stats, vectors, None, {}), weights
-
-    def make_stats(self, params: ScoringParams) -> TermStats:
-        """Count the tools with each term of the query."""
-        return TermStats(0, len(self.names), 0, self.postings.count(params.all_term_ids))
+        terms, weights = self._weigh_terms(params)
+        return self._find_pool(params, weights, terms, vectors, None, {}), weights
 
     def score_by_words(self, queries: Sequence[ScoringParams]) -> list[float]:
         """Return the highest BM25 of each tool for any of the queries."""
-        columns = [self.postings.compute_bm25(params.term_ids[0], self.make_stats(params)) for params in queries]
+        columns = [self.postings.compute_bm25(each.term_ids[0], *self._find_terms(each)) for each in queries]
         scores: list[float] = np.max(columns, axis=0).tolist()
         return scores
+
+    def _find_terms(self, params: ScoringParams) -> _Terms:
+        spans = self.postings.find(params.all_term_ids)
+        counts = {term_id: end - start for term_id, (start, end) in spans.items()}
+        return _Terms(TermStats(0, len(self.names), 0, counts), spans)
+
+    def _weigh_terms(self, params: ScoringParams) -> tuple[_Terms, Weights]:
+        terms = self._find_terms(params)
+        max_bm25s = [terms.stats.max_bm25(term_ids) for term_ids in params.term_ids]
+        return terms, make_weights(params, max_bm25s, terms.stats.max_bm25(params.message_term_ids))
 
     def compute_cosines(self, vectors: Vectors) -> Vectors | None:
         """Return a row for each tool and a column for each vector.
@@ -264,14 +271,14 @@ class TenantIndex:
         self,
         params: ScoringParams,
         weights: Weights,
-        stats: TermStats,
+        terms: _Terms,
         vectors: Sequence[Vector] | None,
         pool_size: int | None,
         example_boosts: Mapping[str, float],
     ) -> list[Candidate]:
         """Return the candidates that a search in Postgres would return for ranking, all if `pool_size` is None."""
         units = None if vectors is None or self.vectors is None else round_to_half(np.stack(vectors))
-        columns = self._make_columns(params, stats, units, example_boosts)
+        columns = self._make_columns(params, terms, units, example_boosts)
         names = set(extract_possible_names(params.query.user_text))
         named = np.array(sorted(chain.from_iterable(self.names.by_name.get(name, ()) for name in names)), np.int32)
         alone = score_alone_columns(columns, weights)
@@ -286,7 +293,7 @@ class TenantIndex:
         return _cut_pool(candidates, params, weights, passes[rows], names, pool_size)
 
     def _make_columns(
-        self, params: ScoringParams, stats: TermStats, units: Vectors | None, example_boosts: Mapping[str, float]
+        self, params: ScoringParams, terms: _Terms, units: Vectors | None, example_boosts: Mapping[str, float]
     ) -> EvidenceColumns:
         boosts: Floats | float = 0.0
         if example_boosts:
@@ -297,7 +304,7 @@ class TenantIndex:
         return EvidenceColumns(
             None if units is None or self.vectors is None else [self.vectors @ unit for unit in units],
             self.has_vector,
-            [self.postings.compute_bm25(term_ids, stats) for term_ids in params.term_ids],
+            [self.postings.compute_bm25(term_ids, *terms) for term_ids in params.term_ids],
             self._get_center_cosines(params),
             boosts,
         )

@@ -350,7 +350,8 @@ def make_candidates(
     found = [row[2:] for row in rows if row[2] is not None]
     cosines, center_cosines = _compute_cosines([row[7] for row in found], params, vectors)
     postings = Postings.build(decode_sparsevecs(b"".join(row[8] for row in found)), len(found))
-    bm25s = np.stack([postings.compute_bm25(term_ids, stats) for term_ids in params.term_ids], axis=1).tolist()
+    spans = postings.find(params.all_term_ids)
+    bm25s = np.stack([postings.compute_bm25(term_ids, stats, spans) for term_ids in params.term_ids], axis=1).tolist()
     return [
         Candidate(
             tool_id,

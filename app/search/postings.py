@@ -11,6 +11,8 @@ from app.search.pgvector_binary import SparseElements
 from app.search.term_stats import TermStats
 
 Scores = npt.NDArray[np.float64]
+Spans = Mapping[int, tuple[int, int]]
+"""Where the tools of each term begin and end in the postings, by term id."""
 
 
 @dataclass(frozen=True)
@@ -41,39 +43,36 @@ class Postings:
     def memory_bytes(self) -> int:
         return self._term_ids.nbytes + self._starts.nbytes + self._rows.nbytes + self._frequencies.nbytes
 
-    def count(self, term_ids: Sequence[int]) -> dict[int, int]:
-        """Return how many tools contain each term."""
-        return {term_id: end - start for term_id, (start, end) in zip(term_ids, self._find(term_ids), strict=True)}
-
-    def compute_bm25(self, term_ids: Sequence[int], stats: TermStats) -> Scores:
-        """Return the BM25 of each tool for these terms.
-
-        The sum is in double precision and in the order of the terms, so that it does not depend on the other tools.
-        """
-        spans = [(term_id, *span) for term_id, span in zip(term_ids, self._find(term_ids), strict=True)]
-        found = [(stats.idf[term_id], start, end) for term_id, start, end in spans if end > start]
-        if not found:
-            return np.zeros(self.tools)
-        rows = np.concatenate([self._rows[start:end] for _, start, end in found])
-        weighted = np.concatenate([idf * self._frequencies[start:end].astype(np.float64) for idf, start, end in found])
-        bm25: Scores = np.bincount(rows, weighted, self.tools)  # type: ignore[assignment]  # weights make it a float
-        return bm25
-
-    def find_terms(self, row: int, term_ids: Sequence[int]) -> set[int]:
-        """Return those of the terms that a tool contains."""
-        spans: Mapping[int, tuple[int, int]] = dict(zip(term_ids, self._find(term_ids), strict=True))
-        return {term_id for term_id, span in spans.items() if self._contains(row, *span)}
-
-    def _contains(self, row: int, start: int, end: int) -> bool:
-        position = start + int(np.searchsorted(self._rows[start:end], row))
-        return position < end and int(self._rows[position]) == row
-
-    def _find(self, term_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Return where the tools of each term begin and end."""
+    def find(self, term_ids: Sequence[int]) -> Spans:
+        """Return where the tools of each term begin and end, by term id. A term of no tool has an empty span."""
         if not term_ids or not len(self._term_ids):
-            return [(0, 0)] * len(term_ids)
+            return dict.fromkeys(term_ids, (0, 0))
         wanted = np.array(term_ids, np.int32)
         positions = np.minimum(np.searchsorted(self._term_ids, wanted), len(self._term_ids) - 1)
         starts = self._starts[positions]
         ends = np.where(self._term_ids[positions] == wanted, self._starts[positions + 1], starts)
-        return list(zip(starts.tolist(), ends.tolist(), strict=True))
+        return dict(zip(term_ids, zip(starts.tolist(), ends.tolist(), strict=True), strict=True))
+
+    def compute_bm25(self, term_ids: Sequence[int], stats: TermStats, spans: Spans) -> Scores:
+        """Return the BM25 of each tool for these terms.
+
+        The sum is in double precision and in the order of the terms, so that it does not depend on the other tools.
+        """
+        rows, weighted = [], []
+        for term_id in term_ids:
+            start, end = spans[term_id]
+            if end > start:
+                rows.append(self._rows[start:end])
+                weighted.append(stats.idf[term_id] * self._frequencies[start:end].astype(np.float64))
+        if not rows:
+            return np.zeros(self.tools)
+        bm25: Scores = np.bincount(np.concatenate(rows), np.concatenate(weighted), self.tools)  # type: ignore[assignment]
+        return bm25
+
+    def find_terms(self, row: int, term_ids: Sequence[int]) -> set[int]:
+        """Return those of the terms that a tool contains."""
+        return {term_id for term_id, span in self.find(term_ids).items() if self._contains(row, *span)}
+
+    def _contains(self, row: int, start: int, end: int) -> bool:
+        position = start + int(np.searchsorted(self._rows[start:end], row))
+        return position < end and int(self._rows[position]) == row

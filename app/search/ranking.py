@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain, islice
 from operator import itemgetter
@@ -104,8 +104,9 @@ def sort_candidates(
     for candidate in sorted(candidates, key=itemgetter(1, 2)):  # by the names, which makes the best tool unique
         named = is_named(message, candidate.tool_name)
         if named or passes_threshold(candidate, weights):
-            score = score_texts(candidate, weights) + (0.0 if named else compute_boost(candidate, params))
-            tools.append(RankedTool(candidate, score, named))
+            text_score = score_texts(candidate, weights)
+            score = text_score + (0.0 if named else compute_boost(candidate, params))
+            tools.append(RankedTool(candidate, score, named, text_score))
     lifted = _lift_best_for_subqueries(tools, params, weights)
     if vectors is not None and stands_alone(lifted, params, weights, vectors):
         lifted = _lift_best_alone(lifted, weights)
@@ -127,7 +128,7 @@ def _lift_best_for_subqueries(
         lifted[best.candidate.tool_id] = max(score, lifted.get(best.candidate.tool_id, score))
     if not lifted:
         return tools
-    return [replace(tool, score=max(tool.score, lifted.get(tool.candidate.tool_id, tool.score))) for tool in tools]
+    return [tool._replace(score=max(tool.score, lifted.get(tool.candidate.tool_id, tool.score))) for tool in tools]
 
 
 def _lift_best_alone(tools: Sequence[RankedTool], weights: Weights) -> Sequence[RankedTool]:
@@ -136,7 +137,7 @@ def _lift_best_alone(tools: Sequence[RankedTool], weights: Weights) -> Sequence[
     best = set(nlargest(BEST_ALONE, alone, key=lambda tool_id: alone[tool_id]))
     lift = max(tool.score for tool in tools) - max(alone.values()) - _ALONE_PENALTY
     return [
-        replace(tool, score=max(tool.score, alone[tool.candidate.tool_id] + lift))
+        tool._replace(score=max(tool.score, alone[tool.candidate.tool_id] + lift))
         if tool.candidate.tool_id in best
         else tool
         for tool in tools
@@ -168,7 +169,7 @@ def _lift_named(tools: Sequence[RankedTool]) -> Sequence[RankedTool]:
     if not any(tool.is_named for tool in tools):
         return tools
     highest = max(tool.score for tool in tools)
-    return [replace(tool, score=highest) if tool.is_named else tool for tool in tools]
+    return [tool._replace(score=highest) if tool.is_named else tool for tool in tools]
 
 
 def _make_hit(tool: RankedTool, params: ScoringParams) -> Hit:

@@ -199,7 +199,7 @@ class Weights:
     examples: float = 0.0
     min_examples: float = _UNREACHABLE
 
-    @property
+    @cached_property
     def subqueries(self) -> range:
         """The positions of the subqueries among the texts."""
         return range(1, len(self.bm25) - self.has_context)
@@ -338,10 +338,16 @@ def score_texts_sql(texts: int, *, has_context: bool) -> str:
 def compute_boost(candidate: Candidate, params: ScoringParams) -> float:
     """Return what tags, the tool's action, past use (at most `MAX_PRIOR`), examples and recent calls add to the
     score."""
-    tags = TAG_BOOST * len(match_tags(candidate.tags, params)) if params.tags else 0.0
-    action = ACTION_BOOST * compare_actions(params.requested_actions, candidate.action)
-    use = min(candidate.prior, MAX_PRIOR) + candidate.example_boost
-    return tags + boost_named_tag(candidate.tags, params) + action + use + _boost_recent_call(candidate, params)
+    boost = min(candidate.prior, MAX_PRIOR) + candidate.example_boost
+    if params.requested_actions:
+        boost += ACTION_BOOST * compare_actions(params.requested_actions, candidate.action)
+    if params.tags:
+        boost += TAG_BOOST * len(match_tags(candidate.tags, params))
+    if params.named_tags:
+        boost += boost_named_tag(candidate.tags, params)
+    if params.query.called:
+        boost += _boost_recent_call(candidate, params)
+    return boost
 
 
 def compute_boost_columns(tools: ToolColumns, params: ScoringParams, example_boosts: Floats | float) -> Floats:
@@ -412,7 +418,10 @@ def passes_threshold(candidate: Candidate, weights: Weights) -> bool:
         return True
     if candidate.example_boost >= weights.min_examples:
         return True
-    return any(similarity is not None and similarity >= weights.min_cosine for similarity in candidate.similarities)
+    for similarity in candidate.similarities:  # noqa: SIM110 faster than any()
+        if similarity is not None and similarity >= weights.min_cosine:
+            return True
+    return False
 
 
 def passes_threshold_columns(columns: EvidenceColumns, weights: Weights) -> npt.NDArray[np.bool_]:

@@ -1,10 +1,12 @@
-"""The score in SQL equals the score in Python, on a real Postgres."""
+"""The score in SQL, on a real Postgres, and the score in numpy equal the score in Python."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from app.catalog.visibility import Scope
@@ -16,15 +18,22 @@ from app.search.intents import Action
 from app.search.query import Query, parse_query
 from app.search.scoring import (
     Candidate,
+    EvidenceColumns,
+    Rows,
     ScoringParams,
     Strategy,
+    Weights,
     boost_sql,
     compute_boost,
+    compute_boost_columns,
     make_sql_parameters,
     make_weights,
     passes_threshold,
+    passes_threshold_columns,
     passes_threshold_sql,
+    score_alone_columns,
     score_texts,
+    score_texts_columns,
     score_texts_sql,
 )
 from app.usage.priors import MAX_PRIOR
@@ -98,6 +107,39 @@ async def score_in_postgres(
         return [(score, boost, passes) for score, boost, passes in await session.rows(statement, parameters | rows)]
 
 
+class CandidateColumns:
+    """The candidates as the columns that boosts depend on."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self._candidates = candidates
+        self.actions = np.array([each.action for each in candidates], np.int16)
+        self.priors = np.array([each.prior for each in candidates])
+
+    def find_tagged(self, tag: str) -> Rows:
+        return np.flatnonzero([tag in each.tags for each in self._candidates])
+
+    def find_called(self, query: Query) -> tuple[Rows, npt.NDArray[np.bool_]]:
+        called = np.flatnonzero([each.tool_name in query.called for each in self._candidates])
+        return called, np.array([each.is_sibling for each in self._candidates])
+
+
+def score_in_numpy(
+    candidates: Sequence[Candidate], params: ScoringParams, weights: Weights
+) -> tuple[list[float], list[float], list[bool]]:
+    texts = range(len(params.query.texts))
+    boosts = np.array([each.example_boost for each in candidates])
+    columns = EvidenceColumns(
+        [np.array([each.similarities[text] or 0.0 for each in candidates]) for text in texts],
+        np.array([each.similarity is not None for each in candidates]),
+        [np.array([each.bm25s[text] for each in candidates]) for text in texts],
+        np.array([each.center_cosine for each in candidates]),
+        boosts,
+    )
+    scores = score_texts_columns(columns, weights, score_alone_columns(columns, weights))
+    added = compute_boost_columns(CandidateColumns(candidates), params, boosts)
+    return scores.tolist(), added.tolist(), passes_threshold_columns(columns, weights).tolist()
+
+
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("strategy", ["hybrid", "semantic", "bm25"])
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.4])
@@ -107,7 +149,7 @@ async def score_in_postgres(
     ids=["no tags", "two tags", "named tags", "both"],
 )
 @pytest.mark.parametrize("context", ["", "the turns before"], ids=["no context", "context"])
-async def test_the_score_in_sql_equals_the_score_in_python(
+async def test_the_score_in_sql_and_in_numpy_equals_the_score_in_python(
     container: Container,
     query: str,
     strategy: Strategy,
@@ -128,6 +170,10 @@ async def test_the_score_in_sql_equals_the_score_in_python(
     assert [boost for _, boost, _ in scored] == pytest.approx(
         [compute_boost(candidate, params) for candidate in candidates], abs=1e-8
     )
+    in_numpy = score_in_numpy(candidates, params, weights)
+    assert in_numpy[0] == pytest.approx([score_texts(candidate, weights) for candidate in candidates], abs=1e-9)
+    assert in_numpy[1] == pytest.approx([compute_boost(candidate, params) for candidate in candidates], abs=1e-9)
+    assert in_numpy[2] == [passes_threshold(candidate, weights) for candidate in candidates]
     passing = [passes for _, _, passes in scored]
     assert passing == [passes_threshold(candidate, weights) for candidate in candidates]
     assert threshold == 0.0 or len(set(passing)) == 2, "the threshold decides nothing"
