@@ -10,7 +10,7 @@ from cachetools import TTLCache
 
 from app.catalog.availability import Availability, get_availability, server_status_sql
 from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
-from app.db.engine import Session
+from app.db.engine import Reader, Session
 from app.db.tables import EVERYONE
 from app.text.invisible import remove_hidden
 
@@ -166,7 +166,7 @@ class DefinitionCache:
         )
 
     async def get_many(
-        self, session: Session, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool
+        self, reader: Reader, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool
     ) -> DefinitionSet:
         """Return those of the tools that are visible and, with `core`, the core tools.
 
@@ -174,7 +174,7 @@ class DefinitionCache:
         """
         if not scope.is_filtered and (cached := self._get_cached(scope, version, tool_ids, core=core)) is not None:
             return cached
-        definitions = await read_definitions(session, scope, tool_ids, core=core)
+        definitions = await read_definitions(reader, scope, tool_ids, core=core)
         for tool_id, definition in definitions.tools.items():
             self._tools[scope.cache_key, version, tool_id] = definition
         if core:
@@ -206,13 +206,13 @@ def to_view(row: Sequence[Any]) -> ToolDefinitionView:
     return view if view.server_name is None else replace(view, server_name=remove_hidden(view.server_name))
 
 
-async def read_definitions(session: Session, scope: Scope, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet:
+async def read_definitions(reader: Reader, scope: Scope, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet:
     """Return those of the tools that are visible and, with `core`, the core tools.
 
     Core tools of everyone come first, then those of the user. A user's core tool replaces one of the same name.
     """
     parameters = scope.parameters() | {"tool_ids": list(tool_ids), "core": core, "everyone": EVERYONE}
-    definitions = [to_view(row) for row in await session.rows(_SELECTED, parameters)]
+    definitions = [to_view(row) for row in await reader.rows(_SELECTED, parameters)]
     core_tools = unique_by_name(tool for tool in definitions if tool.server_id is None)
     return DefinitionSet({tool.tool_id: tool for tool in definitions if tool.server_id}, core_tools)
 
@@ -243,14 +243,14 @@ async def list_server_summaries(session: Session, scope: Scope) -> Sequence[Serv
     return [ServerSummary(remove_hidden(name), remove_hidden(description), *rest) for name, description, *rest in rows]
 
 
-async def has_tools(session: Session, scope: Scope, *, confined: bool) -> bool:
+async def has_tools(reader: Reader, scope: Scope, *, confined: bool) -> bool:
     """Return whether there is any tool, apart from the filters of the request.
 
     A hidden tool counts. If the caller is confined to the project of the scope, only what the project shows counts:
     other tools do not exist for that caller.
     """
     statement = _HAS_VISIBLE_TOOLS if confined else HAS_TOOLS
-    [(exists,)] = await session.rows(statement, scope.without_filters().parameters())
+    [(exists,)] = await reader.rows(statement, scope.without_filters().parameters())
     return bool(exists)
 
 

@@ -6,14 +6,20 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 
+from cachetools import LRUCache
 from sqlalchemy import Row, any_, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
-from app.db.engine import Session
+from app.db.engine import Reader, Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass, violated_constraint
 from app.db.tables import api_keys, projects
 from app.errors import Conflict, NotFound
+
+_MAX_CACHED = 10_000
+_SELECT_AS_JSON = """
+    SELECT row_to_json(p) FROM projects p WHERE p.user_id = %(user_id)s AND p.id = %(project_id)s
+"""
 
 Optimization = Literal["bm25", "semantic", "hybrid", "cloud"]
 
@@ -56,6 +62,25 @@ async def get_project(session: Session, user_id: str, project_id: str) -> Projec
     if row is None:
         raise project_not_found()
     return _to_project(row)
+
+
+class ProjectCache:
+    """Caches projects. An entry is valid for the catalogue version at which it was read: every change is a new one."""
+
+    def __init__(self) -> None:
+        self._cache: LRUCache[tuple[str, str], tuple[int, Project]] = LRUCache(_MAX_CACHED)
+
+    async def get(self, reader: Reader, user_id: str, project_id: str, version: int) -> Project:
+        """Return the project of the user at this version or a later one. Raise `NotFound` if there is none."""
+        cached = self._cache.get((user_id, project_id))
+        if cached is not None and cached[0] >= version:
+            return cached[1]
+        rows = await reader.rows(_SELECT_AS_JSON, {"user_id": user_id, "project_id": project_id})
+        if not rows:
+            raise project_not_found()
+        project = project_from_json(rows[0][0])
+        self._cache[user_id, project_id] = version, project
+        return project
 
 
 async def list_projects(session: Session, user_id: str, page: PageRequest) -> Page[Project]:

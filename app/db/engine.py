@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 import psycopg
@@ -181,6 +181,48 @@ def _translate_errors(driver: DriverConnection) -> Iterator[None]:
         raise QueryFailed("the database rejected a statement") from error
 
 
+class Reader(Protocol):
+    """What reads rows of one user: a session, or a `UserReader`."""
+
+    async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Rows: ...
+
+
+@dataclass(frozen=True)
+class UserReader:
+    """Runs each statement by itself: in one round trip, where a transaction takes one more to begin and to commit."""
+
+    _database: "Database"
+    _user_id: str
+
+    async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+        [rows] = await self._database.fetch(self._user_id, [(statement, parameters)])
+        return rows
+
+
+class BatchReader:
+    """Runs the statements of tasks that start together, as those of `asyncio.gather`, in one round trip.
+
+    If one of them fails, all do.
+    """
+
+    def __init__(self, database: "Database", user_id: str) -> None:
+        self._database = database
+        self._user_id = user_id
+        self._statements: list[Statement] = []
+        self._batch: asyncio.Task[list[Rows]] | None = None
+
+    async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+        position = len(self._statements)
+        self._statements.append((statement, parameters))
+        if self._batch is None:
+            self._batch = asyncio.create_task(self._run())  # it starts after the tasks that were created before
+        return (await self._batch)[position]
+
+    async def _run(self) -> list[Rows]:
+        statements, self._statements, self._batch = self._statements, [], None
+        return await self._database.fetch(self._user_id, statements)
+
+
 class Database:
     def __init__(self, url: str, pool_size: int, metrics: Metrics | None = None) -> None:
         """Commands pass no `metrics`: nobody could scrape them."""
@@ -250,6 +292,10 @@ class Database:
         if snapshot:
             return (await self._fetch([_BEGIN_SNAPSHOT, scope, *statements, _COMMIT], user_id))[2:-1]
         return (await self._fetch([scope, *statements], user_id))[1:]
+
+    def reader(self, user_id: str) -> "UserReader":
+        """Return what runs single statements for this user, each in one round trip."""
+        return UserReader(self, user_id)
 
     async def system_fetch(self, statements: Sequence[Statement], *, urgent: bool = False) -> list[Rows]:
         """Like `fetch`, across users. `urgent`: for authentication, which nobody's work may delay."""

@@ -13,7 +13,8 @@ Every request starts at the top, so that the service recovers by itself.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from app.auth.permissions import Caller
@@ -31,13 +32,13 @@ from app.catalog.definitions import (
 from app.catalog.tool_keys import is_tool_id, resolve_keys
 from app.catalog.visibility import Scope
 from app.crypto import Sealer
-from app.db.engine import Database, Session
+from app.db.engine import Database, Reader
 from app.discovery.cloud_search import CloudAnswer, CloudSearch, judge_matches
 from app.discovery.ids import new_discovery_id
 from app.discovery.match_sentence import describe_match
 from app.discovery.models import Discovery, NoMatchReason
 from app.discovery.recording import DiscoveryRecorder
-from app.discovery.request import DiscoveryRequest, resolve_options
+from app.discovery.request import DiscoveryRequest, make_options, make_scope
 from app.discovery.selection import (
     SelectedTool,
     ToolSelection,
@@ -55,6 +56,7 @@ from app.search.ranking import Hit, Ranking, is_named
 from app.search.searcher import QueryEmbedding, Searcher, SearchOptions
 from app.search.snapshot_cache import SnapshotCache
 from app.search.snapshots import Snapshot
+from app.search.term_stats import TermStats
 
 logger = logging.getLogger("toolscout.discovery")
 
@@ -104,21 +106,34 @@ async def discover_each(
 
     The queries run one after another, so that one caller does not occupy several connections.
     """
-    user = caller.require_user()
-    scope = Scope(user.id, discoverer.searcher.model.id, project_id=caller.resolve_project(request.project_id))
+    user, searcher = caller.require_user(), discoverer.searcher
+    scope = make_scope(searcher, caller, request)
+    expanded = [searcher.glossary.expand(query) for query in queries]
     # the filters of a request differ from one to the next, and explanations are rare
-    is_plain = request.server_ids is None and request.tags is None and not request.explain
+    is_plain = not scope.is_filtered and not request.explain
     snapshot = await discoverer.snapshots.get(user, scope) if is_plain else None
-    options = await resolve_options(discoverer.searcher, caller, request, snapshot)
+    prepared = _Prepared(snapshot)
+    if snapshot is not None:
+        project = snapshot.project
+    else:
+        project, stats = await searcher.prepare(scope, expanded, user)
+        prepared = _Prepared(stats=stats)
+    options = make_options(searcher, caller, request, scope, project)
     if options.cloud or not options.enabled:
-        snapshot = None
+        prepared = _Prepared()
     elif is_plain and snapshot is None:
         discoverer.snapshots.note_miss(user, scope)
     if not all(map(is_tool_id, request.keep)):
-        keep = await _resolve_kept(discoverer, options.scope, request.keep, snapshot)
-        request = replace(request, keep=keep)
-    expanded = [discoverer.searcher.glossary.expand(query) for query in queries]
-    return [await _discover(discoverer, caller, replace(request, query=query), options, snapshot) for query in expanded]
+        request = replace(request, keep=await _resolve_kept(discoverer, scope, request.keep, prepared.snapshot))
+    return [await _discover(discoverer, caller, replace(request, query=query), options, prepared) for query in expanded]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What is known before the search: the user's tools, or what a search in Postgres needs besides them."""
+
+    snapshot: Snapshot | None = None
+    stats: TermStats | None = None
 
 
 async def _resolve_kept(
@@ -141,7 +156,7 @@ async def _discover(
     caller: Caller,
     request: DiscoveryRequest,
     options: SearchOptions,
-    snapshot: Snapshot | None,
+    prepared: _Prepared,
 ) -> Discovery:
     user, started = caller.require_user(), time.perf_counter()
     if not options.enabled:
@@ -151,13 +166,13 @@ async def _discover(
         return discovery
     search_started = started
     if discoverer.rollout.includes(user):
-        prepared: CloudAnswer | QueryEmbedding
+        query: CloudAnswer | QueryEmbedding
         if options.cloud:
-            prepared = await _ask_cloud(discoverer, request.query, options)
+            query = await _ask_cloud(discoverer, request.query, options)
         else:
-            prepared = await discoverer.searcher.embed_query(request.query, options)
+            query = await discoverer.searcher.embed_query(request.query, options)
             search_started = time.perf_counter()
-        discovery = await _search_or_fall_back(discoverer, user, request, options, prepared, snapshot)
+        discovery = await _search_or_fall_back(discoverer, user, request, options, query, prepared)
     else:
         discovery = await _return_all_tools(discoverer, request, options, "disabled")
     search_seconds = time.perf_counter() - search_started
@@ -185,14 +200,14 @@ async def _search_or_fall_back(
     user: User,
     request: DiscoveryRequest,
     options: SearchOptions,
-    prepared: CloudAnswer | QueryEmbedding,
-    snapshot: Snapshot | None,
+    query: CloudAnswer | QueryEmbedding,
+    prepared: _Prepared,
 ) -> Discovery:
     try:
-        if isinstance(prepared, CloudAnswer):
+        if isinstance(query, CloudAnswer):
             async with discoverer.searcher.scheduler.slot(user.id):
-                return await _select_from_cloud(discoverer, request, options, prepared)
-        return await _search(discoverer, user, request, options, prepared, snapshot)
+                return await _select_from_cloud(discoverer, request, options, query)
+        return await _search(discoverer, user, request, options, query, prepared)
     except QueryFailed:
         logger.exception("search failed, returning all visible tools")
         return await _return_all_tools(discoverer, request, options, "search_failed")
@@ -219,15 +234,15 @@ async def _search(
     request: DiscoveryRequest,
     options: SearchOptions,
     embedding: QueryEmbedding,
-    snapshot: Snapshot | None,
+    prepared: _Prepared,
 ) -> Discovery:
-    searcher, query = discoverer.searcher, request.query
+    searcher, query, snapshot = discoverer.searcher, request.query, prepared.snapshot
     if snapshot is not None and snapshot.searched <= _MAX_TOOLS_ON_LOOP:
         found = _find_in_snapshot(searcher, request, options, embedding, snapshot)
     else:
         async with searcher.scheduler.slot(user.id):
             if snapshot is None:
-                found = await _find_in_postgres(discoverer, user, request, options, embedding)
+                found = await _find_in_postgres(discoverer, user, request, options, embedding, prepared.stats)
             else:
                 found = await asyncio.to_thread(_find_in_snapshot, searcher, request, options, embedding, snapshot)
     judgement, definitions = found.ranking.judgement, found.definitions
@@ -255,13 +270,19 @@ async def _search(
 
 
 async def _find_in_postgres(
-    discoverer: Discoverer, user: User, request: DiscoveryRequest, options: SearchOptions, embedding: QueryEmbedding
+    discoverer: Discoverer,
+    user: User,
+    request: DiscoveryRequest,
+    options: SearchOptions,
+    embedding: QueryEmbedding,
+    stats: TermStats | None,
 ) -> _Found:
+    """Search and read the definitions, in a round trip each. Definitions of the current version are cached."""
     searcher, query = discoverer.searcher, request.query
     evidence: dict[str, Evidence] = {}
     words: dict[str, Sequence[str]] | None = None
-    async with discoverer.database.snapshot(user.id) as session:
-        result = await searcher.find(session, query, options, embedding, limit=options.limit, ann=user.ann)
+    async with _open_reader(discoverer.database, user, request) as session:
+        result = await searcher.find(session, query, options, embedding, limit=options.limit, ann=user.ann, stats=stats)
         tool_ids = [*request.keep, *(hit.tool_id for hit in result.ranking.needed)]
         definitions = await discoverer.definition_cache.get_many(
             session, options.scope, result.version, tool_ids, core=request.include_core_tools
@@ -273,6 +294,16 @@ async def _find_in_postgres(
         confidence = result.ranking.judgement.confidence
         reason = await _find_no_match_reason(session, options, confidence, result.searched)
     return _Found(result.ranking, result.searched, result.tokens, definitions, reason, words, evidence)
+
+
+@asynccontextmanager
+async def _open_reader(database: Database, user: User, request: DiscoveryRequest) -> AsyncIterator[Reader]:
+    """A search through HNSW changes settings of its transaction, and an explanation reads the same state again."""
+    if user.ann or request.explain:
+        async with database.snapshot(user.id) as session:
+            yield session
+    else:
+        yield database.reader(user.id)
 
 
 def _find_in_snapshot(
@@ -296,14 +327,14 @@ def _find_in_snapshot(
 
 
 async def _find_no_match_reason(
-    session: Session, options: SearchOptions, confidence: Confidence, searched: int
+    reader: Reader, options: SearchOptions, confidence: Confidence, searched: int
 ) -> NoMatchReason | None:
     """Return why no tool was found. It costs a query only if no tool is visible."""
     if confidence != "none":
         return None
     if searched:
         return "no_match"
-    return "filtered_out" if await has_tools(session, options.scope, confined=options.confined) else "no_tools"
+    return "filtered_out" if await has_tools(reader, options.scope, confined=options.confined) else "no_tools"
 
 
 async def _select_from_cloud(

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.auth.permissions import Caller
-from app.catalog.projects import Project, get_project
+from app.catalog.projects import Project
 from app.catalog.visibility import Scope
 from app.discovery.cut import resolve_cut
 from app.search.query import Query
 from app.search.scoring import Strategy
 from app.search.searcher import Searcher, SearchOptions
-from app.search.snapshots import Snapshot
 from app.usage.decision_log import Interface
 
 DEFAULT_LIMIT = 8
@@ -43,17 +42,28 @@ class DiscoveryRequest:
     """Where the request came in, for the decision log."""
 
 
-async def resolve_options(
-    searcher: Searcher, caller: Caller, request: DiscoveryRequest, snapshot: Snapshot | None = None
-) -> SearchOptions:
+async def resolve_options(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> SearchOptions:
     """Fill in what the request leaves open: from its project, then the user's settings, then the defaults.
 
-    With a `snapshot` of the project, the project is not read again. Raises `NotFound` if the project does not exist or
-    the caller's key is bound to another one.
+    Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
     """
-    user, model = caller.require_user(), searcher.model
+    user = caller.require_user()
+    scope = make_scope(searcher, caller, request)
+    project = await searcher.read_project(searcher.database.reader(user.id), scope, user.catalog_version)
+    return make_options(searcher, caller, request, scope, project)
+
+
+def make_scope(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> Scope:
+    """Return where to search. Raises `NotFound` if the caller's key is bound to another project."""
     project_id = caller.resolve_project(request.project_id)
-    project = await _read_project(searcher, user.id, project_id) if snapshot is None else snapshot.project
+    return Scope(caller.require_user().id, searcher.model.id, request.server_ids, request.tags, project_id)
+
+
+def make_options(
+    searcher: Searcher, caller: Caller, request: DiscoveryRequest, scope: Scope, project: Project | None
+) -> SearchOptions:
+    """Like `resolve_options`, for a project that has been read."""
+    user, model = caller.require_user(), searcher.models.get(scope.model).model
     settings = user.settings
     strategy, limit, threshold = settings.get("strategy"), settings.get("limit"), settings.get("similarity_threshold")
     if project is not None:
@@ -63,7 +73,7 @@ async def resolve_options(
     requested_limit = request.limit or limit
     cut = resolve_cut(model, user)
     return SearchOptions(
-        scope=Scope(user.id, model.id, request.server_ids, request.tags, project_id),
+        scope=scope,
         strategy=request.strategy or strategy or DEFAULT_STRATEGY,
         threshold=threshold if request.threshold is None else request.threshold,
         limit=requested_limit or DEFAULT_LIMIT,
@@ -78,10 +88,3 @@ async def resolve_options(
         catalog_version=user.catalog_version,
         examples_version=user.examples_version,
     )
-
-
-async def _read_project(searcher: Searcher, user_id: str, project_id: str | None) -> Project | None:
-    if project_id is None:
-        return None
-    async with searcher.database.transaction(user_id) as session:
-        return await get_project(session, user_id, project_id)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from cachetools import TTLCache
 
 from app.catalog.visibility import CacheKey, Scope
-from app.db.engine import Session
+from app.db.engine import Reader
 from app.search.hnsw import LargeTenant
 from app.search.learned import NOTHING_LEARNED, Learned
 from app.search.named_tags import TagTerms, find_named_tags, make_tag_terms
@@ -106,7 +106,7 @@ class LargeTenantSearch:
 
     async def find(
         self,
-        session: Session,
+        reader: Reader,
         scope: Scope,
         params: ScoringParams,
         vectors: TextVectors,
@@ -121,7 +121,7 @@ class LargeTenantSearch:
         """
         if vectors is None or scope.is_filtered:
             return None
-        stats = await self._read_stats(session, scope, params.all_term_ids)
+        stats = await self._read_stats(reader, scope, params.all_term_ids)
         if stats is None:
             return None
         if params.strategy != "semantic":
@@ -137,17 +137,17 @@ class LargeTenantSearch:
         }
         tenant = LargeTenant(scope.user_id, scope.model, len(vectors[0]))
         statement = search_statement(tenant, get_shape(params, vectors, boosts))
-        rows = await session.rows(statement, parameters, binary=True)
+        rows = await reader.rows(statement, parameters)
         if not rows or rows[0][1] < min(limit, stats.searched):
             return None
         ranking = rank(make_candidates(rows, params, stats.words, vectors, boosts), params, weights, vectors, limit)
         return SearchResult(ranking, stats.searched, stats.tokens, rows[0][0])
 
-    async def _read_stats(self, session: Session, scope: Scope, term_ids: Sequence[int]) -> TenantStats | None:
+    async def _read_stats(self, reader: Reader, scope: Scope, term_ids: Sequence[int]) -> TenantStats | None:
         key = scope.cache_key, scope.model
         known_version, tag_terms = self._tags.get(key, (-1, {}))
         parameters = {"known_version": known_version, "terms": _to_stored_terms(term_ids)}
-        rows = await session.rows(_READ_STATS, scope.parameters() | parameters)
+        rows = await reader.rows(_READ_STATS, scope.parameters() | parameters)
         if not rows:
             return None
         [(_, _, version, searched, tokens, tags, all_searched, counts)] = rows

@@ -12,7 +12,7 @@ import numpy as np
 from cachetools import LRUCache
 
 from app.catalog.visibility import Scope
-from app.db.engine import Session
+from app.db.engine import Reader
 from app.embeddings.base import Vector
 from app.search.candidates import scale_to_unit
 from app.search.examples import Examples
@@ -88,16 +88,16 @@ class LearnedCache:
             return None
         return known
 
-    async def read(self, session: Session, scope: Scope) -> Learned:
-        learned = await read_learned(session, scope)
+    async def read(self, reader: Reader, scope: Scope) -> Learned:
+        learned = await read_learned(reader, scope)
         with suppress(ValueError):  # larger than the whole cache
             self._cache[scope.user_id, scope.model] = learned
         return learned
 
 
-async def read_learned(session: Session, scope: Scope) -> Learned:
+async def read_learned(reader: Reader, scope: Scope) -> Learned:
     parameters = {"user_id": scope.user_id, "model": scope.model}
-    rows = await session.rows(_READ, parameters, binary=True)
+    rows = await reader.rows(_READ, parameters)
     if not rows:
         return NOTHING_LEARNED
     [(catalog_version, examples_version, utc_offset_s, tool_ids, sent, dimension, *columns, tools, priors)] = rows

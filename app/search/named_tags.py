@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from cachetools import TTLCache
 
 from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
-from app.db.engine import Session
+from app.db.engine import Reader
 from app.search.tokenizer import tokenize
 
 _MAX_CACHE_BYTES = 32 * 1024 * 1024
@@ -48,13 +48,13 @@ class TagCache:
             _MAX_CACHE_BYTES, _CACHE_TTL_S, getsizeof=lambda entry: _ENTRY_BYTES + _TAG_BYTES * len(entry[1])
         )
 
-    async def get(self, session: Session, scope: Scope, version: int) -> TagTerms:
+    async def get(self, reader: Reader, scope: Scope, version: int) -> TagTerms:
         """Return the tags of the scope at this version of the catalogue, whatever the request filters by."""
         key = scope.cache_key, scope.model
         cached_version, tag_terms = self._cache.get(key, (None, {}))
         if cached_version == version:
             return tag_terms
-        [(read_version, tags)] = await session.rows(_LIST_TAGS, scope.without_filters().parameters())
+        [(read_version, tags)] = await reader.rows(_LIST_TAGS, scope.without_filters().parameters())
         tag_terms = make_tag_terms(tags)
         self._cache[key] = read_version, tag_terms
         return tag_terms

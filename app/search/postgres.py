@@ -22,13 +22,13 @@ import orjson
 from pgvector import HalfVector, SparseVector
 
 from app.catalog.visibility import TAGS, VISIBLE, Scope
-from app.db.engine import Session
+from app.db.engine import Reader
 from app.embeddings.base import Vector
-from app.search.bm25 import find_matching_words
+from app.search.bm25 import find_matching_words, query_term_ids
 from app.search.candidates import compute_exact_cosines, round_to_half, scale_to_unit
 from app.search.intents import compare_actions
 from app.search.learned import NOTHING_LEARNED, Learned
-from app.search.named_tags import TagCache, find_named_tags
+from app.search.named_tags import TagCache, TagTerms, find_named_tags
 from app.search.pgvector_binary import decode_halfvecs, decode_sparsevecs
 from app.search.postings import Postings
 from app.search.query import Query
@@ -158,31 +158,45 @@ class HybridSearch:
 
     async def find(
         self,
-        session: Session,
+        reader: Reader,
         scope: Scope,
         params: ScoringParams,
         vectors: TextVectors,
         *,
         limit: int | None,
         learned: Learned = NOTHING_LEARNED,
+        stats: TermStats | None = None,
     ) -> SearchResult:
-        """Return the best hits within the scope, or the whole ranking if `limit` is None."""
-        stats = await self._term_stats.get(session, scope, params.all_term_ids)
-        params = await self._add_named_tags(session, scope, params, stats)
+        """Return the best hits within the scope, or the whole ranking if `limit` is None.
+
+        `stats` count all terms of the query, if they are known.
+        """
+        stats = stats or await self._term_stats.get(reader, scope, params.all_term_ids)
+        params = await self._add_named_tags(reader, scope, params, stats)
         boosts = learned.compute_boosts(vectors, params, compute_weights(params, stats))
-        rows = await self._read_rows(session, scope, params, stats, vectors, boosts, limit=limit)
+        rows = await self._read_rows(reader, scope, params, stats, vectors, boosts, limit=limit)
         if rows and rows[0][0] != stats.version:
             # The catalogue has changed since the terms were counted.
-            stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
-            params = await self._add_named_tags(session, scope, params, stats)
-            rows = await self._read_rows(session, scope, params, stats, vectors, boosts, limit=limit)
+            stats = await self._term_stats.refresh(reader, scope, params.all_term_ids)
+            params = await self._add_named_tags(reader, scope, params, stats)
+            rows = await self._read_rows(reader, scope, params, stats, vectors, boosts, limit=limit)
         candidates = make_candidates(rows, params, stats, vectors, boosts)
         ranking = rank(candidates, params, compute_weights(params, stats), vectors, limit)
         return SearchResult(ranking, stats.searched, stats.tokens, stats.version)
 
+    async def count_terms(self, reader: Reader, scope: Scope, queries: Sequence[Query], version: int) -> TermStats:
+        """Count the terms of all these queries, unless the counts are cached."""
+        texts = dict.fromkeys(text for query in queries for text in (*query.lexical_texts, query.search_text))
+        term_ids = list(dict.fromkeys(term_id for text in texts for term_id in query_term_ids(text)))
+        return await self._term_stats.get(reader, scope, term_ids, version)
+
+    async def read_tags(self, reader: Reader, scope: Scope, version: int) -> TagTerms:
+        """Read the tags of the scope, unless they are cached."""
+        return await self._tags.get(reader, scope, version)
+
     async def read_evidence(
         self,
-        session: Session,
+        reader: Reader,
         scope: Scope,
         params: ScoringParams,
         vectors: TextVectors,
@@ -193,34 +207,34 @@ class HybridSearch:
 
         It reads every visible tool and is always exact: few requests ask for an explanation.
         """
-        stats = await self._term_stats.refresh(session, scope, params.all_term_ids)
-        params = await self._add_named_tags(session, scope, params, stats)
+        stats = await self._term_stats.refresh(reader, scope, params.all_term_ids)
+        params = await self._add_named_tags(reader, scope, params, stats)
         boosts = learned.compute_boosts(vectors, params, compute_weights(params, stats))
         parameters = scope.parameters() | make_search_parameters(params, stats, vectors, boosts)
         statement = _explain_statement(len(params.query.texts))
-        rows = await session.rows(statement, parameters | {"tool_ids": list(tool_ids)})
+        rows = await reader.rows(statement, parameters | {"tool_ids": list(tool_ids)})
         return {tool_id: _make_evidence(params, *columns) for tool_id, *columns in rows}
 
     async def read_matching_words(
-        self, session: Session, scope: Scope, query: Query, tool_ids: Sequence[str]
+        self, reader: Reader, scope: Scope, query: Query, tool_ids: Sequence[str]
     ) -> dict[str, Sequence[str]]:
         """Return the query's words that each of the tools contains, by id, without those that are not visible."""
-        rows = await session.rows(_LEXICAL, scope.parameters() | {"tool_ids": list(tool_ids)})
+        rows = await reader.rows(_LEXICAL, scope.parameters() | {"tool_ids": list(tool_ids)})
         return {tool_id: find_matching_words(query.lexical_texts[0], lexical) for tool_id, lexical in rows}
 
     async def _add_named_tags(
-        self, session: Session, scope: Scope, params: ScoringParams, stats: TermStats
+        self, reader: Reader, scope: Scope, params: ScoringParams, stats: TermStats
     ) -> ScoringParams:
         if params.strategy == "semantic":
             return params
-        tag_terms = await self._tags.get(session, scope, stats.version)
+        tag_terms = await self._tags.get(reader, scope, stats.version)
         named_tags = find_named_tags(params.query.search_text, tag_terms)
         # a copy would compute the terms of the query again
         return params if named_tags == list(params.named_tags) else replace(params, named_tags=named_tags)
 
     async def _read_rows(
         self,
-        session: Session,
+        reader: Reader,
         scope: Scope,
         params: ScoringParams,
         stats: TermStats,
@@ -232,7 +246,7 @@ class HybridSearch:
         shape = get_shape(params, vectors, boosts)
         parameters = scope.parameters() | make_search_parameters(params, stats, vectors, boosts)
         parameters["pool_size"] = None if limit is None else candidate_pool_size(params, limit)
-        return await session.rows(_exact_statement(shape), parameters, binary=True)
+        return await reader.rows(_exact_statement(shape), parameters)
 
 
 def get_shape(params: ScoringParams, vectors: TextVectors, boosts: Mapping[str, float]) -> StatementShape:

@@ -3,17 +3,20 @@
 Discovery, explanations, evaluation and inline search are all built on the `Searcher`.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from app.auth.users import User
+from app.catalog.projects import Project, ProjectCache
 from app.catalog.visibility import Scope
-from app.db.engine import Database, Session
+from app.db.engine import BatchReader, Database, Reader
 from app.embeddings.base import Vector
 from app.embeddings.calibration import UserCalibration
 from app.embeddings.loaded_models import Models
 from app.embeddings.repository import EmbeddingModel
-from app.errors import EmbeddingFailed
+from app.errors import EmbeddingFailed, QueryFailed
 from app.limits.fair_queue import FairScheduler
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, trace_call
@@ -23,6 +26,7 @@ from app.search.learned import NOTHING_LEARNED, Learned, LearnedCache
 from app.search.postgres import Evidence, HybridSearch, SearchResult
 from app.search.query import Query, parse_query
 from app.search.scoring import ScoringParams, Strategy
+from app.search.term_stats import TermStats
 
 logger = logging.getLogger("toolscout.search")
 
@@ -82,6 +86,7 @@ class Searcher:
     """Whether examples that were learnt from uses count."""
     tracing: Tracing = field(default_factory=Tracing)
     learned_cache: LearnedCache = field(default_factory=LearnedCache)
+    projects: ProjectCache = field(default_factory=ProjectCache)
 
     @property
     def model(self) -> EmbeddingModel:
@@ -139,30 +144,32 @@ class Searcher:
 
     async def find(
         self,
-        session: Session,
+        reader: Reader,
         query: Query,
         options: SearchOptions,
         embedding: QueryEmbedding,
         *,
         limit: int | None,
         ann: bool = False,
+        stats: TermStats | None = None,
     ) -> SearchResult:
         """Return the best hits, or the whole ranking if `limit` is None.
 
         `ann`: the user is so large that candidates are taken from indexes; every other user is searched exactly.
+        `stats` are what `prepare` returned, if it was called.
         """
         scope, vectors = options.scope, embedding.vectors
         params = self.make_params(query, options, embedding)
-        learned = await self._get_learned(session, options, embedding)
+        learned = await self._get_learned(reader, options, embedding)
         if ann and limit is not None:
-            found = await self.large_tenant_search.find(session, scope, params, vectors, limit=limit, learned=learned)
+            found = await self.large_tenant_search.find(reader, scope, params, vectors, limit=limit, learned=learned)
             if found is not None:
                 return found
-        return await self.hybrid_search.find(session, scope, params, vectors, limit=limit, learned=learned)
+        return await self.hybrid_search.find(reader, scope, params, vectors, limit=limit, learned=learned, stats=stats)
 
     async def read_evidence(
         self,
-        session: Session,
+        reader: Reader,
         query: Query,
         options: SearchOptions,
         embedding: QueryEmbedding,
@@ -170,14 +177,46 @@ class Searcher:
     ) -> dict[str, Evidence]:
         """Return why each of these tools ranks where it does, by id; tools that are not visible are left out."""
         params = self.make_params(query, options, embedding)
-        learned = await self._get_learned(session, options, embedding)
+        learned = await self._get_learned(reader, options, embedding)
         return await self.hybrid_search.read_evidence(
-            session, options.scope, params, embedding.vectors, tool_ids, learned
+            reader, options.scope, params, embedding.vectors, tool_ids, learned
         )
 
-    async def _get_learned(self, session: Session, options: SearchOptions, embedding: QueryEmbedding) -> Learned:
+    async def prepare(
+        self, scope: Scope, queries: Sequence[Query], user: User
+    ) -> tuple[Project | None, TermStats | None]:
+        """Return the project, and count the terms of the queries. Read all that searches in Postgres need besides the
+        tools, in one round trip, unless it is cached.
+
+        Raise `NotFound` if the project of the scope does not exist. There are no counts if they cannot be read: the
+        search fails, too, and has a fallback.
+        """
+        version, reader = user.catalog_version, BatchReader(self.database, scope.user_id)
+        if user.ann:  # counting reads all rows of the user, which the search through indexes need not
+            return await self.read_project(reader, scope, version), None
+        try:
+            project, stats, _, _ = await asyncio.gather(
+                self.read_project(reader, scope, version),
+                self.hybrid_search.count_terms(reader, scope, queries, version),
+                self.hybrid_search.read_tags(reader, scope, version),
+                self._read_learned(reader, scope, version, user.examples_version),
+            )
+        except QueryFailed:
+            return await self.read_project(self.database.reader(scope.user_id), scope, version), None
+        return project, stats
+
+    async def read_project(self, reader: Reader, scope: Scope, version: int) -> Project | None:
+        """Return the project of the scope, if it has one. Raise `NotFound` if it does not exist."""
+        if scope.project_id is None:
+            return None
+        return await self.projects.get(reader, scope.user_id, scope.project_id, version)
+
+    async def _get_learned(self, reader: Reader, options: SearchOptions, embedding: QueryEmbedding) -> Learned:
         """Return the examples for a search in Postgres, which reads the priors from the rows of the tools."""
         if embedding.vectors is None:
             return NOTHING_LEARNED
-        known = self.learned_cache.get(options.scope, options.catalog_version, options.examples_version)
-        return await self.learned_cache.read(session, options.scope) if known is None else known
+        return await self._read_learned(reader, options.scope, options.catalog_version, options.examples_version)
+
+    async def _read_learned(self, reader: Reader, scope: Scope, catalog_version: int, examples_version: int) -> Learned:
+        known = self.learned_cache.get(scope, catalog_version, examples_version)
+        return await self.learned_cache.read(reader, scope) if known is None else known

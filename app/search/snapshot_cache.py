@@ -92,8 +92,7 @@ class SnapshotCache:
         learned = self._learned.get(scope, user.catalog_version, user.examples_version)
         if learned is None:
             try:
-                async with self._database.snapshot(scope.user_id) as session:
-                    learned = await self._learned.read(session, scope)
+                learned = await self._learned.read(self._database.reader(scope.user_id), scope)
             except QueryFailed:
                 logger.warning("failed to read what was learnt: the search goes on without it", exc_info=True)
                 return snapshot

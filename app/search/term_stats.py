@@ -12,7 +12,7 @@ from cachetools import TTLCache
 from pgvector import SparseVector
 
 from app.catalog.visibility import VISIBLE, CacheKey, Scope
-from app.db.engine import Session
+from app.db.engine import Reader
 from app.db.tables import TERM_SPACE
 from app.search.bm25 import MAX_TERM_WEIGHT, inverse_document_frequency
 
@@ -69,17 +69,19 @@ class TermStatsCache:
             getsizeof=lambda stats: _ENTRY_BYTES + _TERM_BYTES * len(stats.document_frequencies),
         )
 
-    async def get(self, session: Session, scope: Scope, term_ids: Sequence[int]) -> TermStats:
+    async def get(self, reader: Reader, scope: Scope, term_ids: Sequence[int], version: int = 0) -> TermStats:
+        """Return cached counts of this version of the catalogue or a later one, or count."""
         cached = None if scope.is_filtered else self._cache.get((scope.cache_key, scope.model))
-        if cached is None or not cached.document_frequencies.keys() >= set(term_ids):
-            return await self.refresh(session, scope, term_ids)
+        is_current = cached is not None and cached.version >= version
+        if cached is None or not is_current or not cached.document_frequencies.keys() >= set(term_ids):
+            return await self.refresh(reader, scope, term_ids)
         frequencies = {term_id: cached.document_frequencies[term_id] for term_id in term_ids}
         return TermStats(cached.version, cached.searched, cached.tokens, frequencies)
 
-    async def refresh(self, session: Session, scope: Scope, term_ids: Sequence[int]) -> TermStats:
+    async def refresh(self, reader: Reader, scope: Scope, term_ids: Sequence[int]) -> TermStats:
         """Count in Postgres, and cache the counts unless a filter of this request narrows the scope."""
         terms = [SparseVector({term_id: 1.0}, TERM_SPACE) for term_id in term_ids]
-        [(version, searched, tokens, counts)] = await session.rows(_COUNT_TERMS, scope.parameters() | {"terms": terms})
+        [(version, searched, tokens, counts)] = await reader.rows(_COUNT_TERMS, scope.parameters() | {"terms": terms})
         stats = TermStats(version, searched, int(tokens), dict(zip(term_ids, counts, strict=True)))
         if not scope.is_filtered:
             self._store(scope, stats)

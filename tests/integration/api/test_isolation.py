@@ -83,8 +83,8 @@ def predicates_removed(container: Container, remover: PredicateRemover) -> Itera
     engine = container.database.engine.sync_engine
     original_rows, original_stream = Session.rows, Session.stream
 
-    async def rows(session: Session, statement: str, parameters: Any = None, *, binary: bool = False) -> Rows:
-        return await original_rows(session, remover.rewrite(statement), parameters, binary=binary)
+    async def rows(session: Session, statement: str, parameters: Any = None) -> Rows:
+        return await original_rows(session, remover.rewrite(statement), parameters)
 
     def stream(session: Session, statement: str, parameters: Any) -> AsyncIterator[tuple[Any, ...]]:
         return original_stream(session, remover.rewrite(statement), parameters)
