@@ -216,21 +216,26 @@ async def load_evaluator(
     return await asyncio.to_thread(compile_rules)
 
 
-async def evaluate_tools(session: Session, user_id: str, server_id: str | None = None) -> dict[str, VisibilityDecision]:
-    """Return a decision for each tool, by id.
+async def evaluate_tools(
+    session: Session, user_id: str, server_id: str | None = None, facts: Sequence[ToolFacts] | None = None
+) -> dict[str, VisibilityDecision]:
+    """Return a decision for each tool, by id. `facts` are those of `read_facts`, if the caller has read them already.
 
     To write the decisions, the caller must hold the lock of the server, or of the user if no server is named.
     """
-    facts = await read_facts(session, user_id, server_id)
+    known = await read_facts(session, user_id, server_id) if facts is None else facts
     evaluator = await load_evaluator(session, user_id)
     # ten thousand tools take a while: off the event loop
-    return await asyncio.to_thread(lambda: {tool.tool_id: evaluator.evaluate(tool) for tool in facts})
+    return await asyncio.to_thread(lambda: {tool.tool_id: evaluator.evaluate(tool) for tool in known})
 
 
 async def write_decisions(session: Session, user_id: str, decisions: Mapping[str, VisibilityDecision]) -> None:
     """Store decisions, by tool id, where they differ from the stored ones."""
-    rows = [{"id": tool_id, **decision.to_row()} for tool_id, decision in decisions.items()]
-    parameters = {"user_id": user_id, "decisions": orjson.dumps(rows).decode()}
+
+    def serialize() -> str:
+        return orjson.dumps([{"id": tool_id, **decision.to_row()} for tool_id, decision in decisions.items()]).decode()
+
+    parameters = {"user_id": user_id, "decisions": await asyncio.to_thread(serialize)}
     # The planner expects one row where a user has ten thousand, and with nested loops would compare 100 million pairs.
     await session.rows(_SET_NESTED_LOOPS, {"allowed": "off"})
     await session.rows(_WRITE_TOOLS, parameters)
@@ -238,9 +243,11 @@ async def write_decisions(session: Session, user_id: str, decisions: Mapping[str
     await session.rows(_SET_NESTED_LOOPS, {"allowed": "on"})
 
 
-async def recompute_visibility(session: Session, user_id: str, server_id: str | None = None) -> None:
+async def recompute_visibility(
+    session: Session, user_id: str, server_id: str | None = None, facts: Sequence[ToolFacts] | None = None
+) -> None:
     """Decide again about all tools of the user, or of one server, after a change of what decisions depend on."""
-    await write_decisions(session, user_id, await evaluate_tools(session, user_id, server_id))
+    await write_decisions(session, user_id, await evaluate_tools(session, user_id, server_id, facts))
     await bump_catalog(session, user_id)
 
 

@@ -74,9 +74,9 @@ async def replace_rules(
         await check_tags(session, quotas, user_id, list_tags(rules))
         replaced = await get_rules(session, user_id)
         await store_rules(session, user_id, USER_RULES, rules)
-        await recompute_visibility(session, user_id)
-        await record_event(session, user_id, actor, "rules.replace", None)
         facts = await read_facts(session, user_id)
+        await recompute_visibility(session, user_id, facts=facts)
+        await record_event(session, user_id, actor, "rules.replace", None)
         # matching ten thousand tools takes a while: off the event loop
         for server_id in await asyncio.to_thread(_find_retagged_servers, facts, replaced, rules):
             await queue.enqueue(session, user_id, server_id, fetch_from_server=False, asked_by=actor)

@@ -106,9 +106,9 @@ CALLS: dict[str, tuple[Call, Call, int]] = {
     "three lists over MCP: the first time": (nothing, list_over_mcp, 3 * (AUTHENTICATION + 4)),
     "three lists over MCP: cached, only the version is read": (list_over_mcp, list_over_mcp, 3 * (AUTHENTICATION + 3)),
     "push: the request": (nothing, push_one_tool, AUTHENTICATION + 5),
-    "push: the run, one new tool": (push_one_tool, Catalog.run_next, 53),
+    "push: the run, one new tool": (push_one_tool, Catalog.run_next, 51),
     "reindex: the request": (nothing, Catalog.request_reindex, AUTHENTICATION + 6),
-    "reindex: the run, nothing changed": (Catalog.request_reindex, Catalog.run_next, 27),
+    "reindex: the run, nothing changed": (Catalog.request_reindex, Catalog.run_next, 26),
     "execute": (nothing, Catalog.execute, AUTHENTICATION + 8),
     "execute: with an idempotency key": (
         nothing,
