@@ -6,6 +6,7 @@ Discovery, explanations, evaluation and inline search are all built on the `Sear
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from app.auth.users import User
@@ -104,7 +105,10 @@ class Searcher:
         user_id = options.scope.user_id
         try:
             loaded = self.models.get(options.scope.model)
-            embedded = await loaded.queries.embed(user_id, query.texts)
+            # The embedder's queue is fair by itself. The slot also spreads a user's crowd, so that the other steps of
+            # its requests do not come all at once.
+            async with self.scheduler.slot(user_id) if loaded.embedder.is_local else nullcontext():
+                embedded = await loaded.queries.embed(user_id, query.texts)
         except EmbeddingFailed as error:
             logger.warning("query embedding failed, searching by words alone", extra={"reason": error.reason})
             return QueryEmbedding("bm25", reason=f"embedder_{error.reason}")
