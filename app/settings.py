@@ -160,7 +160,10 @@ class Settings(BaseSettings):
         10.0, ge=0, le=300, description="seconds that `/catalog/search` may spend on embedding tools it has not seen"
     )
     query_cache_size: int = Field(
-        10_000, ge=0, description="number of query embeddings cached in memory, for five minutes each"
+        10_000,
+        ge=0,
+        description="size of the cache of query embeddings in memory, as a number of embeddings with 384 dimensions "
+        "(2.3 kB each); they are kept for five minutes, and those of one user take at most half of it",
     )
     breaker_failures: int = Field(
         5, ge=1, description="consecutive failures that open the circuit breaker of the embedder or the cloud"

@@ -2,16 +2,15 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
-
-from cachetools import TTLCache
 
 from app.catalog.availability import Availability, get_availability, server_status_sql
 from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
 from app.db.engine import Reader, Session
 from app.db.tables import EVERYONE
+from app.limits.byte_cache import ByteCache
 from app.text.invisible import remove_hidden
 
 _MAX_TOOL_BYTES = 64 * 1024 * 1024
@@ -156,13 +155,14 @@ class DefinitionCache:
     """Caches definitions. An entry is valid for the catalogue version at which it was read."""
 
     def __init__(self) -> None:
-        self._tools: TTLCache[tuple[CacheKey, int, str], ToolDefinitionView] = TTLCache(
-            _MAX_TOOL_BYTES, _CACHE_TTL_S, getsizeof=_estimate_bytes
+        self._tools: ByteCache[tuple[CacheKey, int, str], ToolDefinitionView] = ByteCache(
+            _MAX_TOOL_BYTES, get_owner=lambda key: key[0][0], measure=_estimate_bytes, ttl_s=_CACHE_TTL_S
         )
-        self._core: TTLCache[tuple[str, int], Sequence[ToolDefinitionView]] = TTLCache(
+        self._core: ByteCache[tuple[str, int], Sequence[ToolDefinitionView]] = ByteCache(
             _MAX_CORE_TOOL_BYTES,
-            _CACHE_TTL_S,
-            getsizeof=lambda tools: _ENTRY_OVERHEAD + sum(map(_estimate_bytes, tools)),
+            get_owner=itemgetter(0),
+            measure=lambda tools: sum(map(_estimate_bytes, tools)),
+            ttl_s=_CACHE_TTL_S,
         )
 
     async def get_many(
@@ -178,8 +178,7 @@ class DefinitionCache:
         for tool_id, definition in definitions.tools.items():
             self._tools[scope.cache_key, version, tool_id] = definition
         if core:
-            with suppress(ValueError):  # larger than the whole cache
-                self._core[scope.user_id, version] = definitions.core
+            self._core[scope.user_id, version] = definitions.core
         return definitions
 
     def _get_cached(self, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet | None:

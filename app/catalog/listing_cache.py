@@ -5,18 +5,16 @@ new version, so that replicas notice it with their next look. Entries of users a
 """
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
-
-from cachetools import Cache, LRUCache, TTLCache
+from operator import itemgetter
 
 from app.catalog.visibility import Scope
 from app.db.engine import Session
+from app.limits.byte_cache import ByteCache
 from app.text.strict_json import Json, dump_json, load_json
 
 _MAX_LIST_BYTES = 32 * 1024 * 1024
 _MAX_DETAILS_BYTES = 32 * 1024 * 1024
-_ENTRY_OVERHEAD = 1_000
 
 _SELECT_VERSION = "SELECT catalog_version FROM users WHERE id = %(user_id)s"
 
@@ -29,14 +27,13 @@ class _Entry:
     version: int
     body: bytes
     """JSON, so that nobody changes what others get, and so that its size is known."""
-    size: int
 
 
 class ListingCache:
     def __init__(self, list_ttl_s: float) -> None:
         """Lists are kept for `list_ttl_s` seconds at most; 0: not at all. Details are kept until they change."""
-        self._lists: TTLCache[_Key, _Entry] = TTLCache(_MAX_LIST_BYTES, list_ttl_s, getsizeof=_get_size)
-        self._details: LRUCache[_Key, _Entry] = LRUCache(_MAX_DETAILS_BYTES, getsizeof=_get_size)
+        self._lists: ByteCache[_Key, _Entry] = ByteCache(_MAX_LIST_BYTES, get_owner=itemgetter(0), ttl_s=list_ttl_s)
+        self._details: ByteCache[_Key, _Entry] = ByteCache(_MAX_DETAILS_BYTES, get_owner=itemgetter(0))
 
     async def get_list(self, session: Session, scope: Scope, request: tuple[str, ...], read: Read) -> Json:
         """Return what `read` returned for the same request at the catalogue's present version, or call it."""
@@ -47,7 +44,7 @@ class ListingCache:
 
 
 async def _get(
-    cache: "Cache[_Key, _Entry]", session: Session, scope: Scope, request: tuple[str, ...], read: Read
+    cache: ByteCache[_Key, _Entry], session: Session, scope: Scope, request: tuple[str, ...], read: Read
 ) -> Json:
     key = (scope.user_id, scope.project_id, scope.model, request)
     # The version is read first: a change that is committed between the two statements then makes the entry outdated.
@@ -59,11 +56,5 @@ async def _get(
         return found
     result = await read()
     if version is not None:  # otherwise the user was deleted meanwhile
-        body = dump_json(result)
-        with suppress(ValueError):  # larger than the whole cache
-            cache[key] = _Entry(version, body, _ENTRY_OVERHEAD + len(body) + sum(map(len, request)))
+        cache[key] = _Entry(version, dump_json(result))
     return result
-
-
-def _get_size(entry: _Entry) -> int:
-    return entry.size

@@ -8,7 +8,7 @@ from app.embeddings.base import Embedder
 from app.embeddings.graph_cache import GraphCache
 from app.embeddings.local import LocalEmbedder
 from app.embeddings.local_models import find_configured_model, find_local_models
-from app.embeddings.query_embedder import QueryEmbedder
+from app.embeddings.query_embedder import VECTOR_BYTES, QueryEmbedder
 from app.embeddings.repository import activate_first
 from app.errors import ConfigurationError, EmbeddingFailed
 from app.limits.circuit_breaker import CircuitBreaker
@@ -83,7 +83,7 @@ def is_earlier_default(settings: Settings, model_id: str) -> bool:
 def make_query_embedder(settings: Settings, embedder: Embedder, metrics: Metrics) -> QueryEmbedder:
     breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_retry_s)
     budget_s = settings.query_embed_budget_ms / 1000
-    return QueryEmbedder(embedder, breaker, metrics, budget_s, settings.query_cache_size)
+    return QueryEmbedder(embedder, breaker, metrics, budget_s, settings.query_cache_size * VECTOR_BYTES)
 
 
 async def activate_first_model(embedder: Embedder, url: str) -> None:

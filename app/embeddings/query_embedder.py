@@ -7,19 +7,20 @@ circuit breaker. A query that waits for too long fails for its own user alone.
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from cachetools import TTLCache
+from operator import itemgetter
 
 from app.embeddings.base import Embedder, QueryTicket, Vector, Vectors
 from app.embeddings.time_budget import BUSY, embed_in_time
 from app.errors import EmbeddingFailed
+from app.limits.byte_cache import ByteCache
 from app.limits.circuit_breaker import CircuitBreaker
 from app.observability.metrics import Metrics
 
 QUERY_CACHE_S = 300.0
+VECTOR_BYTES = 2_300
+"""The memory of a cached query with one text and a vector of 384 dimensions."""
 
 MAX_WAIT_S = 2.0
 """How long a query may wait in this process before it is searched by words alone. All users have their turns, so only a
@@ -52,19 +53,22 @@ class QueryEmbedder:
         breaker: CircuitBreaker,
         metrics: Metrics,
         budget_s: float,
-        cache_size: int,
+        cache_bytes: int,
         max_wait_s: float = MAX_WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`budget_s` limits the time that a remote embedder takes for a query, `max_wait_s` the time before that.
 
-        `cache_size` is the number of vectors to cache; a query has one vector for each of its texts.
+        `cache_bytes` is the memory for cached vectors.
         """
         self._embedder = embedder
         self._breaker = breaker
         self._metrics = metrics
         self._budget_s = budget_s
         self._max_wait_s = max_wait_s
-        self._cache: TTLCache[_Key, Sequence[Vector]] = TTLCache(cache_size, QUERY_CACHE_S, getsizeof=len)
+        self._cache: ByteCache[_Key, Sequence[Vector]] = ByteCache(
+            cache_bytes, get_owner=itemgetter(0), ttl_s=QUERY_CACHE_S, clock=clock
+        )
         self._pending: dict[_Key, _PendingQuery] = {}
         self._failure: str | None = None
 
@@ -125,8 +129,7 @@ class QueryEmbedder:
                 self._record_outcome(user_id, reason, time.perf_counter() - started)
             raise
         self._record_outcome(user_id, None, time.perf_counter() - started)
-        with suppress(ValueError):  # more vectors than the whole cache holds
-            self._cache[key] = vectors
+        self._cache[key] = vectors
         return vectors
 
     async def _embed(self, texts: Sequence[str], ticket: QueryTicket) -> Vectors:

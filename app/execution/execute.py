@@ -50,6 +50,7 @@ _HEX = re.compile(rf"[0-9a-f]{{{MIN_DIGEST},64}}")
 _NO_DIGEST = "-"
 _MAX_SCHEMA_BYTES = 32 * 1024 * 1024
 _SCHEMA_TTL_S = 3600.0
+_SCHEMA_ENTRY_BYTES = 500
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class Executor:
     shutdown: asyncio.Event
     """Set when the service stops waiting for running calls."""
     usable_schemas: TTLCache[bytes, str] = field(
-        default_factory=lambda: TTLCache(_MAX_SCHEMA_BYTES, _SCHEMA_TTL_S, getsizeof=sys.getsizeof)
+        default_factory=lambda: TTLCache(
+            _MAX_SCHEMA_BYTES, _SCHEMA_TTL_S, getsizeof=lambda schema: _SCHEMA_ENTRY_BYTES + sys.getsizeof(schema)
+        )
     )
     """The valid parts of input schemas, by the SHA-256 digest of the schema."""
     tracing: Tracing = field(default_factory=Tracing)

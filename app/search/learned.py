@@ -5,15 +5,15 @@ without reading the catalogue again.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
-from cachetools import LRUCache
 
 from app.catalog.visibility import Scope
 from app.db.engine import Reader
 from app.embeddings.base import Vector
+from app.limits.byte_cache import ByteCache
 from app.search.candidates import scale_to_unit
 from app.search.examples import Examples
 from app.search.pgvector_binary import decode_halfvecs
@@ -75,8 +75,8 @@ class LearnedCache:
     """Holds what is learnt from recent users."""
 
     def __init__(self) -> None:
-        self._cache: LRUCache[tuple[str, str], Learned] = LRUCache(
-            _MAX_CACHE_BYTES, getsizeof=lambda learned: learned.memory_bytes
+        self._cache: ByteCache[tuple[str, str], Learned] = ByteCache(
+            _MAX_CACHE_BYTES, get_owner=itemgetter(0), measure=lambda learned: learned.memory_bytes
         )
 
     def get(self, scope: Scope, catalog_version: int, examples_version: int) -> Learned | None:
@@ -90,8 +90,7 @@ class LearnedCache:
 
     async def read(self, reader: Reader, scope: Scope) -> Learned:
         learned = await read_learned(reader, scope)
-        with suppress(ValueError):  # larger than the whole cache
-            self._cache[scope.user_id, scope.model] = learned
+        self._cache[scope.user_id, scope.model] = learned
         return learned
 
 

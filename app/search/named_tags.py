@@ -5,14 +5,12 @@ The user's tags are read from Postgres and cached with the catalogue's version, 
 
 from collections.abc import Mapping, Sequence
 
-from cachetools import TTLCache
-
 from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
 from app.db.engine import Reader
+from app.limits.byte_cache import ByteCache
 from app.search.tokenizer import tokenize
 
 _MAX_CACHE_BYTES = 32 * 1024 * 1024
-_ENTRY_BYTES = 1_000
 _TAG_BYTES = 500
 _CACHE_TTL_S = 600.0
 MAX_TAGS = 5_000
@@ -44,16 +42,19 @@ def find_named_tags(message: str, tag_terms: TagTerms) -> list[str]:
 
 class TagCache:
     def __init__(self) -> None:
-        self._cache: TTLCache[tuple[CacheKey, str], tuple[int, TagTerms]] = TTLCache(
-            _MAX_CACHE_BYTES, _CACHE_TTL_S, getsizeof=lambda entry: _ENTRY_BYTES + _TAG_BYTES * len(entry[1])
+        self._cache: ByteCache[tuple[CacheKey, str], tuple[int, TagTerms]] = ByteCache(
+            _MAX_CACHE_BYTES,
+            get_owner=lambda key: key[0][0],
+            measure=lambda entry: _TAG_BYTES * len(entry[1]),
+            ttl_s=_CACHE_TTL_S,
         )
 
     async def get(self, reader: Reader, scope: Scope, version: int) -> TagTerms:
         """Return the tags of the scope at this version of the catalogue, whatever the request filters by."""
         key = scope.cache_key, scope.model
-        cached_version, tag_terms = self._cache.get(key, (None, {}))
-        if cached_version == version:
-            return tag_terms
+        cached = self._cache.get(key)
+        if cached is not None and cached[0] == version:
+            return cached[1]
         [(read_version, tags)] = await reader.rows(_LIST_TAGS, scope.without_filters().parameters())
         tag_terms = make_tag_terms(tags)
         self._cache[key] = read_version, tag_terms

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from cachetools import TTLCache
 from pgvector import SparseVector
 
 from app.catalog.visibility import VISIBLE, CacheKey, Scope
 from app.db.engine import Reader
 from app.db.tables import TERM_SPACE
+from app.limits.byte_cache import ByteCache
 from app.search.bm25 import MAX_TERM_WEIGHT, inverse_document_frequency
 
 _MAX_CACHE_BYTES = 64 * 1024 * 1024
@@ -63,10 +63,11 @@ class TermStats:
 
 class TermStatsCache:
     def __init__(self) -> None:
-        self._cache: TTLCache[tuple[CacheKey, str], TermStats] = TTLCache(
+        self._cache: ByteCache[tuple[CacheKey, str], TermStats] = ByteCache(
             _MAX_CACHE_BYTES,
-            _CACHE_TTL_S,
-            getsizeof=lambda stats: _ENTRY_BYTES + _TERM_BYTES * len(stats.document_frequencies),
+            get_owner=lambda key: key[0][0],
+            measure=lambda stats: _ENTRY_BYTES + _TERM_BYTES * len(stats.document_frequencies),
+            ttl_s=_CACHE_TTL_S,
         )
 
     async def get(self, reader: Reader, scope: Scope, term_ids: Sequence[int], version: int = 0) -> TermStats:

@@ -43,6 +43,8 @@ class _ThreadState(threading.local):
 
 _STATE = _ThreadState()
 _STEM_CACHE_SIZE = 50_000
+_MAX_CACHED_WORD = 40
+"""Longer words are not cached, so that the cache takes 20 MB at most, whatever users send."""
 
 
 def tokenize(text: str) -> list[str]:
@@ -76,12 +78,16 @@ def extract_possible_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-@lru_cache(_STEM_CACHE_SIZE)
 def stem(word: str) -> str:
     """Return the English stem of a word.
 
     Tools are described in English. Words of other languages lose an ending at most, in queries and documents alike.
     """
+    return _stem(word) if len(word) <= _MAX_CACHED_WORD else _stem.__wrapped__(word)
+
+
+@lru_cache(_STEM_CACHE_SIZE)
+def _stem(word: str) -> str:
     stem: str = _STATE.stemmer.stemWord(word)
     return stem
 

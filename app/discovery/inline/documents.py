@@ -1,12 +1,11 @@
 """Turn a tool that is sent with a request into what is searched."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
-from cachetools import TTLCache
 from pgvector import SparseVector
 
 from app.indexing.cache_scope import CacheScope
@@ -14,14 +13,15 @@ from app.indexing.documents import embedded_text, lexical_vector
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Refusal, parse_definition
 from app.indexing.tool_vectors import ToolTexts
+from app.limits.byte_cache import ByteCache, measure_bytes
 from app.limits.fair_thread import FairExecutor
 from app.search.intents import Action, detect_tool_action
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json, canonical_json
 
 _MAX_CACHE_BYTES = 64 * 1024 * 1024
-_ENTRY_BYTES = 1_000
-_TERM_BYTES = 100
+_HASH_BYTES = 500
+"""The hashes of a tool's texts, which are computed when they are needed."""
 _CACHE_TTL_S = 300.0
 _CHUNK = 16
 """How many tools are parsed before it is another user's turn: some milliseconds."""
@@ -66,7 +66,9 @@ class InlineToolParser:
     def __init__(self, known_tools: KnownTools, executor: FairExecutor) -> None:
         self._executor = executor
         self._known_tools = known_tools
-        self._cache: TTLCache[bytes, ParsedTool] = TTLCache(_MAX_CACHE_BYTES, _CACHE_TTL_S, getsizeof=_estimate_bytes)
+        self._cache: ByteCache[tuple[str, bytes], ParsedTool] = ByteCache(
+            _MAX_CACHE_BYTES, get_owner=itemgetter(0), measure=_measure, ttl_s=_CACHE_TTL_S
+        )
 
     async def parse(
         self, user_id: str, tools: Sequence[InlineTool], dimension: int, scope: CacheScope
@@ -77,18 +79,18 @@ class InlineToolParser:
         """
         outcomes: list[ParsedTool | Refusal] = []
         for start in range(0, len(tools), _CHUNK):
-            parse = partial(self._get_or_parse_each, tools[start : start + _CHUNK], dimension, scope)
+            parse = partial(self._get_or_parse_each, user_id, tools[start : start + _CHUNK], dimension, scope)
             outcomes += await self._executor.run(user_id, parse)
         return outcomes
 
     def _get_or_parse_each(
-        self, tools: Sequence[InlineTool], dimension: int, scope: CacheScope
+        self, user_id: str, tools: Sequence[InlineTool], dimension: int, scope: CacheScope
     ) -> list[ParsedTool | Refusal]:
         """Only the thread of the executor does this, so the cache needs no lock."""
-        return [self._get_or_parse(tool, dimension, scope) for tool in tools]
+        return [self._get_or_parse(user_id, tool, dimension, scope) for tool in tools]
 
-    def _get_or_parse(self, tool: InlineTool, dimension: int, scope: CacheScope) -> ParsedTool | Refusal:
-        key = _make_cache_key(tool, dimension, scope)
+    def _get_or_parse(self, user_id: str, tool: InlineTool, dimension: int, scope: CacheScope) -> ParsedTool | Refusal:
+        key = user_id, _make_cache_key(tool, dimension, scope)
         if (cached := self._cache.get(key)) is not None:
             return cached
         parsed = self._parse(tool, dimension, scope)
@@ -114,11 +116,8 @@ class InlineToolParser:
         )
 
 
-def _estimate_bytes(tool: ParsedTool) -> int:
-    """Estimate the memory that a cached tool takes: mostly its texts and its terms."""
-    parts = (tool.description, tool.texts.document, tool.output_schema, tool.annotations)
-    texts = sum(sys.getsizeof(part) for part in parts if part is not None)
-    return _ENTRY_BYTES + texts + _TERM_BYTES * len(tool.lexical.indices())
+def _measure(tool: ParsedTool) -> int:
+    return measure_bytes(tool) + _HASH_BYTES
 
 
 def _make_cache_key(tool: InlineTool, dimension: int, scope: CacheScope) -> bytes:

@@ -201,4 +201,4 @@ async def test_what_is_larger_than_the_cache_is_returned_and_not_kept(
         for number in range(20):
             size = 1_000
             await cache.get_list(session, scope, (str(number),), read)
-        assert cache._lists.currsize <= 5_000
+        assert cache._lists.bytes <= 5_000

@@ -304,7 +304,7 @@ async def test_a_slow_query_ends_at_its_budget_and_later_ones_succeed() -> None:
         return embed_lengths(texts)
 
     async with open_embedder(Plugin(embed)) as embedder:
-        queries = QueryEmbedder(embedder, CircuitBreaker(5, 60), Metrics(), budget_s=0.05, cache_size=10)
+        queries = QueryEmbedder(embedder, CircuitBreaker(5, 60), Metrics(), budget_s=0.05, cache_bytes=10_000)
         started = time.monotonic()
         with pytest.raises(EmbeddingFailed) as failure:
             await queries.embed("alice", ("slow",))
@@ -333,7 +333,7 @@ class SlowPlugin(Plugin):
 async def test_queries_that_wait_for_one_users_queries_neither_fail_nor_open_the_breaker() -> None:
     plugin, breaker = SlowPlugin(), CircuitBreaker(2, 60)
     async with open_embedder(plugin) as embedder:
-        queries = QueryEmbedder(embedder, breaker, Metrics(), budget_s=10, cache_size=10, max_wait_s=0.05)
+        queries = QueryEmbedder(embedder, breaker, Metrics(), budget_s=10, cache_bytes=10_000, max_wait_s=0.05)
         flood = [asyncio.create_task(queries.embed("alice", (f"long {number}",))) for number in range(6)]
         await asyncio.to_thread(plugin.started.acquire)
         other = asyncio.create_task(queries.embed("bob", ("quick",)))
@@ -365,7 +365,7 @@ async def test_the_users_of_a_plugin_take_turns() -> None:
 async def test_queries_behind_a_call_that_hangs_open_the_breaker() -> None:
     plugin, breaker = SlowPlugin(), CircuitBreaker(3, 60)
     async with open_embedder(plugin) as embedder:
-        queries = QueryEmbedder(embedder, breaker, Metrics(), budget_s=0.05, cache_size=10, max_wait_s=10)
+        queries = QueryEmbedder(embedder, breaker, Metrics(), budget_s=0.05, cache_bytes=10_000, max_wait_s=10)
         for user_id in ("alice", "bob", "carol"):
             with pytest.raises(EmbeddingFailed, match="did not answer in time"):
                 await queries.embed(user_id, ("rain?",))

@@ -1,13 +1,11 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from pathlib import Path
 from threading import Timer
 
 import numpy as np
 import pytest
-from cachetools import TTLCache
 
 from app.embeddings.base import Embedder, QueryTicket, Vectors
 from app.embeddings.factory import make_configured_embedder
@@ -99,9 +97,14 @@ async def local_embedder() -> AsyncIterator[LocalEmbedder]:
 
 
 def make_query_embedder(
-    embedder: Embedder, *, failures: int = 5, budget_s: float = 5.0, cache_size: int = 100, max_wait_s: float = 10.0
+    embedder: Embedder,
+    *,
+    failures: int = 5,
+    budget_s: float = 5.0,
+    cache_bytes: int = 100_000,
+    max_wait_s: float = 10.0,
 ) -> QueryEmbedder:
-    return QueryEmbedder(embedder, CircuitBreaker(failures, retry_s=60), Metrics(), budget_s, cache_size, max_wait_s)
+    return QueryEmbedder(embedder, CircuitBreaker(failures, retry_s=60), Metrics(), budget_s, cache_bytes, max_wait_s)
 
 
 async def embed_and_fail(queries: QueryEmbedder, text: str, user_id: str = "alice") -> str:
@@ -154,7 +157,7 @@ async def test_users_share_neither_cached_nor_pending_embeddings(embedder: FakeE
 
 
 async def test_without_a_cache_every_query_is_embedded(embedder: FakeEmbedder) -> None:
-    queries = make_query_embedder(embedder, cache_size=0)
+    queries = make_query_embedder(embedder, cache_bytes=0)
     for _ in range(2):
         assert (await queries.embed("alice", ("rain?",))).generated
     assert len(embedder.texts) == 2
@@ -375,28 +378,36 @@ async def test_only_the_same_texts_in_the_same_order_are_the_same_query(
     assert not (await queries.embed("alice", first)).generated
 
 
-async def test_the_cache_is_bounded_by_its_number_of_vectors(embedder: FakeEmbedder) -> None:
-    queries = make_query_embedder(embedder, cache_size=4)
-    await queries.embed("alice", ("one",))
-    await queries.embed("alice", ("two", "three"))
-    assert not (await queries.embed("alice", ("one",))).generated
-    await queries.embed("alice", ("four", "five"))  # evicts the least recently used
-    assert not (await queries.embed("alice", ("one",))).generated
-    assert (await queries.embed("alice", ("two", "three"))).generated
+async def test_the_cache_is_bounded_by_its_bytes(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, cache_bytes=8_000)
+    for number in range(100):
+        await queries.embed(f"user-{number}", (f"query {number}",))
+    assert 4_000 < queries._cache.bytes <= 8_000
+    assert not (await queries.embed("user-99", ("query 99",))).generated
+    assert (await queries.embed("user-0", ("query 0",))).generated
+
+
+async def test_queries_of_one_user_do_not_evict_those_of_others(embedder: FakeEmbedder) -> None:
+    queries = make_query_embedder(embedder, cache_bytes=8_000)
+    await queries.embed("bob", ("rain?",))
+    for number in range(100):
+        await queries.embed("alice", (f"query {number}",))
+    assert not (await queries.embed("bob", ("rain?",))).generated
 
 
 async def test_a_query_larger_than_the_cache_is_answered_and_not_cached(embedder: FakeEmbedder) -> None:
-    queries = make_query_embedder(embedder, cache_size=2)
+    queries = make_query_embedder(embedder, cache_bytes=2_000)
     for _ in range(2):
-        answer = await queries.embed("alice", ("one", "two", "three"))
+        answer = await queries.embed("alice", tuple(map(str, range(10))))
         assert answer.generated
-        assert len(answer.vectors) == 3
+        assert len(answer.vectors) == 10
 
 
-async def test_cached_vectors_expire(embedder: FakeEmbedder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_vectors_expire(embedder: FakeEmbedder) -> None:
     now = [0.0]
-    monkeypatch.setattr("app.embeddings.query_embedder.TTLCache", partial(TTLCache, timer=lambda: now[0]))
-    queries = make_query_embedder(embedder)
+    queries = QueryEmbedder(
+        embedder, CircuitBreaker(5, retry_s=60), Metrics(), 5.0, cache_bytes=100_000, clock=lambda: now[0]
+    )
     await queries.embed("alice", ("rain?",))
     now[0] = QUERY_CACHE_S - 1
     assert not (await queries.embed("alice", ("rain?",))).generated

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.search.tokenizer import extract_possible_names, split_words, stem, tokenize
+from app.search.tokenizer import _stem, extract_possible_names, split_words, stem, tokenize
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,19 @@ def test_several_threads_stem_words_at_the_same_time() -> None:
     words = [
         f"{start}{end}" for start in ("relat", "organiz", "gener", "hopp") for end in ("ational", "ing", "s", "ed")
     ]
-    expected = [stem.__wrapped__(word) for word in words]
+    expected = [_stem.__wrapped__(word) for word in words]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(lambda _: [stem.__wrapped__(word) for word in words], range(200)))
+            results = list(pool.map(lambda _: [_stem.__wrapped__(word) for word in words], range(200)))
     finally:
         sys.setswitchinterval(interval)
     assert all(result == expected for result in results)
+
+
+def test_words_of_any_length_are_stemmed_and_only_short_ones_are_cached() -> None:
+    stem("shortestings")
+    before = _stem.cache_info().currsize
+    assert stem("a" * 5_000 + "ings") == "a" * 5_000
+    assert _stem.cache_info().currsize == before
