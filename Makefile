@@ -11,7 +11,7 @@ GENERATOR := tests/third_party/requirements.lock
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-relevance bench-embedder bench-console docs lock clean
+.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-scale bench-relevance bench-embedder bench-console docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench-load: $(DEV) ## measure /discover beside an empty endpoint, plain pgvector
 
 bench-fairness: $(DEV) ## attack the service, and measure how another user fares (ARGS="--only rules", "--quick", …)
 	$(BIN)/python -m bench.fairness $(ARGS)
+
+bench-scale: $(DEV) ## grow one user to 200,000 tools and the table to a million rows, and measure searches (ARGS="--quick", …)
+	$(BIN)/python -m bench.scale $(ARGS)
 
 bench-relevance: $(BENCH) ## measure how often the right tools are found, beside simpler rankings and 0.2.0 (ARGS="FOLDER …", all: "--corpora DIR")
 	$(BIN)/python -m bench.relevance $(ARGS)

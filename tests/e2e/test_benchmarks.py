@@ -1,4 +1,4 @@
-"""The benchmarks of load and fairness run against the real service, and write their results."""
+"""The benchmarks of load, fairness and scale run against the real service, and write their results."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from bench.fairness.__main__ import main as run_fairness
 from bench.load.__main__ import main as run_load
 from bench.load.contestants import CACHED, COLD, NEW
 from bench.load.results import EMPTY
+from bench.scale.__main__ import main as run_scale
 
 
 def read_results(folder: Path, name: str) -> dict[str, Any]:
@@ -46,3 +47,23 @@ def test_an_unknown_attack_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         run_fairness(["--only", "nothing"])
     assert "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
+def test_a_user_and_the_table_grow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_scale(["--quick", "--results", str(tmp_path)])
+    results = read_results(tmp_path, "scale.json")
+    assert [(row["tools"], row["route"]) for row in results["routes"]] == [
+        (50, "exact"),
+        (50, "in memory"),
+        (600, "exact"),
+        (600, "indexes"),
+        (600, "in memory"),
+    ]
+    recalls = {row["route"]: row["recall"] for row in results["routes"] if row["tools"] == 600}
+    assert recalls["in memory"] == 1.0
+    assert recalls["indexes"] >= 0.9
+    assert all(row["p50_ms"] > 0 for row in results["routes"])
+    assert results["growth"][1]["build_s"] > 0
+    assert results["table"]["rows"] == 300
+    assert results["table"]["unchanged_1000_s"] < results["table"]["index_1000_s"]
+    assert "an ordinary user's p50" in capsys.readouterr().out
