@@ -237,30 +237,42 @@ async def get_run_owner(session: Session, run_id: str) -> str:
     return str(user_id)
 
 
-# the authority of a URL, which `url_guard` stores in one plain form, without credentials
-_HOST = """
+# The authority of a URL, which `url_guard` stores in one plain form, without credentials. No regular expressions: it is
+# computed for every waiting run.
+_AUTHORITY = "lower(split_part(split_part(s.url, '/', 3), '?', 1))"
+_HOST = f"""
     CASE WHEN NOT r.asks OR s.transport = 'push' THEN NULL
          WHEN s.transport = 'stdio' THEN 'stdio:' || s.name
-         ELSE regexp_replace(lower(substring(s.url FROM '^[^:]+://([^/?]+)')), ':(80|443)$', '') END
+         WHEN right({_AUTHORITY}, 4) = '\\:443' THEN left({_AUTHORITY}, -4)
+         ELSE {_AUTHORITY} END
 """
+_IS_CLAIMABLE = "(r.state = 'queued' OR (r.state = 'running' AND r.lease_until < now()))"
+# The oldest for which there is room. Users and hosts that have their share are left out before, so that a user with
+# many waiting runs hides the others only until its slots are taken.
+_MAX_CANDIDATES = 1_000
 _CLAIM = text(
     f"""
     WITH busy AS (
         SELECT user_id, count(*) AS runs FROM index_runs
         WHERE state = 'running' AND lease_until >= now() GROUP BY user_id
-    ), candidate AS (
+    ), waiting AS (
         SELECT r.user_id, r.id, server.host
         FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id
-        CROSS JOIN LATERAL (SELECT {_HOST} AS host) server LEFT JOIN busy ON busy.user_id = r.user_id
-        WHERE (CAST(:run_id AS text) IS NULL OR r.id = :run_id)
-          AND ((r.state = 'running' AND r.lease_until < now())
-           OR (r.state = 'queued' AND NOT EXISTS (
-                  SELECT FROM index_runs o
-                  WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running')))
+        CROSS JOIN LATERAL (SELECT {_HOST} AS host) server
+        WHERE r.state IN ('queued', 'running') AND (CAST(:run_id AS text) IS NULL OR r.id = :run_id)
+          AND {_IS_CLAIMABLE} AND (r.state = 'running' OR (r.user_id, r.server_id) NOT IN (
+              SELECT o.user_id, o.server_id FROM index_runs o WHERE o.state = 'running'))
           AND CASE WHEN server.host IS NULL
               THEN :pushes AND r.user_id <> ALL(CAST(:full_push_users AS text[]))
               ELSE :listings AND r.user_id <> ALL(CAST(:full_listing_users AS text[]))
                    AND server.host <> ALL(CAST(:full_hosts AS text[])) END
+        ORDER BY r.created_at LIMIT {_MAX_CANDIDATES}
+    ), candidate AS (
+        SELECT r.user_id, r.id, waiting.host
+        FROM waiting JOIN index_runs r ON r.user_id = waiting.user_id AND r.id = waiting.id
+        LEFT JOIN busy ON busy.user_id = waiting.user_id
+        -- checked again on the locked row: another worker may just have claimed it
+        WHERE {_IS_CLAIMABLE}
         ORDER BY coalesce(busy.runs, 0), r.created_at LIMIT 1 FOR UPDATE OF r SKIP LOCKED
     )
     UPDATE index_runs SET state = 'running', attempts = attempts + 1, lease_token = lease_token + 1,
