@@ -4,9 +4,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, Literal
 
-from cachetools import LRUCache
 from sqlalchemy import Row, any_, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
@@ -15,8 +15,9 @@ from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass, violated_constraint
 from app.db.tables import api_keys, projects
 from app.errors import Conflict, NotFound
+from app.limits.byte_cache import ByteCache
 
-_MAX_CACHED = 10_000
+_MAX_CACHE_BYTES = 32 * 1024 * 1024
 _SELECT_AS_JSON = """
     SELECT row_to_json(p) FROM projects p WHERE p.user_id = %(user_id)s AND p.id = %(project_id)s
 """
@@ -68,7 +69,9 @@ class ProjectCache:
     """Caches projects. An entry is valid for the catalogue version at which it was read: every change is a new one."""
 
     def __init__(self) -> None:
-        self._cache: LRUCache[tuple[str, str], tuple[int, Project]] = LRUCache(_MAX_CACHED)
+        self._cache: ByteCache[tuple[str, str], tuple[int, Project]] = ByteCache(
+            _MAX_CACHE_BYTES, get_owner=itemgetter(0)
+        )
 
     async def get(self, reader: Reader, user_id: str, project_id: str, version: int) -> Project:
         """Return the project of the user at this version or a later one. Raise `NotFound` if there is none."""

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from cachetools import TTLCache
-
 from app.catalog.visibility import CacheKey, Scope
 from app.db.engine import Reader
+from app.limits.byte_cache import ByteCache
 from app.search.hnsw import LargeTenant
 from app.search.learned import NOTHING_LEARNED, Learned
-from app.search.named_tags import TagTerms, find_named_tags, make_tag_terms
+from app.search.named_tags import TAG_BYTES, TagTerms, find_named_tags, make_tag_terms
 from app.search.postgres import (
     SearchResult,
     StatementShape,
@@ -44,7 +43,7 @@ _MAX_BY_WORDS = 1_000
 _MAX_NAMED = 400
 _MAX_SIBLINGS = 2_000
 
-_MAX_CACHED_TAGS = 64
+_MAX_TAG_BYTES = 32 * 1024 * 1024
 _TAG_CACHE_S = 600.0
 
 # `relaxed_order`: a scan goes on until it has found as many visible tools as are wanted. It may return them slightly
@@ -102,7 +101,12 @@ class TenantStats:
 
 class LargeTenantSearch:
     def __init__(self) -> None:
-        self._tags: TTLCache[tuple[CacheKey, str], tuple[int, TagTerms]] = TTLCache(_MAX_CACHED_TAGS, _TAG_CACHE_S)
+        self._tags: ByteCache[tuple[CacheKey, str], tuple[int, TagTerms]] = ByteCache(
+            _MAX_TAG_BYTES,
+            get_owner=lambda key: key[0][0],
+            measure=lambda entry: TAG_BYTES * len(entry[1]),
+            ttl_s=_TAG_CACHE_S,
+        )
 
     async def find(
         self,
@@ -145,7 +149,7 @@ class LargeTenantSearch:
 
     async def _read_stats(self, reader: Reader, scope: Scope, term_ids: Sequence[int]) -> TenantStats | None:
         key = scope.cache_key, scope.model
-        known_version, tag_terms = self._tags.get(key, (-1, {}))
+        known_version, tag_terms = self._tags.get(key) or (-1, {})
         parameters = {"known_version": known_version, "terms": _to_stored_terms(term_ids)}
         rows = await reader.rows(_READ_STATS, scope.parameters() | parameters)
         if not rows:

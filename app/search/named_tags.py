@@ -11,7 +11,8 @@ from app.limits.byte_cache import ByteCache
 from app.search.tokenizer import tokenize
 
 _MAX_CACHE_BYTES = 32 * 1024 * 1024
-_TAG_BYTES = 500
+TAG_BYTES = 500
+"""About the memory of a tag with its terms."""
 _CACHE_TTL_S = 600.0
 MAX_TAGS = 5_000
 """Of a scope: further ones, by name, are not looked for in messages."""
@@ -45,7 +46,7 @@ class TagCache:
         self._cache: ByteCache[tuple[CacheKey, str], tuple[int, TagTerms]] = ByteCache(
             _MAX_CACHE_BYTES,
             get_owner=lambda key: key[0][0],
-            measure=lambda entry: _TAG_BYTES * len(entry[1]),
+            measure=lambda entry: TAG_BYTES * len(entry[1]),
             ttl_s=_CACHE_TTL_S,
         )
 
