@@ -38,7 +38,9 @@ class ConnectionLimits:
         """Close the connection that has waited longest if there are too many: its client sends requests rarely."""
         self._waiting[connection] = None
         if len(self._waiting) > self._max_waiting:
-            next(iter(self._waiting)).abort()
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]  # at once: others may come before it is closed
+            longest.abort()
 
     def discard_waiting(self, connection: "DeadlineProtocol") -> None:
         self._waiting.pop(connection, None)

@@ -5,10 +5,12 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 import uvicorn
 
+from app.cli.http_protocol import ConnectionLimits, DeadlineProtocol
 from app.cli.serve import _make_config
 from app.container import Container
 from tests.support.clients import TestUser, get_app
@@ -66,9 +68,13 @@ class RawClient:
 
 
 @asynccontextmanager
-async def serve_app(container: Container) -> AsyncIterator[RunningApp]:
+async def serve_app(container: Container, max_waiting: int | None = None) -> AsyncIterator[RunningApp]:
+    """`max_waiting`: how many connections may wait for a request."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1_000)
     config = _make_config(get_app(container), container.settings)
+    if max_waiting is not None:
+        limits = ConnectionLimits(container.settings.head_timeout_s, container.settings.body_timeout_s, max_waiting)
+        config.http = partial(DeadlineProtocol, limits)  # type: ignore[assignment]
     config.lifespan, config.timeout_graceful_shutdown = "off", 1
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

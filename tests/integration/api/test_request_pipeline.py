@@ -134,6 +134,19 @@ async def test_half_sent_headers_end_at_the_deadline(open_service: OpenService) 
             await assert_served(http, 1)
 
 
+async def test_the_connection_that_waits_longest_is_closed_if_too_many_wait(container: Container) -> None:
+    answered = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with serve_app(container, max_waiting=10) as app, attack(app, b"", answered):
+        await app.wait_for_connections(10)
+        newest = await app.connect(answered)
+        assert (await newest.read_head()).startswith(b"HTTP/1.1 200 ")
+        await app.wait_for_connections(10)
+        newest.writer.write(answered)
+        await newest.reader.readuntil(b"}")
+        assert (await newest.read_head()).startswith(b"HTTP/1.1 200 ")
+        newest.close()
+
+
 async def test_large_bodies_of_strangers_are_not_read(open_service: OpenService) -> None:
     """They are dropped as they come: a client that sends its whole body first still gets its answer."""
     async with open_service() as service, serve_app(service) as app:
