@@ -19,6 +19,7 @@ _LINGER_S = 2.0
 connection, and the client might lose the response."""
 _STALLED_S = 3.0
 """How long a client may neither send nor read while the service stops."""
+_BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 _MIN_WAITING = 64
 _MAX_WAITING = 20_000
 
@@ -58,6 +59,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().__init__(**options)
         self._limits = limits
         self._is_in_head = False
+        self._closes_after_response = False
         self._head_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._linger_deadline: asyncio.TimerHandle | None = None
@@ -90,6 +92,9 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._head_deadline = None
         self._limits.discard_waiting(self)
         super().on_headers_complete()
+        if not self.cycle.keep_alive and any(name in _BODY_HEADERS for name, _ in self.headers):
+            # uvicorn would close at once, with the rest of the body unread
+            self.cycle.keep_alive = self._closes_after_response = True
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -97,6 +102,8 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._start_write_deadline()  # it is closed when the client has read what is left
         elif self._is_between_requests and self.cycle.more_body:
             self._linger_deadline = self.loop.call_later(_LINGER_S, self.abort)
+        elif self._is_between_requests and self._closes_after_response:
+            self._close()
         elif self._is_between_requests:
             self._limits.add_waiting(self)
             if self._is_in_head and self._head_deadline is None:
@@ -107,7 +114,10 @@ class DeadlineProtocol(HttpToolsProtocol):
         if self._linger_deadline is not None:
             self._linger_deadline.cancel()
             self._linger_deadline = None
-            self._limits.add_waiting(self)
+            if self._closes_after_response:
+                self._close()
+            else:
+                self._limits.add_waiting(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -126,6 +136,10 @@ class DeadlineProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         super().shutdown()
         self.loop.call_later(_STALLED_S, self._abort_if_stalled)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._start_write_deadline()
 
     def abort(self) -> None:
         self.transport.abort()

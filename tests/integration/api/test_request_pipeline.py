@@ -147,18 +147,25 @@ async def test_the_connection_that_waits_longest_is_closed_if_too_many_wait(cont
         newest.close()
 
 
-async def test_large_bodies_of_strangers_are_not_read(open_service: OpenService) -> None:
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+async def test_large_bodies_of_strangers_are_not_read(container: Container, connection: str) -> None:
     """They are dropped as they come: a client that sends its whole body first still gets its answer."""
-    async with open_service() as service, serve_app(service) as app:
+    async with serve_app(container) as app:
         large = b" " * (15 * 1024 * 1024)
         async with httpx.AsyncClient(base_url=app.url, timeout=30) as http:
             refused = await http.put(
                 "/servers/x/tools",
                 content=large,
-                headers={"Content-Type": "application/json", "Authorization": "Bearer ts_user_nobody"},
+                headers={
+                    "Content-Type": "application/json",
+                    "Authorization": "Bearer nobody",
+                    "Connection": connection,
+                },
             )
             assert_problem(refused, 401)
             assert refused.headers["www-authenticate"] == "Bearer"
+            if connection == "close":
+                await app.wait_for_connections(0)
 
 
 async def test_a_client_that_does_not_read_its_response_is_disconnected(open_service: OpenService) -> None:
