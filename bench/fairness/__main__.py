@@ -27,6 +27,8 @@ from bench.load.catalogue import PRODUCTS
 from bench.result_files import add_result_options, has_matplotlib, read_before, write_results
 from bench.service import free_port
 
+CLOSE_S = 0.5
+"""For the attacker's connections to be closed, which the event loop does in the background."""
 LEAD_S = 0.2
 """From the start of the attack until the victim's requests count."""
 
@@ -83,6 +85,7 @@ async def _measure_attacked(stage: Stage, attack: Attack, victims: VictimProcess
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await asyncio.sleep(CLOSE_S)
     return attacked, memory_mb
 
 

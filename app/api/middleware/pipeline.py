@@ -235,8 +235,7 @@ class RequestPipeline:
         principal = self._principals[credentials]
         with self._limit.slot(principal.slot_owner):
             try:
-                await _take_rate_token(container, principal)
-                caller = caller or await container.authenticator.authenticate_digest(*credentials)
+                caller = await self._look_up_known(container, credentials, principal, caller)
             except ToolscoutError as error:
                 if isinstance(error, Unauthenticated):
                     self._principals.pop(credentials, None)  # revoked or expired
@@ -252,6 +251,20 @@ class RequestPipeline:
                     return
                 receive = replay_body(body, receive)
             await self._app(scope, receive, send)
+
+    async def _look_up_known(
+        self, container: Container, credentials: Credentials, principal: _Principal, caller: Caller | None
+    ) -> Caller:
+        """Take a token of the rate limit and look the key up, unless `caller` was just looked up.
+
+        Both in a slot of the user, so that neither the requests that are refused nor those that a search in memory
+        answers at once take time from other users.
+        """
+        if principal.rated_user is None:
+            return caller or await container.authenticator.authenticate_digest(*credentials)
+        async with container.searcher.scheduler.slot(principal.rated_user):
+            container.rate_limiter.acquire(principal.rated_user)
+            return caller or await container.authenticator.authenticate_digest(*credentials)
 
     async def _answer_directly(
         self, scope: Scope, body: bytes, caller: Caller, container: Container
@@ -272,10 +285,3 @@ def _identify(caller: Caller) -> _Principal:
         return _Principal(caller.actor, None)
     is_admin = caller.has_permission(Permission.ADMINISTER)
     return _Principal(f"user {caller.user.id}", None if is_admin else caller.user.id)
-
-
-async def _take_rate_token(container: Container, principal: _Principal) -> None:
-    if principal.rated_user is not None:
-        # in a slot of the user: refusing requests must not take time from other users either
-        async with container.searcher.scheduler.slot(principal.rated_user):
-            container.rate_limiter.acquire(principal.rated_user)

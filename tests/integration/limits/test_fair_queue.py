@@ -1,10 +1,13 @@
 """Fair scheduling: many requests of one user do not delay another user."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from app.auth.authentication import Authenticator
+from app.auth.permissions import Caller
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import OpenService, tool
 
@@ -23,6 +26,32 @@ async def test_a_crowd_of_one_users_searches_keeps_another_waiting_for_one_of_th
         assert found["tools"][0]["tool"]["name"] == "read_file"
         assert answered < len(crowd) / 2
         assert {each["degraded"] for each in await asyncio.gather(*crowd)} == {False}
+
+
+async def test_requests_of_one_user_look_up_their_key_one_at_a_time_while_another_user_is_active(
+    open_service: OpenService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search in memory is done at once when its key is known, so that the look-up is where requests must wait."""
+    running: Counter[bytes] = Counter()
+    most: Counter[bytes] = Counter()
+    look_up = Authenticator.authenticate_digest
+
+    async def counted_look_up(self: Authenticator, digest: bytes, user_id: str | None) -> Caller:
+        running[digest] += 1
+        most[digest] = max(most[digest], running[digest])
+        try:
+            return await look_up(self, digest, user_id)
+        finally:
+            running[digest] -= 1
+
+    async with open_service() as service, new_user(service) as greedy, new_user(service) as other:
+        for user in (greedy, other):
+            await user.push(await user.add_server(), [tool("read_file", "Reads a file.")])
+            await user.discover("read a file")
+        monkeypatch.setattr(Authenticator, "authenticate_digest", counted_look_up)
+        answers = await asyncio.gather(*(user.discover("read a file") for user in [other, *[greedy] * 20]))
+    assert {each["tools"][0]["tool"]["name"] for each in answers} == {"read_file"}
+    assert [*most.values()] == [1, 1]
 
 
 async def test_one_users_long_questions_neither_degrade_nor_delay_another_user(open_service: OpenService) -> None:
