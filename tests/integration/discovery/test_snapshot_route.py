@@ -4,6 +4,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,11 +13,15 @@ import pytest
 
 from app.api.discovery import render_discovery
 from app.auth.permissions import Caller
-from app.container import Container
+from app.container import Container, open_container
 from app.demo.seed import load_catalogue
 from app.discovery.discover import Discoverer, discover
 from app.discovery.request import DiscoveryRequest
+from app.embeddings.factory import make_embedder
+from app.embeddings.repository import register
 from app.errors import NotFound
+from app.indexing.model_switch import change_model
+from app.local_postgres.database import owner_connection
 from app.search.learned import LearnedCache
 from app.search.postgres import HybridSearch
 from app.search.query import parse_query
@@ -23,7 +29,8 @@ from app.search.scoring import Strategy
 from app.search.snapshot_cache import SnapshotCache
 from app.usage.examples import bump_examples
 from tests.support.clients import TestUser, new_user
-from tests.support.factories import OpenService
+from tests.support.embedding_server import running_embedding_server
+from tests.support.factories import OpenService, make_settings, resolve_nothing
 
 SERVERS: Mapping[str, list[dict[str, Any]]] = {server["name"]: server["tools"] for server in load_catalogue()}
 MESSAGES = [
@@ -200,3 +207,23 @@ async def test_both_routes_answer_with_the_same_bytes_after_any_change(world: Wo
         await world.chooser.choice(world.steps)(tenant)
         await world.check(tenant)
     assert world.container.metrics.snapshot_hits._value.get() > 100
+
+
+async def test_both_routes_agree_after_a_change_of_the_model(fresh_database: str, tmp_path: Path) -> None:
+    with running_embedding_server() as fake:
+        settings = make_settings(tmp_path, **fake.settings(embedding_model="alpha@64"))
+        async with open_container(settings, fresh_database, resolve_nothing) as container, new_user(container) as user:
+            world = World(container, [Tenant(user)], random.Random(7))
+            await world.push(world.tenants[0])
+            await world.check(world.tenants[0])
+            owner = partial(owner_connection, fresh_database)
+            with owner() as connection:
+                register(connection, make_embedder(settings, "openai:beta@48"), 48)
+            await container.models.refresh()
+            beta = container.models.get("openai:beta@48")
+            await change_model(container.indexer, owner, beta, lambda _done, _total: None)
+            await container.models.refresh()
+            assert container.model.id == "openai:beta@48"
+            await world.check(world.tenants[0])
+            models = {model for _, model, _ in container.discoverer.snapshots._snapshots}
+            assert "openai:beta@48" in models
