@@ -206,6 +206,25 @@ async def test_one_process_at_a_time_builds(service: Container, ada: TestUser) -
     assert read_state(service, ada)[3] is True
 
 
+async def test_a_build_ends_when_the_service_stops_and_is_repeated_later(service: Container, ada: TestUser) -> None:
+    await ada.add_tools(*make_tools(ABOVE + 1))
+    name = tenant_of(service, ada).hnsw_index
+    with owner_connection(service) as writer, writer.transaction():
+        writer.execute("LOCK TABLE large_tenant_tools IN ROW EXCLUSIVE MODE")  # a build waits for all writers
+        task = asyncio.create_task(run_pass(owner_url(service)))
+
+        async def is_waiting() -> bool:
+            waiting = "SELECT FROM pg_stat_activity WHERE query LIKE %s AND wait_event_type = 'Lock'"
+            return bool(query(service, waiting, f"CREATE INDEX CONCURRENTLY%{name}%"))
+
+        await until(is_waiting)
+        task.cancel()
+        [ended] = await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), timeout=30)
+        assert isinstance(ended, asyncio.CancelledError)
+    await update_large_tenants(service)
+    assert read_indexes(service)[name]
+
+
 @pytest.mark.parametrize("user_id", ["o'hara", "100%", "a\\b", "x'; DROP TABLE users; --", 'say "hi"'])
 async def test_any_user_id_can_stand_in_the_condition_of_an_index(service: Container, user_id: str) -> None:
     engine = create_engine(driver_url(owner_url(service)), poolclass=NullPool)
