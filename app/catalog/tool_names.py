@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from app.catalog.definitions import ToolDefinitionView
 
@@ -48,6 +49,11 @@ def _usable_name(tool: ToolDefinitionView, core_names: Collection[str]) -> str |
 
 
 def _generate_name(tool: ToolDefinitionView, digits: int) -> str:
-    digest = hashlib.sha256(tool.tool_id.encode()).hexdigest()[:digits]
-    readable = _INVALID_CHARACTERS.sub("_", f"{tool.server_name or ''}_{tool.name}").strip("_")
+    return _join_name(tool.tool_id, tool.server_name or "", tool.name, digits)
+
+
+@lru_cache(maxsize=10_000)
+def _join_name(tool_id: str, server_name: str, tool_name: str, digits: int) -> str:
+    digest = hashlib.sha256(tool_id.encode()).hexdigest()[:digits]
+    readable = _INVALID_CHARACTERS.sub("_", f"{server_name}_{tool_name}").strip("_")
     return f"{readable[: max(0, MAX_NAME - digits - 1)]}_{digest}".lstrip("_")

@@ -45,7 +45,7 @@ from app.search.scoring import (
     score_texts_columns,
 )
 from app.search.term_stats import TermStats
-from app.search.tokenizer import extract_possible_names, tokenize_with_words
+from app.search.tokenizer import tokenize_with_words
 
 _SCORE_ERROR = 10 * COSINE_ERROR
 """More than a score in single precision differs from the exact one: a cosine is divided by the span of the model."""
@@ -279,7 +279,7 @@ class TenantIndex:
         """Return the candidates that a search in Postgres would return for ranking, all if `pool_size` is None."""
         units = None if vectors is None or self.vectors is None else round_to_half(np.stack(vectors))
         columns = self._make_columns(params, terms, units, example_boosts)
-        names = set(extract_possible_names(params.query.user_text))
+        names = set(params.query.possible_names)
         named = np.array(sorted(chain.from_iterable(self.names.by_name.get(name, ()) for name in names)), np.int32)
         alone = score_alone_columns(columns, weights)
         scores = score_texts_columns(columns, weights, alone)

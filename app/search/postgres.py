@@ -50,7 +50,6 @@ from app.search.scoring import (
     score_texts_sql,
 )
 from app.search.term_stats import TermStats, TermStatsCache
-from app.search.tokenizer import extract_possible_names
 
 _READ_EVIDENCE = """
     SELECT v.tool_id, v.server_name, v.tool_name, {tags} AS tags, v.action, v.prior, {center} AS center_cosine,
@@ -274,7 +273,7 @@ def make_search_parameters(
         _make_vector_parameters(stats, params.term_ids, vectors)
         | make_sql_parameters(params, compute_weights(params, stats))
         | {
-            "names": extract_possible_names(params.query.user_text),
+            "names": list(params.query.possible_names),
             "center": _get_center(params),
             "example_boosts": orjson.dumps(boosts).decode(),
         }

@@ -13,11 +13,14 @@ Three things are read from a message:
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from app.search.bm25 import query_term_ids
 from app.search.entities import replace_entities
+from app.search.intents import detect_requested_actions
 from app.search.language import ENGLISH
-from app.search.tokenizer import tokenize
+from app.search.tokenizer import extract_possible_names, tokenize
 
 MAX_SEARCH_CHARS = 4_000
 _MAX_CHARS_FOR_SUBQUERIES = 1_000
@@ -84,6 +87,8 @@ _COURTESY = re.compile(r"\banything else\b|\bhow (?:can|may) i help\b|\bhelp you
 
 @dataclass(frozen=True)
 class Query:
+    """What a search needs of the texts is computed once: a question that is asked again is the same object."""
+
     user_text: str
     """The user's last message, in which tool names are looked for."""
     search_text: str
@@ -100,7 +105,7 @@ class Query:
     expansion: str = ""
     """Plain words for what the message says in other words; matched by BM25 alone."""
 
-    @property
+    @cached_property
     def is_closing(self) -> bool:
         """Whether the message only says thanks or goodbye, and requests nothing."""
         if len(self.user_text) > _MAX_CLOSING_CHARS:
@@ -109,17 +114,41 @@ class Query:
         closes = bool(words & (_REFUSAL_WORDS if self.follows_offer else _CLOSING_WORDS))
         return closes and words <= _CLOSING_WORDS | _CLOSING_FILLERS
 
-    @property
+    @cached_property
     def texts(self) -> tuple[str, ...]:
         """The search text first, then each subquery, then the search text in its context if there is one."""
         in_context = (shorten(f"{self.context}\n{self.search_text}"),) if self.context else ()
         return self.search_text, *self.subqueries, *in_context
 
-    @property
+    @cached_property
     def lexical_texts(self) -> tuple[str, ...]:
         """What is matched by words, for each of the texts."""
         search_text, *others = self.texts
         return f"{search_text} {self.expansion}" if self.expansion else search_text, *others
+
+    @cached_property
+    def term_ids(self) -> Sequence[Sequence[int]]:
+        """The term ids of each of the lexical texts."""
+        return [query_term_ids(text) for text in self.lexical_texts]
+
+    @cached_property
+    def own_term_ids(self) -> Sequence[int]:
+        """Those term ids of the first text that are the message's own words."""
+        if not self.expansion:
+            return self.term_ids[0]
+        own = set(query_term_ids(self.search_text))
+        return [term_id for term_id in self.term_ids[0] if term_id in own]
+
+    @cached_property
+    def possible_names(self) -> Sequence[str]:
+        """Those words of the message that may be the name of a tool, in lower case."""
+        return extract_possible_names(self.user_text)
+
+    @cached_property
+    def requested_actions(self) -> int:
+        """The actions that the message requests, as a number."""
+        texts = self.subqueries or (self.search_text,)
+        return int(detect_requested_actions(texts) or detect_requested_actions([self.expansion]))
 
 
 def parse_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None = None) -> Query:

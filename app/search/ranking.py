@@ -114,8 +114,8 @@ def sort_candidates(
 
 
 def _sort_key(tool: RankedTool) -> tuple[bool, float, float, str, str]:
-    candidate = tool.candidate
-    return not tool.is_named, -_clamp(tool.score), -tool.score, candidate.server_name, candidate.tool_name
+    candidate, score = tool.candidate, tool.score
+    return not tool.is_named, -_clamp(score), -score, candidate.server_name, candidate.tool_name
 
 
 def _lift_best_for_subqueries(
@@ -186,7 +186,9 @@ def _make_hit(tool: RankedTool, params: ScoringParams) -> Hit:
 
 
 def _clamp(score: float) -> float:
-    return min(max(score, 0.0), 1.0)
+    if score < 0.0:
+        return 0.0
+    return min(score, 1.0)
 
 
 def is_named(message: str, tool_name: str) -> bool:

@@ -33,10 +33,9 @@ import numpy as np
 import numpy.typing as npt
 
 from app.embeddings.calibration import UNCALIBRATED, Calibration
-from app.search.bm25 import query_term_ids
 from app.search.candidates import COSINE_ERROR
 from app.search.examples import MIN_BOOST_TO_PASS
-from app.search.intents import Action, compare_actions, detect_requested_actions
+from app.search.intents import Action, compare_actions
 from app.search.query import Query
 from app.usage.priors import MAX_PRIOR
 
@@ -156,7 +155,7 @@ class ScoringParams:
         """The term ids of each text of the query."""
         if self.strategy == "semantic":
             return [() for _ in self.query.texts]
-        return [query_term_ids(text) for text in self.query.lexical_texts]
+        return self.query.term_ids
 
     @cached_property
     def all_term_ids(self) -> Sequence[int]:
@@ -166,18 +165,12 @@ class ScoringParams:
     @cached_property
     def message_term_ids(self) -> Sequence[int]:
         """Those term ids of the search text that are the message's own words."""
-        if not self.query.expansion:
-            return self.term_ids[0]
-        own = set(query_term_ids(self.query.search_text))
-        return [term_id for term_id in self.term_ids[0] if term_id in own]
+        return self.term_ids[0] if self.strategy == "semantic" else self.query.own_term_ids
 
     @cached_property
     def requested_actions(self) -> int:
         """The actions as a number; 0 for a strategy that uses a single kind of evidence."""
-        if self.strategy != "hybrid":
-            return 0
-        texts = self.query.subqueries or (self.query.search_text,)
-        return int(detect_requested_actions(texts) or detect_requested_actions([self.query.expansion]))
+        return self.query.requested_actions if self.strategy == "hybrid" else 0
 
 
 @dataclass(frozen=True)
