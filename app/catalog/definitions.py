@@ -47,6 +47,8 @@ class DefinitionSet:
     tools: dict[str, ToolDefinitionView]
     """By id, without those that are not visible."""
     core: Sequence[ToolDefinitionView]
+    version: int | None
+    """Of the user's catalogue when they were read; None if the user no longer exists."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,13 @@ CORE_SOURCE = "core_tools c WHERE (c.user_id = %(user_id)s OR c.user_id = %(ever
 
 _CORE = f"SELECT {CORE_COLUMNS} FROM {CORE_SOURCE}"
 
-# one statement for both, since every discovery needs both
+# one statement for all, since every discovery needs all, and so that they are of the same version
 _SELECTED = f"""
-    {_TOOL} WHERE {VISIBLE} AND v.tool_id = ANY(%(tool_ids)s)
-    UNION ALL ({_CORE} AND %(core)s ORDER BY c.user_id, c.position)
+    SELECT u.version, selected.*
+    FROM (SELECT (SELECT catalog_version FROM users WHERE id = %(user_id)s) AS version) u LEFT JOIN (
+        {_TOOL} WHERE {VISIBLE} AND v.tool_id = ANY(%(tool_ids)s)
+        UNION ALL ({_CORE} AND %(core)s ORDER BY c.user_id, c.position)
+    ) selected ON true
 """
 
 _BY_ALIAS = f"""
@@ -175,11 +180,15 @@ class DefinitionCache:
         if not scope.is_filtered and (cached := self._get_cached(scope, version, tool_ids, core=core)) is not None:
             return cached
         definitions = await read_definitions(reader, scope, tool_ids, core=core)
+        if definitions.version is not None:  # it may be newer than the one that was asked for
+            self._keep(scope, definitions.version, definitions, core=core)
+        return definitions
+
+    def _keep(self, scope: Scope, version: int, definitions: DefinitionSet, *, core: bool) -> None:
         for tool_id, definition in definitions.tools.items():
             self._tools[scope.cache_key, version, tool_id] = definition
         if core:
             self._core[scope.user_id, version] = definitions.core
-        return definitions
 
     def _get_cached(self, scope: Scope, version: int, tool_ids: Sequence[str], *, core: bool) -> DefinitionSet | None:
         """Return None unless all of them are cached."""
@@ -187,7 +196,8 @@ class DefinitionCache:
         core_tools = self._core.get((scope.user_id, version)) if core else ()
         if core_tools is None or None in tools.values():
             return None
-        return DefinitionSet({tool_id: tool for tool_id, tool in tools.items() if tool is not None}, core_tools)
+        known = {tool_id: tool for tool_id, tool in tools.items() if tool is not None}
+        return DefinitionSet(known, core_tools, version)
 
 
 def _estimate_bytes(tool: ToolDefinitionView) -> int:
@@ -211,9 +221,10 @@ async def read_definitions(reader: Reader, scope: Scope, tool_ids: Sequence[str]
     Core tools of everyone come first, then those of the user. A user's core tool replaces one of the same name.
     """
     parameters = scope.parameters() | {"tool_ids": list(tool_ids), "core": core, "everyone": EVERYONE}
-    definitions = [to_view(row) for row in await reader.rows(_SELECTED, parameters)]
+    rows = await reader.rows(_SELECTED, parameters)
+    definitions = [to_view(row) for _, *row in rows if row[0] is not None]
     core_tools = unique_by_name(tool for tool in definitions if tool.server_id is None)
-    return DefinitionSet({tool.tool_id: tool for tool in definitions if tool.server_id}, core_tools)
+    return DefinitionSet({tool.tool_id: tool for tool in definitions if tool.server_id}, core_tools, rows[0][0])
 
 
 def unique_by_name(core_tools: Iterable[ToolDefinitionView]) -> list[ToolDefinitionView]:

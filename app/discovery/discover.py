@@ -13,8 +13,7 @@ Every request starts at the top, so that the service recovers by itself.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from app.auth.permissions import Caller
@@ -225,6 +224,8 @@ class _Found:
     words: Mapping[str, Sequence[str]] | None
     """The words of the message that each tool contains, by id; None unless the request asks for them."""
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    is_of_one_version: bool = True
+    """False: the catalogue changed between the search and the reading of the definitions."""
 
 
 @trace_call("search", "searched")
@@ -277,33 +278,47 @@ async def _find_in_postgres(
     embedding: QueryEmbedding,
     stats: TermStats | None,
 ) -> _Found:
-    """Search and read the definitions, in a round trip each. Definitions of the current version are cached."""
+    """Search and read the definitions, in a round trip each. Definitions of the current version are cached.
+
+    If the catalogue changes in between, all is read again from one state: an answer never mixes old and new tools. A
+    search through HNSW changes settings of its transaction, and an explanation reads the same state several times.
+    """
+    database = discoverer.database
+    if not user.ann and not request.explain:
+        found = await _read_found(discoverer, database.reader(user.id), user, request, options, embedding, stats)
+        if found.is_of_one_version:
+            return found
+    async with database.snapshot(user.id) as session:
+        return await _read_found(discoverer, session, user, request, options, embedding, stats)
+
+
+async def _read_found(
+    discoverer: Discoverer,
+    reader: Reader,
+    user: User,
+    request: DiscoveryRequest,
+    options: SearchOptions,
+    embedding: QueryEmbedding,
+    stats: TermStats | None,
+) -> _Found:
     searcher, query = discoverer.searcher, request.query
     evidence: dict[str, Evidence] = {}
     words: dict[str, Sequence[str]] | None = None
-    async with _open_reader(discoverer.database, user, request) as session:
-        result = await searcher.find(session, query, options, embedding, limit=options.limit, ann=user.ann, stats=stats)
-        tool_ids = [*request.keep, *(hit.tool_id for hit in result.ranking.needed)]
-        definitions = await discoverer.definition_cache.get_many(
-            session, options.scope, result.version, tool_ids, core=request.include_core_tools
-        )
-        if request.explain:
-            evidence = await searcher.read_evidence(session, query, options, embedding, tool_ids)
-        if request.describe:
-            words = await searcher.hybrid_search.read_matching_words(session, options.scope, query, tool_ids)
-        confidence = result.ranking.judgement.confidence
-        reason = await _find_no_match_reason(session, options, confidence, result.searched)
-    return _Found(result.ranking, result.searched, result.tokens, definitions, reason, words, evidence)
-
-
-@asynccontextmanager
-async def _open_reader(database: Database, user: User, request: DiscoveryRequest) -> AsyncIterator[Reader]:
-    """A search through HNSW changes settings of its transaction, and an explanation reads the same state again."""
-    if user.ann or request.explain:
-        async with database.snapshot(user.id) as session:
-            yield session
-    else:
-        yield database.reader(user.id)
+    result = await searcher.find(reader, query, options, embedding, limit=options.limit, ann=user.ann, stats=stats)
+    tool_ids = [*request.keep, *(hit.tool_id for hit in result.ranking.needed)]
+    definitions = await discoverer.definition_cache.get_many(
+        reader, options.scope, result.version, tool_ids, core=request.include_core_tools
+    )
+    if request.explain:
+        evidence = await searcher.read_evidence(reader, query, options, embedding, tool_ids)
+    if request.describe:
+        words = await searcher.hybrid_search.read_matching_words(reader, options.scope, query, tool_ids)
+    confidence = result.ranking.judgement.confidence
+    reason = await _find_no_match_reason(reader, options, confidence, result.searched)
+    is_of_one_version = definitions.version == result.version
+    return _Found(
+        result.ranking, result.searched, result.tokens, definitions, reason, words, evidence, is_of_one_version
+    )
 
 
 def _find_in_snapshot(

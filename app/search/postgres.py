@@ -181,7 +181,8 @@ class HybridSearch:
             rows = await self._read_rows(reader, scope, params, stats, vectors, boosts, limit=limit)
         candidates = make_candidates(rows, params, stats, vectors, boosts)
         ranking = rank(candidates, params, compute_weights(params, stats), vectors, limit)
-        return SearchResult(ranking, stats.searched, stats.tokens, stats.version)
+        version = rows[0][0] if rows else stats.version
+        return SearchResult(ranking, stats.searched, stats.tokens, version)
 
     async def count_terms(self, reader: Reader, scope: Scope, queries: Sequence[Query], version: int) -> TermStats:
         """Count the terms of all these queries, unless the counts are cached."""

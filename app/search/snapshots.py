@@ -168,7 +168,7 @@ class Snapshot:
         """Return those of the tools that are visible and, with `core`, the core tools."""
         rows = self.index.names.rows
         known = {tool_id: self.definitions.get(rows[tool_id]) for tool_id in tool_ids if tool_id in rows}
-        return DefinitionSet(known, self.core if core else ())
+        return DefinitionSet(known, self.core if core else (), self.version)
 
     def resolve_keys(self, keys: Sequence[str]) -> list[str]:
         """Return the ids of the visible tools and core tools that the keys name; see `tool_keys.resolve_keys`."""

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.catalog.definitions import DefinitionCache, DefinitionSet
 from app.discovery.request import DEFAULT_LIMIT
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import OpenService, tool
@@ -295,3 +296,30 @@ async def test_the_schema_names_the_fields_in_snake_case(client: httpx.AsyncClie
         assert {"server_ids", "similarity_threshold", "max_tokens"} <= schemas[name]["properties"].keys()
         assert "serverIds" not in schemas[name]["properties"]
         assert schemas[name]["additionalProperties"] is False
+
+
+async def test_an_answer_never_mixes_the_tools_before_and_after_a_change(
+    open_service: OpenService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalogue changes between the search and the reading of the definitions, which are separate statements."""
+    before = [tool("show_file", "show a file, old"), tool("show_old_file", "show a file, old")]
+    after = [tool("show_file", "show a file, new"), tool("show_new_file", "show a file, new")]
+    async with open_service(snapshot_mb=0) as container, new_user(container) as user:
+        server_id = await user.add_tools(*before)
+        changes = 0
+
+        async def change_first(cache: DefinitionCache, *args: Any, **options: Any) -> DefinitionSet:
+            nonlocal changes
+            changes += 1
+            if changes == 1:
+                await user.push(server_id, after)
+            return await get_many(cache, *args, **options)
+
+        get_many = DefinitionCache.get_many
+        monkeypatch.setattr(DefinitionCache, "get_many", change_first)
+        found = [each["tool"] for each in (await user.discover("show a file", fill=True))["tools"]]
+    assert {(each["name"], each["description"]) for each in found} == {
+        ("show_file", "show a file, new"),
+        ("show_new_file", "show a file, new"),
+    }
+    assert changes == 2
