@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from app.api.strict_route import StrictRoute
-from app.dependencies import ContainerDep, DiscoverCaller
+from app.dependencies import ContainerDep, DiscoverCaller, run_while_connected
 from app.discovery.inline.documents import InlineTool
 from app.discovery.inline.search import FoundTool, InlineSearchResult, search_inline
 from app.schemas.inline_search import FoundToolOut, RefusedOut, SearchBody, SearchOut
@@ -16,14 +16,17 @@ router = APIRouter(tags=["discovery"], route_class=StrictRoute)
 
 
 @router.post("/catalog/search", response_model_exclude_unset=True)
-async def search_catalog(body: SearchBody, caller: DiscoverCaller, container: ContainerDep) -> SearchOut:
+async def search_catalog(
+    body: SearchBody, request: Request, caller: DiscoverCaller, container: ContainerDep
+) -> SearchOut:
     """Find the tools that these queries need among the tools in the request.
 
     The tools are not stored; their vectors are cached under a hash of the text.
     """
     queries = [parse_query_with_context(query, body.context or "") for query in body.query]
     tools = [InlineTool(**vars(tool)) for tool in body.tools]
-    result = await search_inline(container.inline_searcher, caller, queries, tools, body.max_results)
+    search = search_inline(container.inline_searcher, caller, queries, tools, body.max_results)
+    result = await run_while_connected(request, search)
     return _render_result(result)
 
 

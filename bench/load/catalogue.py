@@ -81,20 +81,22 @@ def copy_users(service: Service, copies: int, tools: int) -> None:
 
 
 def create_large_user(service: Service, user: str, copies: int, tools: int) -> None:
-    """Create a user with the first user's tools many times, each with another name and another vector."""
-    total = copies * tools
+    """Create a user with the first user's tools many times, each with another name and another vector.
+
+    The user is not marked as large, so that no indexes are built while others are measured: it is searched in memory.
+    `make bench-scale` measures the indexes of large users.
+    """
     with psycopg.connect(database_url(service.folder)) as connection:
         [(dimension,)] = connection.execute("SELECT vector_dims(embedding) FROM mcp_tool_embeddings LIMIT 1").fetchall()
         connection.execute(_NOISE, {"copies": copies, "dimension": dimension, "width": _NOISE_WIDTH})
-        ann = total > 20_000
-        connection.execute("INSERT INTO users (id, tool_count, ann) VALUES (%s, %s, %s)", [user, total, ann])
+        connection.execute("INSERT INTO users (id, tool_count) VALUES (%s, %s)", [user, copies * tools])
         for table in _TABLES:
             changed = {"user_id": f"'{user}'"}
             changed |= {name: f"md5(o.{name} || '{user}' || n)" for name in _IDS[table]}
             changed |= {name: f"o.{name} || '_' || n" for name in _NAMES[table]}
             if table == "mcp_tool_embeddings":
                 noise = "(SELECT vector FROM noise WHERE noise.n = n.n)"
-                changed |= {"embedding": f"l2_normalize(o.embedding + {noise})", "ann": str(ann)}
+                changed |= {"embedding": f"l2_normalize(o.embedding + {noise})"}
             _copy_rows(connection, table, changed, copies)
     vacuum(service)
 

@@ -1,16 +1,19 @@
 """`POST /catalog/search`: the ranking of `/discover` over the tools in the request."""
 
+import asyncio
 from typing import Any
 
 import httpx
+import orjson
 import pytest
+from starlette.types import Message
 
 from app.container import Container
 from app.demo.seed import load_catalogue
 from app.indexing.tool_vectors import ToolTexts
 from app.schemas.inline_search import MAX_QUERIES, MAX_TOOLS
 from tests.support.checks import assert_problem, rows_of
-from tests.support.clients import TestUser, new_user
+from tests.support.clients import TestUser, get_app, new_user
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import OpenService, tool
 from tests.support.known_tools import document_of, pick_known_tools
@@ -353,3 +356,48 @@ async def test_with_a_failing_embedder_it_is_a_search_by_words_until_it_recovers
         recovered = await search(user, "read a text file", tools=THREE)
         assert (recovered["degraded"], recovered["degraded_reason"]) == (False, None)
         assert "close in meaning" in recovered["results"][0]["explanation"]
+
+
+async def test_a_client_that_disconnects_ends_the_search(
+    open_service: OpenService, embedding_server: FakeEmbeddingServer
+) -> None:
+    settings = embedding_server.settings(catalog_embed_budget_s=300.0)
+    async with open_service(**settings) as service, new_user(service) as user:
+        embedding_server.mode, embedding_server.quick = "hang_later", len(embedding_server.requests) + 1
+        disconnect = asyncio.Event()
+        body = orjson.dumps({"query": [RAIN], "tools": THREE})
+        messages: list[Json] = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: list[Message] = []
+
+        async def receive() -> Json:
+            if messages:
+                return messages.pop()
+            await disconnect.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = {"authorization": f"Bearer {user.key}", "content-type": "application/json", "host": "localhost"}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/catalog/search",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+        asked = len(embedding_server.requests)
+        searching = asyncio.create_task(get_app(service)(scope, receive, send))
+
+        async def tools_are_being_embedded() -> bool:
+            return len(embedding_server.requests) == asked + 2
+
+        await until(tools_are_being_embedded)
+        assert "toolscout_requests_in_flight 1.0" in service.metrics.render().decode()
+        disconnect.set()
+        await asyncio.wait_for(searching, 10)
+        assert sent[0]["status"] == 499  # for the log: nobody reads it
+        assert "toolscout_requests_in_flight 0.0" in service.metrics.render().decode()
+        embedding_server.mode = "ok"
+        embedding_server.release()
+        assert keys(await search(user, RAIN, tools=THREE)) == ["get_forecast"]
