@@ -370,7 +370,7 @@ class Story:
         new_server = NewServer(name, "push", tags=sorted(tags), enabled=enabled, tool_permissions=permissions)
         container = self.world.container
         services = container.mcp_pool, container.sealer, container.worker
-        made, _ = await self.manage(person, register_server, *services, person.id, new_server)
+        made, _ = await self.manage(person, register_server, *services, person.id, new_server, container.quotas)
         server = Server(made.id, name, enabled, permissions, tags)
         person.servers[server.id] = server
         await self.push(person, server, listing)
@@ -440,13 +440,17 @@ class Story:
         tool.known.approved = tool.known.definition
 
     async def set_rules(self, person: Person, rules: Sequence[Rule]) -> None:
-        await self.manage(person, replace_rules, self.world.container.worker, person.id, rules)
+        container = self.world.container
+        await self.manage(person, replace_rules, container.worker, person.id, rules, container.quotas)
         person.rules = rules
 
     async def add_project(self, person: Person, members: set[str] | None, rules: Sequence[Rule], **also: Any) -> None:
         name = f"project {len(person.projects) + len(self.deleted_projects)}"
         values = {"name": name, "server_ids": None if members is None else sorted(members), **also}
-        made = await self.manage(person, manage_projects.create_project, person.id, values, rules, has_cloud=False)
+        quotas = self.world.container.quotas
+        made = await self.manage(
+            person, manage_projects.create_project, person.id, values, rules, quotas, has_cloud=False
+        )
         person.projects[made.id] = Project(made.id, members, rules, **also)
 
     async def change_project(self, person: Person, project: Project, change: Mapping[str, Any]) -> None:
@@ -455,7 +459,10 @@ class Story:
         if "members" in values:
             members = values.pop("members")
             values["server_ids"] = None if members is None else sorted(members)
-        await self.manage(person, manage_projects.change_project, person.id, project.id, values, rules, has_cloud=False)
+        quotas = self.world.container.quotas
+        await self.manage(
+            person, manage_projects.change_project, person.id, project.id, values, rules, quotas, has_cloud=False
+        )
         for name, value in change.items():
             setattr(project, name, value)
 
@@ -641,16 +648,24 @@ class Visibility(RuleBasedStateMachine):
     @rule(which=indexes, action=st.integers(0, 5))
     def change_what_belongs_to_another_user(self, which: int, action: int) -> None:
         story, (ada, ben) = self.story, self.story.people
+        quotas = self.world.container.quotas
         server, tool, project = pick(ada.servers, which), pick(ada.tools(), which), pick(ada.projects, which)
         attempts: list[Callable[[], Coroutine[Any, Any, Any]]] = [
             lambda: story.run_as(ben, tools.update_tool, ben.id, tool.key, {"enabled": False}),
             lambda: story.run_as(ben, tools.approve_tool, ben.id, tool.key),
             lambda: story.delete_server(ben, server.id),
             lambda: story.manage(
-                ben, manage_projects.create_project, ben.id, {"server_ids": [server.id]}, [], has_cloud=False
+                ben, manage_projects.create_project, ben.id, {"server_ids": [server.id]}, [], quotas, has_cloud=False
             ),
             lambda: story.manage(
-                ben, manage_projects.change_project, ben.id, project.id, {"read_only": True}, [], has_cloud=False
+                ben,
+                manage_projects.change_project,
+                ben.id,
+                project.id,
+                {"read_only": True},
+                [],
+                quotas,
+                has_cloud=False,
             ),
             lambda: story.delete_project(ben, project.id),
         ]
