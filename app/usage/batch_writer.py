@@ -66,6 +66,8 @@ class BatchWriter(Generic[Entry]):
         self._name = name
         self._insert = insert
         self._pending: list[Entry] = []
+        self._writing: list[Entry] = []
+        """What the flush in progress has not written yet."""
         self._dropped = 0
         self._flushing = asyncio.Lock()
         self.flusher = PeriodicFlusher(name, self.flush, self.flush, lambda: {name: self.pending})
@@ -80,6 +82,10 @@ class BatchWriter(Generic[Entry]):
         else:
             self._dropped += 1
 
+    def is_unwritten(self, user_id: str) -> bool:
+        """Whether an entry of the user is pending, or being written."""
+        return any(entry.user_id == user_id for entry in (*self._writing, *self._pending))
+
     async def discard_pending(self, user_id: str) -> None:
         """Drop a user's pending entries. A flush in progress ends first, so that the caller can delete its rows."""
         async with self._flushing:
@@ -89,20 +95,22 @@ class BatchWriter(Generic[Entry]):
         """Write the pending entries. If the database is down or interrupts a statement, they stay pending; if it
         rejects them, they are dropped."""
         async with self._flushing:
-            unwritten, self._pending = self._pending, []
+            self._writing, self._pending = self._pending, []
             if self._dropped:
                 logger.warning("%s dropped: too many are pending", self._name, extra={"entries": self._dropped})
                 self._dropped = 0
             skipped: list[Entry] = []
             try:
-                while unwritten:
-                    batch = unwritten[:_ENTRIES_PER_STATEMENT]
+                while self._writing:
+                    batch = self._writing[:_ENTRIES_PER_STATEMENT]
                     skipped += await self._write(batch)
-                    del unwritten[: len(batch)]
+                    del self._writing[: len(batch)]
             except Unavailable:
-                logger.warning("cannot write %s: the database is down", self._name, extra={"entries": len(unwritten)})
+                entries = len(self._writing)
+                logger.warning("cannot write %s: the database is down", self._name, extra={"entries": entries})
             finally:
-                for entry in [*skipped, *unwritten]:
+                unwritten, self._writing = [*skipped, *self._writing], []
+                for entry in unwritten:
                     self.append(entry)
 
     async def _write(self, batch: Sequence[Entry]) -> list[Entry]:

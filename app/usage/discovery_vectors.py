@@ -57,9 +57,6 @@ class DiscoveryVectorLog(BatchWriter[DiscoveryVector]):
     def __init__(self, database: Database) -> None:
         super().__init__(database, "message vectors", _INSERT)
 
-    def has_pending(self, user_id: str) -> bool:
-        return any(entry.user_id == user_id for entry in self._pending)
-
 
 async def claim_vector(session: Session, user_id: str, discovery_id: str, mark: str) -> MessageVector | None:
     """Return the vector of the message once for each `mark`, and None if it has been claimed or is not known."""

@@ -73,8 +73,8 @@ class Learner:
             self._calls.append(_Call(user_id, tool_id, datetime.now(UTC), discovery_id))
 
     async def write_vectors(self, user_id: str) -> None:
-        """Write the user's pending vectors now: feedback on a discovery may follow at once."""
-        if self._vectors.has_pending(user_id):
+        """Write the user's pending vectors now, or wait until a flush in progress has: feedback may follow at once."""
+        if self._vectors.is_unwritten(user_id):
             await self._vectors.flush()
 
     async def learn_from_feedback(
