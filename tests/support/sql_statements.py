@@ -22,7 +22,7 @@ def recorded_statements() -> Iterator[list[str]]:
     """
     statements: list[str] = []
     execute, executemany = psycopg.AsyncCursor.execute, psycopg.AsyncCursor.executemany
-    commit = psycopg.AsyncConnection.commit
+    stream, commit = psycopg.AsyncCursor.stream, psycopg.AsyncConnection.commit
 
     def record(statement: Any) -> None:
         if (recording := _recording.get()) is not None:
@@ -37,6 +37,10 @@ def recorded_statements() -> Iterator[list[str]]:
         record(query)
         return await executemany(self, query, rows, **options)
 
+    def stream_recorded(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        record(query)
+        return stream(self, query, *arguments, **options)
+
     async def commit_recorded(self: Any) -> None:
         record("COMMIT")
         await commit(self)
@@ -50,6 +54,7 @@ def recorded_statements() -> Iterator[list[str]]:
         patch.setattr("app.db.engine.run_pipeline", run_pipeline_recorded)
         patch.setattr(psycopg.AsyncCursor, "execute", execute_recorded)
         patch.setattr(psycopg.AsyncCursor, "executemany", executemany_recorded)
+        patch.setattr(psycopg.AsyncCursor, "stream", stream_recorded)
         patch.setattr(psycopg.AsyncConnection, "commit", commit_recorded)
         token = _recording.set(statements)
         yield statements

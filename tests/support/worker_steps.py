@@ -86,6 +86,11 @@ async def rows(container: Container, statement: str, **parameters: Any) -> list[
         return await session.rows(statement, parameters)
 
 
+async def has_no_runs(container: Container) -> bool:
+    """Whether no index run of anybody is queued or running."""
+    return not await rows(container, "SELECT 1 FROM index_runs WHERE state IN ('queued', 'running')")
+
+
 async def read_user_scope(container: Container, user: TestUser) -> CacheScope:
     """Return the scope of the vectors that are cached for this user alone."""
     async with container.database.system_transaction() as session:

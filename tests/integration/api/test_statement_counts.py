@@ -22,6 +22,8 @@ from tests.support.sql_statements import recorded_statements
 
 AUTHENTICATION = 3
 """The scope, the key and its user, in one round trip."""
+LOAD = 3
+"""The snapshot of a user who asks for the second time, in a transaction of its own, after the answer."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,17 @@ async def nothing(catalog: Catalog) -> None:
 
 async def ask_once(catalog: Catalog) -> None:
     await catalog.user.discover("list the files", fill=True)  # reads the definitions of all tools
+    await catalog.service.discoverer.snapshots.wait_loaded()
+
+
+async def ask_twice(catalog: Catalog) -> None:
+    await ask_once(catalog)
+    await ask_once(catalog)
+
+
+async def ask_something_new(catalog: Catalog) -> None:
+    await catalog.user.discover("reverse a text, please")
+    await catalog.service.discoverer.snapshots.wait_loaded()
 
 
 async def list_over_mcp(catalog: Catalog) -> None:
@@ -96,13 +109,11 @@ async def push_one_tool(catalog: Catalog) -> None:
 Call = Callable[[Catalog], Awaitable[object]]
 CALLS: dict[str, tuple[Call, Call, int]] = {
     "any request": (nothing, lambda c: c.user.http.get("/no-such-path"), 0),
-    "discover: the first question": (nothing, ask_once, AUTHENTICATION + 6),
-    "discover: a new question": (
-        ask_once,
-        lambda c: c.user.discover("reverse a text, please"),
-        AUTHENTICATION + 4,
-    ),
-    "discover: a cached question": (ask_once, ask_once, AUTHENTICATION + 3),
+    "discover: the first question": (nothing, ask_once, AUTHENTICATION + 7),
+    "discover: the second question, a new one": (ask_once, ask_something_new, AUTHENTICATION + 4 + LOAD),
+    "discover: the second question, the same": (ask_once, ask_once, AUTHENTICATION + 2 + LOAD),
+    "discover: a new question in memory": (ask_twice, ask_something_new, AUTHENTICATION),
+    "discover: a cached question in memory": (ask_twice, ask_once, AUTHENTICATION),
     "three lists over MCP: the first time": (nothing, list_over_mcp, 3 * (AUTHENTICATION + 4)),
     "three lists over MCP: cached, only the version is read": (list_over_mcp, list_over_mcp, 3 * (AUTHENTICATION + 3)),
     "push: the request": (nothing, push_one_tool, AUTHENTICATION + 5),
@@ -135,9 +146,10 @@ async def test_statements_of_both_ways_to_the_database_are_recorded(catalog: Cat
     with recorded_statements() as statements:
         async with catalog.service.database.transaction(catalog.user.id) as session:
             await session.rows("SELECT 1")
-    begin, select, commit = statements
+            assert [row async for row in session.stream("SELECT 2", {})] == [(2,)]
+    begin, *selects, commit = statements
     assert begin.startswith("BEGIN;")
-    assert (select, commit) == ("SELECT 1", "COMMIT")
+    assert (selects, commit) == (["SELECT 1", "SELECT 2"], "COMMIT")
     async with catalog.service.database.transaction(catalog.user.id) as session:
-        await session.rows("SELECT 2")
-    assert len(statements) == 3
+        await session.rows("SELECT 3")
+    assert len(statements) == 4
