@@ -5,6 +5,7 @@ the new one into the table.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,7 +71,15 @@ async def catalog(postgres: EmbeddedPostgres, mcp: FakeMcpServer, tmp_path: Path
         await catalog.run_next()
         await catalog.push("list_files", "read_file")
         await catalog.run_next()
+        await open_connections(service)
         yield replace(catalog, tool_id=(await user.tools())["echo"]["id"])
+
+
+async def open_connections(service: Container) -> None:
+    """Open as many as a call uses at the same time: a new connection sends statements of its own."""
+    async with AsyncExitStack() as stack:
+        for owner in ("one", "two", "three"):  # nobody may hold all
+            await stack.enter_async_context(service.database.transaction(owner))
 
 
 async def nothing(catalog: Catalog) -> None:
