@@ -40,7 +40,7 @@ def running_service(
     cwd: Path | None = None,
     module: str = "app",
 ) -> Iterator[Service]:
-    """Start a service with these settings, and with those of `.env` in the working folder `cwd`.
+    """Start a service with these settings, and with those of `.env` in `cwd`; by default in `folder`, which has none.
 
     `module` starts it: `app`, or one that changes something before.
     """
@@ -56,7 +56,7 @@ def running_service(
     }
     with (folder / "service.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, "serve"], cwd=cwd, env=environment, stdout=log, stderr=log
+            [sys.executable, "-m", module, "serve"], cwd=cwd or folder, env=environment, stdout=log, stderr=log
         )
     service = Service(f"http://127.0.0.1:{port}", port, process, folder)
     try:

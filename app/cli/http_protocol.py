@@ -2,7 +2,7 @@
 
 uvicorn itself closes only connections that are idle between two requests. Here a connection is also closed
 
-- if the headers of a request do not arrive in time,
+- if the headers of a request do not arrive in time, or are larger than 64 KiB,
 - if the client does not read the response,
 - if the rest of a body does not arrive soon after its request was answered (without a valid key it is not read),
 - if it waits for a request longer than others do, while too many connections wait.
@@ -19,6 +19,11 @@ _LINGER_S = 2.0
 connection, and the client might lose the response."""
 _STALLED_S = 3.0
 """How long a client may neither send nor read while the service stops."""
+_MAX_HEAD_BYTES = 64 * 1024
+_HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+    b"content-length: 56\r\n\r\nthe headers of a request may have at most 64 KiB in all\n"
+)
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 _MIN_WAITING = 64
 _MAX_WAITING = 20_000
@@ -59,6 +64,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().__init__(**options)
         self._limits = limits
         self._is_in_head = False
+        self._head_bytes = 0
         self._closes_after_response = False
         self._head_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
@@ -77,7 +83,13 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        was_in_head = self._is_in_head
         super().data_received(data)
+        # The parser joins the pieces of a header again and again, which takes long for a large one.
+        self._head_bytes = self._head_bytes + len(data) if was_in_head and self._is_in_head else 0
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self._refuse_head()
+            return
         if self._head_deadline is None and self._is_between_requests and self._linger_deadline is None:
             self._start_head_deadline()  # these bytes are the beginning of another request
 
@@ -140,6 +152,13 @@ class DeadlineProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         self.transport.close()
         self._start_write_deadline()
+
+    def _refuse_head(self) -> None:
+        if self._is_between_requests:
+            self.transport.write(_HEAD_TOO_LARGE)
+            self._close()
+        else:  # the beginning of a second request, while the first is answered
+            self.abort()
 
     def abort(self) -> None:
         self.transport.abort()

@@ -74,14 +74,16 @@ class Notifications:
 
     async def _run(self) -> None:
         """Listen for ever. After a failure try again, at growing intervals."""
-        pause_s = _FIRST_PAUSE_S
+        pause_s, is_reported = _FIRST_PAUSE_S, False
         while True:
             try:
                 connection = await self._connect()
-            except psycopg.Error:
-                logger.debug("cannot listen for notifications", exc_info=True)
+            except psycopg.Error as error:
+                if not is_reported:  # once, until it works again
+                    logger.warning("cannot listen for notifications, polling instead", extra={"error": str(error)})
+                is_reported = True
             else:
-                pause_s = _FIRST_PAUSE_S
+                pause_s, is_reported = _FIRST_PAUSE_S, False
                 await self._listen(connection)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)

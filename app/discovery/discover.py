@@ -107,7 +107,7 @@ async def discover_each(
     """
     user, searcher = caller.require_user(), discoverer.searcher
     scope = make_scope(searcher, caller, request)
-    expanded = [searcher.glossary.expand(query) for query in queries]
+    expanded = [searcher.questions.expand(user.id, query) for query in queries]
     # the filters of a request differ from one to the next, and explanations are rare
     is_plain = not scope.is_filtered and not request.explain
     snapshot = await discoverer.snapshots.get(user, scope) if is_plain else None

@@ -12,13 +12,11 @@ another language they are also part of the text that is embedded, since the mode
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
-from cachetools import LRUCache
 from snowballstemmer import stemmer
 
 from app.errors import ConfigurationError
@@ -31,10 +29,6 @@ _UNSPACED_LANGUAGES = ("zh", "ja")
 _MIN_PLURAL_LENGTH = 4
 _MAX_ENTRIES = 12
 """Entries used for one text. A long text has many words that say nothing about the request."""
-
-_MAX_CACHE_BYTES = 16 * 1024 * 1024
-_ENTRY_BYTES = 4_000
-_BYTES_PER_CHARACTER = 8
 
 _WORD = re.compile(r"[^\W_]+")
 _APOSTROPHES = str.maketrans("", "", "'\u2019")
@@ -85,21 +79,9 @@ class Glossary:
         self.own_entries = [] if own_file is None else _read_own(own_file)
         self._own = _WordList.build(self.own_entries, splits[ENGLISH])
         self._own_unspaced = _WordList.build(self.own_entries, _split_characters)
-        self._expanded: LRUCache[Query, Query] = LRUCache(_MAX_CACHE_BYTES, getsizeof=_estimate_bytes)
 
     def expand(self, query: Query) -> Query:
-        """Return the query with its language and with the plain words for what it says.
-
-        A recent query gives the same object again, with what was computed of it.
-        """
-        expanded = self._expanded.get(query)
-        if expanded is None:
-            expanded = self._expand(query)
-            with suppress(ValueError):  # larger than the whole cache
-                self._expanded[query] = expanded
-        return expanded
-
-    def _expand(self, query: Query) -> Query:
+        """Return the query with its language and with the plain words for what it says."""
         language = detect_language(query.user_text)
         words = self._find_words(query.search_text, language)
         if language == ENGLISH:
@@ -118,11 +100,6 @@ class Glossary:
             found += words.find(text)
         found += (self._own_unspaced if language in _UNSPACED_LANGUAGES else self._own).find(text)
         return _join_distinct(word for words in dict.fromkeys(found[:_MAX_ENTRIES]) for word in words.split())
-
-
-def _estimate_bytes(query: Query) -> int:
-    """Estimate the memory of a query as key and value: its texts in several forms, and its terms."""
-    return _ENTRY_BYTES + _BYTES_PER_CHARACTER * sum(map(len, (query.user_text, query.context, *query.texts)))
 
 
 def _join_distinct(words: Iterable[str]) -> str:

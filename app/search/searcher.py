@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from app.auth.users import User
 from app.catalog.projects import Project, ProjectCache
@@ -26,6 +27,7 @@ from app.search.large_tenant import LargeTenantSearch
 from app.search.learned import NOTHING_LEARNED, Learned, LearnedCache
 from app.search.postgres import Evidence, HybridSearch, SearchResult
 from app.search.query import Query, parse_query
+from app.search.questions import QuestionCache
 from app.search.scoring import ScoringParams, Strategy
 from app.search.term_stats import TermStats
 
@@ -88,6 +90,10 @@ class Searcher:
     tracing: Tracing = field(default_factory=Tracing)
     learned_cache: LearnedCache = field(default_factory=LearnedCache)
     projects: ProjectCache = field(default_factory=ProjectCache)
+
+    @cached_property
+    def questions(self) -> QuestionCache:
+        return QuestionCache(self.glossary)
 
     @property
     def model(self) -> EmbeddingModel:

@@ -81,7 +81,7 @@ async def search_inline(
     are searched in any case.
     """
     searcher = inline.searcher
-    queries = [searcher.glossary.expand(query) for query in queries]
+    queries = [searcher.questions.expand(caller.require_user().id, query) for query in queries]
     options = await resolve_options(searcher, caller, DiscoveryRequest(queries[0], limit=limit))
     embeddings = [await searcher.embed_query(query, options) for query in queries]
     params = [searcher.make_params(query, options, each) for query, each in zip(queries, embeddings, strict=True)]

@@ -2,6 +2,7 @@
 connections while another user works, and checks that nothing is held afterwards."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -132,6 +133,24 @@ async def test_half_sent_headers_end_at_the_deadline(open_service: OpenService) 
             assert {answer[:15] for answer in answers} == {b"", b"HTTP/1.1 200 OK"}
             await app.wait_for_connections(1)
             await assert_served(http, 1)
+
+
+async def test_headers_beyond_64_kib_are_refused_while_they_arrive(container: Container) -> None:
+    begin = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Large: "
+    async with serve_app(container) as app:
+        fitting = await app.connect(begin)
+        fitting.writer.write(b"a" * 30_000 + b"\r\n\r\n")
+        assert (await fitting.read_head()).startswith(b"HTTP/1.1 200 ")
+        fitting.close()
+        endless = await app.connect(begin)
+        answer = asyncio.create_task(endless.read_rest())
+        with contextlib.suppress(ConnectionError):
+            while not answer.done():
+                endless.writer.write(b"a" * 10_000)
+                await endless.writer.drain()
+        assert (await answer)[:12] in (b"HTTP/1.1 431", b"")  # a client that goes on sending may lose the answer
+        endless.close()
+        await app.wait_for_connections(0)
 
 
 async def test_the_connection_that_waits_longest_is_closed_if_too_many_wait(container: Container) -> None:
