@@ -48,6 +48,8 @@ def running_service(
     environment = {
         # the socket of the embedded Postgres is among the temporary files
         **{name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ},
+        # for a `module`, or an embedder, of a benchmark
+        "PYTHONPATH": str(Path(__file__).parents[1]),
         "TOOLSCOUT_PORT": str(port),
         "TOOLSCOUT_DATA_DIR": str(folder / "data"),
         "TOOLSCOUT_ADMIN_API_KEY": ADMIN_KEY,

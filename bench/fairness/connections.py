@@ -37,14 +37,16 @@ async def _hold_one(port: int, content: bytes, statuses: Counter[str]) -> None:
                     writer.write(content[start : start + _CHUNK])
                     await writer.drain()
                 while received := await reader.read(_CHUNK):
-                    statuses[received[9:12].decode(errors="replace")] += received.startswith(b"HTTP/1.1")
+                    if received.startswith(b"HTTP/1.1 "):
+                        statuses[received[9:12].decode()] += 1
             finally:
                 writer.transport.abort()
         await asyncio.sleep(RECONNECT_S)
 
 
-async def send_and_hang_up(port: int, request: bytes, hold_s: float) -> None:
-    """Send the request again and again, and hang up each time before it is answered."""
+async def send_and_hang_up(port: int, request: bytes, hold_s: float, delay_s: float = 0.0) -> None:
+    """Send the request again and again, and hang up each time before it is answered. Begin after the delay."""
+    await asyncio.sleep(delay_s)
     while True:
         with suppress(OSError):
             _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,11 +1,13 @@
 """A running service with an attacker and a victim, and what can be seen of it from outside."""
 
 import itertools
+import os
+import socket
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,13 +97,22 @@ class Stage:
         return sum(each.laddr.port == self.service.port and each.status == "ESTABLISHED" for each in connections)
 
     def wait_for_release(self) -> dict[str, float]:
-        """Return what is still held `RELEASE_S` after the attacker has gone; nothing, as soon as all is released."""
+        """Hang up, and return what is still held after `RELEASE_S`; nothing, as soon as all is released."""
+        self._close_own_connections()
         deadline = time.monotonic() + RELEASE_S
         while held := self._list_held():
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
         return held
+
+    def _close_own_connections(self) -> None:
+        """Close what a cancelled HTTP client has left open: the service may keep such a connection for its next use."""
+        for connection in psutil.Process().net_connections(kind="tcp"):
+            if connection.raddr and connection.raddr.port == self.service.port:
+                # a copy: the client's own socket closes its descriptor some time
+                with socket.socket(fileno=os.dup(connection.fd)) as copied, suppress(OSError):
+                    copied.shutdown(socket.SHUT_RDWR)
 
     def _list_held(self) -> dict[str, float]:
         held = {label: self.read_gauge(name) for label, name in _GAUGES.items()}

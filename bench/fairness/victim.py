@@ -23,8 +23,10 @@ from bench.load.traffic import make_question
 
 Kind = Literal["discover", "push", "register"]
 _TIMEOUT_S = 10.0
-_RATES = {"discover": 20.0, "push": 5.0, "register": 10.0}
-"""Requests in a second. Pushes to one server wait for each other."""
+_RATES = {"discover": 20.0, "push": 3.0, "register": 10.0}
+"""Requests in a second. Pushes to one server wait for each other, and take some 150 ms."""
+_STRETCH = {"push": 2.0}
+"""How many times as long as others a kind of victim is measured, since it sends few requests."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ async def _measure(victim: Victim, seconds: float) -> Sample:
     async with httpx.AsyncClient(base_url=victim.url, headers=headers, timeout=_TIMEOUT_S, limits=limits) as client:
         await client.get("/healthz")  # the first request would also load and connect
         started, requests = time.perf_counter(), []
-        for number in range(round(seconds / interval_s)):
+        for number in range(round(seconds * _STRETCH.get(victim.kind, 1.0) / interval_s)):
             due = started + number * interval_s
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             requests.append(asyncio.create_task(_send(client, victim, victim.start + number, due, sample)))

@@ -28,8 +28,10 @@ async def hang_up_on_calls(stage: Stage) -> None:
     headers = [("Authorization", f"Bearer {stage.keys.attacker}")]
     request = make_head("/execute", len(body), headers) + body
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(CALLERS):
-            tasks.create_task(send_and_hang_up(stage.service.port, request, HOLD_S))
+        for number in range(CALLERS):
+            # one after the other: they do not know of each other
+            delay_s = number * HOLD_S / CALLERS
+            tasks.create_task(send_and_hang_up(stage.service.port, request, HOLD_S, delay_s))
 
 
 def register_hanging_servers(stage: Stage) -> None:
