@@ -117,13 +117,18 @@ async def holding(
         yield blocker
 
 
-async def waiting(blocker: psycopg.AsyncConnection[Any], count: int) -> None:
-    """Wait until this many sessions of this database wait for a lock. Other databases belong to other services."""
+async def waiting(blocker: psycopg.AsyncConnection[Any], count: int, statement: str = "") -> None:
+    """Wait until this many sessions of this database wait for a lock, with a statement that contains this text.
+
+    Other databases belong to other services. Background tasks may wait for the lock as well.
+    """
 
     async def look() -> bool:
         await blocker.execute("SELECT pg_stat_clear_snapshot()")  # the statistics are otherwise those of the first look
         cursor = await blocker.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
+            "AND strpos(query, %s) > 0",
+            [statement],
         )
         [(waiting,)] = await cursor.fetchall()
         return bool(waiting >= count)

@@ -26,7 +26,7 @@ class ConcurrencyLimit:
         self._by_owner: Counter[str] = Counter()
         self._known = 0
         self._unknown = 0
-        metrics.requests_in_flight.set_function(lambda: self._known + self._unknown)
+        self._in_flight = metrics.requests_in_flight
         self._refused = metrics.refused
 
     @contextmanager
@@ -35,11 +35,13 @@ class ConcurrencyLimit:
         if max_in_flight := self._get_max_in_flight():
             self._check_limits(owner, max_in_flight)
         self._known += 1
+        self._in_flight.inc()
         self._by_owner[owner] += 1
         try:
             yield
         finally:
             self._known -= 1
+            self._in_flight.dec()
             self._by_owner[owner] -= 1
             if not self._by_owner[owner]:
                 del self._by_owner[owner]
@@ -51,10 +53,12 @@ class ConcurrencyLimit:
         if max_in_flight and self._unknown >= max(_MIN_UNKNOWN, math.ceil(max_in_flight * _UNKNOWN_SHARE)):
             raise self.refuse_overload()
         self._unknown += 1
+        self._in_flight.inc()
         try:
             yield
         finally:
             self._unknown -= 1
+            self._in_flight.dec()
 
     def _check_limits(self, owner: str, max_in_flight: int) -> None:
         if self._known >= max_in_flight:
