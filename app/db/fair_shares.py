@@ -1,6 +1,6 @@
 """Share a fixed number of connections fairly, so that no user's load decides how long others wait for one.
 
-- A user holds at most its share, and never all: there is room for whoever comes next.
+- A user holds at most its share, and never all: there is room for the next user.
 - Those who wait are served in turn, one connection for each.
 - Authentication is served first, and room is reserved for it: it takes one short round trip, and everybody needs it.
 """

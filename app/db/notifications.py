@@ -1,6 +1,6 @@
 """Hear at once what other processes commit, through LISTEN and NOTIFY, on a connection of its own.
 
-A notification hastens what happens anyway: whoever subscribes also looks by itself every few seconds. So nothing breaks
+A notification hastens what happens anyway: each subscriber also polls every few seconds. So nothing breaks
 while the connection is away, nor behind a pooler that does not pass notifications on.
 """
 

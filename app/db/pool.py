@@ -1,6 +1,6 @@
 """A pool of connections that each serve two ways: through SQLAlchemy, and directly through its driver.
 
-SQLAlchemy's own pool would take as long for each transaction as a short statement, and serve whoever came first.
+SQLAlchemy's own pool would take as long for each transaction as a short statement, and is not fair to users.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class Embedder(Protocol):
     def load(self) -> None:
         """Load what embedding needs, or raise `ConfigurationError`. It may take a second, so call it from a thread.
 
-        The first text would do the same, but whoever sends it had to wait.
+        The first text would do the same, but its sender would have to wait.
         """
 
     def expect_dimension(self, dimension: int) -> None:

@@ -99,7 +99,7 @@ class FairThread(Generic[Item, Result]):
             return
         try:
             results = self._process([job.item for job in jobs])
-        except Exception as error:  # noqa: BLE001 boundary: whoever waits for the result gets it
+        except Exception as error:  # noqa: BLE001 boundary: the caller that waits for the result gets it
             if len(jobs) == 1:
                 jobs[0].future.set_exception(error)
                 return

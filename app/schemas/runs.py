@@ -31,7 +31,7 @@ class RunOut(Output):
     progress: RunProgressOut
     counts: dict[str, int] = Field(
         description="`added`, `changed`, `unchanged`, `removed` and `refused` tools; `embedded`: vectors that are new "
-        "for this user, whoever else has the same tools"
+        "for this user, even if other users have the same tools"
     )
     refused: list[dict[str, Any]]
     warnings: list[str]

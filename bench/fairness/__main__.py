@@ -24,7 +24,7 @@ from bench.fairness.results import Result, format_table, to_json
 from bench.fairness.stage import Ports, Stage, Template, make_template, open_stage
 from bench.fairness.victim import Sample, VictimProcess, victim_process
 from bench.load.catalogue import PRODUCTS
-from bench.result_files import add_result_options, has_matplotlib, read_before, write_results
+from bench.result_files import add_result_options, choose_results_folder, has_matplotlib, read_before, write_results
 from bench.service import free_port
 
 CLOSE_S = 0.5
@@ -140,10 +140,13 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="short periods: whether it works, not how well")
     add_result_options(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    choose_results_folder(options, is_partial=options.quick or options.only is not None)
+    return options
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 1 if an attack did harm."""
     options = parse_options(arguments)
     chosen = [each for each in ATTACKS if options.only is None or each.name in options.only]
     with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from bench.fairness.plot import draw_fairness  # noqa: PLC0415 needs matplotlib
 
         draw_fairness(content, read_before(options), options.results / "fairness.png")
+    return 0 if all(result.passed for result in results) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

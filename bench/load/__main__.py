@@ -35,7 +35,7 @@ from bench.load.contestants import (
 from bench.load.request_trips import count_round_trips
 from bench.load.results import Row, format_table, make_slice, to_json
 from bench.load.servers import Servers, running_servers
-from bench.result_files import add_result_options, has_matplotlib, read_before, write_results
+from bench.result_files import add_result_options, choose_results_folder, has_matplotlib, read_before, write_results
 from bench.service import Service, running_service
 
 CALLS = 300
@@ -168,7 +168,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of a slice (default: 1)")
     parser.add_argument("--quick", action="store_true", help="one round of very short slices with 50 tools a user")
     add_result_options(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    choose_results_folder(options, is_partial=options.quick)
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

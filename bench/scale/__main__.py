@@ -23,7 +23,7 @@ from app.local_postgres.postgres import EmbeddedPostgres
 from app.observability.logging import configure_logging
 from bench.load.cpu import read_postmaster_pid
 from bench.relevance.index import open_bench_container, open_data_folder
-from bench.result_files import RESULTS, has_matplotlib, write_results
+from bench.result_files import add_results_option, choose_results_folder, has_matplotlib, write_results
 from bench.scale.catalogue import (
     RealTools,
     analyze,
@@ -71,8 +71,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--real-tools", type=int, help="how many real tools to embed (default: all)")
     parser.add_argument("--quick", action="store_true", help="small numbers, to see that it runs")
     parser.add_argument("--data", type=Path, metavar="DIR", help="an empty folder for the database")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results (default: bench/results)")
+    add_results_option(parser)
     options = parser.parse_args(arguments)
+    choose_results_folder(options, is_partial=options.quick)
     if options.quick:
         options.sizes, options.indexed_from, options.users, options.user_tools = [50, 600], 500, 6, 50
         options.questions, options.real_tools = 8, 100

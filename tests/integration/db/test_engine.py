@@ -10,27 +10,10 @@ import pytest
 from sqlalchemy import insert, select
 
 from app.db.engine import APP_ROLE, Database
-from app.db.migrate import migrate
 from app.db.tables import mcp_servers, users
 from app.errors import DatabaseDown, QueryFailed
-from app.local_postgres.postgres import EmbeddedPostgres
-from tests.support.factories import make_database
 
 SERVERS = "SELECT user_id FROM mcp_servers ORDER BY user_id"
-
-
-@pytest.fixture(scope="module")
-async def url(postgres: EmbeddedPostgres) -> str:
-    """Two users, with one server each."""
-    url = make_database(postgres)
-    await asyncio.to_thread(migrate, url)
-    database = Database(url, pool_size=1)
-    async with database.system_transaction() as session:
-        for user_id in ("alice", "bob"):
-            await session.execute(insert(users).values(id=user_id))
-            await session.execute(insert(mcp_servers).values(user_id=user_id, id=user_id, name="s", transport="push"))
-    await database.close()
-    return url
 
 
 @pytest.fixture

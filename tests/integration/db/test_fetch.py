@@ -5,15 +5,10 @@ from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
-from sqlalchemy import insert
 
 from app.db.engine import APP_ROLE, Database
-from app.db.migrate import migrate
 from app.db.pipeline import Statement
-from app.db.tables import mcp_servers, users
 from app.errors import DatabaseDown, QueryFailed, QueryInterrupted
-from app.local_postgres.postgres import EmbeddedPostgres
-from tests.support.factories import make_database
 from tests.support.round_trips import counted_round_trips
 
 SERVERS: Statement = ("SELECT user_id FROM mcp_servers ORDER BY user_id", None)
@@ -26,20 +21,6 @@ PREPARED: Statement = (
     {"text": "%/*x*/%"},
 )
 OWN_PID: Statement = ("SELECT pg_backend_pid()", None)
-
-
-@pytest.fixture(scope="module")
-async def url(postgres: EmbeddedPostgres) -> str:
-    """Two users, with one server each."""
-    url = make_database(postgres)
-    await asyncio.to_thread(migrate, url)
-    database = Database(url, pool_size=1)
-    async with database.system_transaction() as session:
-        for user_id in ("alice", "bob"):
-            await session.execute(insert(users).values(id=user_id))
-            await session.execute(insert(mcp_servers).values(user_id=user_id, id=user_id, name="s", transport="push"))
-    await database.close()
-    return url
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from app.search.snapshot_cache import SnapshotCache
 from app.search.snapshots import Snapshot, read_snapshot
 from tests.support.broken_search import broken_search
 from tests.support.clients import TestUser, get_app, new_user, open_client
-from tests.support.factories import make_settings, resolve_nothing, tool
+from tests.support.factories import ADMIN_KEY, make_settings, resolve_nothing, tool
 from tests.support.sql_statements import recorded_statements
 
 MIB = 2**20
@@ -65,6 +65,19 @@ async def test_a_scope_is_loaded_at_its_second_use(container: Container, ada: Te
     snapshot = await use(cache, container, ada)
     assert snapshot is not None
     assert sorted(snapshot.index.names.tool_names) == sorted(each["name"] for each in TOOLS)
+
+
+async def test_a_user_who_is_created_again_finds_nothing_of_its_predecessor(container: Container) -> None:
+    async with new_user(container) as user, open_client(container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+        await user.add_tools(*TOOLS)
+        for _ in range(2):
+            await user.discover("show a page")
+        await container.discoverer.snapshots.wait_loaded()
+        before = await container.discoverer.snapshots.get(await read_user(container, user), make_scope(container, user))
+        assert before is not None
+        assert (await admin.delete(f"/users/{user.id}")).status_code == 204
+        again = await admin.post("/discover", json={"query": "show a page"}, headers={"X-User-Id": user.id})
+    assert (again.json()["tools"], again.json()["no_match_reason"]) == ([], "no_tools")
 
 
 async def test_a_change_of_the_catalogue_ends_a_snapshot_at_once(container: Container, ada: TestUser) -> None:
