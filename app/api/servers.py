@@ -1,17 +1,20 @@
 """REST: a user's MCP servers."""
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Response
 
 from app.api.strict_route import StrictRoute
 from app.catalog import servers
 from app.catalog.client_config.config import read_client_config
 from app.catalog.servers import NewServer
+from app.container import Container
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, PageParams, Session, Tenant
 from app.management import servers as manage_servers
 from app.management.server_import import import_servers as run_import
 from app.schemas.base import Items, given_fields, render_page
 from app.schemas.server_import import ImportBody, ImportOut, plan_import, render_import
-from app.schemas.servers import NewServerBody, ServerChanges, ServerOut
+from app.schemas.servers import CredentialsBody, NewServerBody, ServerChanges, ServerOut
 
 router = APIRouter(tags=["servers"], route_class=StrictRoute)
 
@@ -84,6 +87,42 @@ async def change_server(
         given_fields(body),
         container.quotas,
         actor=caller.actor,
+    )
+    return ServerOut.model_validate(server)
+
+
+@router.put("/servers/{server_id}/credentials")
+async def replace_credentials(
+    server_id: str, body: CredentialsBody, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
+) -> ServerOut:
+    """Replace the headers that are sent to the server, and nothing else: for a backend that signs its users in itself.
+
+    The next call uses them, and a run lists the server's tools again."""
+    return await _replace_headers(container, tenant.id, server_id, body.headers, caller.actor)
+
+
+@router.delete("/servers/{server_id}/credentials", status_code=204)
+async def delete_credentials(
+    server_id: str, tenant: Tenant, container: ContainerDep, caller: CatalogWriteCaller
+) -> Response:
+    """Delete the stored headers. The server and its tools stay."""
+    await _replace_headers(container, tenant.id, server_id, {}, caller.actor)
+    return Response(status_code=204)
+
+
+async def _replace_headers(
+    container: Container, user_id: str, server_id: str, headers: Mapping[str, str], actor: str
+) -> ServerOut:
+    server = await manage_servers.replace_credentials(
+        container.database,
+        container.mcp_pool,
+        container.sealer,
+        container.worker,
+        user_id,
+        server_id,
+        headers,
+        container.quotas,
+        actor=actor,
     )
     return ServerOut.model_validate(server)
 

@@ -94,8 +94,11 @@ async def change_server(
     quotas: Quotas,
     *,
     actor: str,
+    action: str = "server.change",
 ) -> Server:
-    """Update a server, and queue a run where its tools, or the texts that are searched, may have changed."""
+    """Update a server, and queue a run where its tools, or the texts that are searched, may have changed.
+
+    `action` is the name of the audit event."""
     async with database.transaction(user_id) as session:
         before = await servers.get_server(session, user_id, server_id)
     # between two transactions: a new host name is resolved, and no connection is held meanwhile
@@ -105,7 +108,7 @@ async def change_server(
         await lock_server(session, user_id, server_id)
         before = await servers.get_server(session, user_id, server_id)
         after = await servers.update_server(session, sealer, user_id, server_id, changes)
-        await record_event(session, user_id, actor, "server.change", server_id)
+        await record_event(session, user_id, actor, action, server_id)
         needs_listing = _needs_listing(before, after)
         # the server's name and tags are part of the text that is searched
         is_renamed = after.name != before.name or set(after.tags) != set(before.tags)
@@ -115,6 +118,26 @@ async def change_server(
         if after.config_version != before.config_version:
             session.after_commit(mcp_pool.forget, user_id, server_id)
     return after
+
+
+async def replace_credentials(
+    database: Database,
+    mcp_pool: McpPool,
+    sealer: Sealer,
+    worker: Worker,
+    user_id: str,
+    server_id: str,
+    headers: Mapping[str, str],
+    quotas: Quotas,
+    *,
+    actor: str,
+) -> Server:
+    """Replace the headers that are sent to a server: start a new connection with them, and list its tools again."""
+    action = "server.credentials.replace" if headers else "server.credentials.delete"
+    changes = {"headers": headers}
+    return await change_server(
+        database, mcp_pool, sealer, worker, user_id, server_id, changes, quotas, actor=actor, action=action
+    )
 
 
 async def _check_changes(mcp_pool: McpPool, before: Server, changes: Mapping[str, Any]) -> None:

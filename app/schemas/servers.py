@@ -1,12 +1,12 @@
 """Request and response models of MCP servers."""
 
-import re
 from datetime import datetime
 from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from app.catalog.availability import Status
+from app.catalog.request_headers import HEADER_VALUE, MAX_HEADER_VALUE, MAX_HEADERS, check_header_names
 from app.catalog.servers import check_transport
 from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import TRANSPORT_ALIASES, Transport
@@ -23,17 +23,7 @@ from app.schemas.base import (
     make_synonyms,
 )
 
-# set by the protocol and by the connection themselves
-_RESERVED_HEADERS = frozenset(
-    """
-    accept accept-encoding connection content-encoding content-length content-type expect host keep-alive
-    last-event-id mcp-method mcp-name mcp-protocol-version mcp-session-id proxy-authorization proxy-connection te
-    trailer transfer-encoding upgrade
-    """.split()
-)
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
-
-HeaderValue = Annotated[str, StringConstraints(max_length=8_192, pattern=r"^[\x20-\x7e\t]*$")]
+HeaderValue = Annotated[str, StringConstraints(max_length=MAX_HEADER_VALUE, pattern=HEADER_VALUE)]
 ToolPermissions = Annotated[dict[Visible, bool], Field(max_length=1_000)]
 _NAME = "unique among the user's servers; for a stdio server, its name in the operator's file"
 _URL = "its MCP endpoint: https, or a host that TOOLSCOUT_OUTBOUND_ALLOW lists; not for `stdio` and `push`"
@@ -75,10 +65,7 @@ class _ServerFields(Input):
     @field_validator("headers", check_fields=False)
     @classmethod
     def _check_headers(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        if invalid := [name for name in value or {} if not _HEADER_NAME.fullmatch(name)]:
-            raise ValueError(f"{invalid[0][:40]!r} is not a header name")
-        if reserved := [name for name in value or {} if name.lower() in _RESERVED_HEADERS]:
-            raise ValueError(f"{reserved[0]!r} is set by the connection itself")
+        check_header_names(value or {})
         return value
 
 
@@ -87,7 +74,7 @@ class NewServerBody(_ServerFields):
     transport: GivenTransport = Field(description=_TRANSPORT, examples=["push"])
     description: Description = Field("", description=_DESCRIPTION)
     url: str | None = Field(None, max_length=2_048, description=_URL)
-    headers: dict[str, HeaderValue] = Field({}, max_length=32, description=_HEADERS)
+    headers: dict[str, HeaderValue] = Field({}, max_length=MAX_HEADERS, description=_HEADERS)
     tags: Tags = Field([], description=_TAGS)
     enabled: bool = Field(True, description=_ENABLED)
     tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)
@@ -106,10 +93,21 @@ class ServerChanges(_ServerFields, Changes):
     description: Description = Field("", description=_DESCRIPTION)
     transport: GivenTransport = Field("push", description=_TRANSPORT)
     url: str | None = Field(None, max_length=2_048, description=_URL)
-    headers: dict[str, HeaderValue] | None = Field(None, max_length=32, description=_HEADERS)
+    headers: dict[str, HeaderValue] | None = Field(None, max_length=MAX_HEADERS, description=_HEADERS)
     tags: Tags = Field([], description=_TAGS)
     enabled: bool = Field(True, description=_ENABLED)
     tool_permissions: ToolPermissions = Field({}, description=_PERMISSIONS)
+
+
+class CredentialsBody(_ServerFields):
+    synonyms = make_synonyms(headers="header credentials")
+
+    headers: dict[str, HeaderValue] = Field(
+        min_length=1,
+        max_length=MAX_HEADERS,
+        description=f"{_HEADERS}; they replace all stored headers",
+        examples=[{"Authorization": "Bearer its-token"}],
+    )
 
 
 class ServerOut(Output):

@@ -169,6 +169,16 @@ class Servers(_RunResource[TransportT]):
         return self._send_without_result(make_request("DELETE /servers/{}", server_id))
 
     @endpoint
+    def set_credentials(self, server_id: str, headers: Mapping[str, str]) -> Steps[Server]:
+        """Replace the headers that Toolscout sends to the server, such as a token that the backend has obtained."""
+        return self._fetch(Server, make_request("PUT /servers/{}/credentials", server_id, json={"headers": headers}))
+
+    @endpoint
+    def delete_credentials(self, server_id: str) -> Steps[None]:
+        """Delete the stored headers. The server and its tools stay."""
+        return self._send_without_result(make_request("DELETE /servers/{}/credentials", server_id))
+
+    @endpoint
     def push_tools(
         self, server_id: str, tools: Sequence[Json], *, wait: bool = False, force: bool = False
     ) -> Steps[Run]:

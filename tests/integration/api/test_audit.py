@@ -92,6 +92,10 @@ CHANGES: dict[tuple[str, str], Change] = {
         "server.create", {"config": {"mcpServers": {"new": {"url": "https://mcp.example.com", "disabled": True}}}}, "id"
     ),
     ("PATCH", "/servers/{server_id}"): Change("server.change", {"description": "other"}, "server_id"),
+    ("PUT", "/servers/{server_id}/credentials"): Change(
+        "server.credentials.replace", {"headers": {"X-Key": "other"}}, "server_id"
+    ),
+    ("DELETE", "/servers/{server_id}/credentials"): Change("server.credentials.delete", None, "server_id"),
     ("DELETE", "/servers/{server_id}"): Change("server.delete", None, "server_id"),
     ("PUT", "/servers/{server_id}/tools"): Change("server.reindex", {"tools": [tool("pushed")]}, "server_id"),
     ("POST", "/servers/{server_id}/reindex"): Change("server.reindex", None, "server_id"),

@@ -257,6 +257,8 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("GET", "/servers/{server_id}", None),
     ("PATCH", "/servers/{server_id}", {"description": "taken over"}),
     ("DELETE", "/servers/{server_id}", None),
+    ("PUT", "/servers/{server_id}/credentials", {"headers": {"Authorization": "Bearer taken-over"}}),
+    ("DELETE", "/servers/{server_id}/credentials", None),
     ("PUT", "/servers/{server_id}/tools", {"tools": [tool("taken_over")]}),
     ("POST", "/servers/{server_id}/reindex", None),
     ("GET", "/servers/{server_id}/runs", None),

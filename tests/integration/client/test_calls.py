@@ -258,6 +258,10 @@ async def test_the_life_cycle_of_a_server(any_client: AnyClient) -> None:
     changed = await any_client(lambda client: client.servers.update(server.id, name="papers", tags=[]))
     assert (changed.name, changed.tags, changed.tool_count) == ("papers", [], 2)
     assert [item.name for item in await any_client.all(lambda client: client.servers.list())] == ["papers"]
+    signed_in = await any_client(lambda client: client.servers.set_credentials(server.id, {"X-Key": "secret"}))
+    assert signed_in.header_names == ["X-Key"]
+    await any_client(lambda client: client.servers.delete_credentials(server.id))
+    assert (await any_client(lambda client: client.servers.get(server.id))).header_names == []
     await any_client(lambda client: client.servers.delete(server.id))
     await expect_error(any_client(lambda client: client.servers.get(server.id)), NotFound)
 
