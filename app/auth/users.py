@@ -1,7 +1,7 @@
 """Users: the tenants. A user's id is the one that the chat backend uses."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -40,6 +40,8 @@ class User:
     """The user's own values of the chance that any tool fits (`embeddings.calibration.UserCalibration`)."""
     adaptation: Mapping[str, Any]
     """What the user's outcomes say about that chance (`usage.adaptation.CutEvidence`)."""
+    groups: Sequence[str]
+    """Sorted, as the identity provider named them last."""
     created_at: datetime
 
 
@@ -98,6 +100,13 @@ async def update_user(session: Session, user_id: str, changes: Mapping[str, Any]
     if row is None:
         raise _not_found()
     return _to_user(row)
+
+
+async def change_groups(session: Session, user_id: str, groups: Sequence[str], actor: str) -> User:
+    """Store the groups that the identity provider names."""
+    user = await update_user(session, user_id, {"groups": list(groups)})
+    await record_event(session, user_id, actor, "user.groups", user_id)
+    return user
 
 
 async def delete_user(session: Session, user_id: str) -> None:

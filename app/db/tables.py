@@ -74,6 +74,8 @@ users = Table(
     Column("calibration", JSONB),
     # sums over the outcomes of the user's answers, which move that chance
     _not_null("adaptation", JSONB, "'{}'"),
+    # as the user's newest token or sign-in through the identity provider names them
+    _not_null("groups", ARRAY(Text), "'{}'"),
     _created_at(),
 )
 

@@ -56,6 +56,7 @@ class UserOut(Output):
         "`TOOLSCOUT_DISCOVERY` is off for everyone"
     )
     tool_count: int
+    groups: list[ShownText] = Field(description="as the identity provider named them at the user's last sign-in")
     created_at: datetime
 
     @classmethod
@@ -67,5 +68,6 @@ class UserOut(Output):
             discovery_enabled=rollout.includes(user),
             discovery_decided_by=rollout.decided_by(user),
             tool_count=user.tool_count,
+            groups=list(user.groups),
             created_at=user.created_at,
         )

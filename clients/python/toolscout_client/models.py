@@ -440,6 +440,8 @@ class User:
     created_at: datetime
     discovery_decided_by: Literal["global", "user", "percent"] | None = None
     """None from a service that does not send it."""
+    groups: list[str] = field(default_factory=list)
+    """As the identity provider named them at the user's last sign-in."""
 
 
 class KeyFields(TypedDict, total=False):

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.auth.authentication import Authenticator
+from app.auth.users import change_groups
 from app.container import Container
 from tests.support.calls import connect_with_tools
 from tests.support.checks import assert_problem, everything, find_and_praise, leave_a_call, pages, rows_of
@@ -25,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "discovery_enabled": True,
     "discovery_decided_by": "percent",
     "tool_count": 0,
+    "groups": [],
 }
 
 
@@ -273,3 +275,15 @@ async def test_a_replica_that_knows_a_deleted_user_refuses_it_and_writes_nothing
             assert late.status_code == 401, late.text
             assert (await http.request(method, path, json=body, headers=keys[other_user.id])).is_success
     assert not any((await rows_of(container, user.id)).values())
+
+
+async def test_a_change_of_groups_is_stored_shown_and_audited(
+    container: Container, admin: httpx.AsyncClient, user: TestUser, other_user: TestUser
+) -> None:
+    async with container.database.system_transaction() as session:
+        changed = await change_groups(session, user.id, ["engineering", "staff"], "user:oidc:somebody")
+    assert list(changed.groups) == ["engineering", "staff"]
+    assert (await admin.get(f"/users/{user.id}")).json()["groups"] == ["engineering", "staff"]
+    assert (await admin.get(f"/users/{other_user.id}")).json()["groups"] == []
+    [event] = (await admin.get("/audit", params={"action": "user.groups", "target": user.id})).json()["items"]
+    assert event["actor"] == "user:oidc:somebody"

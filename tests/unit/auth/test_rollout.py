@@ -25,6 +25,7 @@ def make_user(user_id: str = "alice", *, enabled: bool = True, pinned: bool = Fa
         ann=False,
         calibration=None,
         adaptation={},
+        groups=(),
         created_at=datetime.now(UTC),
     )
 
