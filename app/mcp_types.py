@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.text.strict_json import Json, canonical_json
@@ -16,6 +16,9 @@ TRANSPORT_ALIASES: Mapping[str, Transport] = {
     "streamableHttp": "streamable_http",
 }
 """MCP clients have several names for streamable HTTP. All are accepted, and stored as one."""
+
+FINGERPRINT_VERSION = 2
+"""Stored with each hash, so that an upgrade of Toolscout does not look like a change of all tools."""
 
 _SSE_URL = re.compile(r"[^/?#]*//[^/?#]+(/[^?#]*)?/sse/?([?#].*)?", re.DOTALL)
 
@@ -61,6 +64,8 @@ class ToolDefinition:
     output_schema: Json | None
     annotations: Json | None
     meta: Json | None
+    icons: Sequence[Any] | None = None
+    execution: Json | None = None
 
     def as_mcp(self) -> Json:
         fields: dict[str, Any] = {
@@ -71,8 +76,18 @@ class ToolDefinition:
             "outputSchema": self.output_schema,
             "annotations": self.annotations,
             "_meta": self.meta,
+            "icons": self.icons,
+            "execution": self.execution,
         }
         return {key: value for key, value in fields.items() if value is not None}
 
+    def without_icons_and_execution(self) -> "ToolDefinition":
+        return replace(self, icons=None, execution=None)
+
     def fingerprint(self) -> str:
+        """Return the hash of the whole definition. Whoever changes what it covers must raise `FINGERPRINT_VERSION`."""
         return hashlib.sha256(canonical_json(self.as_mcp())).hexdigest()
+
+    def fingerprint_of_version_1(self) -> str:
+        """Return the hash that versions up to 0.2 have stored, which did not cover icons and execution."""
+        return self.without_icons_and_execution().fingerprint()

@@ -98,7 +98,12 @@ async def get_tool(
     project = caller.resolve_project(None)
     tool = await tools.get_tool(session, tenant.id, tool_id, container.model.id, project)
     known_examples = container.indexer.known_tools.find_examples(tool.name, tool.description)
-    return ToolDetailsOut(**ToolOut.model_validate(tool).model_dump(), known_examples=list(known_examples))
+    return ToolDetailsOut(
+        **ToolOut.model_validate(tool).model_dump(),
+        icons=tool.icons,
+        execution=tool.execution,
+        known_examples=list(known_examples),
+    )
 
 
 @router.patch("/tools/{tool_id}")

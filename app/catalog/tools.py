@@ -32,6 +32,8 @@ class Tool:
     input_schema: Json
     output_schema: Json | None
     annotations: Json | None
+    icons: list[Json] | None
+    execution: Json | None
     enabled: bool
     enabled_by: EnabledBy
     visible: bool

@@ -141,6 +141,8 @@ mcp_tools = Table(
     Column("output_schema", JSON(none_as_null=True)),
     Column("annotations", JSON(none_as_null=True)),
     Column("meta", JSON(none_as_null=True)),
+    Column("icons", JSON(none_as_null=True)),
+    Column("execution", JSON(none_as_null=True)),
     _not_null("tags", ARRAY(Text), "'{}'"),
     # the user's own switch, which overrides the rules; null: not set
     Column("switched", Boolean),
@@ -156,6 +158,8 @@ mcp_tools = Table(
     # soft delete: a tool that disappears and returns keeps its id, switch, tags and approval
     Column("vanished_at", DateTime(timezone=True)),
     _not_null("definition_hash", Text),
+    # what the hash covers, see mcp_types.py; older processes do not set it
+    _not_null("hash_version", SmallInteger, "1"),
     _not_null("index_hash", Text),
     _not_null("enriched_description", Text),
     _not_null("tokens", Integer),

@@ -122,9 +122,10 @@ def index_hash(tool: ToolDefinition, server_name: str, tags: Collection[str] = (
     """Hash everything that is stored of the tool for search. The order of keys and of tags does not matter.
 
     A tool without tags and without known examples has the hash that it had before there were any, so that it is not
-    embedded again.
+    embedded again. Icons and execution are not searched: a new icon needs no new vector.
     """
-    identity: Json = {"definition": tool.as_mcp(), "server": server_name, "enrichment": ENRICHMENT_VERSION}
+    definition = tool.without_icons_and_execution().as_mcp()
+    identity: Json = {"definition": definition, "server": server_name, "enrichment": ENRICHMENT_VERSION}
     if tags:
         identity["tags"] = sorted(tags)
     if examples:

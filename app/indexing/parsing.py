@@ -5,10 +5,11 @@ An invalid tool is refused with a reason; the other tools of the list are accept
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.errors import InvalidInput
+from app.indexing.icons import list_valid_icons
 from app.indexing.prompt_injection import find_instructions
 from app.indexing.sanitize import Finding, sanitize
 from app.mcp_client.surrogates import LONE_SURROGATE
@@ -33,6 +34,8 @@ class ListedTool:
     fingerprint: str
     """Hash of the definition as the server sent it."""
     findings: Sequence[Finding] = ()
+    fingerprint_of_version_1: str | None = None
+    """The hash that versions up to 0.2 would have stored; None for a tool that was read from the database."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def parse_definition(raw: Any) -> ToolDefinition | Refusal:
     try:
         definition = _parse_raw(raw)
         sanitized, _ = sanitize(definition.as_mcp())
-        return _make_definition(sanitized, definition.name)
+        return _remove_invalid_icons(_make_definition(sanitized, definition.name))
     except (_Refused, ValueError) as refusal:
         return Refusal(None, str(refusal))
 
@@ -166,7 +169,18 @@ def sanitize_definition(definition: ToolDefinition) -> ListedTool:
     original = definition.as_mcp()
     sanitized, hidden = sanitize(original)
     clean = definition if sanitized is original else _make_definition(sanitized, definition.name)
-    return ListedTool(clean, definition.fingerprint(), [*hidden, *find_instructions(sanitized)])
+    # no model reads icons, and encoded images contain any sequence of letters
+    read_by_models = {name: value for name, value in sanitized.items() if name != "icons"}
+    return ListedTool(
+        _remove_invalid_icons(clean),
+        definition.fingerprint(),
+        [*hidden, *find_instructions(read_by_models)],
+        definition.fingerprint_of_version_1(),
+    )
+
+
+def _remove_invalid_icons(definition: ToolDefinition) -> ToolDefinition:
+    return definition if definition.icons is None else replace(definition, icons=list_valid_icons(definition.icons))
 
 
 def _make_definition(raw: Json, name: str) -> ToolDefinition:
@@ -178,6 +192,9 @@ def _make_definition(raw: Json, name: str) -> ToolDefinition:
         output_schema=_get_optional(raw, "outputSchema", dict),
         annotations=_get_optional(raw, "annotations", dict),
         meta=_get_optional(raw, "_meta", dict),
+        # of another type they are ignored: a tool works without its icons
+        icons=icons if isinstance(icons := raw.get("icons"), list) else None,
+        execution=execution if isinstance(execution := raw.get("execution"), dict) else None,
     )
 
 

@@ -2,7 +2,8 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pgvector import SparseVector
 
@@ -15,9 +16,9 @@ from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import ListedTool
 from app.indexing.sanitize import Finding
 from app.indexing.tool_vectors import ToolTexts
-from app.mcp_types import ToolDefinition
+from app.mcp_types import FINGERPRINT_VERSION, ToolDefinition
 from app.search.intents import Action, detect_tool_action
-from app.text.strict_json import dump_json
+from app.text.strict_json import Json, dump_json
 
 CountTokens = Callable[[str], int]
 
@@ -35,6 +36,32 @@ class StoredTool:
     is_indexed: bool = True
     """Whether it has a row for that model, with or without a vector."""
     own_tags: Sequence[str] = ()
+    hash_version: int = FINGERPRINT_VERSION
+
+    def rehash(self, listed: ListedTool) -> "StoredTool":
+        """Return the tool with today's hashes, where an older version has stored those of the listed definition.
+
+        What an older hash did not cover counts as unchanged at the first listing after an upgrade.
+        """
+
+        def update(stored_hash: str) -> str:
+            return listed.fingerprint if stored_hash == listed.fingerprint_of_version_1 else stored_hash
+
+        definition_hash, approved_hash = update(self.definition_hash), update(self.approved_hash)
+        return replace(
+            self, definition_hash=definition_hash, approved_hash=approved_hash, hash_version=FINGERPRINT_VERSION
+        )
+
+
+@dataclass(frozen=True)
+class RehashedTool:
+    """A stored tool with the hashes and the fields that the version which stored it did not know."""
+
+    tool_id: str
+    definition_hash: str
+    approved_hash: str
+    icons: Sequence[Any] | None
+    execution: Json | None
 
 
 @dataclass(frozen=True)
@@ -72,10 +99,11 @@ class Plan:
     count_missing_vectors: Sequence[MissingVector]
     unapproved: Sequence[str]
     """The names of tools whose current definition has not been approved."""
+    rehashed: Sequence[RehashedTool] = ()
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rows or self.removed_ids or self.count_missing_vectors)
+        return not (self.rows or self.removed_ids or self.count_missing_vectors or self.rehashed)
 
 
 @dataclass(frozen=True)
@@ -123,6 +151,12 @@ def make_plan(
     rows: list[ToolRow] = []
     missing: list[MissingVector] = []
     added = changed = 0
+    rehashed = {
+        listed.definition.name: known.rehash(listed)
+        for listed in tools
+        if (known := stored.get(listed.definition.name)) is not None and _has_old_hashes(known, listed)
+    }
+    stored = {**stored, **rehashed}
     for listed in tools:
         tool = listed.definition
         known = stored.get(tool.name)
@@ -140,7 +174,8 @@ def make_plan(
     names = {listed.definition.name for listed in tools}
     removed = [known.tool_id for name, known in stored.items() if name not in names and not known.is_deleted]
     unapproved = [listed.definition.name for listed in tools if _is_unapproved(stored, listed)]
-    return Plan(added, changed, len(tools) - added - changed, rows, removed, missing, unapproved)
+    updates = [_make_rehashed(rehashed[name], each) for each in tools if (name := each.definition.name) in rehashed]
+    return Plan(added, changed, len(tools) - added - changed, rows, removed, missing, unapproved, updates)
 
 
 def plan_backfill(
@@ -165,6 +200,15 @@ def plan_backfill(
 def _make_texts(tool: ToolDefinition, target: IndexTarget, tags: Sequence[str]) -> ToolTexts:
     document = documents.embedded_text(tool, target.server_name, tags)
     return ToolTexts(document, target.find_examples(tool), target.cache_scope)
+
+
+def _has_old_hashes(known: StoredTool, listed: ListedTool) -> bool:
+    return known.hash_version < FINGERPRINT_VERSION and listed.fingerprint_of_version_1 is not None
+
+
+def _make_rehashed(tool: StoredTool, listed: ListedTool) -> RehashedTool:
+    definition = listed.definition
+    return RehashedTool(tool.tool_id, tool.definition_hash, tool.approved_hash, definition.icons, definition.execution)
 
 
 def _is_up_to_date(known: StoredTool | None, listed: ListedTool, index_hash: str) -> bool:

@@ -16,9 +16,9 @@ from app.db.engine import Session
 from app.db.tables import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.embeddings.base import Vector
 from app.indexing.parsing import ListedTool, sanitize_definition
-from app.indexing.plan import IndexTarget, ModelUpdate, StoredTool, ToolRow
+from app.indexing.plan import IndexTarget, ModelUpdate, RehashedTool, StoredTool, ToolRow
 from app.indexing.sanitize import Finding
-from app.mcp_types import ToolDefinition
+from app.mcp_types import FINGERPRINT_VERSION, ToolDefinition
 from app.text.strict_json import Json, canonical_json
 from app.usage.priors import write_priors
 
@@ -28,7 +28,17 @@ MAX_DELETED_TOOLS = 1_000
 
 _DEFINITION_COLUMNS = tuple(
     mcp_tools.c[name]
-    for name in ("name", "title", "description", "input_schema", "output_schema", "annotations", "meta")
+    for name in (
+        "name",
+        "title",
+        "description",
+        "input_schema",
+        "output_schema",
+        "annotations",
+        "meta",
+        "icons",
+        "execution",
+    )
 )
 
 _SERVER_COLUMNS = (
@@ -38,8 +48,11 @@ _SERVER_COLUMNS = (
     "output_schema",
     "annotations",
     "meta",
+    "icons",
+    "execution",
     "findings",
     "definition_hash",
+    "hash_version",
     "index_hash",
     "enriched_description",
     "tokens",
@@ -51,7 +64,8 @@ async def read_tools(session: Session, user_id: str, server_id: str, model: str)
     """Return the server's tools by name, soft-deleted ones included, with the state of the model's vectors."""
     t, vectors = mcp_tools.c, mcp_tool_embeddings.c
     of_model = (vectors.user_id == t.user_id) & (vectors.tool_id == t.id) & (vectors.model == model)
-    columns = t.id, t.definition_hash, t.index_hash, t.approved_hash, t.findings, t.vanished_at, t.tags
+    hashes = t.definition_hash, t.index_hash, t.approved_hash, t.hash_version
+    columns = t.id, *hashes, t.findings, t.vanished_at, t.tags
     is_indexed = vectors.tool_id.is_not(None).label("is_indexed")
     tools = mcp_tools.outerjoin(mcp_tool_embeddings, of_model)
     statement = (
@@ -70,6 +84,7 @@ async def read_tools(session: Session, user_id: str, server_id: str, model: str)
             content_hash=row.content_hash,
             is_indexed=row.is_indexed,
             own_tags=row.tags,
+            hash_version=row.hash_version,
         )
         for row in await session.execute(statement)
     }
@@ -128,6 +143,7 @@ async def apply_updates(
     """Write the updates of all models, the active one first. Readers see the old tools until the transaction ends."""
     target, plan = updates[0].target, updates[0].plan
     await _soft_delete(session, user_id, target.server_id, plan.removed_ids)
+    await _update_old_hashes(session, user_id, plan.rehashed)
     await _write_history(session, user_id, target.server_id, run_id, plan.rows)
     await _write_tools(session, user_id, target.server_id, plan.rows)
     decisions = await evaluate_tools(session, user_id, target.server_id)
@@ -163,6 +179,18 @@ async def _soft_delete(session: Session, user_id: str, server_id: str, tool_ids:
     deleted = select(t.id).where(*_by_server(user_id, server_id), t.vanished_at.is_not(None), t.switched.is_(None))
     oldest = deleted.order_by(t.vanished_at.desc(), t.id).offset(MAX_DELETED_TOOLS)
     await session.execute(delete(mcp_tools).where(t.user_id == user_id, t.id.in_(oldest)))
+
+
+async def _update_old_hashes(session: Session, user_id: str, tools: Sequence[RehashedTool]) -> None:
+    """Write what an older version of Toolscout did not store. Must run before definitions are compared."""
+    if not tools:
+        return
+    names = "definition_hash", "approved_hash", "icons", "execution"
+    values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
+    values["hash_version"] = FINGERPRINT_VERSION
+    by_tool = mcp_tools.c.user_id == user_id, mcp_tools.c.id == bindparam("key")
+    rows = [{"key": tool.tool_id, **{f"new_{name}": getattr(tool, name) for name in names}} for tool in tools]
+    await session.execute(update(mcp_tools).where(*by_tool).values(**values), rows)
 
 
 async def _write_history(session: Session, user_id: str, server_id: str, run_id: str, rows: Sequence[ToolRow]) -> None:
@@ -233,9 +261,12 @@ def _tool_values(user_id: str, server_id: str, row: ToolRow) -> dict[str, Any]:
         "output_schema": definition.output_schema,
         "annotations": definition.annotations,
         "meta": definition.meta,
+        "icons": definition.icons,
+        "execution": definition.execution,
         "findings": [asdict(finding) for finding in row.findings],
         "definition_hash": row.definition_hash,
         "approved_hash": row.definition_hash,
+        "hash_version": FINGERPRINT_VERSION,
         "index_hash": row.index_hash,
         "enriched_description": row.enriched_description,
         "tokens": row.tokens,

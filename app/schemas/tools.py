@@ -92,6 +92,10 @@ class ToolOut(Output):
 
 
 class ToolDetailsOut(ToolOut):
+    icons: list[dict[str, Any]] | None = Field(
+        description="as the server lists them: https URLs and images in `data:` URLs, others are left out"
+    )
+    execution: dict[str, Any] | None = Field(description="as the server lists it")
     known_examples: list[str] = Field(
         description="messages that ship with this version of Toolscout for this tool, if it is a known one; part of "
         "the index from the next index run of its server, unless the last one has added them already"

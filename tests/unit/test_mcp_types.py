@@ -13,11 +13,13 @@ TOOL = ToolDefinition(
     output_schema={"type": "object"},
     annotations={"readOnlyHint": True},
     meta={"vendor": "x"},
+    icons=[{"src": "https://example.com/a.png"}],
+    execution={"taskSupport": "optional"},
 )
 
 
 def test_a_tool_is_rendered_with_mcp_names_and_without_missing_fields() -> None:
-    bare = replace(TOOL, title=None, output_schema=None, annotations=None, meta=None)
+    bare = replace(TOOL, title=None, output_schema=None, annotations=None, meta=None, icons=None, execution=None)
     assert bare.as_mcp() == {"name": "read_file", "description": "Read a file.", "inputSchema": TOOL.input_schema}
     assert TOOL.as_mcp().keys() == {
         "name",
@@ -27,6 +29,8 @@ def test_a_tool_is_rendered_with_mcp_names_and_without_missing_fields() -> None:
         "outputSchema",
         "annotations",
         "_meta",
+        "icons",
+        "execution",
     }
 
 
@@ -40,6 +44,8 @@ def test_a_tool_is_rendered_with_mcp_names_and_without_missing_fields() -> None:
         {"output_schema": None},
         {"annotations": {"readOnlyHint": False}},
         {"meta": None},
+        {"icons": None},
+        {"execution": {"taskSupport": "forbidden"}},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -50,6 +56,12 @@ def test_any_changed_field_changes_the_fingerprint(changes: dict[str, Any]) -> N
 def test_a_reordered_schema_does_not_change_the_fingerprint() -> None:
     reordered = {"properties": {"path": {"type": "string"}}, "type": "object"}
     assert replace(TOOL, input_schema=reordered).fingerprint() == TOOL.fingerprint()
+
+
+def test_a_hash_of_version_1_covers_neither_icons_nor_execution() -> None:
+    bare = TOOL.without_icons_and_execution()
+    assert TOOL.fingerprint_of_version_1() == bare.fingerprint() != TOOL.fingerprint()
+    assert replace(TOOL, title=None).fingerprint_of_version_1() != TOOL.fingerprint_of_version_1()
 
 
 @pytest.mark.parametrize(

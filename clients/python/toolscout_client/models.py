@@ -319,6 +319,9 @@ class Tool:
     server_status: str | None = None
     known_examples: list[str] | None = None
     """Messages that ship with Toolscout for a known tool; None in lists, and from the release 0.2.0 and older ones."""
+    icons: list[Json] | None = None
+    """As the server lists them; None in lists. So is `execution`."""
+    execution: Json | None = None
 
 
 @dataclass(frozen=True)

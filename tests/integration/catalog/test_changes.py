@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from app.catalog.servers import record_failure
 from app.catalog.visibility import apply_policy
@@ -17,8 +18,16 @@ from app.indexing import store
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.checks import assert_problem, pages
 from tests.support.clients import TestUser, new_user, open_client
-from tests.support.factories import ADMIN_KEY, make_database, make_settings, outbound_allow, tool
+from tests.support.factories import (
+    ADMIN_KEY,
+    make_database,
+    make_empty_database,
+    make_settings,
+    outbound_allow,
+    tool,
+)
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.version_0_1_0 import FACTS, restore_dump
 from tests.support.worker_steps import finished, holding, rows, send, waiting
 
 Json = dict[str, Any]
@@ -36,6 +45,8 @@ FORECAST = {
     "outputSchema": {"type": "object", "properties": {"rain": {"type": "number"}}},
     "annotations": {"readOnlyHint": True, "title": "Forecast"},
     "_meta": {"vendor": "acme", "version": 1},
+    "icons": [{"src": "https://example.com/rain.png", "sizes": ["48x48"]}],
+    "execution": {"taskSupport": "optional"},
 }
 REFUND = tool("refund_payment", "Give a customer their money back.")
 OTHER = {**FORECAST, "description": "Weather forecast for a city, hour by hour."}
@@ -53,6 +64,10 @@ CHANGES: dict[str, tuple[str, Any]] = {
     "1 in place of true": ("annotations", {"readOnlyHint": 1, "title": "Forecast"}),
     "meta": ("_meta", {"vendor": "acme", "version": 2}),
     "1.0 in place of 1": ("_meta", {"vendor": "acme", "version": 1.0}),
+    "icons": ("icons", [{"src": "https://example.com/sun.png", "sizes": ["48x48"]}]),
+    "no icons": ("icons", None),
+    "execution": ("execution", {"taskSupport": "forbidden"}),
+    "no execution": ("execution", None),
 }
 
 EVERY_WAY = {"hybrid", "semantic", "bm25", "by name", "kept", "in a project", "fallback", "listed as visible", "run"}
@@ -216,7 +231,7 @@ async def test_several_changed_fields_are_one_change_that_names_them_all(user: T
     server_id = await user.add_tools(FORECAST)
     await user.push(server_id, [{"name": "get_forecast", "description": FORECAST["description"]}])
     [change] = await history(user)
-    assert set(change["fields"]) == {"title", "inputSchema", "outputSchema", "annotations", "_meta"}
+    assert set(change["fields"]) == FORECAST.keys() - {"name", "description"}
 
 
 async def test_changes_of_another_user_can_be_neither_seen_nor_approved(user: TestUser, other_user: TestUser) -> None:
@@ -535,6 +550,51 @@ async def test_a_service_that_starts_with_the_same_policy_recomputes_nothing(
         await apply_policy(strict.database, policy)
         assert await catalog_version(strict, strict_user) == before
     await apply_policy(strict.database, held)
+
+
+async def test_an_upgrade_from_a_version_without_icons_changes_no_tool(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """The database is of version 0.1.0, whose servers may have listed icons that it did not store."""
+    url = make_empty_database(postgres)
+    restore_dump(url)
+    secret_key = SecretStr(FACTS["secret_key"])
+    settings = make_settings(tmp_path, secret_key=secret_key, hold_changed_tools=True)
+    async with (
+        open_container(settings, url) as upgraded,
+        open_client(upgraded, Authorization=f"Bearer {FACTS['keys']['alice']}") as http,
+    ):
+        alice, server_id = TestUser("alice", FACTS["keys"]["alice"], http), FACTS["servers"]["mail"]
+        icons = [{"src": "https://example.com/mail.png"}]
+        listed = [{**definition, "icons": icons} for definition in await read_definitions(upgraded, server_id)]
+        before = await alice.tools()
+        run = await alice.push(server_id, listed)
+        assert (run["counts"]["unchanged"], run["counts"]["changed"]) == (len(listed), 0)
+        assert run["warnings"] == ["changed, and held until approved: send_mail"], "as it was before the upgrade"
+        after = await alice.tools()
+        assert {name: (each["state"], each["visible"]) for name, each in after.items()} == {
+            name: (each["state"], each["visible"]) for name, each in before.items()
+        }
+        assert [change["icons"] for change in await read_definitions(upgraded, server_id)] == [icons] * len(listed)
+        # from now on the icons count
+        [first, *others] = listed
+        run = await alice.push(server_id, [{**first, "icons": [{"src": "https://example.com/evil.png"}]}, *others])
+        assert run["warnings"] == ["changed, and held until approved: delete_mail, send_mail"]
+        changed = (await alice.tools())[first["name"]]
+        assert changed["state"] == "changed"
+        [change] = (await http.get(f"/tools/{changed['id']}/history")).json()["items"]
+        assert change["fields"] == ["icons"]
+
+
+async def read_definitions(container: Container, server_id: str) -> list[Json]:
+    """Return the stored tools of a server as MCP tools."""
+    names = "name", "title", "description", "inputSchema", "outputSchema", "annotations", "_meta", "icons"
+    statement = """
+        SELECT name, title, description, input_schema, output_schema, annotations, meta, icons
+        FROM mcp_tools WHERE server_id = %(server)s AND vanished_at IS NULL ORDER BY name
+    """
+    stored = await rows(container, statement, server=server_id)
+    return [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in stored]
 
 
 async def catalog_version(container: Container, user: TestUser) -> int:

@@ -225,9 +225,11 @@ def shuffle_keys(value: Any, chance: random.Random) -> Any:
 @settings(max_examples=40)
 @given(st.dictionaries(texts, json_values, max_size=6), st.randoms(use_true_random=False))
 def test_no_reordering_of_keys_changes_the_hash(schema: dict[str, Any], chance: random.Random) -> None:
-    tool = replace(SEARCH, input_schema=schema, annotations=schema)
-    other = replace(SEARCH, input_schema=shuffle_keys(schema, chance), annotations=shuffle_keys(schema, chance))
+    tool = replace(SEARCH, input_schema=schema, annotations=schema, icons=[schema], execution=schema)
+    shuffled = shuffle_keys(schema, chance)
+    other = replace(SEARCH, input_schema=shuffled, annotations=shuffled, icons=[shuffled], execution=shuffled)
     assert index_hash(tool, "s") == index_hash(other, "s")
+    assert tool.fingerprint() == other.fingerprint()
 
 
 @settings(max_examples=40)

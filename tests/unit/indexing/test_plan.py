@@ -107,7 +107,10 @@ def test_a_renamed_server_is_indexed_again_without_changed_tools() -> None:
     assert written_names(plan) == missing_names(plan) == ["read"]
 
 
-WHOLE = ToolDefinition("read", "Read", "reads", {"a": 1}, {"b": 1}, {"readOnlyHint": True}, {"c": 1})
+ICONS = [{"src": "https://example.com/a.png"}]
+WHOLE = ToolDefinition(
+    "read", "Read", "reads", {"a": 1}, {"b": 1}, {"readOnlyHint": True}, {"c": 1}, ICONS, {"taskSupport": "optional"}
+)
 CHANGED_VALUES: dict[str, Any] = {
     "title": "Reads",
     "description": "Reads",
@@ -124,6 +127,61 @@ def test_a_change_of_any_field_is_an_unapproved_change(field: str) -> None:
     plan = plan_tools([replace(WHOLE, **{field: CHANGED_VALUES[field]})], stored_tools(WHOLE))
     assert counts(plan) == (0, 1, 0, 0)
     assert written_names(plan) == missing_names(plan) == plan.unapproved == ["read"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"icons": [{"src": "https://example.com/b.png"}]}, {"icons": None}, {"execution": {"taskSupport": "forbidden"}}],
+)
+def test_a_change_of_what_is_not_searched_needs_no_new_vector(changes: dict[str, Any]) -> None:
+    plan = plan_tools([replace(WHOLE, **changes)], stored_tools(WHOLE))
+    assert counts(plan) == (0, 1, 0, 0)
+    assert written_names(plan) == plan.unapproved == ["read"]
+    assert missing_names(plan) == []
+
+
+def stored_by_version_1(*tools: ToolDefinition) -> dict[str, StoredTool]:
+    """Return the tools as versions up to 0.2 have stored them."""
+    return {
+        tool.name: replace(
+            stored_tools(tool)[tool.name],
+            definition_hash=tool.fingerprint_of_version_1(),
+            approved_hash=tool.fingerprint_of_version_1(),
+            hash_version=1,
+        )
+        for tool in tools
+    }
+
+
+def test_after_an_upgrade_the_fields_that_were_not_hashed_count_as_unchanged() -> None:
+    plan = plan_tools([WHOLE, WRITE], stored_by_version_1(WHOLE, WRITE))
+    assert (counts(plan), plan.unapproved) == ((0, 0, 2, 0), [])
+    assert written_names(plan) == missing_names(plan) == []
+    rehashed, without_icons = plan.rehashed
+    assert (rehashed.definition_hash, rehashed.approved_hash) == (WHOLE.fingerprint(),) * 2
+    assert (rehashed.icons, rehashed.execution) == (WHOLE.icons, WHOLE.execution)
+    assert (without_icons.definition_hash, without_icons.icons) == (WRITE.fingerprint(), None)
+
+
+def test_after_an_upgrade_a_field_that_was_hashed_is_a_change() -> None:
+    plan = plan_tools([replace(WHOLE, title="Other")], stored_by_version_1(WHOLE))
+    assert (counts(plan), plan.unapproved) == ((0, 1, 0, 0), ["read"])
+
+
+def test_after_an_upgrade_a_reverted_definition_is_the_approved_one() -> None:
+    changed = replace(stored_by_version_1(WHOLE)["read"], definition_hash="0" * 64)
+    assert plan_tools([WHOLE], {"read": changed}).unapproved == []
+
+
+def test_an_icon_that_is_added_after_the_first_listing_is_a_change() -> None:
+    bare = WHOLE.without_icons_and_execution()
+    assert plan_tools([WHOLE], stored_tools(bare)).unapproved == ["read"]
+    assert plan_tools([WHOLE], stored_by_version_1(bare)).unapproved == []
+
+
+def test_a_listing_of_stored_tools_updates_no_hashes() -> None:
+    listed = replace(sanitize_definition(WRITE), fingerprint_of_version_1=None)
+    assert make_plan([listed], stored_by_version_1(WRITE), TARGET, len, force=False).is_empty
 
 
 def test_a_changed_name_removes_one_tool_and_adds_another() -> None:
