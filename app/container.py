@@ -32,7 +32,7 @@ from app.embeddings.factory import activate_first_model, make_configured_embedde
 from app.embeddings.loaded_models import Models
 from app.embeddings.repository import EmbeddingModel, read_active_model
 from app.embeddings.token_counter import load_token_counter
-from app.errors import ConfigurationError, Unavailable
+from app.errors import ConfigurationError, NotFound, Unavailable
 from app.execution import idempotency
 from app.execution.execute import Executor
 from app.indexing import cache_retention
@@ -55,6 +55,7 @@ from app.mcp_client.stdio_servers import read_stdio_servers
 from app.mcp_client.url_guard import Guard
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing, open_tracing
+from app.registry.client import RegistryClient, make_registry_client
 from app.search.glossary import Glossary
 from app.search.large_tenant import LargeTenantSearch
 from app.search.postgres import HybridSearch
@@ -89,6 +90,8 @@ class Container:
     inline_searcher: InlineSearcher
     cloud: CloudClient | None
     """The client of another catalogue service; None if TOOLSCOUT_CLOUD_URL is not set."""
+    registry: RegistryClient | None
+    """The client of an MCP registry; None if TOOLSCOUT_REGISTRY_URL is not set."""
     executor: Executor
     listing_cache: ListingCache
     mcp_pool: McpPool
@@ -113,6 +116,11 @@ class Container:
     def model(self) -> EmbeddingModel:
         """The model for new requests."""
         return self.models.current.model
+
+    def require_registry(self) -> RegistryClient:
+        if self.registry is None:
+            raise NotFound("no registry of MCP servers is configured: the operator can set TOOLSCOUT_REGISTRY_URL")
+        return self.registry
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -174,7 +182,10 @@ async def open_container(
             stack.push_async_callback(cloud.aclose)
             if serving:
                 cloud.start()
-        container = _build_container(infrastructure, models, mcp_pool, indexer, worker, cloud)
+        registry = make_registry_client(settings, infrastructure.metrics)
+        if registry is not None:
+            stack.push_async_callback(registry.aclose)
+        container = _build_container(infrastructure, models, mcp_pool, indexer, worker, cloud, registry)
         stack.push_async_callback(container.discoverer.snapshots.aclose)
         yield container
 
@@ -358,6 +369,7 @@ def _build_container(
     indexer: Indexer,
     worker: Worker,
     cloud: CloudClient | None,
+    registry: RegistryClient | None,
 ) -> Container:
     settings, database, metrics = infrastructure.settings, infrastructure.database, infrastructure.metrics
     searcher, shutdown = _build_searcher(infrastructure, models), asyncio.Event()
@@ -373,6 +385,7 @@ def _build_container(
         searcher=searcher,
         discoverer=_build_discoverer(infrastructure, searcher, snapshots, cloud),
         cloud=cloud,
+        registry=registry,
         inline_searcher=InlineSearcher(
             searcher,
             InlineToolParser(infrastructure.known_tools, infrastructure.inline_executor),

@@ -25,6 +25,7 @@ from app.local_postgres.database import connect_database, has_data
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import read_stdio_servers
 from app.observability.metrics import Metrics
+from app.registry.client import make_registry_client
 from app.search.glossary import Glossary
 from app.settings import Settings, find_typos
 from app.usage.stats import count_not_english
@@ -59,6 +60,7 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
                 results.append(await _check_embedder(settings, url))
                 results += await _check_languages(url)
                 results += await _check_cloud(settings)
+                results += await _check_registry(settings)
         except ToolscoutError as error:
             checked = {result.subject for result in results}
             subject = next(name for name in ("settings", "database", "secrets", "embedder") if name not in checked)
@@ -185,6 +187,21 @@ async def _check_cloud(settings: Settings) -> list[CheckResult]:
     finally:
         await cloud.aclose()
     return [CheckResult("cloud", ok=True, message=f"{settings.cloud_url} answers")]
+
+
+async def _check_registry(settings: Settings) -> list[CheckResult]:
+    """Return whether the registry of MCP servers answers, if there is one. Nothing else depends on it."""
+    registry = make_registry_client(settings, Metrics())
+    if registry is None:
+        return []
+    try:
+        await registry.check()
+    except ToolscoutError as error:
+        message = f"{settings.registry_url}: {error.message}"
+        return [CheckResult("registry", ok=True, message=message, is_warning=True)]
+    finally:
+        await registry.aclose()
+    return [CheckResult("registry", ok=True, message=f"{settings.registry_url} answers")]
 
 
 async def _check_languages(url: str) -> list[CheckResult]:

@@ -26,6 +26,7 @@ ToolscoutError
 │   └── ToolTimedOut        504  TOOL_EXECUTION_TIMEOUT
 ├── EmbeddingFailed         503  embedding_failed     handled by the fallback chain and by the indexer
 ├── CloudFailed             503  cloud_failed         handled by the fallback chain
+├── RegistryFailed          502  registry_failed      the registry of MCP servers gives no usable answer
 ├── QueryFailed             500  query_failed         a statement failed; handled by the fallback chain
 │   └── QueryInterrupted    503  unavailable          a deadlock or a timeout: a retry may succeed
 └── ConfigurationError      500  CONFIGURATION_ERROR  prevents the start
@@ -307,6 +308,22 @@ class CloudFailed(ToolscoutError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class RegistryFailed(ToolscoutError):
+    """The registry of MCP servers returned no usable answer. `reason` is a short, stable word."""
+
+    code = "registry_failed"
+    status = 502
+    title = "Registry of MCP servers unavailable"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {"cause": self.reason}
 
 
 class QueryFailed(ToolscoutError):

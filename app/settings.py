@@ -35,6 +35,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?")
 _BASE_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?")
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_REGISTRY_PATTERN = re.compile(r"\*|[A-Za-z0-9.*-]+/[A-Za-z0-9._*-]+")
 
 _PYTHON_FACTORY = re.compile(r"python:[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -185,6 +186,18 @@ class Settings(BaseSettings):
         gt=0,
         le=60,
         description="seconds that a search through the cloud may take before the project is searched by words alone",
+    )
+
+    registry_url: str | None = Field(
+        None,
+        description="base URL of an MCP registry (API v0.1) in which users look servers up, such as "
+        "`https://registry.modelcontextprotocol.io`; it may be in your own network and use plain HTTP; not set: off",
+    )
+    registry_allow: str = Field(
+        "",
+        description="servers of the registry that users see, by name, comma-separated; `*` stands for any text: "
+        "`com.github/*, io.github.acme/*`; empty: all. It limits what is found in the registry, not the URLs that a "
+        "user can register",
     )
 
     rate_per_user: float = Field(
@@ -461,15 +474,22 @@ class Settings(BaseSettings):
             raise ValueError("must be local, openai or python:package.module:factory")
         return value
 
-    @field_validator("cloud_url")
+    @field_validator("cloud_url", "registry_url")
     @classmethod
-    def _check_cloud_url(cls, value: str | None) -> str | None:
-        """Refuse what cannot be requested. Otherwise every search through the cloud would fail."""
+    def _check_base_url(cls, value: str | None) -> str | None:
+        """Refuse what cannot be requested. Otherwise every request to it would fail."""
         if value is None:
             return None
         if not _BASE_URL.fullmatch(value):
             raise ValueError("must be a base URL without user, query or fragment, such as https://tools.example.com")
         urlsplit(value).port  # noqa: B018 raises ValueError beyond 65535
+        return value
+
+    @field_validator("registry_allow")
+    @classmethod
+    def _check_registry_allow(cls, value: str) -> str:
+        if invalid := [entry for entry in _split_list(value) if not _REGISTRY_PATTERN.fullmatch(entry)]:
+            raise ValueError(f"{invalid[0]!r} is not a pattern of server names, such as com.github/*")
         return value
 
     @field_validator("outbound_allow")
@@ -509,6 +529,10 @@ class Settings(BaseSettings):
     @property
     def outbound_hosts(self) -> list[str]:
         return _split_list(self.outbound_allow)
+
+    @property
+    def registry_patterns(self) -> list[str]:
+        return _split_list(self.registry_allow)
 
     @property
     def proxy_addresses(self) -> list[str]:

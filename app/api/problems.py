@@ -33,7 +33,7 @@ class Problem(BaseModel):
     request_id: str | None = None
     errors: list[dict[str, Any]] | None = None
     outcome: str | None = Field(None, description="of a tool call: `failed`, or `unknown` if the tool may have run")
-    cause: str | None = Field(None, description="why an MCP server cannot be used, as one stable word")
+    cause: str | None = Field(None, description="why an MCP server or the registry cannot be used, as one stable word")
     server: str | None = Field(None, description="of a tool call: the name of the tool's server")
     choices: list[dict[str, Any]] | None = Field(
         None, description="if several tools have the name: the `tool_key` and the `name` of each, as `SERVER.TOOL`"

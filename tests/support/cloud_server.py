@@ -105,7 +105,7 @@ def _make_handler(cloud: FakeCloud) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class _QuietServer(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
@@ -116,7 +116,7 @@ class _QuietServer(ThreadingHTTPServer):
 @contextmanager
 def running_cloud() -> Iterator[FakeCloud]:
     cloud = FakeCloud()
-    http = _QuietServer(("127.0.0.1", free_port()), _make_handler(cloud))
+    http = QuietServer(("127.0.0.1", free_port()), _make_handler(cloud))
     cloud.port = http.server_address[1]
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
