@@ -5,7 +5,7 @@ RUN := .venv/.run-installed
 DEV := .venv/.dev-installed
 BENCH := .venv/.bench-installed
 THIRD_PARTY := tests/third_party/node_modules/.installed
-GENERATOR := tests/third_party/requirements.lock
+PYTHON_THIRD_PARTY := tests/third_party/requirements.lock
 
 # Some shells set it. Every command would then compile all packages again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -77,7 +77,8 @@ lock: $(DEV) ## pin the newest versions of all dependencies, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --extra dev --output-file requirements-dev.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --no-annotate --all-build-deps --only-build-deps --output-file requirements-build.lock pyproject.toml
-	echo openapi-python-client | $(BIN)/pip-compile $(LOCK) --no-annotate --output-file - - | sed -n '/^openapi-python/,/[^\]$$/p' >$(GENERATOR)
+	printf '%s\n' $(WITHOUT_DEPENDENCIES) | $(BIN)/pip-compile $(LOCK) --no-annotate --output-file - - \
+		| sed -nE '/^($(subst $() ,|,$(WITHOUT_DEPENDENCIES)))==/,/[^\]$$/p' >$(PYTHON_THIRD_PARTY)
 	cd tests/third_party && rm -f package-lock.json && npm install --package-lock-only --ignore-scripts
 	@$(PYTHON) -c "$$WITHOUT_FUNDING" tests/third_party/package-lock.json
 
@@ -85,6 +86,8 @@ clean: ## remove the virtual environment and all caches; the data folder stays
 	rm -rf .venv tests/third_party/node_modules .mypy_cache .ruff_cache .pytest_cache .coverage *.egg-info
 
 LOCK := --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-options --no-header
+
+WITHOUT_DEPENDENCIES := openapi-python-client fastmcp-slim beartype exceptiongroup joserfc py-key-value-aio uncalled-for watchfiles
 
 QUIETLY := --quiet --disable-pip-version-check
 
@@ -99,11 +102,12 @@ $(RUN): requirements.lock pyproject.toml
 	$(call INSTALL,requirements.lock)
 	@touch $@
 
-# Includes everything of the former. openapi-python-client has a lock file of its own: it asks for an older typer than
-# ours, which pip-compile cannot resolve, and works with ours.
-$(DEV): requirements-dev.lock $(GENERATOR) pyproject.toml
+# Includes everything of the former. Some packages have a lock file of their own and come without their dependencies:
+# openapi-python-client asks for an older typer than ours, which pip-compile cannot resolve, and works with ours; of the
+# forty packages that FastMCP names, its server for the tests imports six that we do not have.
+$(DEV): requirements-dev.lock $(PYTHON_THIRD_PARTY) pyproject.toml
 	$(call INSTALL,requirements-dev.lock)
-	@$(BIN)/pip install $(QUIETLY) --no-deps --require-hashes -r $(GENERATOR)
+	@$(BIN)/pip install $(QUIETLY) --no-deps --require-hashes -r $(PYTHON_THIRD_PARTY)
 	@touch $(RUN) $@
 
 # for peers and plots; the pinned packages stay as they are

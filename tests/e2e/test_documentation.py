@@ -276,10 +276,13 @@ def test_lock_files_carry_hashes_and_no_addresses(name: str) -> None:
     assert "--index" not in text
 
 
-def test_the_lock_of_the_generator_carries_hashes_and_no_address() -> None:
+def test_the_lock_of_packages_without_their_dependencies_carries_hashes_and_no_address() -> None:
     lines = (ROOT / "tests/third_party/requirements.lock").read_text().splitlines()
-    assert [line for line in lines if line.startswith("openapi-python-client==")]
-    assert [line.strip() for line in lines[1:] if not line.startswith("    --hash=sha256:")] == []
+    packages = re.search(r"^WITHOUT_DEPENDENCIES := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert packages is not None
+    pins = [line for line in lines if not line.startswith("    --hash=sha256:")]
+    assert sorted(pin.partition("==")[0] for pin in pins) == sorted(packages[1].split())
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+ \\", pin) for pin in pins)
 
 
 def test_the_lock_holds_every_dependency_that_the_project_names() -> None:

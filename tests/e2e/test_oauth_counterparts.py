@@ -10,6 +10,7 @@ import jwt
 import pytest
 from mcp.shared.auth import OAuthClientInformationFull
 
+from tests.support.fastmcp_server import running_fastmcp_server
 from tests.support.mcp_client import get_text
 from tests.support.oauth_client import CALLBACK, MemoryTokens, connect_with_oauth
 from tests.support.oidc_provider import OidcProvider, Person, running_oidc_provider
@@ -124,3 +125,9 @@ def test_a_fault_answers_in_place_of_the_provider_and_is_recorded(provider: Oidc
     assert httpx.post(f"{provider.url}/token").json()["error"] == "invalid_request"
     with provider.failing("/token"), pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{provider.url}/token", timeout=0.2)
+
+
+async def test_the_sdks_client_signs_in_to_a_server_of_fastmcp() -> None:
+    with running_fastmcp_server() as server:
+        async with connect_with_oauth(server.url, Person("ada")) as client:
+            assert get_text(await client.call_tool("add_task", {"title": "milk"})) == "added milk"
