@@ -25,17 +25,20 @@ from app.dependencies import (
     ToolId,
     ToolsReadCaller,
 )
+from app.indexing.own_texts import find_own_instructions
 from app.indexing.sanitize import Flag
 from app.management import core_tools as manage_core_tools
 from app.management import examples as manage_examples
 from app.management import tools as manage_tools
-from app.schemas.base import Identifier, Items, given_fields, render_page
+from app.schemas.base import Identifier, Items, render_page
 from app.schemas.tools import (
+    ChangedToolOut,
     ChangeOut,
     CoreToolsBody,
     CoreToolsOut,
     ExamplesBody,
     ExamplesOut,
+    FindingOut,
     TagOut,
     ToolChanges,
     ToolDetailsOut,
@@ -81,11 +84,17 @@ async def list_tools(
     visible: Annotated[bool | None, Query(description="whether it can be found")] = None,
     state: Annotated[State | None, Query()] = None,
     flag: Annotated[Flag | None, Query()] = None,
+    own_texts: Annotated[bool | None, Query(description="whether it has texts of your own")] = None,
+    original_changed: Annotated[
+        bool | None, Query(description="whether the server's definition has changed since you wrote yours")
+    ] = None,
     project_id: ProjectId = None,
 ) -> Items[ToolOut]:
     """List tools by name, also hidden ones, with the reason. A project's key gets the tools of its project only."""
     project = await _resolve_project(session, tenant.id, caller, project_id)
-    tool_filter = ToolFilter(server_id, name, tag, enabled, visible, state, flag, project)
+    tool_filter = ToolFilter(
+        server_id, name, tag, enabled, visible, state, flag, own_texts, original_changed, project_id=project
+    )
     found = await tools.list_tools(session, tenant.id, container.model.id, tool_filter, page)
     return render_page(found, ToolOut.model_validate)
 
@@ -97,31 +106,36 @@ async def get_tool(
     """Return a tool with its definition, whether it can be found, and what decided that."""
     project = caller.resolve_project(None)
     tool = await tools.get_tool(session, tenant.id, tool_id, container.model.id, project)
-    known_examples = container.indexer.known_tools.find_examples(tool.name, tool.description)
+    known_tools = container.indexer.known_tools
     return ToolDetailsOut(
         **ToolOut.model_validate(tool).model_dump(),
         icons=tool.icons,
         execution=tool.execution,
-        known_examples=list(known_examples),
+        own_findings=[FindingOut.model_validate(finding) for finding in find_own_instructions(tool.own_texts)],
+        known_examples=list(known_tools.find_examples(tool.name, tool.server_description, tool.description)),
     )
 
 
 @router.patch("/tools/{tool_id}")
 async def change_tool(
     caller: CatalogWriteCaller, tool_id: ToolId, body: ToolChanges, tenant: Tenant, container: ContainerDep
-) -> ToolOut:
-    """Enable, tag or pin a tool. Only the fields that are given change."""
-    tool = await manage_tools.change_tool(
+) -> ChangedToolOut:
+    """Enable, tag or pin a tool, or write texts of your own for it. Only the fields that are given change.
+
+    Your texts are kept when the server is indexed again.
+    """
+    changed = await manage_tools.change_tool(
         container.database,
         container.worker,
         tenant.id,
         tool_id,
-        given_fields(body),
+        body.to_changes(),
         container.quotas,
         model_id=container.model.id,
         actor=caller.actor,
     )
-    return ToolOut.model_validate(tool)
+    tool = ToolOut.model_validate(changed.tool).model_dump()
+    return ChangedToolOut(**tool, run_id=changed.run_id, warnings=list(changed.warnings))
 
 
 @router.get("/tools/{tool_id}/history")

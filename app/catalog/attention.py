@@ -25,6 +25,8 @@ class ServerWithRefusals:
 class Attention:
     failing: Sequence[FailingServer]
     changed_tools: int
+    outdated_texts: int
+    """Tools whose definition has changed since the user's own texts for them were written."""
     refusing: Sequence[ServerWithRefusals]
 
 
@@ -36,6 +38,10 @@ _FAILING = """
 _CHANGED = """
     SELECT count(*) FROM mcp_tools t
     WHERE t.user_id = %(user_id)s AND t.state <> 'approved' AND t.vanished_at IS NULL
+"""
+_OUTDATED_TEXTS = """
+    SELECT count(*) FROM mcp_tools t
+    WHERE t.user_id = %(user_id)s AND t.own_texts_based_on <> t.definition_hash AND t.vanished_at IS NULL
 """
 _REFUSING = """
     SELECT s.id, s.name, (r.counts ->> 'refused')::int FROM mcp_servers s
@@ -54,9 +60,11 @@ _COUNT_FAILING = """
 async def read_attention(session: Session, user_id: str) -> Attention:
     parameters = {"user_id": user_id}
     [(changed_tools,)] = await session.rows(_CHANGED, parameters)
+    [(outdated_texts,)] = await session.rows(_OUTDATED_TEXTS, parameters)
     return Attention(
         failing=[FailingServer(*row) for row in await session.rows(_FAILING, parameters)],
         changed_tools=changed_tools,
+        outdated_texts=outdated_texts,
         refusing=[ServerWithRefusals(*row) for row in await session.rows(_REFUSING, parameters)],
     )
 

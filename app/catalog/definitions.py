@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
+from app.catalog import own_texts
 from app.catalog.availability import Availability, get_availability, server_status_sql
 from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
 from app.db.engine import Reader, Session
@@ -81,8 +82,8 @@ class ServerSummary:
 
 
 TOOL_COLUMNS = f"""
-    t.id, t.server_id, v.server_name, t.name, t.title, t.description,
-    t.input_schema::text, t.output_schema::text, t.annotations::text, t.tokens,
+    t.id, t.server_id, v.server_name, t.name, {own_texts.TITLE}, {own_texts.DESCRIPTION},
+    t.input_schema::text, t.output_schema::text, ({own_texts.ANNOTATIONS})::text, t.tokens,
     EXISTS (SELECT FROM mcp_tools o JOIN mcp_tool_embeddings w
             ON w.user_id = o.user_id AND w.tool_id = o.id AND w.model = v.model
             WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
@@ -144,7 +145,7 @@ HAS_TOOLS = "SELECT EXISTS (SELECT FROM mcp_tools t WHERE t.user_id = %(user_id)
 _HAS_VISIBLE_TOOLS = f"SELECT EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE})"
 # The narrow rows are sorted and limited before the wide ones are read.
 _SEARCHABLE = f"""
-    SELECT t.id, best.server_name, t.name, t.description, t.input_schema::text, best.tags
+    SELECT t.id, best.server_name, t.name, {own_texts.DESCRIPTION}, t.input_schema::text, best.tags
     FROM (SELECT v.user_id, v.tool_id, v.server_name, v.tool_name, {TAGS} AS tags, first.position
           FROM mcp_tool_embeddings v
           LEFT JOIN unnest(%(first)s::text[]) WITH ORDINALITY AS first (tool_id, position) ON first.tool_id = v.tool_id

@@ -1,13 +1,14 @@
 """A user's tools: list, filter, change and approve them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Row, Select, and_, any_, false, func, literal, literal_column, or_, select, update
 
 from app.catalog.availability import Availability, Status, get_availability, server_status_sql
+from app.catalog.own_texts import OwnTexts, Texts
 from app.catalog.projects import project_number
 from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, recompute_visibility
 from app.catalog.visibility_policy import EnabledBy, HiddenBy
@@ -20,6 +21,10 @@ from app.text.strict_json import Json
 
 State = Literal["approved", "changed"]
 
+_TEXT_FIELDS = frozenset({"title", "description", "annotations"})
+_OWN_COLUMNS = {"enabled": "switched", **{name: f"own_{name}" for name in _TEXT_FIELDS}}
+"""What a person can change, and the column where the server or the rules have one of the same name."""
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -29,9 +34,15 @@ class Tool:
     name: str
     title: str | None
     description: str
+    annotations: Json | None
+    original: Texts | None
+    """The server's texts, if the user's own replace them in the fields above."""
+    own_texts: OwnTexts | None
+    own_texts_at: datetime | None
+    original_changed: bool
+    """Whether the server's definition has changed since the user's own texts were written."""
     input_schema: Json
     output_schema: Json | None
-    annotations: Json | None
     icons: list[Json] | None
     execution: Json | None
     enabled: bool
@@ -48,6 +59,10 @@ class Tool:
     embedded: bool
     updated_at: datetime
     server_status: Status
+
+    @property
+    def server_description(self) -> str:
+        return self.description if self.original is None else self.original.description
 
     @property
     def flags(self) -> list[str]:
@@ -71,6 +86,9 @@ class ToolFilter:
     visible: bool | None = None
     state: State | None = None
     flag: str | None = None
+    own_texts: bool | None = None
+    """Whether the user has written texts for it."""
+    original_changed: bool | None = None
     project_id: str | None = None
     """Only tools that this project sees."""
 
@@ -105,6 +123,10 @@ async def list_tools(
         statement = statement.where(mcp_tools.c.state == tool_filter.state)
     if tool_filter.flag is not None:
         statement = statement.where(mcp_tools.c.findings.contains([{"flag": tool_filter.flag}]))
+    if tool_filter.own_texts is not None:
+        statement = statement.where(mcp_tools.c.own_texts_based_on.is_not(None).is_(tool_filter.own_texts))
+    if tool_filter.original_changed is not None:
+        statement = statement.where(_original_changed().is_(tool_filter.original_changed))
     return await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _to_tool)
 
 
@@ -128,18 +150,23 @@ async def require_tool(session: Session, user_id: str, tool_id: str) -> None:
 
 
 async def update_tool(session: Session, user_id: str, tool_id: str, changes: Mapping[str, Any]) -> bool:
-    """Change a tool, and return whether its own tags have changed.
+    """Change a tool, and return whether what is searched of it has changed: its own tags or texts.
 
-    `enabled` sets the person's own switch, which overrides the rules; None resets it.
+    `enabled` sets the person's own switch, which overrides the rules; None resets it. `title`, `description` and
+    `annotations` set the person's own texts; None restores the server's.
     """
-    values = dict(changes)
-    if "enabled" in values:
-        values["switched"] = values.pop("enabled")
+    values = {_OWN_COLUMNS.get(name, name): value for name, value in changes.items()}
     server_id = await _lock_server_of(session, user_id, tool_id)
-    own_tags = await session.scalar(select(mcp_tools.c.tags).where(*_by_id(user_id, tool_id)))
+    stored = (await session.execute(select(mcp_tools).where(*_by_id(user_id, tool_id)))).one()
+    own_texts = replace(_own_texts(stored), **{name: changes[name] for name in _TEXT_FIELDS & changes.keys()})
+    if changes.keys() & _TEXT_FIELDS:
+        values |= {
+            "own_texts_based_on": stored.definition_hash if own_texts else None,
+            "own_texts_at": func.now() if own_texts else None,
+        }
     await session.execute(update(mcp_tools).where(*_by_id(user_id, tool_id)).values(**values, updated_at=func.now()))
     await recompute_visibility(session, user_id, server_id)
-    return set(values.get("tags", own_tags)) != set(own_tags)
+    return own_texts != _own_texts(stored) or set(values.get("tags", stored.tags)) != set(stored.tags)
 
 
 async def approve_tool(session: Session, user_id: str, tool_id: str, seen_hash: str | None = None) -> None:
@@ -211,6 +238,7 @@ def _select_tools(user_id: str, model: str, project_id: str | None) -> Select[An
             literal_column(server_status_sql("mcp_servers")).label("server_status"),
             _tags(project_id).label("tags"),
             mcp_tools.c.tags.label("own_tags"),
+            _original_changed().label("original_changed"),
             _visible().label("visible"),
             _ROW.embedding.is_not(None).label("embedded"),
         )
@@ -246,8 +274,26 @@ def _by_id(user_id: str, tool_id: str) -> tuple[Any, ...]:
     return *_still_listed(user_id), mcp_tools.c.id == tool_id
 
 
+def _original_changed() -> ColumnElement[bool]:
+    return func.coalesce(mcp_tools.c.own_texts_based_on != mcp_tools.c.definition_hash, false())
+
+
+def _own_texts(row: Row[Any]) -> OwnTexts:
+    return OwnTexts(row.own_title, row.own_description, row.own_annotations)
+
+
 def _to_tool(row: Row[Any]) -> Tool:
-    return to_dataclass(Tool, row)
+    own_texts, original = _own_texts(row), Texts(row.title, row.description, row.annotations)
+    effective = own_texts.apply(original)
+    return to_dataclass(
+        Tool,
+        row,
+        title=effective.title,
+        description=effective.description,
+        annotations=effective.annotations,
+        original=original if own_texts else None,
+        own_texts=own_texts or None,
+    )
 
 
 def _to_change(row: Row[Any]) -> Change:

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 from sqlalchemy import select, update
 
+from app.catalog.own_texts import IS_READ_ONLY
 from app.catalog.projects import list_all_projects, project_number
 from app.catalog.rules import Rule, RuleSet, list_rules_by_project
 from app.catalog.visibility_policy import Policy, PolicyEvaluator, ToolFacts, VisibilityDecision
@@ -52,7 +53,7 @@ _FAILING = "s.last_error IS NOT NULL AND s.last_cause IS DISTINCT FROM 'empty_li
 _FACTS = f"""
     SELECT t.id, t.name, s.id, s.name, s.enabled, {_FAILING},
            s.tool_permissions, s.tags, t.tags, t.switched, t.state = 'changed',
-           coalesce((t.annotations -> 'readOnlyHint')::text = 'true', false)
+           {IS_READ_ONLY}
     FROM mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
     WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL
       AND (%(server_id)s::text IS NULL OR t.server_id = %(server_id)s::text)

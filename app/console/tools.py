@@ -17,7 +17,6 @@ from app.errors import InvalidInput
 from app.indexing.sanitize import Flag
 from app.management import examples as manage_examples
 from app.management import tools as manage_tools
-from app.schemas.base import given_fields
 from app.schemas.tools import ExamplesBody, ToolChanges
 from app.usage import examples
 from app.usage.examples import ToolExamples
@@ -90,7 +89,9 @@ async def show_tool(context: ToolsReadPage, tool_id: str) -> Response:
         diffs=diffs,
         parameters=_list_parameters(tool),
         examples=found,
-        known_examples=context.container.indexer.known_tools.find_examples(tool.name, tool.description),
+        known_examples=context.container.indexer.known_tools.find_examples(
+            tool.name, tool.server_description, tool.description
+        ),
     )
 
 
@@ -121,7 +122,7 @@ async def change_tool(context: CatalogWritePage, tool_id: str) -> Response:
         container.worker,
         context.user.id,
         tool_id,
-        given_fields(body),
+        body.to_changes(),
         container.quotas,
         model_id=container.model.id,
         actor=actor,

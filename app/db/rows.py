@@ -9,9 +9,12 @@ from sqlalchemy.exc import IntegrityError
 T = TypeVar("T")
 
 
-def to_dataclass(kind: type[T], row: Row[Any]) -> T:
-    """Build a dataclass from the columns that have the names of its fields; ignore all other columns."""
-    values = row._mapping
+def to_dataclass(kind: type[T], row: Row[Any], **computed: Any) -> T:
+    """Build a dataclass from the columns that have the names of its fields; ignore all other columns.
+
+    `computed` fields are given, and take precedence over columns.
+    """
+    values = {**row._mapping, **computed}
     return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 

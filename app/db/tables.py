@@ -143,6 +143,13 @@ mcp_tools = Table(
     Column("meta", JSON(none_as_null=True)),
     Column("icons", JSON(none_as_null=True)),
     Column("execution", JSON(none_as_null=True)),
+    # the user's own texts, which replace those of the server; see catalog/own_texts.py
+    Column("own_title", Text),
+    Column("own_description", Text),
+    Column("own_annotations", JSON(none_as_null=True)),
+    # hash of the server's definition when they were written, and the time; null if there are none
+    Column("own_texts_based_on", Text),
+    Column("own_texts_at", DateTime(timezone=True)),
     _not_null("tags", ARRAY(Text), "'{}'"),
     # the user's own switch, which overrides the rules; null: not set
     Column("switched", Boolean),
@@ -169,6 +176,12 @@ mcp_tools = Table(
     UniqueConstraint("user_id", "server_id", "name", name="mcp_tools_name"),
     ForeignKeyConstraint(["user_id", "server_id"], ["mcp_servers.user_id", "mcp_servers.id"], ondelete="CASCADE"),
     Index("mcp_tools_by_name", "user_id", "name"),
+    Index(
+        "mcp_tools_own_texts",
+        "user_id",
+        "server_id",
+        postgresql_where=text("own_texts_based_on IS NOT NULL"),
+    ),
     Index(
         "mcp_tools_in_question",
         "user_id",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.auth.permissions import Caller
+from app.catalog.own_texts import DESCRIPTION, TITLE
 from app.catalog.visibility import VISIBLE, Scope
 from app.discovery.discover import Discoverer
 from app.discovery.request import DiscoveryRequest, resolve_options
@@ -17,7 +18,7 @@ from app.search.query import parse_query
 MAX_PAIRS = 200
 
 _SELECT_DESCRIPTIONS = f"""
-    SELECT v.tool_id, v.server_name, t.name, t.title, t.description, t.input_schema, v.embedding
+    SELECT v.tool_id, v.server_name, t.name, {TITLE}, {DESCRIPTION}, t.input_schema, v.embedding
     FROM mcp_tool_embeddings v JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
     WHERE {VISIBLE} ORDER BY v.server_name, v.tool_name
 """

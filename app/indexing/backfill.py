@@ -100,7 +100,7 @@ async def _plan_server(indexer: Indexer, loaded: LoadedModel, user_id: str, serv
         listing = await store.read_listing(session, user_id, server_id)
         stored = await store.read_tools(session, user_id, server_id, loaded.model.id)
         rules = await get_rules(session, user_id)
-    target = await make_target(indexer, server, loaded.model, rules, EVERYONE)
+    target = await make_target(indexer, server, loaded.model, rules, EVERYONE, EVERYONE)
     # in a thread: counting tokens and hashing would block the event loop
     plan = await asyncio.to_thread(plan_backfill, listing, stored, target, indexer.count_tokens)
     return _ServerPlan(user_id, ServerLock(server.name, server.config_version), stored, ModelUpdate(target, plan, {}))

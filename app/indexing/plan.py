@@ -7,6 +7,7 @@ from typing import Any
 
 from pgvector import SparseVector
 
+from app.catalog.own_texts import NO_OWN_TEXTS, OwnTexts
 from app.catalog.rules import RuleSet
 from app.catalog.visibility_policy import merge_tags
 from app.embeddings.base import Vector
@@ -37,6 +38,7 @@ class StoredTool:
     """Whether it has a row for that model, with or without a vector."""
     own_tags: Sequence[str] = ()
     hash_version: int = FINGERPRINT_VERSION
+    own_texts: OwnTexts = NO_OWN_TEXTS
 
     def rehash(self, listed: ListedTool) -> "StoredTool":
         """Return the tool with today's hashes, where an older version has stored those of the listed definition.
@@ -70,6 +72,7 @@ class ToolRow:
 
     tool_id: str
     definition: ToolDefinition
+    """As the server lists it. The other fields are about the effective texts."""
     definition_hash: str
     index_hash: str
     enriched_description: str
@@ -107,6 +110,17 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class SearchedTool:
+    """What is searched of a tool: its definition with the user's own texts, and what the user and Toolscout add."""
+
+    definition: ToolDefinition
+    tags: tuple[str, ...]
+    examples: tuple[str, ...]
+    scope: CacheScope
+    """Who shares its vector."""
+
+
+@dataclass(frozen=True)
 class IndexTarget:
     """The server and the model that a plan is made for."""
 
@@ -121,13 +135,16 @@ class IndexTarget:
     """The tools that come with examples; empty if the settings switch them off."""
     cache_scope: CacheScope = EVERYONE
     """Who shares the vectors of the server's tools."""
+    user_scope: CacheScope = EVERYONE
+    """Who shares the vectors of tools with the user's own texts."""
 
-    def find_examples(self, tool: ToolDefinition) -> tuple[str, ...]:
-        return self.known_tools.find_examples(tool.name, tool.description)
-
-    def list_tags(self, tool_name: str, known: StoredTool | None) -> tuple[str, ...]:
-        own_tags = () if known is None else known.own_tags
-        return merge_tags(own_tags, self.server_tags, self.rules.match(self.server_name, tool_name))
+    def resolve(self, listed: ToolDefinition, known: StoredTool | None) -> SearchedTool:
+        own_tags, own_texts = ((), NO_OWN_TEXTS) if known is None else (known.own_tags, known.own_texts)
+        tool = own_texts.apply(listed)
+        tags = merge_tags(own_tags, self.server_tags, self.rules.match(self.server_name, tool.name))
+        # the server's description first: other words of the user's do not make it another tool
+        examples = self.known_tools.find_examples(tool.name, listed.description, tool.description)
+        return SearchedTool(tool, tags, examples, self.user_scope if own_texts else self.cache_scope)
 
 
 @dataclass(frozen=True)
@@ -158,19 +175,19 @@ def make_plan(
     }
     stored = {**stored, **rehashed}
     for listed in tools:
-        tool = listed.definition
-        known = stored.get(tool.name)
-        tags = target.list_tags(tool.name, known)
-        index_hash = documents.index_hash(tool, target.server_name, tags, target.find_examples(tool))
+        name = listed.definition.name
+        known = stored.get(name)
+        tool = target.resolve(listed.definition, known)
+        index_hash = documents.index_hash(tool.definition, target.server_name, tool.tags, tool.examples)
         is_new = known is None or known.is_deleted
         added += is_new
         changed += not is_new and known is not None and known.definition_hash != listed.fingerprint
         if is_new or not _is_up_to_date(known, listed, index_hash):
-            rows.append(_make_row(listed, index_hash, target, tags, count_tokens))
+            rows.append(_make_row(listed, tool, index_hash, target, count_tokens))
         content_hash = documents.content_hash(index_hash, target.model)
         if force or known is None or known.content_hash != content_hash:
-            texts = _make_texts(tool, target, tags)
-            missing.append(MissingVector(tool_id(target.server_id, tool.name), tool.name, texts, content_hash))
+            texts = _make_texts(tool, target)
+            missing.append(MissingVector(tool_id(target.server_id, name), name, texts, content_hash))
     names = {listed.definition.name for listed in tools}
     removed = [known.tool_id for name, known in stored.items() if name not in names and not known.is_deleted]
     unapproved = [listed.definition.name for listed in tools if _is_unapproved(stored, listed)]
@@ -183,23 +200,23 @@ def plan_backfill(
 ) -> Plan:
     """Plan the missing rows and vectors of another model. The tools themselves stay as they are stored."""
     known = [(listed, stored[listed.definition.name]) for listed in tools]
-    tagged = [(listed, tool, target.list_tags(listed.definition.name, tool)) for listed, tool in known]
+    resolved = [(listed, tool, target.resolve(listed.definition, tool)) for listed, tool in known]
     rows = [
-        _make_row(listed, tool.index_hash, target, tags, count_tokens)
-        for listed, tool, tags in tagged
+        _make_row(listed, searched, tool.index_hash, target, count_tokens)
+        for listed, tool, searched in resolved
         if not tool.is_indexed
     ]
     missing = [
-        MissingVector(tool.tool_id, listed.definition.name, _make_texts(listed.definition, target, tags), content_hash)
-        for listed, tool, tags in tagged
+        MissingVector(tool.tool_id, listed.definition.name, _make_texts(searched, target), content_hash)
+        for listed, tool, searched in resolved
         if tool.content_hash != (content_hash := documents.content_hash(tool.index_hash, target.model))
     ]
     return Plan(0, 0, len(tools), rows, (), missing, ())
 
 
-def _make_texts(tool: ToolDefinition, target: IndexTarget, tags: Sequence[str]) -> ToolTexts:
-    document = documents.embedded_text(tool, target.server_name, tags)
-    return ToolTexts(document, target.find_examples(tool), target.cache_scope)
+def _make_texts(tool: SearchedTool, target: IndexTarget) -> ToolTexts:
+    document = documents.embedded_text(tool.definition, target.server_name, tool.tags)
+    return ToolTexts(document, tool.examples, tool.scope)
 
 
 def _has_old_hashes(known: StoredTool, listed: ListedTool) -> bool:
@@ -235,16 +252,16 @@ def definition_tokens(tool: ToolDefinition, count_tokens: CountTokens) -> int:
 
 
 def _make_row(
-    listed: ListedTool, index_hash: str, target: IndexTarget, tags: Sequence[str], count_tokens: CountTokens
+    listed: ListedTool, searched: SearchedTool, index_hash: str, target: IndexTarget, count_tokens: CountTokens
 ) -> ToolRow:
-    tool = listed.definition
+    tool, tags, server_name = searched.definition, searched.tags, target.server_name
     return ToolRow(
         tool_id=tool_id(target.server_id, tool.name),
-        definition=tool,
+        definition=listed.definition,
         definition_hash=listed.fingerprint,
         index_hash=index_hash,
-        enriched_description=documents.enriched_description(tool, target.server_name, tags),
-        lexical=documents.lexical_vector(tool, target.server_name, target.dimension, tags, target.find_examples(tool)),
+        enriched_description=documents.enriched_description(tool, server_name, tags),
+        lexical=documents.lexical_vector(tool, server_name, target.dimension, tags, searched.examples),
         action=detect_tool_action(tool.name, tool.description),
         tokens=definition_tokens(tool, count_tokens),
         findings=listed.findings,

@@ -21,7 +21,7 @@ from app.db.engine import Database
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
 from app.indexing import queue, store
-from app.indexing.cache_scope import CacheScope, get_server_scope
+from app.indexing.cache_scope import CacheScope, get_server_scope, get_user_scope
 from app.indexing.document_embedder import DocumentEmbedder, load_vectors_of_inactive_model
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Listing, parse_listing
@@ -97,7 +97,7 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
         rules = await get_rules(session, run.user_id)
         stored = await store.read_tools(session, run.user_id, run.server_id, active.model.id)
     scope = get_server_scope(user, server, pushed=run.payload is not None)
-    target = await make_target(indexer, server, active.model, rules, scope)
+    target = await make_target(indexer, server, active.model, rules, scope, get_user_scope(user))
     had_tools = any(not tool.is_deleted for tool in stored.values())
     if had_tools and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
@@ -129,7 +129,12 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
 
 
 async def make_target(
-    indexer: Indexer, server: Server, model: EmbeddingModel, rules: Sequence[Rule], scope: CacheScope
+    indexer: Indexer,
+    server: Server,
+    model: EmbeddingModel,
+    rules: Sequence[Rule],
+    scope: CacheScope,
+    user_scope: CacheScope,
 ) -> IndexTarget:
     return IndexTarget(
         server_id=server.id,
@@ -141,6 +146,7 @@ async def make_target(
         rules=await asyncio.to_thread(RuleSet, rules),
         known_tools=indexer.known_tools,
         cache_scope=scope,
+        user_scope=user_scope,
     )
 
 

@@ -9,6 +9,7 @@ from pgvector import HalfVector
 from sqlalchemy import bindparam, case, delete, func, insert, null, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from app.catalog.own_texts import OwnTexts
 from app.catalog.tools import update_tool_counts
 from app.catalog.visibility import evaluate_tools, write_decisions
 from app.catalog.visibility_policy import VisibilityDecision
@@ -66,10 +67,11 @@ async def read_tools(session: Session, user_id: str, server_id: str, model: str)
     of_model = (vectors.user_id == t.user_id) & (vectors.tool_id == t.id) & (vectors.model == model)
     hashes = t.definition_hash, t.index_hash, t.approved_hash, t.hash_version
     columns = t.id, *hashes, t.findings, t.vanished_at, t.tags
+    own_texts = t.own_title, t.own_description, t.own_annotations
     is_indexed = vectors.tool_id.is_not(None).label("is_indexed")
     tools = mcp_tools.outerjoin(mcp_tool_embeddings, of_model)
     statement = (
-        select(t.name, *columns, vectors.content_hash, is_indexed)
+        select(t.name, *columns, *own_texts, vectors.content_hash, is_indexed)
         .select_from(tools)
         .where(*_by_server(user_id, server_id))
     )
@@ -85,6 +87,7 @@ async def read_tools(session: Session, user_id: str, server_id: str, model: str)
             is_indexed=row.is_indexed,
             own_tags=row.tags,
             hash_version=row.hash_version,
+            own_texts=OwnTexts(row.own_title, row.own_description, row.own_annotations),
         )
         for row in await session.execute(statement)
     }
@@ -168,15 +171,17 @@ async def apply_inactive_model(session: Session, user_id: str, model_update: Mod
 
 
 async def _soft_delete(session: Session, user_id: str, server_id: str, tool_ids: Sequence[str]) -> None:
-    """Remove the tools from search, but keep their rows: a tool that returns keeps its switch, tags and approval."""
+    """Remove the tools from search, but keep their rows: a tool that returns keeps its switch, texts, tags and
+    approval."""
     if not tool_ids:
         return
     vectors, t = mcp_tool_embeddings, mcp_tools.c
     await session.execute(delete(vectors).where(vectors.c.user_id == user_id, vectors.c.tool_id.in_(tool_ids)))
     removed = t.user_id == user_id, t.id.in_(tool_ids)
     await session.execute(update(mcp_tools).where(*removed).values(vanished_at=func.now()))
-    # never delete a tool that a person has switched: it would return with the switch lost
-    deleted = select(t.id).where(*_by_server(user_id, server_id), t.vanished_at.is_not(None), t.switched.is_(None))
+    # never delete what a person has decided: a tool would return without its switch and its own texts
+    undecided = t.switched.is_(None), t.own_texts_based_on.is_(None)
+    deleted = select(t.id).where(*_by_server(user_id, server_id), t.vanished_at.is_not(None), *undecided)
     oldest = deleted.order_by(t.vanished_at.desc(), t.id).offset(MAX_DELETED_TOOLS)
     await session.execute(delete(mcp_tools).where(t.user_id == user_id, t.id.in_(oldest)))
 
@@ -188,7 +193,10 @@ async def _update_old_hashes(session: Session, user_id: str, tools: Sequence[Reh
     names = "definition_hash", "approved_hash", "icons", "execution"
     values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
     values["hash_version"] = FINGERPRINT_VERSION
-    by_tool = mcp_tools.c.user_id == user_id, mcp_tools.c.id == bindparam("key")
+    t = mcp_tools.c
+    based_on_current = t.own_texts_based_on == t.definition_hash
+    values["own_texts_based_on"] = case((based_on_current, values["definition_hash"]), else_=t.own_texts_based_on)
+    by_tool = t.user_id == user_id, t.id == bindparam("key")
     rows = [{"key": tool.tool_id, **{f"new_{name}": getattr(tool, name) for name in names}} for tool in tools]
     await session.execute(update(mcp_tools).where(*by_tool).values(**values), rows)
 
@@ -234,7 +242,7 @@ async def _delete_oldest_changes(session: Session, user_id: str, tool_ids: Seque
 
 
 async def _write_tools(session: Session, user_id: str, server_id: str, rows: Sequence[ToolRow]) -> None:
-    """Upsert the tools. A person's decisions (switch, tags, pin, approval) are kept."""
+    """Upsert the tools. A person's decisions (switch, own texts, tags, pin, approval) are kept."""
     if not rows:
         return
     statement = upsert(mcp_tools)

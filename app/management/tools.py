@@ -1,6 +1,7 @@
-"""Change a tool's switch, tags and pin, and approve a changed definition."""
+"""Change a tool's switch, tags, pin and own texts, and approve a changed definition."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from app.audit.record import record_event
@@ -8,8 +9,17 @@ from app.catalog import tools
 from app.catalog.tools import Tool
 from app.db.engine import Database
 from app.indexing import queue
+from app.indexing.own_texts import sanitize_texts
 from app.indexing.worker import Worker
 from app.management.quotas import Quotas, check_tags
+
+
+@dataclass(frozen=True)
+class ChangedTool:
+    tool: Tool
+    run_id: str | None
+    """The index run that was queued, because what is searched of the tool has changed."""
+    warnings: Sequence[str]
 
 
 async def change_tool(
@@ -22,20 +32,22 @@ async def change_tool(
     *,
     model_id: str,
     actor: str,
-) -> Tool:
-    """Update a tool, and queue a run if its tags have changed, which are part of the text that is searched.
+) -> ChangedTool:
+    """Update a tool, and queue a run if its tags or own texts have changed, which are what is searched.
 
     `model_id` is the active embedding model, by which the returned tool says whether it is embedded.
     """
+    changes, warnings = sanitize_texts(changes)
+    run = None
     async with database.exclusive_transaction(user_id) as session:
         await check_tags(session, quotas, user_id, changes.get("tags", ()))
-        is_retagged = await tools.update_tool(session, user_id, tool_id, changes)
+        needs_run = await tools.update_tool(session, user_id, tool_id, changes)
         await record_event(session, user_id, actor, "tool.change", tool_id)
         tool = await tools.get_tool(session, user_id, tool_id, model_id)
-        if is_retagged:
-            await queue.enqueue(session, user_id, tool.server_id, fetch_from_server=False, asked_by=actor)
+        if needs_run:
+            run = await queue.enqueue(session, user_id, tool.server_id, fetch_from_server=False, asked_by=actor)
             session.after_commit(worker.notify)
-    return tool
+    return ChangedTool(tool, None if run is None else run.id, warnings)
 
 
 async def approve_tool(

@@ -10,7 +10,7 @@ from app.catalog.core_tools import MAX_CORE_TOOLS
 from app.catalog.tools import State
 from app.catalog.visibility_policy import EnabledBy, HiddenBy
 from app.indexing.sanitize import Flag
-from app.schemas.base import Changes, Input, Output, Tags, make_synonyms
+from app.schemas.base import Changes, Input, Output, Tags, given_fields, make_synonyms
 from app.text.invisible import remove_hidden
 from app.usage.examples import MAX_MESSAGE_CHARS, MAX_MESSAGES_PER_TOOL
 
@@ -25,13 +25,52 @@ ExampleMessage = Annotated[
     str, StringConstraints(max_length=MAX_MESSAGE_CHARS), AfterValidator(remove_hidden), AfterValidator(_require_words)
 ]
 
+_MAX_OWN_DESCRIPTION = 8_000
+_MAX_OWN_TITLE = 200
+_SERVERS = "null: the server's"
+
+
+def _require_own_words(text: str) -> str:
+    if not remove_hidden(text).strip():
+        raise ValueError("must have visible characters; null restores the server's text")
+    return text
+
+
+# Hidden characters are removed by the use case, which warns about them.
+OwnTitle = Annotated[str, StringConstraints(max_length=_MAX_OWN_TITLE), AfterValidator(_require_own_words)]
+OwnDescription = Annotated[str, StringConstraints(max_length=_MAX_OWN_DESCRIPTION), AfterValidator(_require_own_words)]
+
 _PINNED = "comes first when the search fails and all tools are returned"
+
+
+class AnnotationsBody(Input):
+    """The annotations of MCP. What is given replaces the server's annotation of that name."""
+
+    title: OwnTitle | None = None
+    read_only_hint: bool | None = Field(None, alias="readOnlyHint", description="changes nothing")
+    destructive_hint: bool | None = Field(None, alias="destructiveHint", description="may delete or overwrite")
+    idempotent_hint: bool | None = Field(None, alias="idempotentHint", description="a repetition changes nothing more")
+    open_world_hint: bool | None = Field(None, alias="openWorldHint", description="deals with the outside world")
 
 
 class ToolChanges(Changes):
     enabled: bool | None = Field(True, description="overrides the rules; null: the rules decide again")
     tags: Tags = Field([], description="its own, in addition to those of its server and of rules")
     pinned: bool = Field(False, description=_PINNED)
+    title: OwnTitle | None = Field(None, description=f"your own, in place of the server's; {_SERVERS}")
+    description: OwnDescription | None = Field(
+        None, description=f"your own, which is searched and given to models in place of the server's; {_SERVERS}"
+    )
+    annotations: AnnotationsBody | None = Field(
+        None, description=f"your own, by name, over the server's; replaces all that you have set before; {_SERVERS}"
+    )
+
+    def to_changes(self) -> dict[str, Any]:
+        """Return the fields that are given, as the use case takes them."""
+        changes = given_fields(self)
+        if self.annotations is not None:
+            changes["annotations"] = self.annotations.model_dump(by_alias=True, exclude_none=True)
+        return changes
 
 
 class ExamplesBody(Input):
@@ -59,16 +98,34 @@ class FindingOut(Output):
     reason: str
 
 
+class TextsOut(Output):
+    title: str | None
+    description: str
+    annotations: dict[str, Any] | None
+
+
+class OwnTextsOut(Output):
+    title: str | None
+    description: str | None
+    annotations: dict[str, Any] | None
+
+
 class ToolOut(Output):
     id: str = Field(description="the `tool_key` in all other calls; `SERVER.TOOL` and `SERVER_ID:TOOL` do, too")
     server_id: str
     server_name: str
     name: str
-    title: str | None
+    title: str | None = Field(description="yours, if you have written one; as `description` and `annotations`")
     description: str
     input_schema: dict[str, Any]
     output_schema: dict[str, Any] | None
     annotations: dict[str, Any] | None
+    original: TextsOut | None = Field(description="the server's texts, where yours replace some; otherwise null")
+    own_texts: OwnTextsOut | None = Field(description="your texts alone; null if you have written none")
+    own_texts_at: datetime | None = Field(description="when they were written")
+    original_changed: bool = Field(
+        description="whether the server's definition has changed since; writing your texts again, or null, clears it"
+    )
     enabled: bool = Field(description="by its own switch, a rule, or the default")
     enabled_by: EnabledBy
     visible: bool = Field(description="whether it can be found")
@@ -85,10 +142,19 @@ class ToolOut(Output):
     state: State = Field(description="`changed` until somebody approves the definition as it is stored")
     definition_hash: str
     flags: list[Flag]
-    findings: list[FindingOut] = Field(description="what the flags refer to, and where")
+    findings: list[FindingOut] = Field(description="what the flags refer to, and where in the server's definition")
     tokens: int
     embedded: bool
     updated_at: datetime
+
+
+class ChangedToolOut(ToolOut):
+    run_id: str | None = Field(
+        description="the index run that was queued, if tags or texts have changed: the search uses them once it ends"
+    )
+    warnings: list[str] = Field(
+        description="what was removed from your texts, and what of them reads like an instruction to the model"
+    )
 
 
 class ToolDetailsOut(ToolOut):
@@ -96,6 +162,7 @@ class ToolDetailsOut(ToolOut):
         description="as the server lists them: https URLs and images in `data:` URLs, others are left out"
     )
     execution: dict[str, Any] | None = Field(description="as the server lists it")
+    own_findings: list[FindingOut] = Field(description="what of your own texts reads like an instruction to the model")
     known_examples: list[str] = Field(
         description="messages that ship with this version of Toolscout for this tool, if it is a known one; part of "
         "the index from the next index run of its server, unless the last one has added them already"

@@ -42,11 +42,17 @@ class KnownTools:
         for tool in tools:
             self._by_name[_normalize_name(tool.name)].append(tool)
 
-    def find_examples(self, name: str, description: str) -> tuple[str, ...]:
+    def find_examples(self, name: str, *descriptions: str) -> tuple[str, ...]:
         """Return the examples of the known tool that this is; none if it is unknown or if several match equally well.
 
-        Equally good matches whose descriptions have the same words are copies of one tool: their examples are joined.
+        With several descriptions, the first by which it is recognized counts.
         """
+        found = (self._find_examples(name, description) for description in dict.fromkeys(descriptions))
+        return next(filter(None, found), ())
+
+    def _find_examples(self, name: str, description: str) -> tuple[str, ...]:
+        """Equally good matches whose descriptions have the same words are copies of one tool: their examples are
+        joined."""
         candidates = self._by_name.get(_normalize_name(name), ())
         beginning = take_beginning(description)
         matches = [match for known in candidates if (match := _match(known, beginning)) is not None]

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from app.catalog.own_texts import NO_OWN_TEXTS, OwnTexts
 from app.catalog.rules import Rule, RuleSet
+from app.indexing.cache_scope import CacheScope
 from app.indexing.documents import content_hash, embedded_text, enriched_description, index_hash
 from app.indexing.known_tools.matching import KnownTool, KnownTools
 from app.indexing.parsing import parse_tool, sanitize_definition
-from app.indexing.plan import IndexTarget, Plan, StoredTool, definition_tokens, make_plan, tool_id
+from app.indexing.plan import IndexTarget, Plan, StoredTool, definition_tokens, make_plan, plan_backfill, tool_id
 from app.indexing.tool_vectors import ToolTexts
 from app.mcp_types import ToolDefinition
 
@@ -42,6 +44,11 @@ def plan_tools(
     tools: Sequence[ToolDefinition], known: dict[str, StoredTool], target: IndexTarget = TARGET, *, force: bool = False
 ) -> Plan:
     return make_plan([sanitize_definition(tool) for tool in tools], known, target, len, force=force)
+
+
+def own(tool: ToolDefinition, texts: OwnTexts, target: IndexTarget = TARGET) -> dict[str, StoredTool]:
+    """Return the tool as it is stored after own texts were written and before the run that follows."""
+    return {name: replace(known, own_texts=texts) for name, known in stored_tools(tool, target=target).items()}
 
 
 def id_of(tool: ToolDefinition) -> str:
@@ -322,3 +329,70 @@ def test_new_examples_write_and_embed_the_tools_concerned_alone() -> None:
     assert written_names(plan) == missing_names(plan) == ["read"]
     assert plan.unapproved == []
     assert plan_tools([READ, WRITE], stored_tools(READ, WRITE)).is_empty
+
+
+OWN = OwnTexts("Own title", "Own description.", {"readOnlyHint": True})
+
+
+def test_own_texts_are_indexed_and_the_servers_definition_is_stored() -> None:
+    [row] = plan_tools([READ], own(READ, OWN)).rows
+    effective = OWN.apply(READ)
+    assert (effective.title, effective.description) == (OWN.title, OWN.description)
+    assert (row.definition, row.definition_hash) == (READ, READ.fingerprint())
+    assert row.index_hash == index_hash(effective, "github")
+    assert row.enriched_description == enriched_description(effective, "github")
+    assert row.tokens == definition_tokens(effective, len)
+
+
+def test_own_texts_are_embedded_once() -> None:
+    [missing] = plan_tools([READ], own(READ, OWN)).count_missing_vectors
+    assert missing.texts.document == embedded_text(OWN.apply(READ), "github")
+    of_server = READ.fingerprint()
+    stored = stored_tools(OWN.apply(READ))["read"]
+    indexed = replace(stored, definition_hash=of_server, approved_hash=of_server, own_texts=OWN)
+    assert plan_tools([READ], {"read": indexed}).is_empty
+
+
+def test_own_texts_change_neither_the_counts_nor_the_approval() -> None:
+    plan = plan_tools([READ], own(READ, OWN))
+    assert counts(plan) == (0, 0, 1, 0)
+    assert plan.unapproved == []
+
+
+def test_without_own_texts_a_tool_keeps_its_hash() -> None:
+    assert plan_tools([READ], own(READ, NO_OWN_TEXTS)).is_empty
+
+
+def test_a_model_that_is_backfilled_gets_the_own_texts() -> None:
+    stored = own(READ, OWN)
+    stored["read"] = replace(stored["read"], content_hash=None, is_indexed=False)
+    plan = plan_backfill([sanitize_definition(READ)], stored, TARGET, len)
+    assert [missing.texts.document for missing in plan.count_missing_vectors] == [
+        embedded_text(OWN.apply(READ), "github")
+    ]
+    assert [row.tokens for row in plan.rows] == [definition_tokens(OWN.apply(READ), len)]
+
+
+@pytest.mark.parametrize(
+    "texts", [OwnTexts(title="T"), OwnTexts(description="D"), OwnTexts(annotations={"x": 1})], ids=str
+)
+def test_own_texts_are_embedded_for_their_user_alone(texts: OwnTexts) -> None:
+    target = replace(TARGET, cache_scope=CacheScope(b"url"), user_scope=CacheScope(b"user", is_private=True))
+    both = own(READ, texts, target) | own(WRITE, NO_OWN_TEXTS, target)
+    missing = plan_tools([READ, WRITE], both, target, force=True).count_missing_vectors
+    assert [each.texts.scope for each in missing] == [target.user_scope, target.cache_scope]
+
+
+def test_a_known_tool_keeps_its_examples_under_an_own_description() -> None:
+    target = replace(TARGET, known_tools=KnownTools([KnownTool("read", READ.description, ("show me the things",))]))
+    [row] = plan_tools([READ], own(READ, OWN, target), target).rows
+    assert row.index_hash == index_hash(OWN.apply(READ), "github", (), ("show me the things",))
+
+
+def test_an_own_description_can_make_a_tool_known() -> None:
+    target = replace(
+        TARGET, known_tools=KnownTools([KnownTool("read", "Reads the news of the day", ("what is new?",))])
+    )
+    described = OwnTexts(description="Reads the news of the day.")
+    [row] = plan_tools([READ], own(READ, described, target), target).rows
+    assert row.index_hash == index_hash(described.apply(READ), "github", (), ("what is new?",))
