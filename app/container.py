@@ -32,7 +32,7 @@ from app.embeddings.factory import activate_first_model, make_configured_embedde
 from app.embeddings.loaded_models import Models
 from app.embeddings.repository import EmbeddingModel, read_active_model
 from app.embeddings.token_counter import load_token_counter
-from app.errors import ConfigurationError, NotFound, Unavailable
+from app.errors import ConfigurationError, Unavailable
 from app.execution import idempotency
 from app.execution.execute import Executor
 from app.indexing import cache_retention
@@ -116,11 +116,6 @@ class Container:
     def model(self) -> EmbeddingModel:
         """The model for new requests."""
         return self.models.current.model
-
-    def require_registry(self) -> RegistryClient:
-        if self.registry is None:
-            raise NotFound("no registry of MCP servers is configured: the operator can set TOOLSCOUT_REGISTRY_URL")
-        return self.registry
 
     @property
     def warnings(self) -> tuple[str, ...]:

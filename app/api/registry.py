@@ -8,6 +8,7 @@ from app.api.strict_route import StrictRoute
 from app.auth.permissions import Caller
 from app.dependencies import CatalogReadCaller, CatalogWriteCaller, ContainerDep, Tenant
 from app.management import servers as manage_servers
+from app.registry.client import require_registry
 from app.schemas.registry import (
     FromRegistryBody,
     FromRegistryOut,
@@ -36,7 +37,7 @@ async def search_registry(
 
     A server that only runs as a local program is listed with `usable: false`. With an allow-list a page may be short,
     or empty, although there is a next one. Without a registry the answer is 404; 502 or 503 if it does not answer."""
-    result = await container.require_registry().search(_get_owner(caller), q.strip(), limit, cursor)
+    result = await require_registry(container.registry).search(_get_owner(caller), q.strip(), limit, cursor)
     return render_search(result)
 
 
@@ -45,7 +46,7 @@ async def get_registry_server(
     namespace: _NamePart, name: _NamePart, container: ContainerDep, caller: CatalogReadCaller
 ) -> RegistryServerOut:
     """Return a server of the registry, with the headers and variables that it needs."""
-    server = await container.require_registry().get_server(_get_owner(caller), f"{namespace}/{name}")
+    server = await require_registry(container.registry).get_server(_get_owner(caller), f"{namespace}/{name}")
     return RegistryServerOut.model_validate(server)
 
 
@@ -56,7 +57,7 @@ async def create_server_from_registry(
     """Register a server of the registry, by its name there. A run lists its tools at once.
 
     If headers or variables are missing that it requires, the answer is 422, and `errors` names each of them."""
-    entry = await container.require_registry().get_server(tenant.id, body.registry_name)
+    entry = await require_registry(container.registry).get_server(tenant.id, body.registry_name)
     planned = plan_registration(entry, body)
     server, _ = await manage_servers.register_server(
         container.database,

@@ -16,6 +16,7 @@ from app.cli.output import print_lines, print_table
 from app.cli.run_progress import follow_run
 from app.cli.stdio_snippet import render_stdio_snippet
 from app.cli.text import make_printable
+from app.cli.values import ask_for_value, can_ask, parse_assignment
 from app.demo.seed import DEMO_USER
 from app.errors import InvalidInput
 from app.management.server_import import ImportResult, import_servers
@@ -56,7 +57,7 @@ async def import_file(
     entry lacks a value, if a host name could not be looked up in time, or if an index run failed.
     """
     config = _read_file(file)
-    given = dict(_parse_value(text) for text in value or [])
+    given = dict(parse_assignment(text, "--set") for text in value or [])
     check_value_names(config, given)  # before a person is asked for the others
     values = _collect_values(find_open_values(config), given)
     entries = plan_import(config, values, read_stdio_servers(settings).list_names(user))
@@ -85,18 +86,10 @@ def _read_file(file: str) -> ClientConfig:
     return read_client_config(parse_jsonc(body, "standard input" if file == "-" else file))
 
 
-def _parse_value(text: str) -> tuple[str, str]:
-    """The error does not repeat the text, which may be a credential."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InvalidInput("--set takes NAME=VALUE")
-    return name, value
-
-
 def _collect_values(placeholders: Sequence[Placeholder], given: Mapping[str, str]) -> dict[str, str]:
     """Take each value from the options, from the environment, or from a person at the terminal."""
     values = dict(given)
-    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    is_terminal = can_ask()
     for placeholder in placeholders:
         name = placeholder.name
         if name in values:
@@ -105,21 +98,14 @@ def _collect_values(placeholders: Sequence[Placeholder], given: Mapping[str, str
             values[name] = os.environ[name]
             print(make_printable(f"{name}: taken from the environment"), file=sys.stderr)
         elif is_terminal and (placeholder.is_input or placeholder.default is None):
-            values[name] = _ask(placeholder)
+            values[name] = ask_for_value(
+                name,
+                description=placeholder.description,
+                choices=placeholder.options,
+                default=placeholder.default,
+                hidden=placeholder.is_secret,
+            )
     return values
-
-
-def _ask(placeholder: Placeholder) -> str:
-    options = f" ({', '.join(placeholder.options)})" if placeholder.options else ""
-    description = f": {placeholder.description}" if placeholder.description else ""
-    answer: str = typer.prompt(
-        make_printable(f"{placeholder.name}{description}{options}"),
-        default=placeholder.default or "",
-        show_default=bool(placeholder.default),
-        hide_input=placeholder.is_secret,
-        err=True,
-    )
-    return answer
 
 
 def _print_result(config: ClientConfig, result: ImportResult) -> None:

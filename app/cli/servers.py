@@ -1,6 +1,7 @@
-"""`toolscout server add`, `import`, `list`, `remove` and `reindex`."""
+"""`toolscout server add`, `search`, `import`, `list`, `remove` and `reindex`."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -11,8 +12,10 @@ from app.catalog.servers import NewServer, Server
 from app.cli.context import ACTOR, UserOption, open_for_user, read_all_pages, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_lines, print_table
+from app.cli.registry import plan_server, read_entry, search
 from app.cli.run_progress import follow_run, reindex_command
 from app.cli.server_import import import_file
+from app.cli.values import parse_assignment
 from app.container import Container
 from app.db.pagination import Page, PageRequest
 from app.demo.seed import DEMO_USER
@@ -39,11 +42,14 @@ commands.add_typer(server_commands, name="server")
 async def add(
     settings: Settings,
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="NAME", help="The server's name. For a stdio server: its name in TOOLSCOUT_STDIO_SERVERS."
+            metavar="NAME",
+            help="The server's name. For a stdio server: its name in TOOLSCOUT_STDIO_SERVERS. With --from-registry it "
+            "may be left out.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="The MCP endpoint. A stdio server has none.", show_default=False)
     ] = None,
@@ -63,16 +69,47 @@ async def add(
             help="A header of each request, stored encrypted: 'Name: value' or NAME=VALUE. Repeatable.",
         ),
     ] = None,
+    from_registry: Annotated[
+        str | None,
+        typer.Option(
+            "--from-registry",
+            metavar="REGISTRY_NAME",
+            help="Take address and headers from the MCP registry: the name that `toolscout server search` lists. URL "
+            "chooses one of several addresses. Required values that are missing are asked for on a terminal.",
+        ),
+    ] = None,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variable",
+            metavar="NAME=VALUE",
+            help="With --from-registry: the value of a variable in the server's URL or headers. Repeatable.",
+        ),
+    ] = None,
     description: Annotated[str, typer.Option("--description", help="What the server is for.", show_default=False)] = "",
     user: UserOption = DEMO_USER,
 ) -> int:
     """Register a server and index its tools."""
-    new_server = _make_new_server(name, url, transport, header or [], description)
+    notes: Sequence[str] = ()
+    if from_registry is not None:
+        if transport is not None:
+            raise InvalidInput("the registry says which transport it is: leave --transport out")
+        entry = await read_entry(settings, from_registry)
+        headers, variables = (
+            dict(map(_parse_header, header or [])),
+            dict(parse_assignment(text, "--variable") for text in variable or []),
+        )
+        planned = plan_server(entry, name, url, headers, variables, description)
+        new_server, notes = planned.new_server, planned.notes
+    elif name is None or variable:
+        raise InvalidInput("give the server's NAME" if name is None else "--variable needs --from-registry")
+    else:
+        new_server = _make_new_server(name, url, transport, header or [], description)
     if new_server.transport == "stdio":
         _check_stdio_server(settings, new_server.name, user)
     async with open_for_user(settings, user) as (container, _):
         server, run = await _register(container, user, new_server)
-        print_lines([f"{server.name}  {server.id}"])
+        print_lines([f"{server.name}  {server.id}", *(f"note: {note}" for note in notes)])
         return 0 if run is None else await follow_run(container, server, run)
 
 
@@ -134,6 +171,7 @@ def _parse_header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip() if separator[0] == ":" else value
 
 
+server_commands.command("search")(search)
 server_commands.command("import")(import_file)
 
 

@@ -9,6 +9,7 @@ from app.console import (
     overview,
     playground,
     projects,
+    registry,
     rules,
     searches,
     server_import,
@@ -34,7 +35,8 @@ def add_console(app: FastAPI) -> None:
         sign_in,
         overview,
         playground,
-        server_import,  # before `servers`, whose `/servers/{server_id}` would match its path
+        server_import,  # these two before `servers`, whose `/servers/{server_id}` would match their paths
+        registry,
         servers,
         tools,
         execution,

@@ -15,12 +15,15 @@ from app.indexing import queue
 from app.indexing.parsing import Listing
 from app.management import servers as manage_servers
 from app.management.runs import request_reindex, request_reindex_of_all
+from app.registry.models import RegistrySearchResult
 from app.schemas.base import given_fields
 from app.schemas.servers import NewServerBody, ServerChanges
 
 router = page_router()
 
 _MAX_RUNS_SHOWN = 20
+_MAX_QUERY = 200
+_REGISTRY_PAGE = 20
 
 
 @router.get("/servers")
@@ -33,7 +36,16 @@ async def show_servers(context: CatalogReadPage) -> Response:
 
 @router.get("/servers/new")
 async def show_new_server(context: CatalogWritePage) -> Response:
-    return _render_new_server(context, Form())
+    """Show the form and, after a search in the registry, what was found there."""
+    query, registry = context.query, context.container.registry
+    if registry is None or not query.all("q"):
+        return _render_new_server(context, Form())
+    try:
+        cursor = query.optional_text("cursor")
+        found = await registry.search(context.user.id, query.text("q")[:_MAX_QUERY], _REGISTRY_PAGE, cursor)
+    except ToolscoutError as error:
+        return _render_new_server(context, Form(), error=error)
+    return _render_new_server(context, Form(), found=found)
 
 
 @router.post("/servers")
@@ -42,19 +54,19 @@ async def add_server(context: CatalogWritePage) -> Response:
     try:
         new_server = NewServer(**parse_form(NewServerBody, _to_body(context.form)).model_dump())
         if context.form.text("do") == "test":
-            return _render_new_server(context, context.form, listing=await _list_tools(context, new_server))
-        return await _register_server(context, new_server)
+            return _render_new_server(context, context.form, listing=await try_new_server(context, new_server))
+        return await register_new_server(context, new_server)
     except ToolscoutError as error:
         return _render_new_server(context, context.form, error=error)
 
 
-async def _list_tools(context: PageContext, new_server: NewServer) -> Listing:
+async def try_new_server(context: PageContext, new_server: NewServer) -> Listing:
     container = context.container
     max_tools = container.settings.max_tools_per_server
     return await manage_servers.try_server(container.mcp_pool, context.user.id, new_server, max_tools=max_tools)
 
 
-async def _register_server(context: PageContext, new_server: NewServer) -> Response:
+async def register_new_server(context: PageContext, new_server: NewServer) -> Response:
     container = context.container
     server, run = await manage_servers.register_server(
         container.database,
@@ -70,10 +82,17 @@ async def _register_server(context: PageContext, new_server: NewServer) -> Respo
 
 
 def _render_new_server(
-    context: PageContext, form: Form, *, listing: Listing | None = None, error: ToolscoutError | None = None
+    context: PageContext,
+    form: Form,
+    *,
+    listing: Listing | None = None,
+    found: RegistrySearchResult | None = None,
+    error: ToolscoutError | None = None,
 ) -> Response:
     stdio_programs = sorted(context.container.mcp_pool.stdio_servers.list_names(context.user.id))
-    return context.render("server_new.html", error, form=form, listing=listing, stdio_programs=stdio_programs)
+    return context.render(
+        "server_new.html", error, form=form, listing=listing, found=found, stdio_programs=stdio_programs
+    )
 
 
 @router.post("/servers/reindex")
@@ -177,12 +196,12 @@ def _to_body(form: Form) -> dict[str, Any]:
         "transport": transport,
         "description": form.text("description"),
         "url": form.optional_text("url") if transport not in ("stdio", "push") else None,
-        "headers": _read_headers(form),
+        "headers": read_headers(form),
         "tags": form.comma_list("tags"),
     }
 
 
-def _read_headers(form: Form) -> dict[str, str]:
+def read_headers(form: Form) -> dict[str, str]:
     pairs = zip(form.all("header_name"), form.all("header_value"), strict=False)
     headers = {name.strip(): value.strip() for name, value in pairs if name.strip() or value.strip()}
     if "" in headers:
@@ -205,7 +224,7 @@ def _find_changes(server: Server, form: Form) -> dict[str, Any]:
     if server.url is not None:
         values["url"] = form.text("url")
     changes = {name: value for name, value in values.items() if value != getattr(server, name)}
-    headers = _read_headers(form)
+    headers = read_headers(form)
     return changes | ({"headers": headers} if headers else {})
 
 

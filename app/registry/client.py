@@ -179,6 +179,12 @@ def make_registry_client(settings: Settings, metrics: Metrics) -> RegistryClient
     )
 
 
+def require_registry(client: RegistryClient | None) -> RegistryClient:
+    if client is None:
+        raise NotFound("no registry of MCP servers is configured: the operator can set TOOLSCOUT_REGISTRY_URL")
+    return client
+
+
 def _make_http_client() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
         headers={

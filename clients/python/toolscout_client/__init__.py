@@ -16,6 +16,7 @@ from toolscout_client.errors import (
     Unavailable,
 )
 from toolscout_client.models import (
+    AddedServer,
     ChosenTool,
     CoreTools,
     Decision,
@@ -29,6 +30,7 @@ from toolscout_client.models import (
     Preview,
     Project,
     Reason,
+    RegistryServer,
     Rule,
     Rules,
     Run,
@@ -49,6 +51,7 @@ from toolscout_client.report_models import (
 )
 
 __all__ = [
+    "AddedServer",
     "ArgumentsInvalid",
     "AsyncToolscout",
     "AuditEvent",
@@ -75,6 +78,7 @@ __all__ = [
     "Project",
     "RateLimited",
     "Reason",
+    "RegistryServer",
     "Rule",
     "Rules",
     "Run",

@@ -12,6 +12,7 @@ from toolscout_client.resources import (
     ChatResource,
     Keys,
     Projects,
+    Registry,
     RulesResource,
     Runs,
     Servers,
@@ -40,6 +41,10 @@ class _Client(ChatResource[TransportT], CatalogResource[TransportT], ReportResou
     @property
     def servers(self) -> Servers[TransportT]:
         return Servers(self._transport)
+
+    @property
+    def registry(self) -> Registry[TransportT]:
+        return Registry(self._transport)
 
     @property
     def runs(self) -> Runs[TransportT]:

@@ -224,6 +224,65 @@ class Server:
 
 
 @dataclass(frozen=True)
+class RegistryInput:
+    """A header, or a variable in the URL or in a header, that a server of the registry takes."""
+
+    kind: Literal["header", "variable"]
+    name: str
+    description: str
+    required: bool
+    secret: bool
+    default: str | None
+    placeholder: str | None
+    choices: list[str]
+
+
+@dataclass(frozen=True)
+class RegistryRemote:
+    transport: str
+    url: str
+    """Variables stand in it as `{name}`."""
+    inputs: list[RegistryInput]
+
+
+@dataclass(frozen=True)
+class RegistryServer:
+    name: str
+    title: str
+    description: str
+    version: str
+    status: str
+    status_message: str
+    website_url: str | None
+    repository_url: str | None
+    usable: bool
+    unusable_reason: str | None
+    suggested_name: str
+    remotes: list[RegistryRemote]
+    """The one that is taken unless another one is chosen comes first."""
+
+
+@dataclass(frozen=True)
+class AddedServer:
+    server: Server
+    registry_name: str
+    version: str
+    remote_url: str
+    notes: list[str]
+    """What to know about it, such as that it is deprecated."""
+
+
+class RegistryFields(TypedDict, total=False):
+    name: str | None
+    remote_url: str | None
+    headers: dict[str, str]
+    variables: dict[str, str]
+    description: str | None
+    tags: list[str]
+    enabled: bool
+
+
+@dataclass(frozen=True)
 class SkippedServer:
     name: str
     reason: str

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import httpx
 
 from toolscout_client.models import (
+    AddedServer,
     CoreTools,
     Discovery,
     DiscoveryOptions,
@@ -24,6 +25,8 @@ from toolscout_client.models import (
     ProjectChanges,
     ProjectFields,
     Reason,
+    RegistryFields,
+    RegistryServer,
     Rule,
     Rules,
     Run,
@@ -151,6 +154,13 @@ class Servers(_RunResource[TransportT]):
         """Register a server. A server with a URL is indexed at once; a `push` server gets its tools by `push_tools`."""
         return self._fetch(Server, make_request("POST /servers", json={"name": name, "transport": transport, **fields}))
 
+    @endpoint
+    def add_from_registry(self, registry_name: str, **fields: Unpack[RegistryFields]) -> Steps[AddedServer]:
+        """Register a server of the operator's MCP registry. Raise `InvalidInput`, whose `errors` name each required
+        header and variable that is missing."""
+        request = make_request("POST /servers/from-registry", json={"registry_name": registry_name, **fields})
+        return self._fetch(AddedServer, request)
+
     @paginated
     def list(self) -> FetchPage[Server]:
         """Iterate over the servers by name. A generator: pages are fetched when they are needed."""
@@ -203,6 +213,24 @@ class Servers(_RunResource[TransportT]):
     def _start_run(self, request: Request, *, wait: bool) -> Steps[Run]:
         run = yield from self._fetch(Run, request)
         return (yield from self._wait_until_ended(run, RUN_TIMEOUT_S)) if wait else run
+
+
+class Registry(Resource[TransportT]):
+    """The operator's MCP registry. To register a server of it, call `servers.add_from_registry`."""
+
+    @paginated
+    def search(self, query: str = "") -> FetchPage[RegistryServer]:
+        """Iterate over the servers whose name contains the query. A generator: pages are fetched when they are
+        needed."""
+        return self._fetch_pages(
+            RegistryServer, make_request("GET /registry/servers", params={"q": query, "limit": 20})
+        )
+
+    @endpoint
+    def get(self, name: str) -> Steps[RegistryServer]:
+        """Return the server of this name, such as `io.github.user/weather`."""
+        namespace, _, rest = name.partition("/")
+        return self._fetch(RegistryServer, make_request("GET /registry/servers/{}/{}", namespace, rest))
 
 
 class Tools(Resource[TransportT]):
