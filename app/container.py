@@ -17,6 +17,8 @@ from app.catalog.listing_cache import ListingCache
 from app.catalog.visibility import apply_policy
 from app.catalog.visibility_policy import Policy
 from app.cloud.client import CloudClient, make_cloud_client
+from app.connections import repository as connections_repository
+from app.connections.connector import Connector, ConnectorConfig
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.migrate import migrate
@@ -95,6 +97,7 @@ class Container:
     executor: Executor
     listing_cache: ListingCache
     mcp_pool: McpPool
+    connector: Connector
     indexer: Indexer
     worker: Worker
     usage_counters: UsageCounters
@@ -162,8 +165,11 @@ async def open_container(
         mcp_pool = _build_mcp_pool(settings, resolve)
         mcp_pool.start()
         stack.push_async_callback(mcp_pool.aclose)
-        indexer = _build_indexer(infrastructure, models, count_tokens, mcp_pool)
+        connector = Connector(infrastructure.database, infrastructure.sealer, mcp_pool, make_connector_config(settings))
+        stack.push_async_callback(connector.aclose)
+        indexer = _build_indexer(infrastructure, models, count_tokens, mcp_pool, connector)
         worker = Worker(indexer, _worker_config(settings))
+        connector.enqueue_listing = worker.enqueue_listing
         mcp_pool.on_tools_changed = worker.on_tools_changed
         notifications.subscribe(Channel.RUNS, worker.notify)
         _start_housekeeping(infrastructure, stack, watch=serving)
@@ -180,7 +186,7 @@ async def open_container(
         registry = make_registry_client(settings, infrastructure.metrics)
         if registry is not None:
             stack.push_async_callback(registry.aclose)
-        container = _build_container(infrastructure, models, mcp_pool, indexer, worker, cloud, registry)
+        container = _build_container(infrastructure, models, mcp_pool, connector, indexer, worker, cloud, registry)
         stack.push_async_callback(container.discoverer.snapshots.aclose)
         yield container
 
@@ -295,8 +301,16 @@ def make_connection_limits(settings: Settings) -> ConnectionLimits:
     )
 
 
+def make_connector_config(settings: Settings) -> ConnectorConfig:
+    return ConnectorConfig(settings.base_url, frozenset(settings.allowed_redirects), settings.operator_clients)
+
+
 def _build_indexer(
-    infrastructure: _Infrastructure, models: Models, count_tokens: Callable[[str], int], mcp_pool: McpPool
+    infrastructure: _Infrastructure,
+    models: Models,
+    count_tokens: Callable[[str], int],
+    mcp_pool: McpPool,
+    connector: Connector,
 ) -> Indexer:
     settings = infrastructure.settings
     return Indexer(
@@ -307,7 +321,7 @@ def _build_indexer(
         max_tools=settings.max_tools_per_server,
         ann_above=settings.search_ann_above,
         mcp_pool=mcp_pool,
-        sealer=infrastructure.sealer,
+        connector=connector,
         computing=asyncio.Semaphore(max(1, settings.index_concurrency)),
         tracing=infrastructure.tracing,
         known_tools=infrastructure.known_tools,
@@ -339,6 +353,7 @@ def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, 
     database, settings = infrastructure.database, infrastructure.settings
     expired = [
         idempotency.expired_rows(),
+        connections_repository.expired_rows(),
         *repository.expired_rows(),
         *discovery_vectors.expired_rows(),
         *examples.expired_rows(),
@@ -361,6 +376,7 @@ def _build_container(
     infrastructure: _Infrastructure,
     models: Models,
     mcp_pool: McpPool,
+    connector: Connector,
     indexer: Indexer,
     worker: Worker,
     cloud: CloudClient | None,
@@ -387,9 +403,10 @@ def _build_container(
             infrastructure.inline_executor,
             budget_s=settings.catalog_embed_budget_s,
         ),
-        executor=_build_executor(infrastructure, mcp_pool, shutdown),
+        executor=_build_executor(infrastructure, mcp_pool, connector, shutdown),
         listing_cache=ListingCache(settings.mcp_list_cache_s),
         mcp_pool=mcp_pool,
+        connector=connector,
         indexer=indexer,
         worker=worker,
         usage_counters=infrastructure.usage_counters,
@@ -446,10 +463,13 @@ def make_rollout(settings: Settings) -> Rollout:
     return Rollout(enabled=settings.discovery, percent=settings.rollout_percent)
 
 
-def _build_executor(infrastructure: _Infrastructure, mcp_pool: McpPool, shutdown: asyncio.Event) -> Executor:
+def _build_executor(
+    infrastructure: _Infrastructure, mcp_pool: McpPool, connector: Connector, shutdown: asyncio.Event
+) -> Executor:
     return Executor(
         database=infrastructure.database,
         mcp_pool=mcp_pool,
+        connector=connector,
         sealer=infrastructure.sealer,
         metrics=infrastructure.metrics,
         usage_counters=infrastructure.usage_counters,

@@ -13,6 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from app.catalog.servers import count_undecryptable
 from app.cloud.client import make_cloud_client
+from app.connections.repository import count_undecryptable_accounts
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, current_revision, head_revision
 from app.db.requirements import MissingRequirement, explain_connection_error, find_missing
@@ -125,7 +126,10 @@ async def _check_secrets(settings: Settings, url: str) -> CheckResult:
     database = Database(url, pool_size=1)
     try:
         async with database.system_transaction() as session:
-            broken, total = await count_undecryptable(session, make_sealer(settings))
+            sealer = make_sealer(settings)
+            broken, total = await count_undecryptable(session, sealer)
+            broken_accounts, accounts = await count_undecryptable_accounts(session, sealer)
+            broken, total = broken + broken_accounts, total + accounts
     finally:
         await database.close()
     if broken:

@@ -22,6 +22,7 @@ ToolscoutError
 ├── Unavailable             503  unavailable          says when to try again
 │   └── DatabaseDown        503  unavailable
 ├── ServerUnreachable       502  SERVER_CONNECTION_ERROR  no call has reached the server
+│   └── AuthorizationRequired  403  AUTHORIZATION_REQUIRED  the user must sign in to the server first; nothing ran
 ├── ToolFailed              502  TOOL_EXECUTION_ERROR     says whether the tool may have run
 │   └── ToolTimedOut        504  TOOL_EXECUTION_TIMEOUT
 ├── EmbeddingFailed         503  embedding_failed     handled by the fallback chain and by the indexer
@@ -35,6 +36,7 @@ The interfaces (REST, MCP, console, CLI) render these errors; no other package k
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple
 
 _MAX_CHOICES = 20
@@ -237,9 +239,11 @@ class ServerUnreachable(ToolscoutError):
     status = 502
     title = "MCP server unavailable"
 
-    def __init__(self, cause: str, message: str) -> None:
+    def __init__(self, cause: str, message: str, *, http_status: int | None = None) -> None:
         super().__init__(message)
         self.cause = cause
+        self.http_status = http_status
+        """The status with which the server rejected the credentials, if it did."""
 
     @property
     def members(self) -> dict[str, Any]:
@@ -253,6 +257,39 @@ class ServerUnreachable(ToolscoutError):
 
 DISCONNECTIONS = frozenset({"dns", "refused", "timeout", "closed"})
 """Causes that mean that nothing answered at the address. With every other cause the server answered, but wrongly."""
+
+
+AUTHORIZATION_REQUIRED = "authorization_required"
+"""The cause of a server that wants its user to sign in."""
+
+
+class AuthorizationRequired(ServerUnreachable):
+    """The user must sign in to the server first, or give it more rights. Nothing has run."""
+
+    code = "AUTHORIZATION_REQUIRED"
+    status = 403
+    title = "Sign-in to the server required"
+
+    def __init__(
+        self,
+        message: str = "this server wants you to sign in: POST /servers/{id}/connect, or Connect in the console",
+        *,
+        authorization_url: str | None = None,
+        expires_at: datetime | None = None,
+        required_scope: str | None = None,
+        http_status: int | None = None,
+    ) -> None:
+        super().__init__(AUTHORIZATION_REQUIRED, message, http_status=http_status)
+        self.authorization_url = authorization_url
+        """Where the user's browser signs in, if a link was made."""
+        self.expires_at = expires_at
+        self.required_scope = required_scope
+        """The scope that the server's challenge asks for."""
+
+    @property
+    def members(self) -> dict[str, Any]:
+        expires_at = None if self.expires_at is None else self.expires_at.isoformat()
+        return {"authorization_url": self.authorization_url, "expires_at": expires_at}
 
 
 CallOutcome = Literal["failed", "unknown"]

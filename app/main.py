@@ -11,6 +11,7 @@ from fastapi.routing import iter_route_contexts
 from app import __version__
 from app.api import (
     audit,
+    connections,
     decisions,
     discovery,
     evaluation,
@@ -55,6 +56,7 @@ _ROUTE_MODULES = (
     evaluation,
     servers,
     registry,
+    connections,
     runs,
     tools,
     rules,
@@ -110,6 +112,7 @@ def create_routes(role: Role = "all") -> FastAPI:
         app.include_router(module.router)
     if role != "worker":
         app.include_router(mcp_router())
+        app.include_router(connections.public_router)
         add_docs(app)
         add_console(app)
     return app

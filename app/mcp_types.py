@@ -40,6 +40,13 @@ class Endpoint:
     transport: Transport
     url: str | None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    credential_version: int = 0
+    """The version of the access token in the headers; 0 if there is none. A newer one needs no new connection."""
+
+    @property
+    def has_own_credentials(self) -> bool:
+        """Whether the headers are those that the user has stored, without a token that Toolscout keeps fresh."""
+        return bool(self.headers) and not self.credential_version
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from app.audit.record import record_event
 from app.catalog.listing_cache import ListingCache
-from app.container import Container, make_connection_limits, make_rollout
+from app.container import Container, make_connection_limits, make_connector_config, make_rollout
 from app.errors import ConfigurationError, Conflict
 from app.limits.rate_limit import RateLimiter
 from app.mcp_client.stdio_servers import StdioServerRegistry, read_stdio_servers
@@ -45,8 +45,11 @@ RELOADABLE = frozenset(
         "max_tools",
         "max_tools_per_server",
         "mcp_list_cache_s",
+        "oauth_clients",
         "outbound_allow",
+        "public_url",
         "rate_per_user",
+        "redirect_origins",
         "rollout_percent",
         "served_hosts",
         "stdio_servers",
@@ -135,6 +138,7 @@ def _apply(before: Container, settings: Settings, files: _Files) -> Container:
         idle_s=settings.upstream_idle_s,
         max_connections=settings.upstream_connections,
     )
+    before.connector.config = make_connector_config(settings)
     indexer = before.worker.indexer = replace(before.indexer, max_tools=settings.max_tools_per_server)
     searcher = replace(before.searcher, glossary=files.glossary, learned=settings.learn_from_use)
     before.learner.enabled = settings.learn_from_use

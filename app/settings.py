@@ -6,6 +6,7 @@ settings is written from the descriptions of the fields, and a test compares the
 
 import base64
 import binascii
+import json
 import re
 from difflib import get_close_matches
 from ipaddress import ip_network
@@ -37,6 +38,9 @@ _BASE_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _REGISTRY_PATTERN = re.compile(r"\*|[A-Za-z0-9.*-]+/[A-Za-z0-9._*-]+")
 
+_OPTIONAL_MEMBERS = ("client_secret", "token_endpoint_auth_method", "scope")
+_CLIENT_MEMBERS = {"client_id", *_OPTIONAL_MEMBERS}
+_CLIENT_AUTH_METHODS = ("none", "client_secret_basic", "client_secret_post")
 _PYTHON_FACTORY = re.compile(r"python:[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 Role = Literal["all", "web", "worker"]
@@ -71,6 +75,11 @@ class Settings(BaseSettings):
         description="public host names under which clients and browsers reach Toolscout, comma-separated; IP "
         "addresses, names without a dot, `.local` and `.internal` are always accepted",
     )
+    public_url: str | None = Field(
+        None,
+        description="URL under which browsers and other services reach Toolscout, such as `https://tools.example.com`; "
+        "needed for sign-in to users' servers, except on the loopback interface",
+    )
     trusted_proxies: str = Field(
         "127.0.0.1",
         validation_alias=AliasChoices("TOOLSCOUT_TRUSTED_PROXIES", "FORWARDED_ALLOW_IPS", "trusted_proxies"),
@@ -81,6 +90,18 @@ class Settings(BaseSettings):
         "",
         description="origins of web pages that may call Toolscout (CORS, all routes), comma-separated, such as "
         "`https://chat.example.com`",
+    )
+    redirect_origins: str = Field(
+        "",
+        description="origins to which a browser may be sent back after a sign-in to a server (`redirect_url`), "
+        "comma-separated, such as `https://chat.example.com`; Toolscout's own is always allowed",
+    )
+    oauth_clients: SecretStr | None = Field(
+        None,
+        description="clients that you have registered at authorization servers, as JSON by issuer: "
+        '`{"https://issuer.example": {"client_id": "…", "client_secret": "…"}}`; needed where a server allows neither '
+        "client id metadata documents nor dynamic registration. Optional members: `token_endpoint_auth_method` "
+        "(`client_secret_basic`, `client_secret_post`) and `scope`",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="lowest level of the messages that the service logs"
@@ -474,7 +495,7 @@ class Settings(BaseSettings):
             raise ValueError("must be local, openai or python:package.module:factory")
         return value
 
-    @field_validator("cloud_url", "registry_url")
+    @field_validator("cloud_url", "registry_url", "public_url")
     @classmethod
     def _check_base_url(cls, value: str | None) -> str | None:
         """Refuse what cannot be requested. Otherwise every request to it would fail."""
@@ -492,6 +513,13 @@ class Settings(BaseSettings):
             raise ValueError(f"{invalid[0]!r} is not a pattern of server names, such as com.github/*")
         return value
 
+    @field_validator("oauth_clients")
+    @classmethod
+    def _check_oauth_clients(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            _parse_oauth_clients(value.get_secret_value())
+        return value
+
     @field_validator("outbound_allow")
     @classmethod
     def _check_outbound_allow(cls, value: str) -> str:
@@ -500,9 +528,9 @@ class Settings(BaseSettings):
             raise ValueError(f"{invalid[0]!r} is not host:port, such as mcp.internal:8080 or [::1]:3001")
         return value
 
-    @field_validator("web_origins")
+    @field_validator("web_origins", "redirect_origins")
     @classmethod
-    def _check_web_origins(cls, value: str) -> str:
+    def _check_origins(cls, value: str) -> str:
         if invalid := [entry for entry in _split_list(value) if not _ORIGIN.fullmatch(entry)]:
             raise ValueError(f"{invalid[0]!r} is not an origin, such as https://chat.example.com")
         return value
@@ -541,11 +569,33 @@ class Settings(BaseSettings):
 
     @property
     def allowed_hosts(self) -> list[str]:
-        return _split_list(self.served_hosts.lower())
+        public = [] if self.public_url is None else [urlsplit(self.public_url.lower()).netloc]
+        return [*_split_list(self.served_hosts.lower()), *public]
 
     @property
     def allowed_origins(self) -> list[str]:
         return [origin.rstrip("/") for origin in _split_list(self.web_origins.lower())]
+
+    @property
+    def allowed_redirects(self) -> list[str]:
+        return [origin.rstrip("/") for origin in _split_list(self.redirect_origins.lower())]
+
+    @property
+    def base_url(self) -> str | None:
+        """The URL under which browsers reach the service, without a trailing slash; None if nobody knows it.
+
+        Without `public_url` it is known only to browsers on the same machine.
+        """
+        if self.public_url is not None:
+            return self.public_url.rstrip("/")
+        is_loopback = self.host in ("127.0.0.1", "localhost", "::1") and self.port != 0
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}" if is_loopback else None
+
+    @property
+    def operator_clients(self) -> dict[str, dict[str, str]]:
+        """The members of each OAuth client, by issuer."""
+        return {} if self.oauth_clients is None else _parse_oauth_clients(self.oauth_clients.get_secret_value())
 
     @property
     def former_secret_keys(self) -> list[str]:
@@ -635,6 +685,25 @@ def _read_secret_file(path: str, variable: str) -> str:
 
 def _split_list(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",") if entry.strip()]
+
+
+def _parse_oauth_clients(text: str) -> dict[str, dict[str, str]]:
+    try:
+        clients = json.loads(text)
+    except ValueError:
+        raise ValueError("must be a JSON object") from None  # the cause quotes the secrets
+    if not isinstance(clients, dict):
+        raise ValueError("must be a JSON object, by issuer")
+    for issuer, client in clients.items():
+        if not _BASE_URL.fullmatch(issuer):
+            raise ValueError(f"{issuer!r} is not an issuer, such as https://issuer.example")
+        if not isinstance(client, dict) or not all(isinstance(value, str) for value in client.values()):
+            raise ValueError(f"the client of {issuer} must be an object of strings")
+        if not client.get("client_id") or client.keys() - _CLIENT_MEMBERS:
+            raise ValueError(f"the client of {issuer} has `client_id` and, optionally, {', '.join(_OPTIONAL_MEMBERS)}")
+        if client.get("token_endpoint_auth_method", "none") not in _CLIENT_AUTH_METHODS:
+            raise ValueError(f"the client of {issuer}: token_endpoint_auth_method is one of {_CLIENT_AUTH_METHODS}")
+    return clients
 
 
 def decode_secret_key(text: str) -> bytes:

@@ -26,12 +26,13 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
         has_body = self.body_field is not None
+        is_optional = self.body_field is not None and not self.body_field.field_info.is_required()
         parameters = list(_query_parameters(self.dependant))
 
         async def handle_strictly(request: Request) -> Response:
             if request.scope["query_string"]:
                 _reject_misspelt_parameters(request, parameters)
-            if has_body:
+            if has_body and not (is_optional and not has_content(request)):
                 require_json(request)
             return await handler(_StrictRequest(request.scope, request.receive))
 
@@ -62,6 +63,11 @@ class _StrictRequest(Request):
         except InvalidInput as error:
             # the only error whose message FastAPI passes on from here
             raise json.JSONDecodeError(error.message, "", 0) from error
+
+
+def has_content(request: Request) -> bool:
+    headers = request.headers
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def require_json(request: Request) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-from sqlalchemy import Row, delete, func, insert, select, update
+from sqlalchemy import Row, Table, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from app.catalog.availability import Status, get_server_status
@@ -19,8 +19,8 @@ from app.crypto import Sealer, SecretOwner
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass, violated_constraint
-from app.db.tables import mcp_servers
-from app.errors import DISCONNECTIONS, ConfigurationError, Conflict, NotFound
+from app.db.tables import authorization_requests, mcp_servers, server_connections
+from app.errors import DISCONNECTIONS, AuthorizationRequired, ConfigurationError, Conflict, NotFound
 from app.mcp_types import Endpoint, Transport
 
 # visibility depends on these: rules match the name; the switch, permissions and errors hide; tools inherit the tags
@@ -45,6 +45,8 @@ class Server:
     config_version: int
     tool_count: int
     pending_count: int
+    signed_in: bool
+    """Whether Toolscout has an access token of the user for this server."""
     created_at: datetime
     updated_at: datetime
 
@@ -151,6 +153,21 @@ async def record_failure(
     await _update_status(session, user_id, server_id, config_version, status, cause, message)
 
 
+async def set_signed_in(session: Session, user_id: str, server_id: str, *, signed_in: bool) -> None:
+    """Record that the user has signed in to the server or out of it. All connections to it begin again."""
+    await lock_server(session, user_id, server_id)
+    required = AuthorizationRequired()
+    status = (
+        {"status": "disconnected", "last_cause": None, "last_error": None}
+        if signed_in
+        else {"status": "error", "last_cause": required.cause, "last_error": required.message}
+    )
+    values = {**status, "signed_in": signed_in, "config_version": mcp_servers.c.config_version + 1}
+    if (await session.execute(update(mcp_servers).where(*_by_id(user_id, server_id)).values(**values))).rowcount == 0:
+        raise _not_found()
+    await recompute_visibility(session, user_id, server_id)
+
+
 async def _update_status(
     session: Session,
     user_id: str,
@@ -248,7 +265,12 @@ async def update_server(
     values = dict(changes)
     before = await lock_server(session, user_id, server_id)
     if "url" in values and not await _has_origin(session, user_id, server_id, values["url"]):
-        values.setdefault("headers", {})  # credentials must not be sent to another host than they were given for
+        # credentials must not be sent to another host than they were given for
+        values.setdefault("headers", {})
+        await session.execute(delete(server_connections).where(*_by_server(server_connections, user_id, server_id)))
+        pending = _by_server(authorization_requests, user_id, server_id)
+        await session.execute(delete(authorization_requests).where(*pending))
+        values["signed_in"] = False
     if "headers" in values:
         values |= _seal_headers(sealer, user_id, server_id, values.pop("headers"))
     if {"url", "transport", "sealed_headers"} & values.keys():
@@ -299,6 +321,11 @@ def _by_id(user_id: str, server_id: str) -> tuple[Any, Any]:
     return mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
 
 
+def _by_server(table: Table, user_id: str, server_id: str) -> tuple[Any, Any]:
+    """Return the condition for the rows of a server in another table."""
+    return table.c.user_id == user_id, table.c.server_id == server_id
+
+
 def _seal_headers(sealer: Sealer, user_id: str, server_id: str, headers: Mapping[str, str] | None) -> dict[str, Any]:
     if not headers:
         return {"sealed_headers": None, "header_names": []}
@@ -319,4 +346,4 @@ def _not_found() -> NotFound:
 
 def _to_server(row: Row[Any]) -> Server:
     server = to_dataclass(Server, row)
-    return replace(server, status=get_server_status(server.transport, server.status))
+    return replace(server, status=get_server_status(server.transport, server.status, server.last_cause))

@@ -74,7 +74,7 @@ class Tool:
 
     @property
     def runnable(self) -> bool:
-        return self.availability in ("runnable", "failing")
+        return self.availability in ("runnable", "failing", "needs_authorization")
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,9 @@ TAGS = """
 
 _NEXT_VERSION = catalog_versions.next_value()
 
-# a rejected empty listing is no failure of the server: its stored tools stay usable
-_FAILING = "s.last_error IS NOT NULL AND s.last_cause IS DISTINCT FROM 'empty_listing'"
+# a rejected empty listing is no failure of the server: its stored tools stay usable; nor is a server that wants its
+# user to sign in: its tools are found and marked
+_FAILING = "s.last_error IS NOT NULL AND coalesce(s.last_cause, '') NOT IN ('empty_listing', 'authorization_required')"
 
 _FACTS = f"""
     SELECT t.id, t.name, s.id, s.name, s.enabled, {_FAILING},

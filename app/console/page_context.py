@@ -156,16 +156,17 @@ class _PageRoute(APIRoute):
                 response = await handler(request)
             except ToolscoutError as error:
                 response = _render_error(request, error)
-            response.headers.update(_SECURITY_HEADERS)
+            for name, value in _SECURITY_HEADERS.items():
+                response.headers.setdefault(name, value)
             response.headers.setdefault("Cache-Control", "no-store")
             return response
 
         return handle_page
 
 
-def page_router() -> APIRouter:
+def page_router(prefix: str = "/console") -> APIRouter:
     return APIRouter(
-        prefix="/console",
+        prefix=prefix,
         route_class=_PageRoute,
         include_in_schema=False,
         dependencies=[Depends(check_host_and_origin)],

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from app.console import (
     activity,
     execution,
+    oauth_callback,
     overview,
     playground,
     projects,
@@ -33,6 +34,7 @@ def add_console(app: FastAPI) -> None:
     app.state.templates = Templates()
     for module in (
         sign_in,
+        oauth_callback,
         overview,
         playground,
         server_import,  # these two before `servers`, whose `/servers/{server_id}` would match their paths

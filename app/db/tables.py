@@ -119,6 +119,8 @@ mcp_servers = Table(
     _not_null("tool_count", Integer, "0"),
     _not_null("pending_count", Integer, "0"),
     _not_null("pending_tries", Integer, "0"),
+    # whether `server_connections` has a token
+    _not_null("signed_in", Boolean, "false"),
     _created_at(),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     PrimaryKeyConstraint("user_id", "id"),
@@ -424,6 +426,52 @@ tool_calls = Table(
     Column("answer", LargeBinary),  # sealed
     PrimaryKeyConstraint("user_id", "key"),
     Index("tool_calls_started_at", "started_at"),
+)
+
+# the account of a user at a server: what sign-in (OAuth) has given us
+server_connections = Table(
+    "server_connections",
+    metadata,
+    _not_null("user_id", Text),
+    _not_null("server_id", Text),
+    # sealed: who we are to the authorization server, and its metadata; null if the user has never signed in
+    Column("sealed_context", LargeBinary),
+    # sealed: access and refresh token; null if the user must sign in (again)
+    Column("sealed_tokens", LargeBinary),
+    Column("issuer", Text),
+    Column("resource", Text),
+    Column("scope", Text),
+    # what a call was refused for want of: the next sign-in asks for it, too
+    Column("required_scope", Text),
+    Column("expires_at", DateTime(timezone=True)),
+    # increases with every new token
+    _not_null("version", Integer, "1"),
+    Column("refreshed_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    # the process that refreshes the token has it until then
+    Column("lease_until", DateTime(timezone=True)),
+    _created_at(),
+    PrimaryKeyConstraint("user_id", "server_id"),
+    ForeignKeyConstraint(["user_id", "server_id"], ["mcp_servers.user_id", "mcp_servers.id"], ondelete="CASCADE"),
+)
+
+# sign-ins that have begun; a row is deleted when the browser comes back
+authorization_requests = Table(
+    "authorization_requests",
+    metadata,
+    _not_null("user_id", Text),
+    _not_null("id", Text),
+    _not_null("server_id", Text),
+    # sealed: the PKCE verifier, who we are to the authorization server, and its metadata
+    _not_null("sealed", LargeBinary),
+    Column("redirect_url", Text),
+    # a hash of the cookie of the browser that began it, where it began in a browser
+    Column("browser", LargeBinary),
+    _not_null("actor", Text),
+    _created_at(),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("user_id", "id"),
+    ForeignKeyConstraint(["user_id", "server_id"], ["mcp_servers.user_id", "mcp_servers.id"], ondelete="CASCADE"),
+    Index("authorization_requests_expires_at", "expires_at"),
 )
 
 # no foreign key to the tools: counting must not wait for deletions

@@ -21,6 +21,7 @@ from app.catalog.definitions import ToolDefinitionView, find_by_alias
 from app.catalog.tool_keys import CORE_TOOL, is_tool_id, read_tool, require_visible_key
 from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.visibility import Scope
+from app.connections.connector import Connector
 from app.crypto import Sealer
 from app.db.engine import Database, Session
 from app.errors import (
@@ -40,6 +41,7 @@ from app.execution.progress import ProgressReports
 from app.execution.results import truncate
 from app.mcp_client.connection import INPUT_REQUIRED
 from app.mcp_client.pool import McpPool
+from app.mcp_types import Endpoint
 from app.observability.metrics import Metrics, observe_duration
 from app.observability.tracing import Tracing, trace_call
 from app.text.strict_json import Json
@@ -59,6 +61,7 @@ class Executor:
 
     database: Database
     mcp_pool: McpPool
+    connector: Connector
     sealer: Sealer
     metrics: Metrics
     usage_counters: UsageCounters
@@ -111,6 +114,7 @@ async def execute(
             progress.started.set()
         if executor.shutdown.is_set():
             raise Unavailable("the service is shutting down; nothing was run")
+        tool = replace(tool, endpoint=await executor.connector.authorize(tool.endpoint))
         record.start()
         result = await _call_server(executor, request, tool, timeout_s, progress)
         record.finish(result)
@@ -196,12 +200,16 @@ async def _call_server(
     progress: ProgressReports | None,
 ) -> ExecutionResult:
     on_progress = None if progress is None else progress.report
-    name, endpoint, started = tool.definition.name, tool.endpoint, time.perf_counter()
+    endpoint, started = tool.endpoint, time.perf_counter()
+
+    def call(endpoint: Endpoint) -> Awaitable[Json]:
+        return executor.mcp_pool.call_tool(
+            endpoint, tool.definition.name, request.arguments, timeout_s, on_progress, request.dialogue
+        )
+
     with observe_duration(executor.metrics.upstream_seconds, "call"):
         async with _fail_on_shutdown(executor.shutdown):
-            answer = await executor.mcp_pool.call_tool(
-                endpoint, name, request.arguments, timeout_s, on_progress, request.dialogue
-            )
+            answer = await executor.connector.use(endpoint, call)
     duration_ms = round((time.perf_counter() - started) * 1000, 2)
     result, truncated = truncate(answer, executor.max_result_bytes)
     if truncated and answer.get("resultType") == INPUT_REQUIRED:

@@ -38,7 +38,8 @@ def get_server_scope(user: User, server: Server, *, pushed: bool = False) -> Cac
     `pushed`: the tools come from the user, and may be others than those that the URL lists.
     """
     is_remote = server.transport in ("streamable_http", "sse") and server.url is not None
-    if pushed or not is_remote or server.header_names:
+    is_private = bool(server.header_names) or server.signed_in or server.status == "needs_authorization"
+    if pushed or not is_remote or is_private:
         return get_user_scope(user)
     return CacheScope(_hash_owner("url", server.transport, server.url))
 

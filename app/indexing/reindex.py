@@ -13,13 +13,15 @@ from functools import partial
 
 from app.auth.users import get_user
 from app.catalog.rules import Rule, RuleSet, get_rules
-from app.catalog.servers import Server, get_endpoint, get_server, record_contact
+from app.catalog.servers import Server, get_server, record_contact, record_failure
 from app.catalog.visibility import ServerLock, lock_server, read_policy
 from app.catalog.visibility_policy import Policy
-from app.crypto import Sealer
-from app.db.engine import Database
+from app.connections.connector import Connector
+from app.connections.repository import wants_sign_in
+from app.db.engine import Database, Session
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
+from app.errors import AuthorizationRequired
 from app.indexing import queue, store
 from app.indexing.cache_scope import CacheScope, get_server_scope, get_user_scope
 from app.indexing.document_embedder import DocumentEmbedder, load_vectors_of_inactive_model
@@ -48,7 +50,7 @@ class Indexer:
     max_tools: int
     ann_above: int
     mcp_pool: McpPool
-    sealer: Sealer
+    connector: Connector
     computing: asyncio.Semaphore
     """Limits the listed runs that embed at once; many more may wait for their servers at the same time."""
     tracing: Tracing = field(default_factory=Tracing)
@@ -80,10 +82,10 @@ async def _load_listing(indexer: Indexer, run: queue.Claim) -> tuple[Server, Lis
         fetches = run.fetch_from_server and server.transport != "push"
         if not fetches and run.payload is None:
             return server, Listing(await store.read_listing(session, run.user_id, run.server_id))
-        endpoint = await get_endpoint(session, indexer.sealer, run.user_id, run.server_id) if fetches else None
-    if endpoint is not None:
+    if fetches:
+        endpoint = await indexer.connector.get_endpoint(run.user_id, run.server_id, listing=True)
         with observe_duration(indexer.metrics.upstream_seconds, "list"):
-            tools = await indexer.mcp_pool.list_tools(endpoint)
+            tools = await indexer.connector.use(endpoint, indexer.mcp_pool.list_tools, listing=True)
     else:
         tools = (await asyncio.to_thread(parse_json, run.payload or b"{}"))["tools"]
     return server, await asyncio.to_thread(parse_listing, tools, max_tools=indexer.max_tools)
@@ -225,8 +227,17 @@ async def _apply(
         if _has_changes(updates):
             await store.apply_updates(session, run.user_id, updates, run_id=run.id, ann_above=indexer.ann_above)
         if run.fetch_from_server or run.payload is not None:
-            await record_contact(session, run.user_id, run.server_id)
+            await _record_listing(session, run)
         await queue.succeed(session, run, summary, total)
+
+
+async def _record_listing(session: Session, run: queue.Claim) -> None:
+    """A server may list its tools for anybody, and ask for a sign-in when they are called: it stays marked."""
+    if await wants_sign_in(session, run.user_id, run.server_id):
+        required = AuthorizationRequired()
+        await record_failure(session, run.user_id, run.server_id, required.cause, required.message)
+    else:
+        await record_contact(session, run.user_id, run.server_id)
 
 
 def _has_changes(updates: Sequence[ModelUpdate]) -> bool:

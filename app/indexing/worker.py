@@ -16,6 +16,7 @@ from functools import partial
 from cachetools import TTLCache
 
 from app.catalog.visibility import recompute_stale
+from app.db.engine import Session
 from app.db.notifications import POLL_S
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import queue
@@ -87,6 +88,11 @@ class Worker:
     def _notify_after(self, delay_s: float) -> None:
         """Look for work when the lease that was shortened to this delay has expired."""
         asyncio.get_running_loop().call_later(delay_s + _CLOCK_TOLERANCE_S, self.notify)
+
+    async def enqueue_listing(self, session: Session, user_id: str, server_id: str, actor: str) -> None:
+        """Queue a run that lists a server's tools, as part of the transaction."""
+        await queue.enqueue(session, user_id, server_id, asked_by=actor)
+        session.after_commit(self.notify)
 
     async def run_now(self, run_id: str) -> None:
         """Process this run, unless another worker has claimed it."""

@@ -10,6 +10,7 @@ from app.catalog import servers
 from app.catalog.servers import NewServer, Server, check_transport
 from app.catalog.tools import update_tool_counts
 from app.catalog.visibility import lock_server
+from app.connections.repository import reseal_connections
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.errors import InvalidInput
@@ -173,5 +174,6 @@ async def reseal_credentials(database: Database, sealer: Sealer, *, actor: str) 
     """Seal all stored credentials with the current key. Return how many were resealed, and how many there are."""
     async with database.system_transaction() as session:
         resealed, total = await servers.reseal_headers(session, sealer)
+        resealed_connections, total_connections = await reseal_connections(session, sealer)
         await record_event(session, None, actor, "secrets.rotate", None)
-    return resealed, total
+    return resealed + resealed_connections, total + total_connections

@@ -97,6 +97,7 @@ class Connection:
         on_tools_changed: OnToolsChanged,
     ) -> None:
         self.endpoint = endpoint
+        """The pool replaces it by one with a newer access token."""
         self._guard = guard
         self._stdio_servers = stdio_servers
         self.limits = limits
@@ -297,7 +298,7 @@ class Connection:
         """Keep the session open until `close` is called."""
         async with (
             open_transport(
-                self.endpoint,
+                lambda: self.endpoint,
                 self._guard,
                 self._stdio_servers,
                 self._stderr,

@@ -18,7 +18,7 @@ from mcp import MCPError
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CONNECTION_CLOSED, INVALID_REQUEST, PARSE_ERROR, JSONRPCRequest
 from pydantic import ValidationError
 
-from app.errors import ServerUnreachable
+from app.errors import AUTHORIZATION_REQUIRED, ServerUnreachable
 from app.mcp_client.message_filter import FilteredReadStream
 from app.mcp_client.transport import Exchange, current_exchange
 from app.mcp_types import Transport
@@ -32,7 +32,7 @@ UNREADABLE = (INVALID_REQUEST, PARSE_ERROR)
 _SESSION_UNKNOWN = (INVALID_REQUEST, CONNECTION_CLOSED)
 # Causes that prove that nothing was run even though the request was sent. Other statuses prove nothing.
 _REJECTED_UNREAD = frozenset(
-    {"unauthorized", "session_gone", "redirect", "url_not_allowed"}
+    {"unauthorized", AUTHORIZATION_REQUIRED, "session_gone", "redirect", "url_not_allowed"}
     | {f"status_{status}" for status in (405, 406, 413, 415, 429)}
 )
 _MENTIONS_SESSION = re.compile("session|initializ", re.IGNORECASE)

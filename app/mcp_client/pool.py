@@ -190,6 +190,8 @@ class McpPool:
             if entry is not None:
                 self._retire(entry)
             entry = self._open(endpoint)
+        elif endpoint.credential_version > entry.connection.endpoint.credential_version:
+            entry.connection.endpoint = endpoint
         entry.users += 1
         try:
             async with asyncio.timeout_at(deadline):

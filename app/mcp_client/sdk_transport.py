@@ -1,6 +1,6 @@
 """Open the SDK's transport for a server: streamable HTTP, SSE or stdio."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -14,14 +14,14 @@ from app.errors import ServerUnreachable, UrlNotAllowed
 from app.mcp_client.outcomes import on_request, on_response
 from app.mcp_client.stderr_tail import StderrTail
 from app.mcp_client.stdio_servers import StdioServerRegistry
-from app.mcp_client.transport import GuardedTransport
+from app.mcp_client.transport import GuardedTransport, SignIn
 from app.mcp_client.url_guard import Guard
 from app.mcp_types import Endpoint
 
 
 @asynccontextmanager
 async def open_transport(
-    endpoint: Endpoint,
+    get_endpoint: Callable[[], Endpoint],
     guard: Guard,
     stdio_servers: StdioServerRegistry,
     stderr: StderrTail,
@@ -29,11 +29,16 @@ async def open_transport(
     connect_s: float,
     max_bytes: int,
 ) -> AsyncIterator[AbstractAsyncContextManager[Any]]:
-    """Yield the SDK's transport, not yet entered. `stderr` keeps the end of what a stdio server writes."""
+    """Yield the SDK's transport, not yet entered.
+
+    - `get_endpoint` returns the endpoint with its newest access token, which each request sends.
+    - `stderr` keeps the end of what a stdio server writes.
+    """
+    endpoint = get_endpoint()
     url = endpoint.url or ""
 
     def make_client(*_args: Any, **_kwargs: Any) -> httpx2.AsyncClient:
-        return _make_http_client(endpoint, guard, connect_s, max_bytes)
+        return _make_http_client(get_endpoint, guard, connect_s, max_bytes)
 
     if endpoint.transport == "stdio":
         program = stdio_servers.get_program(endpoint.server_name, endpoint.user_id)
@@ -48,7 +53,10 @@ async def open_transport(
             yield streamable_http_client(url, http_client=client, max_sse_event_size=max_bytes)
 
 
-def _make_http_client(endpoint: Endpoint, guard: Guard, connect_s: float, max_bytes: int) -> httpx2.AsyncClient:
+def _make_http_client(
+    get_endpoint: Callable[[], Endpoint], guard: Guard, connect_s: float, max_bytes: int
+) -> httpx2.AsyncClient:
+    endpoint = get_endpoint()
     try:
         target = guard.parse_url(endpoint.url or "")
     except UrlNotAllowed as error:
@@ -58,13 +66,30 @@ def _make_http_client(endpoint: Endpoint, guard: Guard, connect_s: float, max_by
     response_hooks = [on_response] if is_sse else []
     headers = httpx2.Headers({"User-Agent": f"toolscout/{__version__}", "Accept-Encoding": "gzip"})
     headers.update(endpoint.headers)  # case-insensitive: the user's headers replace ours
+
+    async def send_newest_token(request: httpx2.Request) -> None:
+        newest = get_endpoint()
+        if newest.credential_version:
+            request.headers["Authorization"] = newest.headers["Authorization"]
+
     return httpx2.AsyncClient(
         transport=GuardedTransport(
-            guard, target, endpoint.user_id, max_bytes, sse_url=endpoint.url if is_sse else None
+            guard,
+            target,
+            endpoint.user_id,
+            max_bytes,
+            sse_url=endpoint.url if is_sse else None,
+            get_sign_in=lambda: _get_sign_in(get_endpoint()),
         ),
         headers=headers,
         # A call may take long, and an event stream stays open: `Connection` sets a deadline for each request.
         timeout=httpx2.Timeout(None, connect=connect_s),
-        event_hooks={"request": [on_request], "response": response_hooks},
+        event_hooks={"request": [on_request, send_newest_token], "response": response_hooks},
         trust_env=False,
     )
+
+
+def _get_sign_in(endpoint: Endpoint) -> SignIn:
+    if endpoint.credential_version:
+        return "token"
+    return "own_headers" if endpoint.has_own_credentials else "unknown"

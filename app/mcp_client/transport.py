@@ -6,16 +6,18 @@ response to the SDK.
 """
 
 import asyncio
+import re
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
+from mcp.client.auth.utils import extract_field_from_www_auth, extract_scope_from_www_auth
 
-from app.errors import ServerUnreachable, UrlNotAllowed
+from app.errors import AuthorizationRequired, ServerUnreachable, UrlNotAllowed
 from app.mcp_client.sse_endpoint import EndpointStream
 from app.mcp_client.surrogates import LoneSurrogateFilter
 from app.mcp_client.url_guard import Guard, Target
@@ -25,6 +27,17 @@ _MIN_GET_INTERVAL_S = 1.0
 _SESSION_HEADER = "mcp-session-id"
 _ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 _ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+
+
+_BEARER = re.compile(r"(^|,)\s*bearer\b", re.IGNORECASE)
+_MORE_RIGHTS = (
+    "this call needs more rights than you have given: sign in again with POST /servers/{id}/connect, or Connect in the "
+    "console"
+)
+
+SignIn = Literal["unknown", "own_headers", "token"]
+"""What we send: nothing, headers that the user has stored, or a token from a sign-in. A server that rejects stored
+headers does not ask for a sign-in: they are wrong, or have expired."""
 
 
 class Exchange:
@@ -49,13 +62,25 @@ current_exchange: ContextVar[Exchange | None] = ContextVar("current_exchange", d
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """The transport of one session with one server: its host name is resolved once."""
 
-    def __init__(self, guard: Guard, target: Target, user_id: str, max_bytes: int, sse_url: str | None = None) -> None:
-        """`sse_url`: the server's URL if it speaks the SSE transport, which names an endpoint for messages."""
+    def __init__(
+        self,
+        guard: Guard,
+        target: Target,
+        user_id: str,
+        max_bytes: int,
+        sse_url: str | None = None,
+        get_sign_in: Callable[[], SignIn] = lambda: "unknown",
+    ) -> None:
+        """
+        - `sse_url`: the server's URL if it speaks the SSE transport, which names an endpoint for messages.
+        - `get_sign_in` tells what a rejection of our credentials means.
+        """
         self._guard = guard
         self._target = target
         self._user_id = user_id
         self._max_bytes = max_bytes
         self._sse_url = sse_url
+        self._get_sign_in = get_sign_in
         self._pinned_address: str | None = None
         self._next_get_at = 0.0
         self._inner = httpx2.AsyncHTTPTransport(verify=guard.tls, trust_env=False)
@@ -136,7 +161,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if response.has_redirect_location or encoding not in _ENCODINGS:
             await response.aclose()
             raise _describe_unusable(response)
-        if (failure := _find_error_status(request, response)) is not None:
+        if (failure := _find_error_status(request, response, self._get_sign_in())) is not None:
             exchange.fail(failure)
         # An event stream may last for hours; the SDK limits the size of its single events.
         is_event_stream = request.method == "GET" and headers.get("content-type", "").startswith("text/event-stream")
@@ -199,18 +224,34 @@ def _describe_unusable(response: httpx2.Response) -> ServerUnreachable:
     return ServerUnreachable("encoding", "the server's answer has a content encoding that was not requested")
 
 
-def _find_error_status(request: httpx2.Request, response: httpx2.Response) -> ServerUnreachable | None:
+def _find_error_status(request: httpx2.Request, response: httpx2.Response, sign_in: SignIn) -> ServerUnreachable | None:
     """Return the failure for an error status. It is only noted, and the SDK still gets the response: an older server
     answers the newer handshake with such a status."""
     status = response.status_code
     if status in (401, 403):
-        return ServerUnreachable("unauthorized", f"the server rejected the credentials (status {status})")
+        if (challenge := find_challenge(response, sign_in)) is not None:
+            return challenge
+        message = f"the server rejected the credentials (status {status})"
+        return ServerUnreachable("unauthorized", message, http_status=status)
     if status == 404 and _SESSION_HEADER in request.headers:
         return ServerUnreachable("session_gone", "the server no longer knows the session")
     # JSON may be a JSON-RPC error, which the SDK reads.
     if status >= 400 and not response.headers.get("content-type", "").lower().startswith("application/json"):
         return ServerUnreachable(f"status_{status}", f"the server answered with status {status}")
     return None
+
+
+def find_challenge(response: httpx2.Response, sign_in: SignIn) -> AuthorizationRequired | None:
+    """Return the error if the server asks for a sign-in, or for a token with more rights (RFC 6750, RFC 9728)."""
+    challenges = response.headers.get("www-authenticate", "")
+    is_bearer = _BEARER.search(challenges) is not None
+    scope = extract_scope_from_www_auth(response)
+    if response.status_code == 403:
+        needs_more = is_bearer and extract_field_from_www_auth(response, "error") == "insufficient_scope"
+        return AuthorizationRequired(_MORE_RIGHTS, required_scope=scope, http_status=403) if needs_more else None
+    if sign_in == "own_headers" or not (is_bearer or sign_in == "token"):
+        return None
+    return AuthorizationRequired(required_scope=scope, http_status=401)
 
 
 def _translate_error(error: Exception) -> ServerUnreachable:

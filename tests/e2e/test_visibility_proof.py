@@ -848,7 +848,7 @@ def _indexer(container: Container, embedder: InstantEmbedder) -> Indexer:
         max_tools=100,
         ann_above=ANN_ABOVE,
         mcp_pool=container.mcp_pool,
-        sealer=container.sealer,
+        connector=container.connector,
         computing=asyncio.Semaphore(1),
     )
 

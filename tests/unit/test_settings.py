@@ -18,6 +18,7 @@ SPECIAL_VARIABLES = {
     "reindex_every_s": "TOOLSCOUT_REINDEX_EVERY",
 }
 
+OAUTH_CLIENTS = '{"https://issuer.example": {"client_id": "ours", "client_secret": "canary"}}'
 EXAMPLES: dict[str, tuple[str, Any]] = {
     "environment": ("production", "production"),
     "role": ("web", "web"),
@@ -26,6 +27,9 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_in_flight": ("7", 7),
     "head_timeout_s": ("3", 3.0),
     "body_timeout_s": ("4.5", 4.5),
+    "public_url": ("https://tools.example.com", "https://tools.example.com"),
+    "redirect_origins": ("https://chat.example.com", "https://chat.example.com"),
+    "oauth_clients": (OAUTH_CLIENTS, SecretStr(OAUTH_CLIENTS)),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 the test does not listen
     "port": ("9000", 9000),
     "data_dir": ("/somewhere", Path("/somewhere")),
@@ -258,6 +262,7 @@ def test_secret_fields_are_recognized_by_their_type() -> None:
         "database_url",
         "listen_database_url",
         "metrics_key",
+        "oauth_clients",
         "old_secret_keys",
         "openai_api_key",
         "secret_key",

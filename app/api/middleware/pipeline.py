@@ -47,7 +47,7 @@ CORS_OPTIONS: dict[str, Any] = {
 SIGN_IN_PATH = "/console/sign-in"
 
 _EXEMPT_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-_OPEN_PATHS = ("/docs", "/console/static/", SIGN_IN_PATH)
+_OPEN_PATHS = ("/docs", "/console/static/", "/oauth/", SIGN_IN_PATH)
 """They need no key; one that is sent is not looked up."""
 _CONSOLE = "/console"
 _RESPONSE = "toolscout.response"

@@ -18,7 +18,13 @@ from tests.support.known_tools import pick_known_tools
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.sql_statements import recorded_statements
 
-OPEN_PATHS = {"/", "/console/sign-in", "/console/static/{version}/{name}"}
+OPEN_PATHS = {
+    "/",
+    "/console/sign-in",
+    "/console/static/{version}/{name}",
+    "/oauth/callback",
+    "/oauth/client-metadata.json",
+}
 READ_ONLY_POSTS = {"/console/try", "/console/try/answer", "/console/rules/preview", "/console/sign-out"}
 HOSTILE_TEXT = '<script>alert("1")</script><img src=x onerror=alert(1)>'
 

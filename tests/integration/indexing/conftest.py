@@ -104,7 +104,7 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
         max_tools=1_000,
         ann_above=20_000,
         mcp_pool=idle_service.mcp_pool,
-        sealer=idle_service.sealer,
+        connector=idle_service.connector,
         computing=asyncio.Semaphore(2),
     )
     return Hand(idle_service, indexer)
