@@ -154,7 +154,11 @@ async def open_container(
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
         infrastructure = _build_infrastructure(settings, url, tracing, stack)
         if serving:
-            policy = Policy(settings.hold_changed_tools, settings.find_failing_servers)
+            policy = Policy(
+                hold_changed=settings.hold_changed_tools,
+                find_failing=settings.find_failing_servers,
+                hold_new=settings.hold_new_tools,
+            )
             await apply_policy(infrastructure.database, policy)
         models = await _open_models(infrastructure, url, stack, embedding=embedding)
         if serving:

@@ -301,6 +301,10 @@ class Settings(BaseSettings):
     hold_changed_tools: bool = Field(
         False, description="hide a tool whose definition has changed, and do not run it, until it is approved"
     )
+    hold_new_tools: bool = Field(
+        False,
+        description="hide a tool that a server adds after its first listing, and do not run it, until it is approved",
+    )
     find_failing_servers: bool = Field(
         True,
         description="keep finding the tools of a server whose last connection failed, marked with `server_status`",

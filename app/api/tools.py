@@ -11,8 +11,9 @@ from app.api.strict_route import StrictRoute
 from app.auth.permissions import Caller, Permission
 from app.catalog import core_tools, tools
 from app.catalog.projects import get_project
-from app.catalog.tools import State, ToolFilter
+from app.catalog.tools import ToolFilter
 from app.catalog.visibility import Scope
+from app.catalog.visibility_policy import State
 from app.db.engine import Session as DatabaseSession
 from app.db.tables import EVERYONE
 from app.dependencies import (

@@ -25,6 +25,8 @@ class ServerWithRefusals:
 class Attention:
     failing: Sequence[FailingServer]
     changed_tools: int
+    new_tools: int
+    """Tools that are held because they are new. Without the setting nobody needs to act on them."""
     outdated_texts: int
     """Tools whose definition has changed since the user's own texts for them were written."""
     refusing: Sequence[ServerWithRefusals]
@@ -35,8 +37,8 @@ _FAILING = """
     WHERE s.user_id = %(user_id)s AND s.enabled AND s.transport <> 'push'
     AND s.status <> 'connected' AND s.last_error IS NOT NULL ORDER BY s.name
 """
-_CHANGED = """
-    SELECT count(*) FROM mcp_tools t
+_UNAPPROVED = """
+    SELECT count(*) FILTER (WHERE t.state = 'changed'), count(*) FILTER (WHERE t.hidden_by = 'new') FROM mcp_tools t
     WHERE t.user_id = %(user_id)s AND t.state <> 'approved' AND t.vanished_at IS NULL
 """
 _OUTDATED_TEXTS = """
@@ -59,11 +61,12 @@ _COUNT_FAILING = """
 
 async def read_attention(session: Session, user_id: str) -> Attention:
     parameters = {"user_id": user_id}
-    [(changed_tools,)] = await session.rows(_CHANGED, parameters)
+    [(changed_tools, new_tools)] = await session.rows(_UNAPPROVED, parameters)
     [(outdated_texts,)] = await session.rows(_OUTDATED_TEXTS, parameters)
     return Attention(
         failing=[FailingServer(*row) for row in await session.rows(_FAILING, parameters)],
         changed_tools=changed_tools,
+        new_tools=new_tools,
         outdated_texts=outdated_texts,
         refusing=[ServerWithRefusals(*row) for row in await session.rows(_REFUSING, parameters)],
     )

@@ -45,6 +45,8 @@ class Server:
     config_version: int
     tool_count: int
     pending_count: int
+    listed_at: datetime | None
+    """When its tools were listed, or pushed, for the first time; null for servers of which an older version did it."""
     signed_in: bool
     """Whether Toolscout has an access token of the user for this server."""
     created_at: datetime
@@ -138,6 +140,12 @@ async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id
 async def record_contact(session: Session, user_id: str, server_id: str, config_version: int | None = None) -> None:
     """Record that the server answered as it should."""
     await _update_status(session, user_id, server_id, config_version, "connected", None, None)
+
+
+async def record_listing(session: Session, user_id: str, server_id: str) -> None:
+    """Record that the server's tools have been listed: those that appear from now on are new."""
+    first = *_by_id(user_id, server_id), mcp_servers.c.listed_at.is_(None)
+    await session.execute(update(mcp_servers).where(*first).values(listed_at=func.now()))
 
 
 async def record_failure(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, any_, false, func, literal, literal_column, or_, select, update
 
@@ -11,15 +11,13 @@ from app.catalog.availability import Availability, Status, get_availability, ser
 from app.catalog.own_texts import OwnTexts, Texts
 from app.catalog.projects import project_number
 from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, recompute_visibility
-from app.catalog.visibility_policy import EnabledBy, HiddenBy
+from app.catalog.visibility_policy import EnabledBy, HiddenBy, State
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
 from app.db.tables import mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.errors import Conflict, NotFound
 from app.text.strict_json import Json
-
-State = Literal["approved", "changed"]
 
 _TEXT_FIELDS = frozenset({"title", "description", "annotations"})
 _OWN_COLUMNS = {"enabled": "switched", **{name: f"own_{name}" for name in _TEXT_FIELDS}}

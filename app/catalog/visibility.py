@@ -12,7 +12,7 @@ Locks: a transaction that changes what is visible locks the user first and the s
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
@@ -53,7 +53,7 @@ _FAILING = "s.last_error IS NOT NULL AND coalesce(s.last_cause, '') NOT IN ('emp
 
 _FACTS = f"""
     SELECT t.id, t.name, s.id, s.name, s.enabled, {_FAILING},
-           s.tool_permissions, s.tags, t.tags, t.switched, t.state = 'changed',
+           s.tool_permissions, s.tags, t.tags, t.switched, t.state,
            {IS_READ_ONLY}
     FROM mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
     WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL
@@ -87,14 +87,18 @@ _WRITE_SEARCH_ROWS = f"""
 
 _SET_NESTED_LOOPS = "SELECT set_config('enable_nestloop', %(allowed)s, true)"
 
-_STORE_POLICY = "UPDATE policy SET hold_changed = %(hold_changed)s, find_failing = %(find_failing)s"
+_STORE_POLICY = """
+    UPDATE policy SET hold_changed = %(hold_changed)s, find_failing = %(find_failing)s, hold_new = %(hold_new)s
+"""
 
 _STALE_SERVERS = f"""
     SELECT DISTINCT t.user_id, t.server_id FROM mcp_tools t, policy
-    WHERE t.vanished_at IS NULL AND (t.state = 'changed' OR t.hidden_by IN ('changed', 'status'))
+    WHERE t.vanished_at IS NULL AND (t.state <> 'approved' OR t.hidden_by IN ('changed', 'new', 'status'))
       AND (t.hidden_by = 'changed' AND NOT policy.hold_changed
+           OR t.hidden_by = 'new' AND NOT policy.hold_new
            OR t.hidden_by = 'status' AND policy.find_failing
-           OR t.state = 'changed' AND t.hidden_by IS NULL AND policy.hold_changed)
+           OR t.state = 'changed' AND t.hidden_by IS NULL AND policy.hold_changed
+           OR t.state = 'new' AND t.hidden_by IS NULL AND policy.hold_new)
     UNION
     SELECT s.user_id, s.id FROM mcp_servers s, policy
     WHERE {_FAILING} AND NOT policy.find_failing AND EXISTS (
@@ -174,14 +178,14 @@ async def read_facts(session: Session, user_id: str, server_id: str | None = Non
 
 
 async def read_policy(session: Session) -> Policy:
-    [row] = await session.rows("SELECT hold_changed, find_failing FROM policy")
+    [row] = await session.rows("SELECT hold_changed, find_failing, hold_new FROM policy")
     return Policy(*row)
 
 
 async def apply_policy(database: Database, policy: Policy) -> None:
     """Store the policy when a service starts, so that all processes use it, and recompute what it changes."""
     async with database.system_transaction() as session:
-        await session.rows(_STORE_POLICY, {"hold_changed": policy.hold_changed, "find_failing": policy.find_failing})
+        await session.rows(_STORE_POLICY, asdict(policy))
     await recompute_stale(database)
 
 

@@ -1,8 +1,8 @@
 """Decide whether a tool is visible, and why not. Pure functions of stored facts.
 
 A person's own switch overrides the rules, and the rules override the default. Everything else can only hide a tool: its
-server's switch, its server's permissions, a changed definition that is held back, a failing server. A project narrows
-what is left to its own servers, by its own rules and, if it is read-only, to tools that only read.
+server's switch, its server's permissions, a changed definition or a new tool that is held back, a failing server. A
+project narrows what is left to its own servers, by its own rules and, if it is read-only, to tools that only read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,9 @@ from app.catalog.projects import Project, project_number
 from app.catalog.rules import RuleMatch, RuleSet
 
 EnabledBy = Literal["default", "rule", "user"]
-HiddenBy = Literal["server", "permission", "user", "rule", "changed", "status"]
+HiddenBy = Literal["server", "permission", "user", "rule", "changed", "new", "status"]
+State = Literal["approved", "changed", "new"]
+"""`new`: the server has added the tool after its first listing, and nobody has approved it."""
 OutsideBy = Literal["member", "rule", "read_only"]
 
 ANY_TOOL = "*"
@@ -26,6 +28,10 @@ class Policy:
 
     hold_changed: bool = False
     find_failing: bool = True
+    hold_new: bool = False
+
+    def holds(self, state: State) -> bool:
+        return (state == "changed" and self.hold_changed) or (state == "new" and self.hold_new)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class ToolFacts:
     server_tags: Sequence[str]
     own_tags: Sequence[str]
     switched: bool | None
-    changed: bool
+    state: State
     read_only: bool
 
     @property
@@ -127,8 +133,8 @@ class PolicyEvaluator:
             return "permission"
         if not enabled:
             return "rule" if enabled_by == "rule" else "user"
-        if facts.changed and self._policy.hold_changed:
-            return "changed"
+        if facts.state != "approved" and self._policy.holds(facts.state):
+            return facts.state
         if facts.server_failing and not self._policy.find_failing:
             return "status"
         return None

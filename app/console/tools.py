@@ -8,7 +8,8 @@ from starlette.responses import Response
 
 from app.catalog import tools
 from app.catalog.servers import list_server_names
-from app.catalog.tools import State, Tool, ToolFilter
+from app.catalog.tools import Tool, ToolFilter
+from app.catalog.visibility_policy import State
 from app.console.definition_diff import diff_definitions
 from app.console.forms import Form, parse_form
 from app.console.page_context import CatalogWritePage, ToolsReadPage, page_router, redirect

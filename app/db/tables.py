@@ -119,6 +119,8 @@ mcp_servers = Table(
     _not_null("tool_count", Integer, "0"),
     _not_null("pending_count", Integer, "0"),
     _not_null("pending_tries", Integer, "0"),
+    # when its tools were first listed or pushed: tools that appear later are new
+    Column("listed_at", DateTime(timezone=True)),
     # whether `server_connections` has a token
     _not_null("signed_in", Boolean, "false"),
     _created_at(),
@@ -162,7 +164,7 @@ mcp_tools = Table(
     _not_null("pinned", Boolean, "false"),
     _not_null("state", Text, "'approved'"),
     _not_null("findings", JSONB, "'[]'"),
-    # hash of the accepted definition: approved by a person, or from the first listing
+    # hash of the accepted definition: approved by a person, or the one that was listed first
     _not_null("approved_hash", Text),
     # soft delete: a tool that disappears and returns keeps its id, switch, tags and approval
     Column("vanished_at", DateTime(timezone=True)),
@@ -188,7 +190,7 @@ mcp_tools = Table(
         "mcp_tools_in_question",
         "user_id",
         "server_id",
-        postgresql_where=text("state = 'changed' OR hidden_by IN ('changed', 'status')"),
+        postgresql_where=text("state <> 'approved' OR hidden_by IN ('changed', 'new', 'status')"),
     ),
 )
 
@@ -320,6 +322,7 @@ policy = Table(
     Column("id", Boolean, primary_key=True, server_default=text("true")),
     _not_null("hold_changed", Boolean, "false"),
     _not_null("find_failing", Boolean, "true"),
+    _not_null("hold_new", Boolean, "false"),
 )
 
 embedding_models = Table(

@@ -69,6 +69,7 @@ _HIDDEN: Mapping[HiddenBy, tuple[str, str]] = {
     "user": ("switched_off", "a user has disabled it (`PATCH /tools/{id}`)"),
     "rule": ("disabled_by_rule", "rule {rule} disables it"),
     "changed": ("held", "its definition has changed and waits for approval (`POST /tools/{id}/approve`)"),
+    "new": ("held", "it is new on its server and waits for approval (`POST /tools/{id}/approve`)"),
     "status": ("server_failing", "the last connection to its server failed, and failing servers are not searched"),
 }
 _OUTSIDE: Mapping[OutsideBy, tuple[str, str]] = {

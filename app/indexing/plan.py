@@ -9,7 +9,7 @@ from pgvector import SparseVector
 
 from app.catalog.own_texts import NO_OWN_TEXTS, OwnTexts
 from app.catalog.rules import RuleSet
-from app.catalog.visibility_policy import merge_tags
+from app.catalog.visibility_policy import State, merge_tags
 from app.embeddings.base import Vector
 from app.indexing import documents
 from app.indexing.cache_scope import EVERYONE, CacheScope
@@ -39,6 +39,7 @@ class StoredTool:
     own_tags: Sequence[str] = ()
     hash_version: int = FINGERPRINT_VERSION
     own_texts: OwnTexts = NO_OWN_TEXTS
+    state: State = "approved"
 
     def rehash(self, listed: ListedTool) -> "StoredTool":
         """Return the tool with today's hashes, where an older version has stored those of the listed definition.
@@ -101,7 +102,10 @@ class Plan:
     removed_ids: Sequence[str]
     count_missing_vectors: Sequence[MissingVector]
     unapproved: Sequence[str]
-    """The names of tools whose current definition has not been approved."""
+    """The names of tools whose definition has changed since it was approved."""
+    new: Sequence[str] = ()
+    """The names of tools that were added after the first listing and that nobody has approved. They may have changed,
+    too."""
     rehashed: Sequence[RehashedTool] = ()
 
     @property
@@ -135,6 +139,8 @@ class IndexTarget:
     """The tools that come with examples; empty if the settings switch them off."""
     cache_scope: CacheScope = EVERYONE
     """Who shares the vectors of the server's tools."""
+    was_listed: bool = False
+    """Whether the server has been listed before, so that a tool that appears is new."""
     user_scope: CacheScope = EVERYONE
     """Who shares the vectors of tools with the user's own texts."""
 
@@ -191,8 +197,9 @@ def make_plan(
     names = {listed.definition.name for listed in tools}
     removed = [known.tool_id for name, known in stored.items() if name not in names and not known.is_deleted]
     unapproved = [listed.definition.name for listed in tools if _is_unapproved(stored, listed)]
+    new = [name for each in tools if _is_new(stored.get(name := each.definition.name), target)]
     updates = [_make_rehashed(rehashed[name], each) for each in tools if (name := each.definition.name) in rehashed]
-    return Plan(added, changed, len(tools) - added - changed, rows, removed, missing, unapproved, updates)
+    return Plan(added, changed, len(tools) - added - changed, rows, removed, missing, unapproved, new, updates)
 
 
 def plan_backfill(
@@ -238,6 +245,10 @@ def _is_up_to_date(known: StoredTool | None, listed: ListedTool, index_hash: str
 def _is_unapproved(stored: Mapping[str, StoredTool], listed: ListedTool) -> bool:
     known = stored.get(listed.definition.name)
     return known is not None and known.approved_hash != listed.fingerprint
+
+
+def _is_new(known: StoredTool | None, target: IndexTarget) -> bool:
+    return target.was_listed if known is None else known.state == "new"
 
 
 def tool_id(server_id: str, tool_name: str) -> str:

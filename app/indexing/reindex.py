@@ -13,7 +13,7 @@ from functools import partial
 
 from app.auth.users import get_user
 from app.catalog.rules import Rule, RuleSet, get_rules
-from app.catalog.servers import Server, get_server, record_contact, record_failure
+from app.catalog.servers import Server, get_server, record_contact, record_failure, record_listing
 from app.catalog.visibility import ServerLock, lock_server, read_policy
 from app.catalog.visibility_policy import Policy
 from app.connections.connector import Connector
@@ -100,6 +100,7 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
         stored = await store.read_tools(session, run.user_id, run.server_id, active.model.id)
     scope = get_server_scope(user, server, pushed=run.payload is not None)
     target = await make_target(indexer, server, active.model, rules, scope, get_user_scope(user))
+    target = replace(target, was_listed=server.listed_at is not None or bool(stored))
     had_tools = any(not tool.is_deleted for tool in stored.values())
     if had_tools and not listing.tools and not run.accept_empty:
         return await _refuse_empty(indexer, run, listing)
@@ -188,8 +189,12 @@ def _list_warnings(policy: Policy, run: queue.Claim, server: Server, listing: Li
     flagged = [tool.definition.name for tool in listing.tools if tool.findings]
     if flagged:
         yield f"flagged, see `findings` of the tool: {_join_names(flagged)}"
-    if plan.unapproved and policy.hold_changed:
-        yield f"changed, and held until approved: {_join_names(plan.unapproved)}"
+    new = plan.new if policy.hold_new else ()
+    changed = [name for name in plan.unapproved if name not in new] if policy.hold_changed else ()
+    if changed:
+        yield f"changed, and held until approved: {_join_names(changed)}"
+    if new:
+        yield f"new, and held until approved: {_join_names(new)}"
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -227,11 +232,12 @@ async def _apply(
         if _has_changes(updates):
             await store.apply_updates(session, run.user_id, updates, run_id=run.id, ann_above=indexer.ann_above)
         if run.fetch_from_server or run.payload is not None:
-            await _record_listing(session, run)
+            await record_listing(session, run.user_id, run.server_id)
+            await _record_status(session, run)
         await queue.succeed(session, run, summary, total)
 
 
-async def _record_listing(session: Session, run: queue.Claim) -> None:
+async def _record_status(session: Session, run: queue.Claim) -> None:
     """A server may list its tools for anybody, and ask for a sign-in when they are called: it stays marked."""
     if await wants_sign_in(session, run.user_id, run.server_id):
         required = AuthorizationRequired()

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from pgvector import HalfVector
-from sqlalchemy import bindparam, case, delete, func, insert, null, select, update
+from sqlalchemy import bindparam, case, delete, false, func, insert, null, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from app.catalog.own_texts import OwnTexts
 from app.catalog.tools import update_tool_counts
-from app.catalog.visibility import evaluate_tools, write_decisions
+from app.catalog.visibility import evaluate_tools, read_policy, write_decisions
 from app.catalog.visibility_policy import VisibilityDecision
 from app.db.engine import Session
 from app.db.tables import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
@@ -66,7 +66,7 @@ async def read_tools(session: Session, user_id: str, server_id: str, model: str)
     t, vectors = mcp_tools.c, mcp_tool_embeddings.c
     of_model = (vectors.user_id == t.user_id) & (vectors.tool_id == t.id) & (vectors.model == model)
     hashes = t.definition_hash, t.index_hash, t.approved_hash, t.hash_version
-    columns = t.id, *hashes, t.findings, t.vanished_at, t.tags
+    columns = t.id, t.state, *hashes, t.findings, t.vanished_at, t.tags
     own_texts = t.own_title, t.own_description, t.own_annotations
     is_indexed = vectors.tool_id.is_not(None).label("is_indexed")
     tools = mcp_tools.outerjoin(mcp_tool_embeddings, of_model)
@@ -87,6 +87,7 @@ async def read_tools(session: Session, user_id: str, server_id: str, model: str)
             is_indexed=row.is_indexed,
             own_tags=row.tags,
             hash_version=row.hash_version,
+            state=row.state,
             own_texts=OwnTexts(row.own_title, row.own_description, row.own_annotations),
         )
         for row in await session.execute(statement)
@@ -148,7 +149,7 @@ async def apply_updates(
     await _soft_delete(session, user_id, target.server_id, plan.removed_ids)
     await _update_old_hashes(session, user_id, plan.rehashed)
     await _write_history(session, user_id, target.server_id, run_id, plan.rows)
-    await _write_tools(session, user_id, target.server_id, plan.rows)
+    await _write_tools(session, user_id, target, plan.rows)
     decisions = await evaluate_tools(session, user_id, target.server_id)
     for model_update in updates:
         await _write_search_rows(session, user_id, model_update, decisions)
@@ -241,26 +242,35 @@ async def _delete_oldest_changes(session: Session, user_id: str, tool_ids: Seque
     await session.rows(statement, {"user_id": user_id, "tool_ids": list(tool_ids), "limit": MAX_CHANGES_PER_TOOL})
 
 
-async def _write_tools(session: Session, user_id: str, server_id: str, rows: Sequence[ToolRow]) -> None:
-    """Upsert the tools. A person's decisions (switch, own texts, tags, pin, approval) are kept."""
+async def _write_tools(session: Session, user_id: str, target: IndexTarget, rows: Sequence[ToolRow]) -> None:
+    """Upsert the tools. A person's decisions (switch, own texts, tags, pin, approval) are kept.
+
+    The tools of the first listing count as approved. A tool that is held because it is new stays new when its
+    definition changes: nobody has used the old one.
+    """
     if not rows:
         return
     statement = upsert(mcp_tools)
-    new = statement.excluded
+    new, old = statement.excluded, mcp_tools.c
+    is_new = old.state == "new"
+    is_held = is_new if (await read_policy(session)).hold_new else false()
     values = {name: new[name] for name in _SERVER_COLUMNS} | {
-        "state": case((new.definition_hash == mcp_tools.c.approved_hash, "approved"), else_="changed"),
+        "state": case(
+            (is_held, "new"), (new.definition_hash != old.approved_hash, "changed"), (is_new, "new"), else_="approved"
+        ),
+        "approved_hash": case((is_held, new.definition_hash), else_=old.approved_hash),
         "vanished_at": null(),
         "updated_at": func.now(),
     }
     statement = statement.on_conflict_do_update(index_elements=["user_id", "id"], set_=values)
-    await session.execute(statement, [_tool_values(user_id, server_id, row) for row in rows])
+    await session.execute(statement, [_tool_values(user_id, target, row) for row in rows])
 
 
-def _tool_values(user_id: str, server_id: str, row: ToolRow) -> dict[str, Any]:
+def _tool_values(user_id: str, target: IndexTarget, row: ToolRow) -> dict[str, Any]:
     definition = row.definition
     return {
         "user_id": user_id,
-        "server_id": server_id,
+        "server_id": target.server_id,
         "id": row.tool_id,
         "name": definition.name,
         "title": definition.title,
@@ -273,6 +283,7 @@ def _tool_values(user_id: str, server_id: str, row: ToolRow) -> dict[str, Any]:
         "execution": definition.execution,
         "findings": [asdict(finding) for finding in row.findings],
         "definition_hash": row.definition_hash,
+        "state": "new" if target.was_listed else "approved",
         "approved_hash": row.definition_hash,
         "hash_version": FINGERPRINT_VERSION,
         "index_hash": row.index_hash,

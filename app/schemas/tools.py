@@ -7,8 +7,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from app.catalog.availability import Status
 from app.catalog.core_tools import MAX_CORE_TOOLS
-from app.catalog.tools import State
-from app.catalog.visibility_policy import EnabledBy, HiddenBy
+from app.catalog.visibility_policy import EnabledBy, HiddenBy, State
 from app.indexing.sanitize import Flag
 from app.schemas.base import Changes, Input, Output, Tags, given_fields, make_synonyms
 from app.text.invisible import remove_hidden
@@ -139,7 +138,10 @@ class ToolOut(Output):
     tags: list[str] = Field(description="its own, its server's, and those that rules add")
     own_tags: list[str]
     pinned: bool = Field(description=_PINNED)
-    state: State = Field(description="`changed` until somebody approves the definition as it is stored")
+    state: State = Field(
+        description="`changed`, or `new` if the server has added it after its first listing, until somebody approves "
+        "the definition as it is stored"
+    )
     definition_hash: str
     flags: list[Flag]
     findings: list[FindingOut] = Field(description="what the flags refer to, and where in the server's definition")

@@ -333,7 +333,7 @@ class ToolFilter(TypedDict, total=False):
     tag: str | None
     enabled: bool | None
     visible: bool | None
-    state: Literal["approved", "changed"] | None
+    state: Literal["approved", "changed", "new"] | None
     flag: str | None
     project_id: str | None
     limit: int

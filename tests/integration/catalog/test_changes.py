@@ -174,7 +174,7 @@ async def test_a_changed_name_is_a_removed_tool_and_a_new_one(user: TestUser) ->
     counts = {name: run["counts"][name] for name in ("added", "changed", "unchanged", "removed")}
     assert counts == {"added": 1, "changed": 0, "unchanged": 1, "removed": 1}
     assert {name: each["state"] for name, each in (await user.tools()).items()} == {
-        "get_forecasts": "approved",
+        "get_forecasts": "new",
         "refund_payment": "approved",
     }
 

@@ -9,6 +9,8 @@ import pytest
 
 from app.audit.record import record_event
 from app.auth.permissions import Permission
+from app.catalog.visibility import apply_policy
+from app.catalog.visibility_policy import Policy
 from app.container import Container
 from tests.support.checks import console_routes, everything
 from tests.support.clients import TestUser, get_app
@@ -307,6 +309,28 @@ async def test_a_changed_definition_is_shown_side_by_side_and_approved(console: 
     assert (await user.tools())["read_file"]["state"] == "changed"
     await console.submit(path + "/approve", definition_hash=reviewed["definition_hash"])
     assert (await user.tools())["read_file"]["state"] == "approved"
+
+
+async def test_a_new_tool_is_marked_held_and_approved(
+    container: Container, console: ConsoleClient, user: TestUser
+) -> None:
+    server_id = await user.add_tools(tool("read_file"))
+    await user.push(server_id, [tool("read_file"), tool("delete_file")])
+    added = (await user.tools())["delete_file"]
+    path = f"/console/tools/{added['id']}"
+    assert "delete_file" in await console.get_page("/console/tools", state="new")
+    page = await console.get_page(path)
+    assert "has added this tool after its first listing. It is found by Toolscout" in page
+    assert "is held" not in await console.get_page("/console/overview")
+    await apply_policy(container.database, Policy(hold_new=True))
+    try:
+        assert "Until you approve it, the tool is neither found nor run" in await console.get_page(path)
+        assert "1 new tool is held" in await console.get_page("/console/overview")
+    finally:
+        await apply_policy(container.database, Policy())
+    await console.submit(path + "/approve", definition_hash=added["definition_hash"])
+    assert (await user.tools())["delete_file"]["state"] == "approved"
+    assert "delete_file" not in await console.get_page("/console/tools", state="new")
 
 
 async def test_rules_are_previewed_moved_and_saved(console: ConsoleClient, user: TestUser) -> None:

@@ -27,7 +27,7 @@ def facts(name: str, server: str = "github", number: int = 0) -> ToolFacts:
         server_tags=(),
         own_tags=(),
         switched=None,
-        changed=False,
+        state="approved",
         read_only=False,
     )
 

@@ -197,6 +197,16 @@ def test_a_changed_name_removes_one_tool_and_adds_another() -> None:
     assert plan.unapproved == []
 
 
+def test_tools_that_appear_after_the_first_listing_are_new() -> None:
+    listed = replace(TARGET, was_listed=True)
+    assert plan_tools([READ, WRITE], {}).new == []
+    assert plan_tools([READ, WRITE], stored_tools(READ), listed).new == ["write"]
+    unapproved = {"read": replace(stored_tools(READ)["read"], state="new")}
+    assert plan_tools([READ], unapproved, listed).new == ["read"]
+    returning = {"read": replace(stored_tools(READ)["read"], is_deleted=True)}
+    assert plan_tools([READ], returning, listed).new == []
+
+
 def test_another_order_of_keys_is_not_a_change() -> None:
     first, second = (replace(WHOLE, meta=dict(order)) for order in ([("a", 1), ("b", 2)], [("b", 2), ("a", 1)]))
     plan = plan_tools([second], stored_tools(first))
