@@ -15,6 +15,8 @@ _MESSAGES = {
     "reindex-requested": "Reindex requested: see the run below.",
     "reindex-all-requested": "Reindex of all servers requested.",
     "tool-changed": "Tool saved.",
+    "texts-saved": "Texts saved. The search uses them as soon as they are indexed, which takes a moment.",
+    "texts-reset": "The server’s texts are in use again.",
     "tool-approved": "Definition approved.",
     "examples-saved": "Examples saved. They are in effect now.",
     "examples-forgotten": "What was learnt from use is forgotten. The examples in words stay.",

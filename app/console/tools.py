@@ -12,9 +12,11 @@ from app.catalog.tools import Tool, ToolFilter
 from app.catalog.visibility_policy import State
 from app.console.definition_diff import diff_definitions
 from app.console.forms import Form, parse_form
+from app.console.own_texts import ANNOTATION_HINTS
 from app.console.page_context import CatalogWritePage, ToolsReadPage, page_router, redirect
 from app.db.pagination import PageRequest
 from app.errors import InvalidInput
+from app.indexing.own_texts import find_own_instructions
 from app.indexing.sanitize import Flag
 from app.management import examples as manage_examples
 from app.management import tools as manage_tools
@@ -25,7 +27,7 @@ from app.usage.examples import ToolExamples
 router = page_router()
 
 _MAX_CHANGES_SHOWN = 10
-_FILTERS = ("name", "server_id", "tag", "state", "visible", "flag")
+_FILTERS = ("name", "server_id", "tag", "state", "visible", "flag", "texts")
 _YES_OR_NO = {"yes": True, "no": False}
 _SWITCH_VALUES = {"on": True, "off": False, "rules": None}
 
@@ -62,6 +64,8 @@ def _parse_filter(query: Form, project_id: str | None) -> ToolFilter:
         visible=_YES_OR_NO.get(query.text("visible")),
         state=state,  # type: ignore[arg-type]
         flag=flag,
+        own_texts={"own": True, "server": False}.get(query.text("texts")),
+        original_changed={"outdated": True}.get(query.text("texts")),
         project_id=project_id,
     )
 
@@ -86,6 +90,8 @@ async def show_tool(context: ToolsReadPage, tool_id: str) -> Response:
     diffs = [(change, await asyncio.to_thread(diff_definitions, change.old, change.new)) for change in changes]
     return context.render(
         "tool.html",
+        own_findings=find_own_instructions(tool.own_texts),
+        annotation_hints=ANNOTATION_HINTS,
         tool=tool,
         diffs=diffs,
         parameters=_list_parameters(tool),

@@ -1,5 +1,6 @@
 """Change a tool's switch, tags, pin and own texts, and approve a changed definition."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,10 @@ from app.catalog.tools import Tool
 from app.db.engine import Database
 from app.indexing import queue
 from app.indexing.own_texts import sanitize_texts
+from app.indexing.plan import CountTokens, definition_tokens
 from app.indexing.worker import Worker
 from app.management.quotas import Quotas, check_tags
+from app.mcp_types import ToolDefinition
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,21 @@ async def change_tool(
             run = await queue.enqueue(session, user_id, tool.server_id, fetch_from_server=False, asked_by=actor)
             session.after_commit(worker.notify)
     return ChangedTool(tool, None if run is None else run.id, warnings)
+
+
+@dataclass(frozen=True)
+class TextsPreview:
+    tokens: int
+    """Of the definition with these texts."""
+    warnings: Sequence[str]
+
+
+async def preview_texts(count_tokens: CountTokens, tool: Tool, changes: Mapping[str, Any]) -> TextsPreview:
+    """Say what changes of a tool's texts would lead to."""
+    sanitized, warnings = sanitize_texts(changes)
+    description = sanitized.get("description") or tool.server_description
+    definition = ToolDefinition(tool.name, None, description, tool.input_schema, None, None, None)
+    return TextsPreview(await asyncio.to_thread(definition_tokens, definition, count_tokens), warnings)
 
 
 async def approve_tool(

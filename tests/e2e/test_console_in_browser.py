@@ -119,6 +119,18 @@ async def test_a_first_session_from_sign_in_to_sign_out(
     await expect(page.get_by_text("Definition approved")).to_be_visible()
     assert (await user.tools())["get_forecast"]["state"] == "approved"
 
+    await page.get_by_text("Write texts of your own").click()
+    await page.get_by_label("Description").fill("Do I need an umbrella? The weather of the coming days")
+    await expect(page.locator("#texts-preview")).to_contain_text("tokens")
+    await page.get_by_label("Only reads").select_option("yes")
+    await page.get_by_role("button", name="Save texts").click()
+    await expect(page.get_by_text("Texts saved")).to_be_visible()
+    await expect(page.get_by_role("cell", name="Do I need an umbrella?")).to_be_visible()
+    await checked.check("tool-texts")
+    await page.get_by_role("button", name="Use the server’s texts").click()
+    await expect(page.get_by_text("The server’s texts are in use again")).to_be_visible()
+    assert (await user.tools())["get_forecast"]["own_texts"] is None
+
     await page.get_by_role("button", name="Sign out").click()
     await expect(page.get_by_text("You are signed out")).to_be_visible()
     await page.goto("/console/tools")

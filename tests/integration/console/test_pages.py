@@ -683,7 +683,7 @@ async def test_objects_of_another_user_are_not_found(
     pages = [f"servers/{server_id}", f"tools/{tool_id}", f"projects/{project}"]
     forms = [f"servers/{server_id}/{form}" for form in ("reindex", "change", "switch", "delete")]
     forms += [f"tools/{tool_id}", f"tools/{tool_id}/approve", f"projects/{project}", f"projects/{project}/delete"]
-    forms += [f"tools/{tool_id}/examples", f"tools/{tool_id}/examples/forget"]
+    forms += [f"tools/{tool_id}/{form}" for form in ("examples", "examples/forget", "texts", "texts/preview")]
     for page in pages:
         assert (await console.http.get(f"/console/{page}")).status_code == 404
     for form in forms:
