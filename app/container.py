@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from app.audit import events
 from app.auth.authentication import Authenticator
+from app.auth.oidc.single_sign_on import SingleSignOn, make_single_sign_on
 from app.auth.rollout import Rollout
 from app.catalog.definitions import DefinitionCache
 from app.catalog.listing_cache import ListingCache
@@ -83,6 +84,8 @@ class Container:
     settings: Settings
     database: Database
     authenticator: Authenticator
+    sso: SingleSignOn | None
+    """The identity provider; None if TOOLSCOUT_OIDC_ISSUER is not set."""
     rate_limiter: RateLimiter
     sealer: Sealer
     models: Models
@@ -122,8 +125,11 @@ class Container:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        cloud = None if self.cloud is None else self.cloud.warning
-        return self.models.warnings if cloud is None else (*self.models.warnings, cloud)
+        others = (
+            None if self.cloud is None else self.cloud.warning,
+            None if self.sso is None else self.sso.provider.warning,
+        )
+        return (*self.models.warnings, *(warning for warning in others if warning is not None))
 
 
 @asynccontextmanager
@@ -190,7 +196,12 @@ async def open_container(
         registry = make_registry_client(settings, infrastructure.metrics)
         if registry is not None:
             stack.push_async_callback(registry.aclose)
-        container = _build_container(infrastructure, models, mcp_pool, connector, indexer, worker, cloud, registry)
+        sso = make_single_sign_on(settings)
+        if sso is not None:
+            stack.push_async_callback(sso.provider.aclose)
+            if serving:
+                sso.provider.start()
+        container = _build_container(infrastructure, models, mcp_pool, connector, indexer, worker, cloud, registry, sso)
         stack.push_async_callback(container.discoverer.snapshots.aclose)
         yield container
 
@@ -385,6 +396,7 @@ def _build_container(
     worker: Worker,
     cloud: CloudClient | None,
     registry: RegistryClient | None,
+    sso: SingleSignOn | None,
 ) -> Container:
     settings, database, metrics = infrastructure.settings, infrastructure.database, infrastructure.metrics
     searcher, shutdown = _build_searcher(infrastructure, models), asyncio.Event()
@@ -393,6 +405,7 @@ def _build_container(
         settings=settings,
         database=database,
         authenticator=infrastructure.authenticator,
+        sso=sso,
         rate_limiter=RateLimiter(settings.rate_per_user, metrics),
         sealer=infrastructure.sealer,
         models=models,

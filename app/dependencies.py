@@ -5,6 +5,7 @@ request.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
@@ -24,11 +25,17 @@ from app.db.pagination import MAX_PAGE, PageRequest
 from app.errors import BadRequest, ClientDisconnected, ForeignOrigin, InvalidInput, Misdirected, ToolscoutError
 from app.indexing import queue
 from app.reload import Reloader
+from app.settings import Settings
 from app.text.hosts import is_own_host, is_own_origin
 
 T = TypeVar("T")
 
-_bearer = HTTPBearer(auto_error=False, description="A Toolscout key: `Authorization: Bearer ts_…`")
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
+_bearer = HTTPBearer(
+    auto_error=False,
+    description="A Toolscout key: `Authorization: Bearer ts_…`; or an access token of the identity provider, if the "
+    "operator has set one",
+)
 _api_key = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same key in its own header")
 
 
@@ -86,6 +93,16 @@ async def check_host_and_origin(request: Request, container: ContainerDep) -> No
         raise ForeignOrigin("this origin is not allowed: the operator can add it to TOOLSCOUT_WEB_ORIGINS")
 
 
+def get_base_url(connection: HTTPConnection, settings: Settings) -> str | None:
+    """Return the URL under which clients reach this service, without a slash at its end: the configured one, or else
+    the one that the request names. None if that is not one of ours."""
+    if settings.public_url is not None:
+        return settings.public_url.rstrip("/")
+    host = connection.headers.get("host", "")
+    is_usable = _HOST.fullmatch(host) is not None and is_own_host(host, settings.allowed_hosts)
+    return f"{connection.scope['scheme']}://{host}" if is_usable else None
+
+
 def reject_repeated(request: Request, name: str) -> None:
     """Refuse a request with several values of one header: a proxy in front may have checked another than we use."""
     if len(request.headers.getlist(name)) > 1:
@@ -109,7 +126,7 @@ async def get_caller(
     _bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
     _api_key: Annotated[str | None, Security(_api_key)],
     _user_id: Annotated[
-        str | None, Header(alias="x-user-id", description="the user that a service or admin key acts for")
+        str | None, Header(alias="x-user-id", description="the user that a service key or an administrator acts for")
     ] = None,
 ) -> Caller:
     """The parameters are documentation: the request pipeline has read these headers."""

@@ -11,6 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from app.auth.oidc.single_sign_on import make_single_sign_on
 from app.catalog.servers import count_undecryptable
 from app.cloud.client import make_cloud_client
 from app.connections.repository import count_undecryptable_accounts
@@ -21,7 +22,7 @@ from app.embeddings.base import Embedder
 from app.embeddings.calibration import is_english_only
 from app.embeddings.factory import is_earlier_default, make_configured_embedder
 from app.embeddings.repository import read_active_model
-from app.errors import CloudFailed, ConfigurationError, ToolscoutError
+from app.errors import CloudFailed, ConfigurationError, IdentityProviderDown, ToolscoutError
 from app.local_postgres.database import connect_database, has_data
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import read_stdio_servers
@@ -62,6 +63,7 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
                 results += await _check_languages(url)
                 results += await _check_cloud(settings)
                 results += await _check_registry(settings)
+                results += await _check_identity_provider(settings)
         except ToolscoutError as error:
             checked = {result.subject for result in results}
             subject = next(name for name in ("settings", "database", "secrets", "embedder") if name not in checked)
@@ -206,6 +208,24 @@ async def _check_registry(settings: Settings) -> list[CheckResult]:
     finally:
         await registry.aclose()
     return [CheckResult("registry", ok=True, message=f"{settings.registry_url} answers")]
+
+
+async def _check_identity_provider(settings: Settings) -> list[CheckResult]:
+    """Return whether the identity provider answers, if there is one. Without it, tokens are refused."""
+    sso = make_single_sign_on(settings)
+    if sso is None:
+        return []
+    try:
+        state = await sso.provider.get_state()
+    except IdentityProviderDown as error:
+        return [CheckResult("identity", ok=False, message=f"identity provider: {error.reason}")]
+    finally:
+        await sso.provider.aclose()
+    message = f"identity provider: reachable, {len(state.keys)} key{'' if len(state.keys) == 1 else 's'}"
+    if settings.public_url is not None:
+        return [CheckResult("identity", ok=True, message=message)]
+    message += ", but TOOLSCOUT_PUBLIC_URL is not set: a token must have the audience of TOOLSCOUT_OIDC_AUDIENCE"
+    return [CheckResult("identity", ok=True, message=message, is_warning=True)]
 
 
 async def _check_languages(url: str) -> list[CheckResult]:

@@ -20,7 +20,8 @@ ToolscoutError
 ├── Misdirected             421  misdirected
 ├── RateLimited             429  rate_limited         says when to try again
 ├── Unavailable             503  unavailable          says when to try again
-│   └── DatabaseDown        503  unavailable
+│   ├── DatabaseDown        503  unavailable
+│   └── IdentityProviderDown  503  unavailable        its keys or its answer cannot be had
 ├── ServerUnreachable       502  SERVER_CONNECTION_ERROR  no call has reached the server
 │   └── AuthorizationRequired  403  AUTHORIZATION_REQUIRED  the user must sign in to the server first; nothing ran
 ├── ToolFailed              502  TOOL_EXECUTION_ERROR     says whether the tool may have run
@@ -143,11 +144,14 @@ class ClientDisconnected(ToolscoutError):
 class Unauthenticated(ToolscoutError):
     code = "unauthenticated"
     status = 401
-    title = "Valid API key required"
+    title = "Valid credentials required"
+
+    challenge = "Bearer"
+    """What `WWW-Authenticate` says. The request pipeline adds where to get a token, if there is such a place."""
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"WWW-Authenticate": "Bearer"}
+        return {"WWW-Authenticate": self.challenge}
 
 
 class Forbidden(ToolscoutError):
@@ -229,6 +233,18 @@ class Unavailable(ToolscoutError):
 
 class DatabaseDown(Unavailable):
     title = "Database unavailable"
+
+
+class IdentityProviderDown(Unavailable):
+    """The identity provider did not answer, or not as it should. `reason` is for the log and for operators."""
+
+    title = "Identity provider unavailable"
+
+    def __init__(self, reason: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(
+            "the identity provider cannot be used now; try again, or use an API key", retry_after_s=retry_after_s
+        )
+        self.reason = reason
 
 
 class ServerUnreachable(ToolscoutError):

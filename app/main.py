@@ -21,6 +21,7 @@ from app.api import (
     inline_search,
     keys,
     projects,
+    protected_resource,
     registry,
     reload,
     rules,
@@ -67,6 +68,7 @@ _ROUTE_MODULES = (
     decisions,
     selections,
     reload,
+    protected_resource,
 )
 
 

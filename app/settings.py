@@ -41,6 +41,7 @@ _REGISTRY_PATTERN = re.compile(r"\*|[A-Za-z0-9.*-]+/[A-Za-z0-9._*-]+")
 _OPTIONAL_MEMBERS = ("client_secret", "token_endpoint_auth_method", "scope")
 _CLIENT_MEMBERS = {"client_id", *_OPTIONAL_MEMBERS}
 _CLIENT_AUTH_METHODS = ("none", "client_secret_basic", "client_secret_post")
+_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _PYTHON_FACTORY = re.compile(r"python:[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 Role = Literal["all", "web", "worker"]
@@ -389,6 +390,47 @@ class Settings(BaseSettings):
         description="MCP servers in your own network that Toolscout may connect to, as `host:port`, comma-separated; "
         "these may use plain HTTP",
     )
+    oidc_issuer: str | None = Field(
+        None,
+        description="identity provider (OpenID Connect) whose access tokens are accepted beside API keys, as the URL "
+        "that its tokens name in `iss`, such as `https://login.example.com/realms/main`; plain HTTP only on the "
+        "loopback interface and for hosts in `TOOLSCOUT_OUTBOUND_ALLOW`",
+    )
+    oidc_audience: str | None = Field(
+        None,
+        validate_default=True,
+        description="audience (`aud`) that an access token must have, such as `https://tools.example.com`; required "
+        "with `TOOLSCOUT_OIDC_ISSUER`. A token for `TOOLSCOUT_PUBLIC_URL` is accepted, too, and one for the URL of an "
+        "MCP endpoint at that endpoint",
+    )
+    oidc_user_claim: str = Field(
+        "sub",
+        min_length=1,
+        description="claim of a token that is the id of its user; choose one that people cannot change themselves",
+    )
+    oidc_groups_claim: str = Field(
+        "groups",
+        min_length=1,
+        description="claim that lists the groups of the user; dots lead into objects, as in `realm_access.roles`",
+    )
+    oidc_admin_groups: str = Field(
+        "", description="groups whose members are administrators, comma-separated; without it, nobody is"
+    )
+    oidc_client_id: str | None = Field(
+        None,
+        description="client id of the console at the identity provider; with it, people can sign in to the console "
+        "there. Register the redirect URL `{TOOLSCOUT_PUBLIC_URL}/console/sign-in/callback`",
+    )
+    oidc_client_secret: SecretStr | None = Field(
+        None, description="secret of `TOOLSCOUT_OIDC_CLIENT_ID`; not set for a public client"
+    )
+    oidc_scopes: str = Field(
+        "openid profile email",
+        description="scopes that the console's sign-in and MCP clients ask for, separated by blanks, with `openid`",
+    )
+    oidc_name: str | None = Field(
+        None, description="name of the identity provider on the sign-in page; by default the host of its URL"
+    )
     stdio_servers: Path | None = Field(
         None, description="JSON file with the stdio servers that users may add: `{name: {argv: [...], env: {}}}`"
     )
@@ -532,6 +574,41 @@ class Settings(BaseSettings):
             raise ValueError(f"{invalid[0]!r} is not host:port, such as mcp.internal:8080 or [::1]:3001")
         return value
 
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _check_oidc_issuer(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
+        if not _BASE_URL.fullmatch(value):
+            raise ValueError("must be a URL without user, query or fragment, such as https://login.example.com")
+        url = urlsplit(value)
+        entry = url.netloc if url.port is not None else f"{url.netloc}:80"
+        is_own = url.hostname in _LOOPBACK_HOSTS or entry.lower() in _split_list(info.data.get("outbound_allow", ""))
+        if url.scheme != "https" and not is_own:
+            raise ValueError(f"must be an https:// URL, unless TOOLSCOUT_OUTBOUND_ALLOW lists {entry}")
+        return value
+
+    @field_validator("oidc_audience")
+    @classmethod
+    def _check_oidc_audience(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None and info.data.get("oidc_issuer") is not None:
+            raise ValueError("is required with TOOLSCOUT_OIDC_ISSUER: a token for any other service would be accepted")
+        return value
+
+    @field_validator("oidc_client_id", "oidc_audience")
+    @classmethod
+    def _check_oidc_is_configured(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("oidc_issuer", "") is None:
+            raise ValueError("needs TOOLSCOUT_OIDC_ISSUER")
+        return value
+
+    @field_validator("oidc_scopes")
+    @classmethod
+    def _check_oidc_scopes(cls, value: str) -> str:
+        if "openid" not in value.split():
+            raise ValueError("must contain openid")
+        return value
+
     @field_validator("web_origins", "redirect_origins")
     @classmethod
     def _check_origins(cls, value: str) -> str:
@@ -592,7 +669,7 @@ class Settings(BaseSettings):
         """
         if self.public_url is not None:
             return self.public_url.rstrip("/")
-        is_loopback = self.host in ("127.0.0.1", "localhost", "::1") and self.port != 0
+        is_loopback = self.host in _LOOPBACK_HOSTS and self.port != 0
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}" if is_loopback else None
 
@@ -600,6 +677,10 @@ class Settings(BaseSettings):
     def operator_clients(self) -> dict[str, dict[str, str]]:
         """The members of each OAuth client, by issuer."""
         return {} if self.oauth_clients is None else _parse_oauth_clients(self.oauth_clients.get_secret_value())
+
+    @property
+    def admin_groups(self) -> frozenset[str]:
+        return frozenset(_split_list(self.oidc_admin_groups))
 
     @property
     def former_secret_keys(self) -> list[str]:

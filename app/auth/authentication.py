@@ -1,14 +1,16 @@
-"""Turn API keys into callers."""
+"""Turn API keys, and people whom the identity provider vouches for, into callers."""
 
 import hmac
 from dataclasses import replace
 
 from cachetools import LRUCache
 
+from app.auth.credentials import Credentials
+from app.auth.identity import Identity
 from app.auth.key_uses import KeyUses
 from app.auth.keys import ApiKey, hash_key, read_active_key, select_key
 from app.auth.permissions import Caller
-from app.auth.users import User, ensure_user, is_user_id, read_user, select_user
+from app.auth.users import User, change_groups, ensure_user, is_user_id, read_user, select_user
 from app.db.engine import Database
 from app.errors import Forbidden, Unauthenticated
 
@@ -29,6 +31,12 @@ class Authenticator:
         self._user_ids: LRUCache[bytes, str] = LRUCache(_MAX_REMEMBERED_KEYS)
         """The users of valid keys, which never change. It only tells which user to read along with the key."""
         self.key_uses = KeyUses(database)
+
+    async def authenticate_credentials(self, credentials: Credentials) -> Caller:
+        subject, user_id = credentials
+        if isinstance(subject, Identity):
+            return await self.authenticate_identity(subject, user_id)
+        return await self.authenticate_digest(subject, user_id)
 
     async def authenticate(self, key: str, user_id: str | None) -> Caller:
         """Return the caller, acting for `user_id` if one is named.
@@ -58,6 +66,42 @@ class Authenticator:
             caller = Caller(key.kind, key.id, user, key.project_id)
         self.key_uses.record(key)
         return caller
+
+    async def authenticate_identity(self, identity: Identity, user_id: str | None) -> Caller:
+        """Return the caller for a person, who is created as a user on first use.
+
+        An administrator acts for the user that the request names. Raise `Forbidden` if somebody else names another
+        user, and `Unauthenticated` if the user of a session was deleted.
+        """
+        is_for_other = user_id not in (None, identity.user_id)
+        if is_for_other and not identity.is_admin:
+            raise Forbidden("this token belongs to one user: leave out X-User-Id, or name that user")
+        statements = [select_user(identity.user_id)]
+        if is_for_other and user_id is not None and is_user_id(user_id):
+            statements.append(select_user(user_id))
+        own_rows, *other_rows = await self._database.system_fetch(statements, urgent=True)
+        caller = Caller("admin" if identity.is_admin else "user", identity.key_id, None)
+        own_user = await self._update_own_user(identity, read_user(own_rows), caller.actor)
+        if not identity.is_admin or user_id == identity.user_id:
+            return replace(caller, user=own_user)
+        caller = replace(caller, own_user=own_user)
+        if user_id is None:
+            return caller
+        return await self._with_user(caller, user_id, read_user(other_rows[0]) if other_rows else None)
+
+    async def _update_own_user(self, identity: Identity, user: User | None, actor: str) -> User:
+        """Return the person's user, with the groups of the identity; create it if there is none."""
+        if identity.user_created_at is not None:
+            if user is None or user.created_at != identity.user_created_at:
+                raise Unauthenticated("the user of this session was deleted: sign in again")
+            return user
+        groups = list(identity.groups or ())
+        if user is None or list(user.groups) != groups:
+            async with self._database.system_transaction() as session:
+                user = await ensure_user(session, identity.user_id, actor)
+                if list(user.groups) != groups:
+                    user = await change_groups(session, user.id, groups, actor)
+        return user
 
     async def _find_key(self, digest: bytes, user_id: str | None) -> tuple[ApiKey, User | None]:
         """Return the key with this hash and the user with this id, if there is one.

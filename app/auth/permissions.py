@@ -34,13 +34,16 @@ _PROJECT_KEY_PERMISSIONS = frozenset({Permission.DISCOVER, Permission.READ_TOOLS
 
 @dataclass(frozen=True)
 class Caller:
-    """`user` is None only for a service or admin key that names no user."""
+    """`user` is None only for a service key or an administrator that names no user."""
 
     kind: KeyKind
     key_id: str
     user: User | None
     project_id: str | None = None
     """The project that the key is bound to."""
+    own_user: User | None = None
+    """The administrator's own, if it is a person whom the identity provider knows: the one to act for where a request
+    names nobody and somebody is needed, since MCP clients that sign in cannot add a header."""
 
     @property
     def actor(self) -> str:
@@ -64,9 +67,10 @@ class Caller:
 
     def require_user(self) -> User:
         """Return the user that the caller acts for, or raise `BadRequest` if the request names none."""
-        if self.user is None:
+        user = self.user or self.own_user
+        if user is None:
             raise BadRequest("this key acts for many users: name one in the header X-User-Id")
-        return self.user
+        return user
 
     def resolve_project(self, project_id: str | None) -> str | None:
         """Return the project that a request is confined to: the one it names, or the one its key is bound to.

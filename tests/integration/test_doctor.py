@@ -1,4 +1,4 @@
-"""`toolscout doctor` tells what the service would do with the embedder."""
+"""`toolscout doctor` tells what the service would do with the embedder and the identity provider."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from app.doctor import CheckResult, check_installation
 from app.settings import Settings
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer
 from tests.support.factories import make_settings
+from tests.support.identity_provider import make_key, running_identity_provider
 
 
 @pytest.fixture
@@ -48,3 +49,23 @@ async def test_doctor_warns_of_an_embedder_that_exceeds_the_budget_of_a_query(
     assert "TOOLSCOUT_QUERY_EMBED_BUDGET_MS allows 10 ms" in result.message
     assert int(result.message.partition("it took ")[2].partition(" ms")[0]) >= 50
     assert not (await check_embedder(settings)).is_warning
+
+
+async def check_identity(settings: Settings, **changes: Any) -> list[CheckResult]:
+    results = await check_installation(settings.model_copy(update=changes))
+    return [result for result in results if result.subject == "identity"]
+
+
+async def test_doctor_tells_whether_the_identity_provider_can_be_used(settings: Settings) -> None:
+    assert await check_identity(settings) == []
+    with running_identity_provider() as provider:
+        provider.keys = [make_key("first"), make_key("ec", "ES256")]
+        reachable = CheckResult("identity", ok=True, message="identity provider: reachable, 2 keys")
+        assert await check_identity(settings, **provider.settings()) == [reachable]
+        [without_url] = await check_identity(settings, **provider.settings(public_url=None))
+        assert (without_url.ok, without_url.is_warning) == (True, True)
+        assert "TOOLSCOUT_PUBLIC_URL is not set" in without_url.message
+        provider.status = 404
+        [failed] = await check_identity(settings, **provider.settings())
+        assert not failed.ok
+        assert "openid-configuration answered with status 404" in failed.message

@@ -38,7 +38,8 @@ CODES = {
 FIELDS_OF_A_PROBLEM = {"type", "title", "status", "detail", "code", "request_id"}
 TENANT_COLUMN = {"users": "id"} | {name: "user_id" for name, table in metadata.tables.items() if "user_id" in table.c}
 JSON_TYPE = {"Content-Type": "application/json"}
-OPEN_PATHS = {"/healthz", "/readyz", "/metrics"}
+HEALTH_PATHS = {"/healthz", "/readyz", "/metrics"}
+OPEN_PATHS = HEALTH_PATHS | {"/.well-known/oauth-protected-resource"}
 """They need no permission."""
 QUESTIONS = {"/catalog/search", "/discover", "/discover/why", "/eval", "/feedback", "/rules/preview"}
 """POST requests that change nothing."""

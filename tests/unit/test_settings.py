@@ -43,6 +43,13 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "cloud_url": ("http://search.internal:8000/base", "http://search.internal:8000/base"),
     "cloud_key": ("c", SecretStr("c")),
     "cloud_timeout_s": ("2.5", 2.5),
+    "oidc_issuer": ("https://login.example.com", "https://login.example.com"),
+    "oidc_audience": ("tools", "tools"),
+    "oidc_user_claim": ("email", "email"),
+    "oidc_admin_groups": ("operators", "operators"),
+    "oidc_client_id": ("console", "console"),
+    "oidc_client_secret": ("o", SecretStr("o")),
+    "oidc_scopes": ("openid groups", "openid groups"),
     "embedding_provider": ("openai", "openai"),
     "embedding_model": ("some-model", "some-model"),
     "local_model": ("/a.pack", Path("/a.pack")),
@@ -70,6 +77,14 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
 }
 
 
+COMPANIONS = {
+    "oidc_issuer": {"oidc_audience": "tools"},
+    "oidc_audience": {"oidc_issuer": "https://login.example.com"},
+    "oidc_client_id": {"oidc_issuer": "https://login.example.com", "oidc_audience": "tools"},
+}
+"""Settings without which these are refused."""
+
+
 def variable(field: str) -> str:
     return SPECIAL_VARIABLES.get(field, f"TOOLSCOUT_{field.upper()}")
 
@@ -87,6 +102,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_setting_is_read_from_its_variable(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     text, value = EXAMPLES[field]
     assert getattr(Settings(), field) != value
+    for companion, companion_text in COMPANIONS.get(field, {}).items():
+        monkeypatch.setenv(variable(companion), companion_text)
     monkeypatch.setenv(variable(field), text)
     assert getattr(Settings(), field) == value
 
@@ -255,6 +272,48 @@ def test_a_cloud_url_that_cannot_be_requested_is_refused(url: str) -> None:
         Settings(_env_file=None, cloud_url=url)
 
 
+@pytest.mark.parametrize(
+    ("issuer", "outbound_allow"),
+    [
+        ("https://login.example.com/realms/main", ""),
+        ("https://login.example.com/", ""),
+        ("http://127.0.0.1:9000", ""),
+        ("http://localhost:9000/realm", ""),
+        ("http://[::1]:9000", ""),
+        ("http://login.internal:8080", "login.internal:8080"),
+        ("http://login.internal", "login.internal:80"),
+    ],
+)
+def test_an_identity_provider_has_tls_or_is_near(issuer: str, outbound_allow: str) -> None:
+    settings = Settings(_env_file=None, oidc_issuer=issuer, oidc_audience="tools", outbound_allow=outbound_allow)
+    assert settings.oidc_issuer == issuer
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"oidc_issuer": "http://login.example.com"}, "must be an https:// URL"),
+        ({"oidc_issuer": "http://login.internal:81", "outbound_allow": "login.internal:80"}, "lists login.internal:81"),
+        ({"oidc_issuer": "login.example.com"}, "must be a URL"),
+        ({"oidc_issuer": "https://user@login.example.com"}, "must be a URL"),
+        ({"oidc_issuer": "https://login.example.com?x=1"}, "must be a URL"),
+        ({"oidc_audience": None}, "required with TOOLSCOUT_OIDC_ISSUER"),
+        ({"oidc_issuer": None}, "needs TOOLSCOUT_OIDC_ISSUER"),
+        ({"oidc_issuer": None, "oidc_audience": None, "oidc_client_id": "console"}, "needs TOOLSCOUT_OIDC_ISSUER"),
+        ({"oidc_scopes": "profile"}, "must contain openid"),
+    ],
+)
+def test_an_identity_provider_that_is_unsafe_or_incomplete_is_refused(changes: dict[str, Any], words: str) -> None:
+    values = {"oidc_issuer": "https://login.example.com", "oidc_audience": "tools", **changes}
+    with pytest.raises(ValidationError, match=words):
+        Settings(_env_file=None, **values)
+
+
+def test_admin_groups_are_split_at_commas() -> None:
+    assert Settings(_env_file=None, oidc_admin_groups="operators, the root ,").admin_groups == {"operators", "the root"}
+    assert Settings(_env_file=None).admin_groups == frozenset()
+
+
 def test_secret_fields_are_recognized_by_their_type() -> None:
     assert set(secret_fields()) == {
         "admin_api_key",
@@ -263,6 +322,7 @@ def test_secret_fields_are_recognized_by_their_type() -> None:
         "listen_database_url",
         "metrics_key",
         "oauth_clients",
+        "oidc_client_secret",
         "old_secret_keys",
         "openai_api_key",
         "secret_key",

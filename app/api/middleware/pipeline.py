@@ -2,7 +2,8 @@
 
 1. A request id, metrics and the access log; a span's parent; CORS where it is configured.
 2. Health and metrics endpoints go straight to the application.
-3. The key, or the console's session, is read from the headers and looked up: before the body is read.
+3. The key, the token or the console's session is read from the headers, and its caller looked up: before the body is
+   read.
 4. A slot of the user. A request without a valid key gets a slot of another, small pool, and its body is not read.
 5. The user's rate limit.
 6. The body, with a limit of its size and a deadline.
@@ -24,9 +25,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.mcp_paths import METADATA_PATH
 from app.api.middleware.body_limit import MAX_UNKNOWN_BYTES, has_body, hide_body, read_body, replay_body
 from app.api.middleware.concurrency_limit import ConcurrencyLimit
-from app.api.middleware.credentials import parse_credentials, read_credential_headers
+from app.api.middleware.credentials import add_challenge, read_credential_headers, resolve_credentials
 from app.api.middleware.request_log import record_request
 from app.api.problems import problem_response
 from app.auth.credentials import Credentials
@@ -42,12 +44,12 @@ logger = logging.getLogger("toolscout.api")
 CORS_OPTIONS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
-    "expose_headers": ["Mcp-Session-Id", "X-Request-Id"],
+    "expose_headers": ["Mcp-Session-Id", "X-Request-Id", "WWW-Authenticate"],
 }
 SIGN_IN_PATH = "/console/sign-in"
 
 _EXEMPT_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-_OPEN_PATHS = ("/docs", "/console/static/", "/oauth/", SIGN_IN_PATH)
+_OPEN_PATHS = ("/docs", "/console/static/", "/oauth/", SIGN_IN_PATH, METADATA_PATH)
 """They need no key; one that is sent is not looked up."""
 _CONSOLE = "/console"
 _RESPONSE = "toolscout.response"
@@ -179,10 +181,11 @@ class RequestPipeline:
             await self._serve_open(scope, receive, send, container)
             return
         try:
-            credentials = self._read_credentials(scope, container)
+            credentials = await self._read_credentials(scope, container)
             caller = None if credentials in self._principals else await self._look_up_unknown(container, credentials)
         except ToolscoutError as error:
             with self._limit.unknown_slot():
+                add_challenge(error, scope, container)
                 scope[ADMISSION] = error
                 await self._app(scope, hide_body(receive), send)
             return
@@ -201,12 +204,12 @@ class RequestPipeline:
             async with self._unknown_lookups:
                 await self._app(scope, replay_body(body, receive), send)
 
-    def _read_credentials(self, scope: Scope, container: Container) -> Credentials:
+    async def _read_credentials(self, scope: Scope, container: Container) -> Credentials:
         if _first_segment(scope["path"]) not in self._served:
             raise NotFound("there is no such path")  # not worth a look-up; the application says it in its own words
         headers = read_credential_headers(scope)
         if not scope["path"].startswith(_CONSOLE):
-            return parse_credentials(headers)
+            return await resolve_credentials(headers, scope["path"], container.sso)
         if (credentials := self._read_session(scope, container)) is None:
             raise Unauthenticated("sign in first")
         return credentials
@@ -217,7 +220,7 @@ class RequestPipeline:
         self._waiting_lookups += 1
         try:
             async with self._unknown_lookups:
-                caller = await container.authenticator.authenticate_digest(*credentials)
+                caller = await container.authenticator.authenticate_credentials(credentials)
         finally:
             self._waiting_lookups -= 1
         self._principals[credentials] = _identify(caller)
@@ -239,6 +242,7 @@ class RequestPipeline:
             except ToolscoutError as error:
                 if isinstance(error, Unauthenticated):
                     self._principals.pop(credentials, None)  # revoked or expired
+                add_challenge(error, scope, container)
                 scope[ADMISSION] = error
                 await self._app(scope, hide_body(receive), send)
                 return
@@ -261,10 +265,10 @@ class RequestPipeline:
         answers at once take time from other users.
         """
         if principal.rated_user is None:
-            return caller or await container.authenticator.authenticate_digest(*credentials)
+            return caller or await container.authenticator.authenticate_credentials(credentials)
         async with container.searcher.scheduler.slot(principal.rated_user):
             container.rate_limiter.acquire(principal.rated_user)
-            return caller or await container.authenticator.authenticate_digest(*credentials)
+            return caller or await container.authenticator.authenticate_credentials(credentials)
 
     async def _answer_directly(
         self, scope: Scope, body: bytes, caller: Caller, container: Container

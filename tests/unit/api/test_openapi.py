@@ -13,7 +13,7 @@ from referencing.jsonschema import DRAFT202012
 
 from app.api.openapi import PROBLEM_REFERENCE, DescribedApp
 from app.main import create_routes
-from tests.support.checks import MCP_PATHS, OPEN_PATHS, Json
+from tests.support.checks import HEALTH_PATHS, MCP_PATHS, OPEN_PATHS, Json
 
 DOCUMENT: Json = create_routes().openapi()
 OPERATIONS: list[tuple[str, Json]] = [
@@ -176,4 +176,4 @@ def test_every_reference_leads_somewhere() -> None:
 def test_a_worker_has_a_document_without_routes_of_the_api() -> None:
     app = create_routes("worker")
     assert isinstance(app, DescribedApp)
-    assert app.openapi()["paths"].keys() == OPEN_PATHS
+    assert app.openapi()["paths"].keys() == HEALTH_PATHS
