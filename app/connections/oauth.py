@@ -370,7 +370,7 @@ def _check_refusal(response: httpx2.Response) -> None:
         raise _unusable(f"the server's sign-in answered with status {response.status_code}")
     try:
         body: Any = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     code = body.get("error") if isinstance(body, dict) else None
     if isinstance(code, str) and code not in _TEMPORARY_ERRORS:
