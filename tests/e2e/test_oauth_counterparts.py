@@ -3,8 +3,6 @@
 Toolscout takes no part: what fails here is not its fault.
 """
 
-from collections.abc import Iterator
-
 import httpx
 import jwt
 import pytest
@@ -13,22 +11,10 @@ from mcp.shared.auth import OAuthClientInformationFull
 from tests.support.fastmcp_server import running_fastmcp_server
 from tests.support.mcp_client import get_text
 from tests.support.oauth_client import CALLBACK, MemoryTokens, connect_with_oauth
-from tests.support.oidc_provider import OidcProvider, Person, running_oidc_provider
-from tests.support.protected_server import ALGORITHMS, ProtectedServer, running_protected_server
+from tests.support.oidc_provider import OidcProvider, Person
+from tests.support.protected_server import ALGORITHMS, ProtectedServer
 
 pytestmark = pytest.mark.needs_npm
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[OidcProvider]:
-    with running_oidc_provider() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(provider: OidcProvider) -> Iterator[ProtectedServer]:
-    with running_protected_server(provider) as running:
-        yield running
 
 
 def test_the_server_challenges_a_request_without_a_token(server: ProtectedServer) -> None:
@@ -68,15 +54,12 @@ async def test_an_opaque_token_is_accepted_until_the_provider_revokes_it(
 ) -> None:
     provider.change(accessTokenFormat="opaque")
     storage = MemoryTokens()
-    try:
-        async with connect_with_oauth(server.url, Person("bob"), storage) as client:
-            assert get_text(await client.call_tool("list_notes", {})) == "the notes of bob"
-        assert storage.tokens is not None
-        assert server.accepts(storage.tokens.access_token)
-        provider.revoke_grants()
-        assert not server.accepts(storage.tokens.access_token)
-    finally:
-        provider.change(accessTokenFormat="jwt")
+    async with connect_with_oauth(server.url, Person("bob"), storage) as client:
+        assert get_text(await client.call_tool("list_notes", {})) == "the notes of bob"
+    assert storage.tokens is not None
+    assert server.accepts(storage.tokens.access_token)
+    provider.revoke_grants()
+    assert not server.accepts(storage.tokens.access_token)
 
 
 async def test_a_refresh_token_is_accepted_once(provider: OidcProvider, server: ProtectedServer) -> None:

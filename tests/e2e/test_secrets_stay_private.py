@@ -1,20 +1,18 @@
 """Tests that users' secrets reach only their own server: not logs, other servers, metrics or a dump of the database."""
 
-import base64
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
-import psycopg
 import pytest
 from mcp.shared.exceptions import MCPError
 
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, running_service
 from tests.support.factories import outbound_allow, tool
+from tests.support.leaks import dump_database, find_leaks
 from tests.support.mcp_server import FakeMcpServer, Fault, malformed_json, raw_result, running_mcp_server
 
 USER = "alice"
@@ -121,12 +119,8 @@ def execute(http: httpx.Client, key: str, **headers: str) -> httpx.Response:
     return http.post("/execute", json={"tool_key": key, "arguments": {"text": ARGUMENT}}, headers=headers)
 
 
-def encodings(canary: str) -> list[str]:
-    return [canary, canary.encode().hex(), base64.b64encode(canary.encode()).decode().rstrip("=")[:-2]]
-
-
 def find_canaries(text: str) -> list[str]:
-    return [canary for canary in CANARIES if any(encoding in text for encoding in encodings(canary))]
+    return find_leaks(text, CANARIES)
 
 
 def test_the_canaries_reach_their_own_server(scenario: Scenario) -> None:
@@ -160,7 +154,7 @@ def test_metrics_and_audit_contain_no_canary(scenario: Scenario) -> None:
 
 
 def test_a_dump_of_the_database_contains_no_canary_in_plain_text(scenario: Scenario) -> None:
-    dump = dump_database(scenario.service.folder / "data")
+    dump = dump_database(EmbeddedPostgres(scenario.service.folder / "data").url)
     selections = dump.pop("selections")
     other_tables = "\n".join(dump.values())
     assert USER in other_tables
@@ -168,11 +162,3 @@ def test_a_dump_of_the_database_contains_no_canary_in_plain_text(scenario: Scena
     # messages are stored only for users with a selection log, and only in its table
     assert find_canaries(selections) == [LOGGED_MESSAGE]
     assert USER not in selections
-
-
-def dump_database(data_dir: Path) -> dict[str, str]:
-    """Return every row of every table, as the superuser sees it."""
-    with psycopg.connect(EmbeddedPostgres(data_dir).url) as connection:
-        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
-        rows = {name: connection.execute(f"SELECT t::text FROM {name} t".encode()).fetchall() for (name,) in tables}
-    return {name: "\n".join(text for (text,) in found) for name, found in rows.items()}

@@ -44,6 +44,11 @@ class OidcProvider:
         """Change options of the script, such as `accessTokenTtl`, or members of the `metadata`."""
         self._control("options", options)
 
+    def reset(self) -> None:
+        """Undo the changes and faults."""
+        self._control("reset")
+        self._control("faults", [])
+
     def rotate_keys(self) -> None:
         """Replace the signing keys: what the old ones have signed can no longer be verified."""
         self._control("keys")
@@ -53,9 +58,9 @@ class OidcProvider:
         self._control("revocations")
 
     @contextmanager
-    def failing(self, path: str, **answer: Any) -> Iterator[None]:
-        """Answer on this path with `status`, `body`, `headers`; without a status never. `times`: then as usual."""
-        self._control("faults", [{"path": path, **answer}])
+    def failing(self, *paths: str, **answer: Any) -> Iterator[None]:
+        """Answer on these paths with `status`, `body`, `headers`; without a status never. `times`: then as usual."""
+        self._control("faults", [{"path": path, **answer} for path in paths])
         try:
             yield
         finally:

@@ -1,13 +1,12 @@
 """An MCP server that wants OAuth: the SDK's own server as a resource server of an authorization server."""
 
 import asyncio
-import base64
 import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import httpx
@@ -18,7 +17,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bench.service import free_port
@@ -30,7 +29,7 @@ ALGORITHMS = ["RS256", "ES256", "EdDSA"]
 
 @dataclass
 class ProtectedServer:
-    """The server and what it has seen. Tests may change `scopes_of_tools` and `challenge` at any time."""
+    """The server and what it has seen. Tests may change the attributes at any time."""
 
     provider: OidcProvider
     port: int
@@ -42,6 +41,8 @@ class ProtectedServer:
     """A call of such a tool needs this scope beside that of the server."""
     challenge: str | None = None
     """Replaces the header `WWW-Authenticate`."""
+    metadata: Json = field(default_factory=dict)
+    """Replaces members of the protected resource metadata."""
 
     @property
     def url(self) -> str:
@@ -50,6 +51,12 @@ class ProtectedServer:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def reset(self) -> None:
+        """Forget what was seen, and undo the changes."""
+        fresh = ProtectedServer(self.provider, self.port)
+        for each in fields(self):
+            setattr(self, each.name, getattr(fresh, each.name))
 
     def accepts(self, token: str) -> bool:
         """Present the token, and return whether the server lets it pass."""
@@ -133,8 +140,11 @@ class _Front:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/mcp":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["path"] != "/mcp":
+            await self._describe(scope, receive, send)
             return
         request = Request(scope, receive)
         body = await request.body()
@@ -150,10 +160,20 @@ class _Front:
 
         await self._app(scope, receive_again, self._with_challenge(send))
 
+    async def _describe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the SDK's metadata, and with the members that the test replaces."""
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self._app)) as http:
+            answer = await http.get(f"http://{self._server.address}{scope['path']}")
+        if answer.status_code == 200 and self._server.metadata:
+            await JSONResponse(answer.json() | self._server.metadata)(scope, receive, send)
+        else:
+            await Response(answer.content, answer.status_code, dict(answer.headers))(scope, receive, send)
+
     def _find_missing_scope(self, body: bytes, token: str) -> str | None:
         message = json.loads(body) if body else {}
         needed = self._server.scopes_of_tools.get((message.get("params") or {}).get("name", ""))
-        return needed if message.get("method") == "tools/call" and needed not in _read_scopes(token) else None
+        scopes = read_claims(token).get("scope", "").split()  # the server checks the signature
+        return needed if message.get("method") == "tools/call" and needed not in scopes else None
 
     def _refuse(self, scope: str) -> ASGIApp:
         metadata = f"http://{self._server.address}/.well-known/oauth-protected-resource/mcp"
@@ -171,14 +191,12 @@ class _Front:
         return send_changed
 
 
-def _read_scopes(token: str) -> list[str]:
-    """Read the scopes of a JWT without a look at its signature, which the server checks. Others have no scopes."""
+def read_claims(token: str) -> Json:
+    """Read the claims of a JWT without a look at its signature. Other tokens have none."""
     if token.count(".") != 2:
-        return []
-    payload = token.split(".")[1]
-    claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    scopes: str = claims.get("scope", "")
-    return scopes.split()
+        return {}
+    claims: Json = jwt.decode(token, options={"verify_signature": False})
+    return claims
 
 
 @contextmanager

@@ -29,7 +29,8 @@ const DEFAULTS = {
 };
 const DISCOVERY = /^\/\.well-known\/(openid-configuration|oauth-authorization-server)/;
 
-const options = { ...DEFAULTS, ...JSON.parse(process.argv[2] ?? '{}') };
+const initial = { ...DEFAULTS, ...JSON.parse(process.argv[2] ?? '{}') };
+const options = { ...initial };
 const adapter = createMemoryAdapter();
 const grants = new Set();
 const requests = [];
@@ -121,6 +122,9 @@ const controls = {
   async options(changes) {
     Object.assign(options, changes);
     createProvider();
+  },
+  async reset() {
+    await controls.options(initial);
   },
   async keys() {
     keys = await createKeys();
