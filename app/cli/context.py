@@ -14,6 +14,8 @@ import uvloop
 
 from app.auth.users import User, get_user
 from app.catalog.projects import list_all_projects
+from app.catalog.tool_keys import resolve_owned_key
+from app.catalog.visibility import Scope
 from app.cli.text import make_printable
 from app.container import Container, open_container
 from app.db.engine import Database
@@ -32,6 +34,8 @@ ProjectOption = Annotated[
     str | None,
     typer.Option("--project", metavar="PROJECT", help="Search only the tools that this project shows: its id or name."),
 ]
+
+ToolArgument = Annotated[str, typer.Argument(metavar="TOOL", help="The tool: SERVER.TOOL, or its key.")]
 
 _Parameters = ParamSpec("_Parameters")
 T = TypeVar("T")
@@ -90,6 +94,12 @@ async def find_project_id(database: Database, user_id: str, given: str | None) -
     description = describe_unknown_name("project", given, names)
     advice = f": give the id or the name of a project of the user {user_id!r}"
     raise NotFound(description if description.endswith("?") else description + advice)
+
+
+async def resolve_tool(container: Container, user_id: str, key: str) -> str:
+    """Return the id of the tool of a `ToolArgument`, visible or not."""
+    async with container.database.transaction(user_id) as session:
+        return await resolve_owned_key(session, Scope(user_id, container.model.id), key)
 
 
 @asynccontextmanager

@@ -1,6 +1,8 @@
 """`toolscout eval`."""
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -17,6 +19,7 @@ from app.errors import InvalidInput
 from app.evaluation.evaluate import EvalOptions, Evaluation, Miss, NotFirst, evaluate
 from app.evaluation.labelled_messages import LabelledMessage, parse_labelled_messages
 from app.evaluation.lint import Suggestions, lint_descriptions
+from app.evaluation.lint_rules import DescribedTool
 from app.evaluation.run import DEFAULT_LIMIT
 from app.evaluation.summary import Summary
 from app.schemas.evaluation import render_evaluation
@@ -73,7 +76,9 @@ async def evaluate_messages(
         response = render_evaluation(evaluation, suggestions).model_dump()
         print(orjson.dumps(response, option=orjson.OPT_INDENT_2).decode())
     else:
-        _print_evaluation(evaluation, suggestions)
+        _print_evaluation(evaluation)
+        if suggestions is not None:
+            print_lines(_format_suggestions(suggestions, ToolLinks(settings, user)))
     return 0
 
 
@@ -107,14 +112,12 @@ class EvaluationProgress:
         self._bar.show(done, total, "")
 
 
-def _print_evaluation(evaluation: Evaluation, suggestions: Suggestions | None) -> None:
+def _print_evaluation(evaluation: Evaluation) -> None:
     if evaluation.answers:
         print_lines(_format_summary(evaluation.summary))
         print_lines(_format_unknown(evaluation))
         print_lines(_format_misses(evaluation.misses))
         print_lines(_format_not_first(evaluation.not_first))
-    if suggestions is not None:
-        print_lines(_format_suggestions(suggestions))
 
 
 def _format_summary(summary: Summary) -> list[str]:
@@ -168,14 +171,34 @@ def _shorten(text: str) -> str:
     return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[: _MAX_MESSAGE_LENGTH - 1]}…"
 
 
-def _format_suggestions(suggestions: Suggestions) -> list[str]:
+@dataclass(frozen=True)
+class ToolLinks:
+    """Where a person writes a better description: on the command line, or in the console."""
+
+    settings: Settings
+    user_id: str
+
+    def edit_command(self, tool: DescribedTool) -> str:
+        user_option = "" if self.user_id == DEMO_USER else f" --user {shlex.quote(self.user_id)}"
+        return f"toolscout tool edit {shlex.quote(tool.qualified_name)}{user_option} --description '…'"
+
+    def console_url(self, tool: DescribedTool) -> str:
+        return f"{self.settings.base_url or ''}/console/tools/{tool.tool_key}#texts"
+
+
+def _format_suggestions(suggestions: Suggestions, links: ToolLinks) -> list[str]:
     pairs = [
         f"  {pair.first.qualified_name}  {pair.second.qualified_name}  by {' and '.join(pair.by)}"
         f" ({'no vector yet' if pair.cosine is None else f'cosine {pair.cosine:.3f}'},"
-        f" {pair.shared_words:.0%} of their words are the same)"
+        f" {pair.shared_words:.0%} of their words are the same)\n"
+        f"      {links.edit_command(pair.first)}\n      {links.edit_command(pair.second)}"
         for pair in suggestions.pairs
     ]
-    poor = [f"  {each.tool.qualified_name}: {', '.join(each.problems).replace('_', ' ')}" for each in suggestions.poor]
+    poor = [
+        f"  {each.tool.qualified_name}: {', '.join(each.problems).replace('_', ' ')}\n"
+        f"      {links.edit_command(each.tool)}\n      {links.console_url(each.tool)}"
+        for each in suggestions.poor
+    ]
     return [
         f"{suggestions.tools} tools",
         "",

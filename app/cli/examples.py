@@ -5,12 +5,9 @@ from typing import Annotated, Literal
 import typer
 from pydantic import ValidationError
 
-from app.catalog.tool_keys import resolve_owned_key
-from app.catalog.visibility import Scope
-from app.cli.context import ACTOR, UserOption, confirm, open_for_user, with_settings
+from app.cli.context import ACTOR, ToolArgument, UserOption, confirm, open_for_user, resolve_tool, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_lines
-from app.container import Container
 from app.demo.seed import DEMO_USER
 from app.errors import InvalidInput
 from app.management.examples import forget_all_examples, forget_examples, replace_examples
@@ -23,15 +20,13 @@ commands = make_group()
 example_commands = make_group("Manage the examples of what a tool is for.")
 commands.add_typer(example_commands, name="examples")
 
-ToolArgument = Annotated[str, typer.Argument(metavar="TOOL", help="The tool: SERVER.TOOL, or its key.")]
-
 
 @example_commands.command("list")
 @with_settings
 async def list_examples(settings: Settings, tool: ToolArgument, user: UserOption = DEMO_USER) -> int:
     """List the messages that a person wrote for a tool, and count those that were learnt from use."""
     async with open_for_user(settings, user) as (container, owner):
-        tool_id = await _resolve_tool(container, owner.id, tool)
+        tool_id = await resolve_tool(container, owner.id, tool)
         async with container.database.transaction(owner.id) as session:
             _print_examples(await read_examples(session, owner.id, container.model.id, tool_id))
     return 0
@@ -54,7 +49,7 @@ async def set_examples(
     except ValidationError as error:
         raise InvalidInput("; ".join(describe_errors(error))) from error
     async with open_for_user(settings, user) as (container, owner):
-        tool_id = await _resolve_tool(container, owner.id, tool)
+        tool_id = await resolve_tool(container, owner.id, tool)
         _print_examples(
             await replace_examples(
                 container.database, container.searcher, owner.id, tool_id, body.messages, actor=ACTOR
@@ -85,15 +80,10 @@ async def forget(
         if tool is None:
             await forget_all_examples(database, learner, owner.id, source, actor=ACTOR)
         else:
-            tool_id = await _resolve_tool(container, owner.id, tool)
+            tool_id = await resolve_tool(container, owner.id, tool)
             await forget_examples(database, learner, owner.id, tool_id, source, actor=ACTOR)
     print("forgotten")
     return 0
-
-
-async def _resolve_tool(container: Container, user_id: str, key: str) -> str:
-    async with container.database.transaction(user_id) as session:
-        return await resolve_owned_key(session, Scope(user_id, container.model.id), key)
 
 
 def _print_examples(found: ToolExamples) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from app.evaluation.evaluate import Evaluation, Miss, NotFirst
 from app.evaluation.labelled_messages import LabelledMessage
 from app.evaluation.lint import Suggestions
-from app.evaluation.lint_rules import Problem, SimilarityKind, SimilarPair
+from app.evaluation.lint_rules import DescribedTool, Problem, SimilarityKind, SimilarPair
 from app.evaluation.run import DEFAULT_LIMIT, EvalAnswer
 from app.evaluation.scores import Measures
 from app.schemas.base import FieldError, Identifier, Input, Output, make_synonyms
@@ -114,11 +114,16 @@ class UnknownOut(Output):
     label: str = Field(description="matches no tool of the catalogue, and counts as not found")
 
 
+_PATH = "where to write a better description: `PATCH` this path, or open it below `/console`"
+
+
 class PairOut(Output):
     first: str = Field(description="`SERVER.TOOL`")
     first_key: str
+    first_path: str = Field(description=_PATH)
     second: str
     second_key: str
+    second_path: str
     by: list[SimilarityKind]
     cosine: float | None
     shared_words: float = Field(description="the share of the words of both tools that both have")
@@ -127,6 +132,7 @@ class PairOut(Output):
 class PoorOut(Output):
     tool: str
     tool_key: str
+    path: str = Field(description=_PATH)
     problems: list[Problem]
 
 
@@ -230,18 +236,29 @@ def _render_suggestions(suggestions: Suggestions) -> SuggestionsOut:
         probed=suggestions.probed,
         pairs=[_render_pair(pair) for pair in suggestions.pairs],
         poor=[
-            PoorOut(tool=poor.tool.qualified_name, tool_key=poor.tool.tool_key, problems=list(poor.problems))
+            PoorOut(
+                tool=poor.tool.qualified_name,
+                tool_key=poor.tool.tool_key,
+                path=_get_path(poor.tool),
+                problems=list(poor.problems),
+            )
             for poor in suggestions.poor
         ],
     )
+
+
+def _get_path(tool: DescribedTool) -> str:
+    return f"/tools/{tool.tool_key}"
 
 
 def _render_pair(pair: SimilarPair) -> PairOut:
     return PairOut(
         first=pair.first.qualified_name,
         first_key=pair.first.tool_key,
+        first_path=_get_path(pair.first),
         second=pair.second.qualified_name,
         second_key=pair.second.tool_key,
+        second_path=_get_path(pair.second),
         by=list(pair.by),
         cosine=_round(pair.cosine),
         shared_words=round(pair.shared_words, 4),

@@ -38,6 +38,7 @@ from toolscout_client.models import (
     ServerImport,
     Tool,
     ToolExamples,
+    ToolTexts,
     User,
 )
 from toolscout_client.report_models import (
@@ -89,6 +90,7 @@ __all__ = [
     "Tool",
     "ToolExamples",
     "ToolFailed",
+    "ToolTexts",
     "Toolscout",
     "ToolscoutError",
     "TryLater",

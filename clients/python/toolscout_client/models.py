@@ -335,6 +335,8 @@ class ToolFilter(TypedDict, total=False):
     visible: bool | None
     state: Literal["approved", "changed", "new"] | None
     flag: str | None
+    own_texts: bool | None
+    original_changed: bool | None
     project_id: str | None
     limit: int
     """The page size; all pages are read."""
@@ -345,6 +347,18 @@ class ToolChanges(TypedDict, total=False):
     """Overrides the rules; None removes the override."""
     tags: list[str]
     pinned: bool
+    title: str | None
+    """Your own; None restores the server's. So do `description` and `annotations`."""
+    description: str | None
+    annotations: Json | None
+    """Such as `{"readOnlyHint": True}`: over the server's, by name."""
+
+
+@dataclass(frozen=True)
+class ToolTexts:
+    title: str | None
+    description: str | None
+    annotations: Json | None
 
 
 @dataclass(frozen=True)
@@ -381,6 +395,19 @@ class Tool:
     icons: list[Json] | None = None
     """As the server lists them; None in lists. So is `execution`."""
     execution: Json | None = None
+    original: ToolTexts | None = None
+    """The server's texts, where your own replace some of them in the fields above."""
+    own_texts: ToolTexts | None = None
+    """Your own texts alone; None if there are none, and from the release 0.2.0 and older ones."""
+    own_texts_at: datetime | None = None
+    original_changed: bool = False
+    """Whether the server's definition has changed since you wrote your texts."""
+    own_findings: list[Json] | None = None
+    """What of your own texts reads like an instruction to the model; None in lists."""
+    run_id: str | None = None
+    """After `update`: the index run that was queued, because tags or texts have changed. See `runs.wait`."""
+    warnings: list[str] = field(default_factory=list)
+    """After `update`: about your texts."""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,10 @@ class SimilarTools:
     by: list[str]
     cosine: float | None
     shared_words: float
+    first_path: str | None = None
+    """The path of the tool in the API and, below `/console`, in the console: `tools.update` writes a better
+    description. None from the release 0.2.0 and older ones."""
+    second_path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ class PoorTool:
     tool: str
     tool_key: str
     problems: list[str]
+    path: str | None = None
+    """As in `SimilarTools`."""
 
 
 @dataclass(frozen=True)

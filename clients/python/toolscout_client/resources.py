@@ -245,6 +245,7 @@ class Tools(Resource[TransportT]):
 
     @endpoint
     def update(self, tool_id: str, **changes: Unpack[ToolChanges]) -> Steps[Tool]:
+        """Change the switch, tags or pin, or write texts of your own in place of the server's."""
         return self._fetch(Tool, make_request("PATCH /tools/{}", tool_id, json=changes))
 
     @endpoint

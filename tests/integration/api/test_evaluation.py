@@ -211,9 +211,13 @@ async def test_suggestions_list_similar_tools_and_poor_descriptions(team: TestUs
     assert [{pair["first"], pair["second"]} for pair in twins] == [{"weather.get_forecast", "another.get_forecast"}]
     assert twins[0]["by"] == ["meaning", "words"]
     assert twins[0]["shared_words"] == 1
+    for path in (twins[0]["first_path"], twins[0]["second_path"]):
+        assert (await team.http.get(path)).json()["name"] == "get_forecast"
 
     problems = {poor["tool"]: poor["problems"] for poor in suggestions["poor"]}
     assert problems["vague.do"] == ["no_description", "parameters_not_described"]
+    [path] = [poor["path"] for poor in suggestions["poor"] if poor["tool"] == "vague.do"]
+    assert (await team.http.patch(path, json={"description": "Does it."})).json()["name"] == "do"
     assert any("not_found_by_description" in its for name, its in problems.items() if name.startswith("vague.query"))
     assert "not_found_by_description" in suggestions["poor"][0]["problems"]
     assert not {"weather.get_forecast", "files.read_file", "payments.refund_payment"} & problems.keys()

@@ -38,6 +38,7 @@ from toolscout_client import (
     ToolExamples,
     ToolFailed,
     Toolscout,
+    ToolTexts,
     Unauthenticated,
     reports,
     resources,
@@ -315,6 +316,21 @@ async def test_a_tool_is_updated_and_a_changed_definition_is_approved(any_client
     await expect_error(any_client(lambda client: client.tools.approve(found.id, found.definition_hash)), Conflict)
     approved = await any_client(lambda client: client.tools.approve(found.id, changed.definition_hash))
     assert approved.state == "approved"
+
+
+async def test_texts_of_ones_own_are_written_and_reset(any_client: AnyClient, user: TestUser) -> None:
+    await user.add_tools(FORECAST)
+    [found] = await any_client.all(lambda client: client.tools.list(own_texts=False))
+    own = ToolTexts(None, "Do I need an umbrella?", {"readOnlyHint": True})
+    edited = await any_client(
+        lambda client: client.tools.update(found.id, description=own.description, annotations=own.annotations)
+    )
+    assert (edited.description, edited.own_texts, edited.warnings) == (own.description, own, [])
+    assert edited.original == ToolTexts(found.title, found.description, found.annotations)
+    assert (await any_client(lambda client: client.runs.wait(edited.run_id))).state == "succeeded"
+    assert await any_client.all(lambda client: client.tools.list(original_changed=True)) == []
+    reset = await any_client(lambda client: client.tools.update(found.id, description=None, annotations=None))
+    assert (reset.description, reset.own_texts, reset.original) == (found.description, None, None)
 
 
 async def test_a_known_tool_says_which_examples_it_comes_with(any_client: AnyClient, user: TestUser) -> None:

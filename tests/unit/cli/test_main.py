@@ -43,6 +43,8 @@ CONTRACT = {
     "server list": ["--user"],
     "server remove": ["NAME", "--user"],
     "server reindex": ["[NAME]...", "--force", "--user"],
+    "tool show": ["TOOL", "--user"],
+    "tool edit": ["TOOL", "--description", "--title", "--annotations", "--reset", "--user"],
     "discover": ["MESSAGE", "--limit", "--strategy", "--fill", "--max-tokens", "--project", "--user"],
     "execute": ["TOOL", "[ARGUMENTS]", "--timeout", "--user"],
     "eval": ["[FILE]", "--limit", "--project", "--suggest", "--json", "--user"],
