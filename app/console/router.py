@@ -17,6 +17,7 @@ from app.console import (
     server_import,
     servers,
     sign_in,
+    single_sign_on,
     tools,
     users,
 )
@@ -35,6 +36,7 @@ def add_console(app: FastAPI) -> None:
     app.state.templates = Templates()
     for module in (
         sign_in,
+        single_sign_on,
         oauth_callback,
         overview,
         playground,

@@ -1,4 +1,4 @@
-"""Sign in with a key, sign out, and select the user that an administrator acts for."""
+"""Sign in with a key, sign out, and select the user that an administrator acts for. See also `single_sign_on`."""
 
 from fastapi import Request
 from starlette.responses import Response
@@ -18,6 +18,7 @@ from app.console.page_context import (
 )
 from app.console.rendering import Templates
 from app.console.session_cookie import clear_session_cookie, set_session_cookie, start_session
+from app.container import Container
 from app.dependencies import ContainerDep
 from app.errors import Forbidden, InvalidInput, Unauthenticated
 from app.management import sessions
@@ -29,9 +30,14 @@ _INVALID_KEY = "This key is invalid, expired or revoked."
 
 
 @router.get("/sign-in")
-async def show_sign_in(request: Request, templates: TemplatesDep) -> Response:
+async def show_sign_in(request: Request, templates: TemplatesDep, container: ContainerDep) -> Response:
     query = Form(request.query_params.multi_items())
-    return _render_page(templates, query, None, 200, notice=get_flash_message(query.optional_text("notice")))
+    notice = query.optional_text("notice")
+    flow = None if container.sso is None else container.sso.code_flow
+    sign_out_url = await flow.get_sign_out_url() if flow is not None and notice == "signed-out" else None
+    return render_sign_in(
+        templates, container, query, None, 200, notice=get_flash_message(notice), sign_out_url=sign_out_url
+    )
 
 
 @router.post("/sign-in")
@@ -41,11 +47,11 @@ async def sign_in(request: Request, templates: TemplatesDep, container: Containe
     try:
         await sessions.sign_in(container.database, container.authenticator, key, user_id)
     except Unauthenticated as error:
-        return _render_page(templates, form, _INVALID_KEY, error.status)
+        return render_sign_in(templates, container, form, _INVALID_KEY, error.status)
     except (Forbidden, InvalidInput) as error:
-        return _render_page(templates, form, error.message, error.status)
+        return render_sign_in(templates, container, form, error.message, error.status)
     console_session = start_session(hash_key(key), user_id)
-    return set_session_cookie(request, redirect(_get_return_path(form)), console_session, container.sealer)
+    return set_session_cookie(request, redirect(get_return_path(form)), console_session, container.sealer)
 
 
 @router.post("/sign-out")
@@ -62,19 +68,36 @@ async def act_for(context: AdminPage) -> Response:
         async with context.container.database.system_transaction() as session:
             await get_user(session, user_id)
     current = context.console_session
-    console_session = start_session(current.key_digest, user_id, current.expires_at)
+    console_session = start_session(current.subject, user_id, current.expires_at)
     target = "/console" if user_id is not None else "/console/users"
     return set_session_cookie(context.request, redirect(target), console_session, context.container.sealer)
 
 
-def _render_page(
-    templates: Templates, form: Form, error: str | None, status: int, notice: FlashMessage | None = None
+def render_sign_in(
+    templates: Templates,
+    container: Container,
+    form: Form,
+    error: str | None,
+    status: int,
+    *,
+    notice: FlashMessage | None = None,
+    sign_out_url: str | None = None,
 ) -> Response:
-    values = {"context": None, "form": form, "error": error, "notice": notice}
+    """`sign_out_url`: the identity provider's page for signing out there, too."""
+    sso = container.sso
+    values = {
+        "context": None,
+        "form": form,
+        "error": error,
+        "notice": notice,
+        "provider": None if sso is None or sso.code_flow is None else sso.config.name,
+        "back": get_return_path(form),
+        "sign_out_url": sign_out_url,
+    }
     return templates.render("sign_in.html", values, status)
 
 
-def _get_return_path(form: Form) -> str:
+def get_return_path(form: Form) -> str:
     """Return the page to open after signing in. Only paths of the console count: this prevents open redirects."""
     path = form.text("back")
     is_console_path = path.startswith("/console/") and not set("\\?#") & set(path) and "//" not in path

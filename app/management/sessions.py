@@ -1,7 +1,10 @@
-"""Sign in to the console with an API key, and out."""
+"""Sign in to the console with an API key or at the identity provider, and out."""
+
+from dataclasses import replace
 
 from app.audit.record import record_event
 from app.auth.authentication import Authenticator
+from app.auth.identity import Identity
 from app.auth.permissions import Caller
 from app.db.engine import Database
 from app.errors import InvalidInput
@@ -18,6 +21,13 @@ async def sign_in(database: Database, authenticator: Authenticator, key: str, us
         raise InvalidInput("A service key acts for many users: name the one to act for.")
     await _record(database, caller, "console.sign_in")
     return caller
+
+
+async def sign_in_person(database: Database, authenticator: Authenticator, identity: Identity) -> Identity:
+    """Return the person as the session names them, bound to the user that they have now."""
+    caller = await authenticator.authenticate_identity(identity, None)
+    await _record(database, caller, "console.sign_in")
+    return replace(identity, groups=None, user_created_at=caller.require_user().created_at)
 
 
 async def sign_out(database: Database, caller: Caller) -> None:

@@ -23,6 +23,8 @@ from tests.support.sql_statements import recorded_statements
 OPEN_PATHS = {
     "/",
     "/console/sign-in",
+    "/console/sign-in/callback",
+    "/console/sign-in/provider",
     "/console/static/{version}/{name}",
     "/oauth/callback",
     "/oauth/client-metadata.json",
