@@ -3,6 +3,8 @@
 The Node.js that Playwright brings runs it: oidc-provider needs version 22, and Debian 12 has 18.
 """
 
+import base64
+import hashlib
 import json
 import re
 import subprocess
@@ -27,6 +29,7 @@ ACCOUNTS = {
 }
 RESOURCE_SERVER = {"client_id": "resource-server", "client_secret": "a-secret-of-the-resource-server"}
 """The client with which a protected server asks whether an opaque token is valid."""
+_NOWHERE = "http://127.0.0.1:9/callback"
 _SCRIPT = ROOT / "tests/third_party/oidc_provider.mjs"
 _FORM = re.compile(r'<form[^>]*action="([^"]+)".*?name="prompt" value="(\w+)"', re.DOTALL)
 
@@ -75,6 +78,21 @@ class OidcProvider:
         """Ask for new tokens, as a confidential client does."""
         body = {"grant_type": "refresh_token", "refresh_token": refresh_token, "resource": resource}
         return httpx.post(f"{self.url}/token", data=body, auth=httpx.BasicAuth(*client))
+
+    def issue_tokens(self, account: str, resource: str, scope: str = "openid tools:read") -> Json:
+        """Sign in as a new client does, and return the answer of the token endpoint."""
+        client, verifier = self.register(_NOWHERE), "v" * 43
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).decode().rstrip("=")
+        query = {"client_id": client["client_id"], "response_type": "code", "scope": scope, "resource": resource}
+        query |= {"redirect_uri": _NOWHERE, "code_challenge": challenge, "code_challenge_method": "S256"}
+        callback = Person(account).authorize(str(httpx.URL(f"{self.url}/auth", params=query)))
+        body = {"grant_type": "authorization_code", "code": httpx.URL(callback).params["code"], "resource": resource}
+        body |= {"redirect_uri": _NOWHERE, "code_verifier": verifier}
+        basic = httpx.BasicAuth(client["client_id"], client["client_secret"])
+        answer = httpx.post(f"{self.url}/token", data=body, auth=basic)
+        assert answer.status_code == 200, answer.text
+        tokens: Json = answer.json()
+        return tokens
 
     @property
     def requests(self) -> list[Json]:
