@@ -38,7 +38,7 @@ from app.embeddings.token_counter import load_token_counter
 from app.errors import ConfigurationError, Unavailable
 from app.execution import idempotency
 from app.execution.execute import Executor
-from app.indexing import cache_retention
+from app.indexing import cache_retention, public_listings
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.known_tools.pack import load_known_tools
 from app.indexing.large_tenants import maintain_large_tenants
@@ -375,6 +375,7 @@ def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, 
         *selection_log.expired_rows(timedelta(days=settings.selection_log_days)),
         *decision_log.expired_rows(timedelta(days=settings.decision_log_days)),
         *events.expired_rows(settings.audit_days),
+        *public_listings.expired_rows(),
         *cache_retention.expired_rows(settings.embedding_cache_days, settings.embedding_cache_max_rows),
     ]
     stack.push_async_callback(_cancel, asyncio.create_task(run_retention(database, expired)))

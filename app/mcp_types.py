@@ -50,6 +50,17 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
+class ToolList:
+    """The tools that a server lists, and how its list may be cached."""
+
+    tools: list[Json]
+    ttl_s: float | None = None
+    """For so long the server expects no change; None if it does not say."""
+    is_public: bool = False
+    """Whether the server says that the list is the same for everybody."""
+
+
+@dataclass(frozen=True)
 class Dialogue:
     """How a server can request more input from the caller during a tool call, and the caller's responses so far."""
 

@@ -472,8 +472,8 @@ class Settings(BaseSettings):
         6 * 3600.0,
         ge=0,
         validation_alias=AliasChoices("TOOLSCOUT_REINDEX_EVERY", "reindex_every_s"),
-        description="seconds after which the tools of a server are listed and indexed again; 0 reindexes only on "
-        "request",
+        description="seconds after which the tools of a server are listed and indexed again, unless the server says "
+        "itself how long its list is valid (`ttlMs`, within a minute and a day); 0 reindexes only on request",
     )
     listing_concurrency: int = Field(
         32,

@@ -121,6 +121,8 @@ mcp_servers = Table(
     _not_null("pending_tries", Integer, "0"),
     # when its tools were first listed or pushed: tools that appear later are new
     Column("listed_at", DateTime(timezone=True)),
+    # when its list should be fetched again, by the server's own `ttlMs`; null: it does not say
+    Column("list_again_at", DateTime(timezone=True)),
     # whether `server_connections` has a token
     _not_null("signed_in", Boolean, "false"),
     _created_at(),
@@ -313,6 +315,24 @@ tool_changes = Table(
     PrimaryKeyConstraint("user_id", "id"),
     ForeignKeyConstraint(["user_id", "tool_id"], ["mcp_tools.user_id", "mcp_tools.id"], ondelete="CASCADE"),
     Index("tool_changes_at", "user_id", "tool_id", "at", "id"),
+)
+
+# of no user: lists that their servers declare public, by the hash of transport and URL
+public_listings = Table(
+    "public_listings",
+    metadata,
+    Column("key", LargeBinary, primary_key=True),
+    # the tools as JSON; null: the list is not shared
+    Column("tools", LargeBinary),
+    _not_null("size", Integer, "0"),
+    # when the request was sent
+    Column("fetched_at", DateTime(timezone=True)),
+    Column("expires_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    # when the server announced a change
+    Column("changed_at", DateTime(timezone=True)),
+    Column("lease_token", Text),
+    Column("lease_until", DateTime(timezone=True)),
+    Index("public_listings_expires_at", "expires_at"),
 )
 
 # a single row: the settings for all users, from the service that started last

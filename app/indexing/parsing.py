@@ -51,6 +51,8 @@ class Listing:
     refused: Sequence[Refusal] = ()
     """Only the first ones, so that a list of invalid tools cannot fill the database."""
     warnings: Sequence[str] = ()
+    ttl_s: float | None = None
+    """For so long the server expects no change; None if it does not say."""
 
     @property
     def definitions(self) -> list[ToolDefinition]:

@@ -32,6 +32,8 @@ MAX_FINISHED_RUNS = 50
 SYSTEM = "system"
 SCHEDULE = "schedule"
 """Values of `asked_by` for runs that no caller requested."""
+ANNOUNCEMENT = "server:"
+"""The beginning of `asked_by` for runs that a server caused by announcing a change; its id follows."""
 
 RunState = Literal["queued", "running", "succeeded", "failed"]
 
@@ -79,6 +81,11 @@ class Claim:
     lease_s: float
     host: str | None
     """The server that is to be listed; None if the run needs none."""
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a caller requested it, rather than the schedule or the server."""
+        return self.asked_by not in (SYSTEM, SCHEDULE) and not self.asked_by.startswith(ANNOUNCEMENT)
 
 
 @dataclass(frozen=True)

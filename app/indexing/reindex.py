@@ -22,13 +22,15 @@ from app.db.engine import Database, Session
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
 from app.errors import AuthorizationRequired
-from app.indexing import queue, store
+from app.indexing import public_listings, queue, store
 from app.indexing.cache_scope import CacheScope, get_server_scope, get_user_scope
 from app.indexing.document_embedder import DocumentEmbedder, load_vectors_of_inactive_model
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.parsing import Listing, parse_listing
 from app.indexing.plan import CountTokens, IndexTarget, ModelUpdate, Plan, StoredTool, make_plan
+from app.indexing.schedule import schedule_listing
 from app.mcp_client.pool import McpPool
+from app.mcp_types import ToolList
 from app.observability.metrics import Metrics, observe_duration
 from app.observability.tracing import Tracing, trace_call
 from app.text.strict_json import parse_json
@@ -83,12 +85,33 @@ async def _load_listing(indexer: Indexer, run: queue.Claim) -> tuple[Server, Lis
         if not fetches and run.payload is None:
             return server, Listing(await store.read_listing(session, run.user_id, run.server_id))
     if fetches:
-        endpoint = await indexer.connector.get_endpoint(run.user_id, run.server_id, listing=True)
-        with observe_duration(indexer.metrics.upstream_seconds, "list"):
-            tools = await indexer.connector.use(endpoint, indexer.mcp_pool.list_tools, listing=True)
+        listed = await _fetch_tools(indexer, run, server)
     else:
-        tools = (await asyncio.to_thread(parse_json, run.payload or b"{}"))["tools"]
-    return server, await asyncio.to_thread(parse_listing, tools, max_tools=indexer.max_tools)
+        listed = ToolList((await asyncio.to_thread(parse_json, run.payload or b"{}"))["tools"])
+    listing = await asyncio.to_thread(parse_listing, listed.tools, max_tools=indexer.max_tools)
+    return server, replace(listing, ttl_s=listed.ttl_s)
+
+
+async def _fetch_tools(indexer: Indexer, run: queue.Claim, server: Server) -> ToolList:
+    """Return the list of the server, or the public one that another run has fetched from its URL.
+
+    A person who asks for a reindex gets what the server lists now, except for a new server: its first list may be
+    another user's.
+    """
+    endpoint = await indexer.connector.get_endpoint(run.user_id, run.server_id, listing=True)
+
+    async def fetch() -> ToolList:
+        with observe_duration(indexer.metrics.upstream_seconds, "list"):
+            return await indexer.connector.use(endpoint, indexer.mcp_pool.fetch_tool_list, listing=True)
+
+    is_new = server.status == "disconnected" and server.last_error is None
+    fresh = run.force or (run.is_requested and not is_new)
+    listed, is_shared = await public_listings.fetch_once(indexer.database, endpoint, fetch, fresh=fresh)
+    if is_shared:
+        # the address must be allowed for this user, too, as if it had been asked
+        await indexer.mcp_pool.check(run.user_id, endpoint.transport, endpoint.server_name, endpoint.url)
+    indexer.metrics.listings.labels("shared" if is_shared else "server").inc()
+    return listed
 
 
 async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Listing) -> queue.RunState:
@@ -127,7 +150,7 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
     updates = [ModelUpdate(target, plan, embedder.vectors)]
     updates += [await _plan_inactive_model(indexer, run, target, listing, loaded) for loaded in inactive]
     seen = ServerLock(server.name, server.config_version)
-    await _apply(indexer, run, seen, updates, summary, total=len(listing.tools))
+    await _apply(indexer, run, seen, updates, summary, total=len(listing.tools), ttl_s=listing.ttl_s)
     return "succeeded"
 
 
@@ -221,6 +244,7 @@ async def _apply(
     updates: Sequence[ModelUpdate],
     summary: queue.RunSummary,
     total: int,
+    ttl_s: float | None,
 ) -> None:
     """Write all updates and the end of the run in one transaction, unless the plan is outdated."""
     async with indexer.database.transaction(run.user_id) as session:
@@ -231,6 +255,8 @@ async def _apply(
             raise _PlanOutdated
         if _has_changes(updates):
             await store.apply_updates(session, run.user_id, updates, run_id=run.id, ann_above=indexer.ann_above)
+        if run.fetch_from_server:
+            await schedule_listing(session, run.user_id, run.server_id, ttl_s)
         if run.fetch_from_server or run.payload is not None:
             await record_listing(session, run.user_id, run.server_id)
             await _record_status(session, run)

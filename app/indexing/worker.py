@@ -19,7 +19,7 @@ from app.catalog.visibility import recompute_stale
 from app.db.engine import Session
 from app.db.notifications import POLL_S
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
-from app.indexing import queue
+from app.indexing import public_listings, queue
 from app.indexing.reindex import Indexer, reindex_server
 from app.indexing.run_slots import RunSlots, SlotLimits
 from app.indexing.schedule import ServerKey, find_servers_to_refresh, find_servers_with_pending_tools
@@ -64,6 +64,8 @@ class Worker:
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._announcements: dict[str, asyncio.TimerHandle] = {}
+        self._announced_at: dict[str, float] = {}
+        """When each of these servers announced its last change."""
         self._not_before: TTLCache[str, float] = TTLCache(_MAX_REMEMBERED_SERVERS, config.debounce_interval_s)
         self._is_stopped = False
 
@@ -101,9 +103,12 @@ class Worker:
 
     def on_tools_changed(self, endpoint: Endpoint) -> None:
         """Queue a run for a server that announces a change, after the debounce interval."""
-        if endpoint.server_id in self._announcements or self._is_stopped:
+        if self._is_stopped:
             return
         loop = asyncio.get_running_loop()
+        self._announced_at[endpoint.server_id] = loop.time()
+        if endpoint.server_id in self._announcements:
+            return
         due = max(loop.time() + self._config.debounce_s, self._not_before.get(endpoint.server_id) or 0.0)
         self._announcements[endpoint.server_id] = loop.call_at(due, self._handle_announcement, endpoint)
 
@@ -111,8 +116,12 @@ class Worker:
         del self._announcements[endpoint.server_id]
         not_before = asyncio.get_running_loop().time() + self._config.debounce_interval_s
         self._not_before[endpoint.server_id] = not_before
-        servers = [(endpoint.user_id, endpoint.server_id)]
-        self._start_task(partial(self._enqueue, servers, f"server:{endpoint.server_id}"))
+        self._start_task(partial(self._list_again, endpoint, self._announced_at.pop(endpoint.server_id)))
+
+    async def _list_again(self, endpoint: Endpoint, announced_at: float) -> None:
+        age_s = asyncio.get_running_loop().time() - announced_at
+        await public_listings.invalidate(self.indexer.database, endpoint, age_s)
+        await self._enqueue([(endpoint.user_id, endpoint.server_id)], f"{queue.ANNOUNCEMENT}{endpoint.server_id}")
 
     def _start_task(self, job: Job) -> None:
         task = asyncio.create_task(self._run_guarded(job))

@@ -45,7 +45,7 @@ from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.surrogates import LONE_SURROGATE, show_replacement
 from app.mcp_client.transport import Exchange, current_exchange
 from app.mcp_client.url_guard import Guard
-from app.mcp_types import Dialogue, Endpoint
+from app.mcp_types import Dialogue, Endpoint, ToolList
 from app.text.strict_json import Json
 
 logger = logging.getLogger("toolscout.upstream")
@@ -141,7 +141,7 @@ class Connection:
         self._session_task.cancel()
         await asyncio.wait({self._session_task}, timeout=_CANCEL_TIMEOUT_S)
 
-    async def list_tools(self) -> list[Json]:
+    async def list_tools(self) -> ToolList:
         """Return the tools of all pages. Every failure is a `ServerUnreachable`: listing again does no harm."""
         try:
             async with asyncio.timeout(self.limits.list_s):
@@ -152,7 +152,7 @@ class Connection:
             raise error.failure from error
         except MCPError as error:
             if error.code == METHOD_NOT_FOUND and not self._declares_tools:
-                return []  # a server without tools need not implement tools/list
+                return ToolList([])  # a server without tools need not implement tools/list
             raise ServerUnreachable(
                 "server_error", f"the server answered tools/list with error {error.code}"
             ) from error
@@ -161,8 +161,10 @@ class Connection:
             # "from None": the cause quotes what the server sent.
             raise ServerUnreachable("protocol", f"the server's list of tools is not valid MCP: {paths}") from None
 
-    async def _list_all_pages(self) -> list[Json]:
+    async def _list_all_pages(self) -> ToolList:
         tools: list[Json] = []
+        ttls_ms: list[int] = []
+        is_public = self._is_modern  # an older server does not know what these fields mean
         cursor: str | None = None
         seen_cursors: set[str] = set()
         bytes_left = self.limits.max_bytes
@@ -171,13 +173,17 @@ class Connection:
             # Not dumped as JSON, which would silently turn values that JSON cannot represent into null.
             tools += [tool.model_dump(by_alias=True, exclude_unset=True) for tool in page.tools]
             tools += restore_invalid_tools(page.meta)
+            ttls_ms.append(page.ttl_ms)
+            is_public &= page.cache_scope == "public"
             bytes_left -= len(page.model_dump_json())
             if bytes_left < 0:
                 raise ServerUnreachable("too_large", "the server's list of tools is too large")
             cursor = page.next_cursor
             # The indexer refuses the tools above the limit one by one; twice the limit is enough for that.
             if cursor is None or len(tools) > 2 * self.limits.max_tools:
-                return tools
+                # 0 also stands for a server that says nothing
+                ttl_s = min(ttls_ms) / 1000 if self._is_modern else 0
+                return ToolList(tools, ttl_s or None, is_public)
             if cursor in seen_cursors:
                 raise ServerUnreachable("endless_listing", "the server's list of tools repeats a cursor")
             seen_cursors.add(cursor)

@@ -11,7 +11,7 @@ from app.mcp_client.connection import Connection, Limits, OnProgress, OnToolsCha
 from app.mcp_client.outcomes import suggest_sse
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard
-from app.mcp_types import Dialogue, Endpoint, Transport
+from app.mcp_types import Dialogue, Endpoint, ToolList, Transport
 from app.text.strict_json import Json
 
 T = TypeVar("T")
@@ -112,6 +112,9 @@ class McpPool:
             await self.guard.check(url, user_id)
 
     async def list_tools(self, endpoint: Endpoint) -> list[Json]:
+        return (await self.fetch_tool_list(endpoint)).tools
+
+    async def fetch_tool_list(self, endpoint: Endpoint) -> ToolList:
         try:
             return await self._with_one_reconnect(
                 endpoint, lambda connection: connection.list_tools(), stale=_STALE_FOR_LISTING

@@ -87,6 +87,8 @@ class Metrics:
     def _create_indexing_metrics(self) -> None:
         self.index_runs = self._counter("index_runs", "Finished index runs", "state")
         _start_at_zero(self.index_runs, [("succeeded",), ("failed",)])
+        self.listings = self._counter("listings", "Lists of tools, by where they came from", "source")
+        _start_at_zero(self.listings, [("server",), ("shared",)])
         self.index_seconds = self._histogram("index_seconds", "Duration of index runs", "state", buckets=_SLOW_BUCKETS)
         self.tools_embedded = self._counter("tools_embedded", "Tools whose vector was computed")
         self.runs_queued = self._gauge("runs_queued", "Queued index runs, of all processes")

@@ -65,6 +65,7 @@ _SECTIONS = {
     },
     "Indexing": {
         "index_runs": "index runs that ended in this process: `succeeded`, `failed`, `retried`, `lost`",
+        "listings": "lists of tools that index runs got: `server`, or `shared` if another run had fetched a public one",
         "index_seconds": "duration of index runs",
         "tools_embedded": "tools whose vector was computed in this process; cached ones do not count",
         "runs_queued": "index runs that wait, including those whose worker has died (its lease has expired); of all "

@@ -167,6 +167,9 @@ class FakeMcpServer:
     port: int = 0
 
     tools: list[Json] = field(default_factory=list)
+    ttl_ms: int = 0
+    cache_scope: str = "private"
+    page_scopes: dict[int, tuple[int, str]] = field(default_factory=dict)  # `ttl_ms` and `cache_scope` of single pages
     page_size: int | None = None
     cursors: Literal["honest", "repeat", "endless"] = "honest"
     fail_page: int | None = None
@@ -277,7 +280,8 @@ class _Mcp(Server[Any]):
 
     async def list_tools(self, ctx: ServerRequestContext[Any], params: PaginatedRequestParams) -> Json:
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-        caching = {"ttlMs": 0, "cacheScope": "private"} if modern else {}
+        ttl_ms, scope = self.fake.page_scopes.get(int(params.cursor or 1), (self.fake.ttl_ms, self.fake.cache_scope))
+        caching = {"ttlMs": ttl_ms, "cacheScope": scope} if modern else {}
         await self.wait_as_configured("tools/list")
         return {**self.fake.make_page(params.cursor), **caching}
 

@@ -78,6 +78,12 @@ def test_row_level_security_is_enabled_with_a_policy_for_the_app_role(owner: Con
     assert roles == [[APP_ROLE]]
 
 
+def test_only_system_transactions_see_the_public_listings(owner: Connection) -> None:
+    policies = fetch_column(owner, "SELECT qual FROM pg_policies WHERE tablename = 'public_listings'")
+    assert len(policies) == 1
+    assert "app.scope" in policies[0]
+
+
 def test_only_tables_without_user_data_lack_row_level_security(owner: Connection) -> None:
     unprotected = fetch_column(
         owner,

@@ -27,11 +27,16 @@ USERS = 36
 
 
 async def register_for_many(container: Container, hanging: Listener) -> None:
-    """Let many users register the same server."""
-    server = {"name": "provider", "transport": "streamable_http", "url": f"http://127.0.0.1:{hanging.port}/mcp"}
+    """Let many users register the same server, each with a credential: without one, they would wait for one list."""
+    server: dict[str, Any] = {
+        "name": "provider",
+        "transport": "streamable_http",
+        "url": f"http://127.0.0.1:{hanging.port}/mcp",
+    }
 
     async def register(admin: httpx.AsyncClient, number: int) -> None:
-        answer = await admin.post("/servers", json=server, headers={"X-User-Id": f"victim-{number}"})
+        body = server | {"headers": {"X-Key": str(number)}}
+        answer = await admin.post("/servers", json=body, headers={"X-User-Id": f"victim-{number}"})
         assert answer.status_code == 201, answer.text
 
     async with open_client(container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
