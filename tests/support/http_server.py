@@ -68,9 +68,11 @@ class RawClient:
 
 
 @asynccontextmanager
-async def serve_app(container: Container, max_waiting: int | None = None) -> AsyncIterator[RunningApp]:
+async def serve_app(
+    container: Container, max_waiting: int | None = None, *, port: int = 0
+) -> AsyncIterator[RunningApp]:
     """`max_waiting`: how many connections may wait for a request."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1_000)
+    listener = socket.create_server(("127.0.0.1", port), backlog=1_000)
     config = _make_config(get_app(container), container.settings)
     if max_waiting is not None:
         limits = ConnectionLimits(container.settings.head_timeout_s, container.settings.body_timeout_s, max_waiting)

@@ -22,6 +22,8 @@ from tests.support.sql_statements import recorded_statements
 
 OPEN_PATHS = {
     "/",
+    "/.well-known/oauth-protected-resource",
+    "/.well-known/oauth-protected-resource/{path:path}",
     "/console/sign-in",
     "/console/sign-in/callback",
     "/console/sign-in/provider",
