@@ -20,6 +20,7 @@ from app.catalog.visibility_policy import Policy
 from app.cloud.client import CloudClient, make_cloud_client
 from app.connections import repository as connections_repository
 from app.connections.connector import Connector, ConnectorConfig
+from app.connections.credential_source import make_credential_source
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.migrate import migrate
@@ -175,7 +176,13 @@ async def open_container(
         mcp_pool = _build_mcp_pool(settings, resolve)
         mcp_pool.start()
         stack.push_async_callback(mcp_pool.aclose)
-        connector = Connector(infrastructure.database, infrastructure.sealer, mcp_pool, make_connector_config(settings))
+        connector = Connector(
+            infrastructure.database,
+            infrastructure.sealer,
+            mcp_pool,
+            make_connector_config(settings),
+            make_credential_source(settings),
+        )
         stack.push_async_callback(connector.aclose)
         indexer = _build_indexer(infrastructure, models, count_tokens, mcp_pool, connector)
         worker = Worker(indexer, _worker_config(settings))
@@ -412,7 +419,7 @@ def _build_container(
         models=models,
         count_tokens=indexer.count_tokens,
         searcher=searcher,
-        discoverer=_build_discoverer(infrastructure, searcher, snapshots, cloud),
+        discoverer=_build_discoverer(infrastructure, searcher, snapshots, cloud, connector),
         cloud=cloud,
         registry=registry,
         inline_searcher=InlineSearcher(
@@ -453,7 +460,11 @@ def _build_searcher(infrastructure: _Infrastructure, models: Models) -> Searcher
 
 
 def _build_discoverer(
-    infrastructure: _Infrastructure, searcher: Searcher, snapshots: SnapshotCache, cloud: CloudClient | None
+    infrastructure: _Infrastructure,
+    searcher: Searcher,
+    snapshots: SnapshotCache,
+    cloud: CloudClient | None,
+    connector: Connector,
 ) -> Discoverer:
     return Discoverer(
         searcher=searcher,
@@ -469,6 +480,7 @@ def _build_discoverer(
         rollout=make_rollout(infrastructure.settings),
         cloud=CloudSearch(searcher, cloud),
         snapshots=snapshots,
+        connector=connector,
         max_tools=infrastructure.settings.max_tools,
     )
 

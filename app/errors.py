@@ -268,7 +268,7 @@ class ServerUnreachable(ToolscoutError):
     @property
     def retryable(self) -> bool:
         """Whether a retry may succeed without a change of configuration."""
-        return self.cause in DISCONNECTIONS or self.cause.startswith("status_5")
+        return self.cause in {*DISCONNECTIONS, "credentials"} or self.cause.startswith("status_5")
 
 
 DISCONNECTIONS = frozenset({"dns", "refused", "timeout", "closed"})

@@ -42,6 +42,8 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     credential_version: int = 0
     """The version of the access token in the headers; 0 if there is none. A newer one needs no new connection."""
+    is_issued: bool = False
+    """Whether the operator's credential service has issued headers for it."""
 
     @property
     def has_own_credentials(self) -> bool:

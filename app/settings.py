@@ -434,6 +434,18 @@ class Settings(BaseSettings):
     stdio_servers: Path | None = Field(
         None, description="JSON file with the stdio servers that users may add: `{name: {argv: [...], env: {}}}`"
     )
+    credential_url: str | None = Field(
+        None,
+        description="URL of a service of your own that is asked for the headers to send to a user's server, where the "
+        "user has not signed in through Toolscout: `POST {user_id, server}` answers `{headers, expires_in}` or 404; it "
+        "may be in your own network and use plain HTTP",
+    )
+    credential_key: SecretStr | None = Field(
+        None, description="secret for `TOOLSCOUT_CREDENTIAL_URL`, sent as a bearer token"
+    )
+    credential_timeout_s: float = Field(
+        5.0, gt=0, le=60, description="timeout in seconds for a request to `TOOLSCOUT_CREDENTIAL_URL`"
+    )
     # The SDK waits for an older server that ignores the newer handshake. A shorter timeout would end every connection
     # to such a server during that wait.
     connect_timeout_s: float = Field(

@@ -1,5 +1,6 @@
 """REST: `POST /discover`, which finds the tools for a message, and `POST /discover/why`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -98,7 +99,10 @@ def render_discovery(discovery: Discovery, api_format: Format) -> bytes:
     return orjson.dumps(
         {
             "discovery_id": discovery.id,
-            "tools": [_render_tool(tool, alias) for tool, alias in zip(discovery.tools, aliases, strict=True)],
+            "tools": [
+                _render_tool(tool, alias, discovery.connect_urls)
+                for tool, alias in zip(discovery.tools, aliases, strict=True)
+            ],
             "definitions": [orjson.Fragment(definition) for definition in definitions],
             "total_searched": discovery.searched,
             "search_duration_ms": discovery.duration_ms,
@@ -120,7 +124,7 @@ def render_discovery(discovery: Discovery, api_format: Format) -> bytes:
     )
 
 
-def _render_tool(selected: SelectedTool, alias: str) -> dict[str, Any]:
+def _render_tool(selected: SelectedTool, alias: str, connect_urls: Mapping[str, str] | None) -> dict[str, Any]:
     tool = selected.definition
     rendered: dict[str, Any] = {
         "tool": to_mcp(tool, tool.name),
@@ -136,6 +140,8 @@ def _render_tool(selected: SelectedTool, alias: str) -> dict[str, Any]:
         "flags": list(tool.flags),
         "server_status": tool.server_status,
     }
+    if connect_urls is not None:
+        rendered["connect_url"] = connect_urls.get(tool.server_id or "")
     if selected.evidence is not None:
         rendered["explanation"] = _render_evidence(selected.evidence)
     elif selected.explanation is not None:

@@ -1,6 +1,7 @@
 """Render every error, ours and the framework's, as `application/problem+json`."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -35,6 +36,10 @@ class Problem(BaseModel):
     outcome: str | None = Field(None, description="of a tool call: `failed`, or `unknown` if the tool may have run")
     cause: str | None = Field(None, description="why an MCP server or the registry cannot be used, as one stable word")
     server: str | None = Field(None, description="of a tool call: the name of the tool's server")
+    authorization_url: str | None = Field(
+        None, description="of `AUTHORIZATION_REQUIRED`: where the user's browser signs in to the tool's server"
+    )
+    expires_at: datetime | None = Field(None, description="of `AUTHORIZATION_REQUIRED`: how long the link is valid")
     choices: list[dict[str, Any]] | None = Field(
         None, description="if several tools have the name: the `tool_key` and the `name` of each, as `SERVER.TOOL`"
     )

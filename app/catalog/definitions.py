@@ -139,7 +139,7 @@ _BY_SERVER = f"""
 _SERVERS = f"""
     SELECT s.name, s.description, {server_status_sql("s")}, count(*)
     FROM mcp_tool_embeddings v JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
-    WHERE {VISIBLE} GROUP BY s.id, s.name, s.description, s.transport, s.status ORDER BY s.name
+    WHERE {VISIBLE} GROUP BY s.id, s.name, s.description, s.transport, s.status, s.last_cause ORDER BY s.name
 """
 HAS_TOOLS = "SELECT EXISTS (SELECT FROM mcp_tools t WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL)"
 _HAS_VISIBLE_TOOLS = f"SELECT EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE})"

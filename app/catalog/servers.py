@@ -272,9 +272,11 @@ async def update_server(
 ) -> Server:
     values = dict(changes)
     before = await lock_server(session, user_id, server_id)
-    if "url" in values and not await _has_origin(session, user_id, server_id, values["url"]):
+    has_moved = "url" in values and not await _has_origin(session, user_id, server_id, values["url"])
+    if has_moved:
         # credentials must not be sent to another host than they were given for
         values.setdefault("headers", {})
+    if has_moved or _has_authorization(values.get("headers")):  # a header replaces the token of a sign-in
         await session.execute(delete(server_connections).where(*_by_server(server_connections, user_id, server_id)))
         pending = _by_server(authorization_requests, user_id, server_id)
         await session.execute(delete(authorization_requests).where(*pending))
@@ -327,6 +329,10 @@ def _get_origin(url: str | None) -> tuple[str, str | None, int | None]:
 
 def _by_id(user_id: str, server_id: str) -> tuple[Any, Any]:
     return mcp_servers.c.user_id == user_id, mcp_servers.c.id == server_id
+
+
+def _has_authorization(headers: Mapping[str, str] | None) -> bool:
+    return any(name.lower() == "authorization" for name in headers or {})
 
 
 def _by_server(table: Table, user_id: str, server_id: str) -> tuple[Any, Any]:

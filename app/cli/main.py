@@ -13,7 +13,7 @@ from typer.main import get_command
 from app import __version__
 from app.cli.group import LazyCommand, LazyGroup, make_group
 from app.cli.text import make_printable
-from app.errors import ToolscoutError
+from app.errors import AuthorizationRequired, ToolscoutError
 
 _COMMANDS = (
     LazyCommand("serve", "app.cli.serve", "Run the service."),
@@ -43,7 +43,10 @@ def main(arguments: list[str] | None = None) -> None:
         build_cli()(arguments, prog_name="toolscout")
     except ToolscoutError as error:
         tool = "" if error.called_tool is None else f"{'.'.join(error.called_tool)}: "
-        sys.exit(f"toolscout: {make_printable(tool + error.message)}")
+        lines = [f"toolscout: {tool}{error.message}"]
+        if isinstance(error, AuthorizationRequired) and error.authorization_url is not None:
+            lines.append(error.authorization_url)
+        sys.exit("\n".join(map(make_printable, lines)))
 
 
 def build_cli() -> TyperGroup:

@@ -8,6 +8,7 @@ from app.cli.output import print_lines
 from app.cli.progress import ProgressBar
 from app.container import Container
 from app.demo.seed import DEMO_USER
+from app.errors import AUTHORIZATION_REQUIRED
 from app.indexing import queue
 from app.indexing.queue import Run
 
@@ -35,8 +36,15 @@ async def follow_run(container: Container, server: Server, run: Run) -> int:
 
 
 def reindex_command(server_name: str, user_id: str) -> str:
-    user_option = "" if user_id == DEMO_USER else f" --user {user_id}"
-    return f"`toolscout server reindex {server_name}{user_option}`"
+    return f"`toolscout server reindex {server_name}{_user_option(user_id)}`"
+
+
+def _user_option(user_id: str) -> str:
+    return "" if user_id == DEMO_USER else f" --user {user_id}"
+
+
+def connect_command(server_name: str, user_id: str) -> str:
+    return f"`toolscout server connect {server_name}{_user_option(user_id)}`"
 
 
 def _is_waiting_for_retry(run: Run) -> bool:
@@ -47,6 +55,10 @@ def _is_waiting_for_retry(run: Run) -> bool:
 def _print_run(server: Server, run: Run) -> int:
     print_lines(f"  refused {refusal['name']}: {refusal['reason']}" for refusal in run.refused)
     print_lines(f"  {warning}" for warning in run.warnings)
+    if run.error is not None and run.error["cause"] == AUTHORIZATION_REQUIRED:
+        command = connect_command(server.name, run.user_id)
+        print_lines([f"{server.name}: registered; it wants you to sign in: run {command}, or Connect in the console"])
+        return 1
     if run.error is not None:
         command = reindex_command(server.name, run.user_id)
         next_step = (

@@ -1,4 +1,4 @@
-"""`toolscout server add`, `search`, `import`, `list`, `remove` and `reindex`."""
+"""`toolscout server add`, `search`, `import`, `list`, `connect`, `disconnect`, `remove` and `reindex`."""
 
 import re
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server
+from app.cli.connections import ServerName, connect, disconnect, find_server
 from app.cli.context import ACTOR, UserOption, open_for_user, read_all_pages, with_settings
 from app.cli.group import make_group
 from app.cli.output import print_lines, print_table
@@ -173,6 +174,8 @@ def _parse_header(text: str) -> tuple[str, str]:
 
 server_commands.command("search")(search)
 server_commands.command("import")(import_file)
+server_commands.command("connect")(connect)
+server_commands.command("disconnect")(disconnect)
 
 
 @server_commands.command("list")
@@ -191,7 +194,7 @@ async def list_servers(settings: Settings, user: UserOption = DEMO_USER) -> int:
             for server in found
         ],
         [
-            f"{server.name:24}  {server.transport:15}  {server.status:12}  {server.tool_count:5} tools"
+            f"{server.name:24}  {server.transport:15}  {server.status:19}  {server.tool_count:5} tools"
             + (f"  {server.last_error}" if server.last_error else "")
             for server in found
         ],
@@ -203,13 +206,12 @@ async def list_servers(settings: Settings, user: UserOption = DEMO_USER) -> int:
 @with_settings
 async def remove(
     settings: Settings,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The server's name.")],
+    name: ServerName,
     user: UserOption = DEMO_USER,
 ) -> int:
     """Remove a server and its tools."""
     async with open_for_user(settings, user) as (container, owner):
-        async with container.database.transaction(owner.id) as session:
-            server = await servers.find_server_by_name(session, owner.id, name)
+        server = await find_server(container, owner.id, name)
         await delete_server(
             container.database,
             container.mcp_pool,

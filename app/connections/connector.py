@@ -22,6 +22,7 @@ from app.audit.record import SUCCEEDED, record_event
 from app.catalog import servers
 from app.catalog.servers import Server
 from app.connections import oauth, repository
+from app.connections.credential_source import CredentialSource
 from app.connections.models import AuthorizationLink, Callback, PendingRequest, ServerConnection, SignInResult
 from app.connections.oauth import ClientIdentity, GrantRefused
 from app.connections.refresh import TokenRefresher
@@ -104,16 +105,27 @@ class ConnectorConfig:
 
 
 class Connector:
-    def __init__(self, database: Database, sealer: Sealer, mcp_pool: McpPool, config: ConnectorConfig) -> None:
+    def __init__(
+        self,
+        database: Database,
+        sealer: Sealer,
+        mcp_pool: McpPool,
+        config: ConnectorConfig,
+        credentials: CredentialSource | None = None,
+    ) -> None:
+        """`credentials`: the operator's service that is asked for the headers of users who have not signed in here."""
         self._database = database
         self._sealer = sealer
         self._mcp_pool = mcp_pool
         self.config = config
+        self._credentials = credentials
         self._refresher = TokenRefresher(database, sealer, mcp_pool.guard, self._lose)
         self.enqueue_listing: EnqueueListing = _enqueue_nothing
 
     async def aclose(self) -> None:
         await self._refresher.aclose()
+        if self._credentials is not None:
+            await self._credentials.aclose()
 
     def describe_client(self) -> Json | None:
         """Return our client id metadata document; None if it could not be fetched."""
@@ -294,17 +306,20 @@ class Connector:
         """Return the endpoint with a fresh access token, as `get_endpoint` does."""
         if endpoint.transport not in ("streamable_http", "sse"):
             return endpoint
+        wants_sign_in = False
         async with self._database.transaction(endpoint.user_id) as session:
             connection = await repository.read_connection(session, self._sealer, endpoint.user_id, endpoint.server_id)
             if connection is None and not listing and not endpoint.headers:
                 server = await servers.get_server(session, endpoint.user_id, endpoint.server_id)
-                if server.status == "needs_authorization":
-                    raise AuthorizationRequired
-        if connection is None or connection.context is None:
-            return endpoint
-        if connection.tokens is None:
+                wants_sign_in = server.status == "needs_authorization"
+        if connection is not None and connection.tokens is not None:
+            return _add_token(endpoint, await self._refresher.get_fresh(connection))
+        if self._credentials is not None and (issued := await self._credentials.authorize(endpoint)) is not None:
+            return issued
+        is_lost = connection is not None and connection.context is not None
+        if is_lost or wants_sign_in:
             raise AuthorizationRequired
-        return _add_token(endpoint, await self._refresher.get_fresh(connection))
+        return endpoint
 
     async def use(
         self, endpoint: Endpoint, operation: Callable[[Endpoint], Awaitable[T]], *, listing: bool = False
@@ -313,6 +328,8 @@ class Connector:
 
         A server that rejects a request has not run it. Raise `AuthorizationRequired` if the user must sign in.
         """
+        if endpoint.is_issued and self._credentials is not None:
+            return await self._credentials.use(endpoint, operation)
         try:
             return await operation(endpoint)
         except AuthorizationRequired as error:

@@ -12,7 +12,7 @@ from app.catalog.visibility import Scope
 from app.console.page_context import ExecutePage, PageContext, page_router
 from app.console.rendering import format_json
 from app.dependencies import run_while_connected
-from app.errors import InvalidInput, ToolscoutError
+from app.errors import AuthorizationRequired, InvalidInput, ToolscoutError
 from app.execution.execute import execute
 from app.execution.models import ExecutionRequest, ExecutionResult
 from app.text.strict_json import Json, parse_json
@@ -75,7 +75,8 @@ def _make_request(context: PageContext, tool_id: str, arguments: str) -> Executi
 
 
 def _render(context: PageContext, tool: Tool, run: ToolRun, error: ToolscoutError | None = None) -> Response:
-    return context.render("tool_run.html", error, tool=tool, run=run)
+    needs_sign_in = isinstance(error, AuthorizationRequired)
+    return context.render("tool_run.html", error, tool=tool, run=run, needs_sign_in=needs_sign_in)
 
 
 def make_arguments(schema: Json) -> str:

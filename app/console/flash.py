@@ -12,6 +12,7 @@ _MESSAGES = {
     "push-server-added": "Server added. Push its tools with the command below.",
     "server-changed": "Server saved.",
     "server-deleted": "Server and its tools deleted.",
+    "server-disconnected": "Disconnected. Its tools stay, and need a new sign-in to run.",
     "reindex-requested": "Reindex requested: see the run below.",
     "reindex-all-requested": "Reindex of all servers requested.",
     "tool-changed": "Tool saved.",

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from app.catalog.attention import count_failing_servers, read_attention
+from app.catalog.attention import AttentionCounts, count_attention, read_attention
 from app.console.charts import WIDE, Chart, Series, make_chart
 from app.console.page_context import AuditReadPage, PageContext, page_router
 from app.console.rendering import format_compact
@@ -44,9 +44,8 @@ async def _read_attention(context: PageContext) -> dict[str, Any]:
     """Read what needs a person. Of all users together it is only counted."""
     async with context.read_transaction() as session:
         if context.caller.user is None:
-            servers, users = await count_failing_servers(session)
-            return {"attention": None, "failing_servers": servers, "users_with_failures": users}
-        return {"attention": await read_attention(session, context.user.id), "failing_servers": 0}
+            return {"attention": None, "counts": await count_attention(session)}
+        return {"attention": await read_attention(session, context.user.id), "counts": AttentionCounts()}
 
 
 async def _read_stats(context: PageContext, time_range: str) -> Stats:

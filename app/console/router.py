@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from app.console import (
     activity,
+    connections,
     execution,
     oauth_callback,
     overview,
@@ -43,6 +44,7 @@ def add_console(app: FastAPI) -> None:
         server_import,  # these two before `servers`, whose `/servers/{server_id}` would match their paths
         registry,
         servers,
+        connections,
         tools,
         own_texts,
         execution,
@@ -53,7 +55,7 @@ def add_console(app: FastAPI) -> None:
         searches,
     ):
         app.include_router(module.router)
-    for router in (_root, _common, _catch_all):
+    for router in (_root, connections.link_router, _common, _catch_all):
         app.include_router(router)
 
 

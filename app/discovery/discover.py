@@ -30,6 +30,8 @@ from app.catalog.definitions import (
 )
 from app.catalog.tool_keys import is_tool_id, resolve_keys
 from app.catalog.visibility import Scope
+from app.connections.connector import Connector
+from app.connections.tickets import Ticket, make_link
 from app.crypto import Sealer
 from app.db.engine import Database, Reader
 from app.discovery.cloud_search import CloudAnswer, CloudSearch, judge_matches
@@ -74,6 +76,7 @@ class Discoverer:
     rollout: Rollout
     cloud: CloudSearch
     snapshots: SnapshotCache
+    connector: Connector
     max_tools: int
 
     @property
@@ -95,7 +98,21 @@ async def discover(discoverer: Discoverer, caller: Caller, request: DiscoveryReq
     Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
     """
     [discovery] = await discover_each(discoverer, caller, request, [request.query])
-    return discovery
+    return replace(discovery, connect_urls=_make_links(discoverer, caller, discovery)) if request.connect else discovery
+
+
+def _make_links(discoverer: Discoverer, caller: Caller, discovery: Discovery) -> dict[str, str]:
+    """Links of our own, which ask a server how to sign in only when somebody opens them."""
+    base_url = discoverer.connector.config.base_url
+    if base_url is None:
+        return {}
+    tools = (tool.definition for tool in discovery.tools)
+    servers = {tool.server_id for tool in tools if tool.server_id and tool.server_status == "needs_authorization"}
+    user_id, sealer = caller.require_user().id, discoverer.sealer
+    return {
+        server_id: make_link(sealer, base_url, Ticket(user_id, server_id, caller.actor)).authorization_url
+        for server_id in servers
+    }
 
 
 async def discover_each(

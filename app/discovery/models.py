@@ -46,6 +46,8 @@ class Discovery:
     """Why there was no room for a tool, by its id."""
     cloud: CloudAnswer | None = None
     """What the cloud found; None if the cloud was not asked, or could not answer."""
+    connect_urls: Mapping[str, str] | None = field(default=None, repr=False)
+    """Where the user signs in to servers that want it, by the server's id; None: the request did not ask."""
 
     @property
     def omitted(self) -> Omission | None:

@@ -36,6 +36,8 @@ class DiscoveryRequest:
     explain: bool = False
     describe: bool = False
     """Say in a sentence why each tool was found, which costs less than `explain`."""
+    connect: bool = False
+    """Make links with which the user signs in to servers that want it."""
     dry_run: bool = False
     """Do not count the discovery as a user's, do not log it and do not learn from it."""
     interface: Interface = "rest"

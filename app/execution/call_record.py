@@ -81,10 +81,10 @@ class CallRecord:
         self._sealer = sealer
         self._usage_counters = usage_counters
         self._learner = learner
-        self._request = request
+        self.request = request
         self._created_at = time.perf_counter()
         self._state = CallState.NEW
-        self._tool: TargetTool | None = None
+        self.tool: TargetTool | None = None
         self._result: ExecutionResult | None = None
 
     @asynccontextmanager
@@ -96,8 +96,8 @@ class CallRecord:
             outcome = _result_outcome(self._result)
         except ToolscoutError as error:
             outcome, failure = error.code, error
-            if self._tool is not None:
-                error.called_tool = self._tool.names
+            if self.tool is not None:
+                error.called_tool = self.tool.names
             raise
         except asyncio.CancelledError:
             outcome = CANCELLED
@@ -113,10 +113,10 @@ class CallRecord:
 
     def set_request(self, request: ExecutionRequest) -> None:
         """Replace the request by one with the tool's id as its key."""
-        self._request = request
+        self.request = request
 
     def set_tool(self, tool: TargetTool) -> None:
-        self._tool = tool
+        self.tool = tool
 
     async def claim(self, timeout_s: float) -> ExecutionResult | None:
         """Claim the idempotency key and return None; or replay an earlier call, as `replay` does."""
@@ -146,7 +146,7 @@ class CallRecord:
         self._state = state
 
     async def _replay_from(self, look_up: Callable[..., Awaitable[Json | None]]) -> ExecutionResult | None:
-        request, key = self._request, self._request.idempotency_key
+        request, key = self.request, self.request.idempotency_key
         if key is None:
             return None
         fields = [request.tool_key, request.alias, request.arguments, request.timeout_s, request.scope.project_id]
@@ -161,7 +161,7 @@ class CallRecord:
         """Log a database failure instead of raising it: the caller still gets the result of a tool that has run."""
         self._count_usage(outcome, failure)
         try:
-            async with self._database.transaction(self._request.scope.user_id) as session:
+            async with self._database.transaction(self.request.scope.user_id) as session:
                 await self._update_server_status(session, failure)
                 await self._store_outcome(session, failure)
                 await self._audit(session, outcome)
@@ -174,17 +174,17 @@ class CallRecord:
             return
         if isinstance(failure, ServerUnreachable) or outcome == INPUT_REQUIRED:
             return
-        assert self._tool is not None  # noqa: S101 a call starts only after its tool was found
+        assert self.tool is not None  # noqa: S101 a call starts only after its tool was found
         succeeded = None if outcome == CANCELLED else outcome == SUCCEEDED
-        user_id, tool_id = self._request.scope.user_id, self._tool.definition.tool_id
+        user_id, tool_id = self.request.scope.user_id, self.tool.definition.tool_id
         self._usage_counters.record_call(user_id, tool_id, succeeded=succeeded)
         if succeeded:
-            self._learner.record_call(user_id, tool_id, self._request.discovery_id)
+            self._learner.record_call(user_id, tool_id, self.request.discovery_id)
 
     async def _update_server_status(self, session: Session, failure: ToolscoutError | None) -> None:
-        if self._tool is None:
+        if self.tool is None:
             return
-        endpoint = self._tool.endpoint
+        endpoint = self.tool.endpoint
         server = session, endpoint.user_id, endpoint.server_id
         if self._state is CallState.DONE:
             await servers.record_contact(*server, endpoint.config_version)
@@ -193,25 +193,25 @@ class CallRecord:
 
     async def _store_outcome(self, session: Session, failure: ToolscoutError | None) -> None:
         """Store the outcome under the idempotency key, for repeated calls; release the key if nothing was run."""
-        user_id, key = self._request.scope.user_id, self._request.idempotency_key
+        user_id, key = self.request.scope.user_id, self.request.idempotency_key
         if key is None or self._state is CallState.NEW:
             return
         if self._state is CallState.CLAIMED or isinstance(failure, ServerUnreachable | Unavailable):
             await idempotency.release_key(session, user_id, key)
         else:
-            outcome = _dump_outcome(self._result, failure, self._tool)
+            outcome = _dump_outcome(self._result, failure, self.tool)
             await idempotency.store_response(session, self._sealer, user_id, key, outcome)
 
     async def _audit(self, session: Session, outcome: str) -> None:
         duration_ms = (time.perf_counter() - self._created_at) * 1000
-        user_id, actor, target = self._request.scope.user_id, self._request.actor, await self._audit_target(session)
+        user_id, actor, target = self.request.scope.user_id, self.request.actor, await self._audit_target(session)
         await record_event(session, user_id, actor, "tool.execute", target, outcome=outcome, duration_ms=duration_ms)
 
     async def _audit_target(self, session: Session) -> str | None:
         """Also name a tool that exists but is not visible: attempts to run a held tool belong in the audit log."""
-        if self._tool is not None:
-            return self._tool.definition.tool_id
-        tool_key, user_id = self._request.tool_key, self._request.scope.user_id
+        if self.tool is not None:
+            return self.tool.definition.tool_id
+        tool_key, user_id = self.request.tool_key, self.request.scope.user_id
         return tool_key if tool_key is not None and await tool_exists(session, user_id, tool_key) else None
 
 

@@ -22,10 +22,13 @@ from app.catalog.tool_keys import CORE_TOOL, is_tool_id, read_tool, require_visi
 from app.catalog.tool_names import MIN_DIGEST, is_alias_of, parse_digest
 from app.catalog.visibility import Scope
 from app.connections.connector import Connector
+from app.connections.links import add_link
+from app.connections.tickets import Ticket
 from app.crypto import Sealer
 from app.db.engine import Database, Session
 from app.errors import (
     AmbiguousTool,
+    AuthorizationRequired,
     Conflict,
     InvalidInput,
     ServerUnreachable,
@@ -88,11 +91,12 @@ class Executor:
 async def execute(
     executor: Executor, request: ExecutionRequest, progress: ProgressReports | None = None
 ) -> ExecutionResult:
-    """Raise `ToolNotFound`, `AmbiguousTool`, `ArgumentsInvalid` or `ServerUnreachable` if nothing was run, `ToolFailed`
-    if the call failed or its outcome is unknown."""
+    """Raise `ToolNotFound`, `AmbiguousTool`, `ArgumentsInvalid`, `ServerUnreachable` or `AuthorizationRequired` if
+    nothing was run, `ToolFailed` if the call failed or its outcome is unknown."""
     timeout_s = executor.limit_timeout(request.timeout_s)
     record = CallRecord(executor.database, executor.sealer, executor.usage_counters, executor.learner, request)
-    async with record.audit_call():  # when the block ends: store the outcome, audit the call, count it
+    # when the block ends: store the outcome, audit the call, count it; then make the link, which may take seconds
+    async with _offer_sign_in(executor, record), record.audit_call():
         request = await _resolve_key(executor, request)
         record.set_request(request)
         async with _name_tool_in_errors(executor, request):
@@ -110,11 +114,11 @@ async def execute(
             raise ServerUnreachable("push", message)
         if (earlier := await record.claim(timeout_s)) is not None:
             return earlier
+        tool = replace(tool, endpoint=await executor.connector.authorize(tool.endpoint))
         if progress is not None:
             progress.started.set()
         if executor.shutdown.is_set():
             raise Unavailable("the service is shutting down; nothing was run")
-        tool = replace(tool, endpoint=await executor.connector.authorize(tool.endpoint))
         record.start()
         result = await _call_server(executor, request, tool, timeout_s, progress)
         record.finish(result)
@@ -145,6 +149,19 @@ async def _name_tool_in_errors(executor: Executor, request: ExecutionRequest) ->
         if error.called_tool is None:
             with suppress(ToolscoutError):
                 error.called_tool = (await _find_tool(executor, request)).names
+        raise
+
+
+@asynccontextmanager
+async def _offer_sign_in(executor: Executor, record: CallRecord) -> AsyncIterator[None]:
+    """Add where the user signs in to the error of a call that needs it."""
+    try:
+        yield
+    except AuthorizationRequired as error:
+        if record.tool is not None:
+            endpoint, actor = record.tool.endpoint, record.request.actor
+            ticket = Ticket(endpoint.user_id, endpoint.server_id, actor)
+            await add_link(executor.connector, executor.sealer, error, ticket)
         raise
 
 

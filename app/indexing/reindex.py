@@ -30,7 +30,7 @@ from app.indexing.parsing import Listing, parse_listing
 from app.indexing.plan import CountTokens, IndexTarget, ModelUpdate, Plan, StoredTool, make_plan
 from app.indexing.schedule import schedule_listing
 from app.mcp_client.pool import McpPool
-from app.mcp_types import ToolList
+from app.mcp_types import Endpoint, ToolList
 from app.observability.metrics import Metrics, observe_duration
 from app.observability.tracing import Tracing, trace_call
 from app.text.strict_json import parse_json
@@ -85,20 +85,22 @@ async def _load_listing(indexer: Indexer, run: queue.Claim) -> tuple[Server, Lis
         if not fetches and run.payload is None:
             return server, Listing(await store.read_listing(session, run.user_id, run.server_id))
     if fetches:
-        listed = await _fetch_tools(indexer, run, server)
+        endpoint = await indexer.connector.get_endpoint(run.user_id, run.server_id, listing=True)
+        if endpoint.is_issued:  # private for caches, like a server with headers of its own
+            server = replace(server, header_names=sorted(endpoint.headers))
+        listed = await _fetch_tools(indexer, run, server, endpoint)
     else:
         listed = ToolList((await asyncio.to_thread(parse_json, run.payload or b"{}"))["tools"])
     listing = await asyncio.to_thread(parse_listing, listed.tools, max_tools=indexer.max_tools)
     return server, replace(listing, ttl_s=listed.ttl_s)
 
 
-async def _fetch_tools(indexer: Indexer, run: queue.Claim, server: Server) -> ToolList:
+async def _fetch_tools(indexer: Indexer, run: queue.Claim, server: Server, endpoint: Endpoint) -> ToolList:
     """Return the list of the server, or the public one that another run has fetched from its URL.
 
     A person who asks for a reindex gets what the server lists now, except for a new server: its first list may be
     another user's.
     """
-    endpoint = await indexer.connector.get_endpoint(run.user_id, run.server_id, listing=True)
 
     async def fetch() -> ToolList:
         with observe_duration(indexer.metrics.upstream_seconds, "list"):

@@ -70,7 +70,7 @@ def _make_http_client(
     async def send_newest_token(request: httpx2.Request) -> None:
         newest = get_endpoint()
         if newest.credential_version:
-            request.headers["Authorization"] = newest.headers["Authorization"]
+            request.headers.update(newest.headers)
 
     return httpx2.AsyncClient(
         transport=GuardedTransport(

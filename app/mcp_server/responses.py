@@ -7,7 +7,7 @@ from mcp_types import SERVER_INFO_META_KEY
 from app.catalog.availability import describe_availability
 from app.catalog.definitions import ServerSummary, ToolDefinitionView
 from app.discovery.selection import SelectedTool
-from app.errors import ArgumentsInvalid, ServerUnreachable, ToolFailed, ToolscoutError
+from app.errors import ArgumentsInvalid, AuthorizationRequired, ServerUnreachable, ToolFailed, ToolscoutError
 from app.text.strict_json import Json, dump_json, load_json
 
 ERROR_META = "toolscout/error"
@@ -27,6 +27,8 @@ _ADVICE = {
     "unavailable": "Nothing was run. Try again in a few seconds.",
 }
 _PUSH_ADVICE = "Nothing was run, and trying again will not help: tell the user, or use another tool."
+_LINK_ADVICE = "Nothing was run. Show the user this link to sign in, and call again once the user has done so:"
+_SIGN_IN_ADVICE = "Nothing was run. Ask the user to sign in to the server, and call again after that."
 _MAY_HAVE_RUN = "It may have run: find out before you call it again."
 _MAX_SCHEMA = 10_000
 
@@ -58,6 +60,8 @@ def _advise(error: ToolscoutError) -> Iterator[str]:
         yield _MAY_HAVE_RUN
     elif isinstance(error, ServerUnreachable) and error.cause == "push":
         yield _PUSH_ADVICE
+    elif isinstance(error, AuthorizationRequired):
+        yield _SIGN_IN_ADVICE if error.authorization_url is None else f"{_LINK_ADVICE} {error.authorization_url}"
     elif error.code in _ADVICE:
         yield _ADVICE[error.code]
     if isinstance(error, ArgumentsInvalid) and error.schema is not None and len(error.schema) <= _MAX_SCHEMA:
@@ -164,8 +168,12 @@ def render_schemas(tools: Sequence[SelectedTool], hint: str | None) -> Json:
 
 def render_servers(servers: Sequence[ServerSummary]) -> Json:
     items = [{"name": s.name, "description": s.description, "tools": s.tools, "status": s.status} for s in servers]
-    lines = [f"{s.name} ({s.tools} tools) {shorten_description(s.description or '')}".rstrip() for s in servers]
+    lines = [f"{s.name} ({_describe_server(s)}) {shorten_description(s.description or '')}".rstrip() for s in servers]
     return make_result({"servers": items}, "\n".join(lines) or "no server has a tool that you may use")
+
+
+def _describe_server(server: ServerSummary) -> str:
+    return f"{server.tools} tools" + (", needs a sign-in" if server.status == "needs_authorization" else "")
 
 
 def render_tool_list(definitions: Sequence[ToolDefinitionView], cursor: str | None) -> Json:

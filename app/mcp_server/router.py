@@ -18,6 +18,7 @@ from app.container import Container
 from app.dependencies import ContainerDep, DiscoverCaller, check_host_and_origin
 from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server.cancellation import RunningCalls
+from app.mcp_server.elicitation import can_open_urls, mark_session
 from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS
 from app.mcp_server.server import REQUEST_CONTEXT, McpRequestContext, MetaServer
 from app.observability.logging import request_id
@@ -106,8 +107,15 @@ async def _handle(server: MetaServer, request: Request, context: McpRequestConte
         return _render_error(INVALID_REQUEST, problem)
     if message.get("method") == _CANCELLED:
         _cancel_call(context, message.get("params") or {})
-    new_session = context.session if message.get("method") == "initialize" else None
+    new_session = _start_session(context, message) if message.get("method") == "initialize" else None
     return _SdkResponse(server, context, body, new_session)
+
+
+def _start_session(context: McpRequestContext, message: Json) -> str:
+    """Return the id of a new session. It says that the client can open URLs for the user, because an older client
+    declares its capabilities only once, and any replica may answer its next request."""
+    capabilities = (message.get("params") or {}).get("capabilities")
+    return mark_session(context.session) if can_open_urls(capabilities) else context.session
 
 
 def _find_problem(message: Any) -> str | None:

@@ -21,8 +21,8 @@ from app import __version__
 from app.auth.permissions import Caller
 from app.catalog.projects import get_project
 from app.container import Container
-from app.errors import InvalidInput, ToolscoutError
-from app.mcp_server import responses
+from app.errors import AuthorizationRequired, InvalidInput, ToolscoutError
+from app.mcp_server import elicitation, responses
 from app.mcp_server.cancellation import CallCancelled, CallId, RunningCalls
 from app.mcp_server.meta_tools import MetaTool, ToolCall
 from app.mcp_types import Dialogue
@@ -101,6 +101,8 @@ class MetaServer:
         try:
             result = await tool.run(await _make_tool_call(context, params, request))
             outcome = "succeeded"
+        except AuthorizationRequired as error:
+            result = _ask_to_sign_in(context, request, error)
         except ToolscoutError as error:
             result = responses.render_error(error)
         except asyncio.CancelledError:
@@ -141,6 +143,17 @@ async def _make_tool_call(
     )
 
 
+def _ask_to_sign_in(context: Context, request: McpRequestContext, error: AuthorizationRequired) -> Json:
+    """Ask once: a user who was asked and has not signed in reads the link in words."""
+    if error.authorization_url is not None:
+        if not _is_modern(context) and elicitation.is_marked(request.session):
+            raise elicitation.make_sign_in_error(error)
+        dialogue, was_asked = _make_dialogue(context), elicitation.has_sign_in_response(_get_responses(context))
+        if _is_modern(context) and elicitation.can_open_urls(dialogue.capabilities) and not was_asked:
+            return elicitation.make_sign_in_request(error, dialogue)
+    return responses.render_error(error)
+
+
 async def _resolve_project(request: McpRequestContext, requested: Any) -> str | None:
     """`_meta.projectId` narrows the scope of a call; it cannot leave the project of the URL or the key.
 
@@ -159,12 +172,16 @@ async def _resolve_project(request: McpRequestContext, requested: Any) -> str | 
 def _make_dialogue(context: Context) -> Dialogue:
     declared = context.session.client_capabilities
     capabilities = {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
-    params = context.params or {}
     return Dialogue(
         capabilities={name: value for name, value in capabilities.items() if name in _DIALOGUE_CAPABILITIES},
-        responses=params.get("inputResponses"),
-        state=params.get("requestState"),
+        responses=elicitation.remove_sign_in_response(_get_responses(context)),
+        state=(context.params or {}).get("requestState"),
     )
+
+
+def _get_responses(context: Context) -> Json | None:
+    """Return the user's answers to what an earlier result of this call has asked for."""
+    return (context.params or {}).get("inputResponses")
 
 
 def _is_modern(context: Context) -> bool:

@@ -85,6 +85,9 @@ class DiscoverBody(CamelCaseInput):
     )
     format: Format = Field("mcp", description="the format of `definitions`")
     explain: bool = Field(False, description="explain for each tool why it ranks where it does")
+    connect: bool = Field(
+        False, description="add `connect_url` to each tool whose server wants the user to sign in (`server_status`)"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -121,6 +124,7 @@ class DiscoverBody(CamelCaseInput):
             max_tokens=self.max_tokens,
             keep=self.keep or (),
             explain=self.explain,
+            connect=self.connect,
         )
 
 
@@ -145,7 +149,13 @@ class SelectedOut(Output):
     tokens: int = Field(description="the size of its definition")
     flags: list[Flag] = Field(description="what a person should review in its definition")
     server_status: Status | None = Field(
-        description="the outcome of the last connection to its server; `push`: your backend runs the tool"
+        description="the outcome of the last connection to its server; `push`: your backend runs the tool; "
+        "`needs_authorization`: the user must sign in to the server before the tool can run"
+    )
+    connect_url: str | None = Field(
+        None,
+        description="with `connect`: a page to show to the user, for an hour, which leads to the sign-in of the tool's "
+        "server; null if the server needs none, or the service does not know its own address (TOOLSCOUT_PUBLIC_URL)",
     )
     explanation: dict[str, Any] | None = Field(
         None,

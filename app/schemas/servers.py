@@ -121,11 +121,15 @@ class ServerOut(Output):
     tags: list[ShownText]
     tool_permissions: dict[str, bool]
     enabled: bool
-    status: Status = Field(description="after the last contact; `push`: Toolscout does not connect to it")
+    status: Status = Field(
+        description="after the last contact; `push`: Toolscout does not connect to it; `needs_authorization`: it wants "
+        "the user to sign in, see `POST /servers/{id}/connect`"
+    )
     last_error: str | None
     last_cause: str | None = Field(description="the cause of the last error, as one stable word")
     config_version: int
     tool_count: int
     pending_count: int
+    signed_in: bool = Field(description="whether the user has signed in to it through Toolscout")
     created_at: datetime
     updated_at: datetime

@@ -133,7 +133,8 @@ class ToolOut(Output):
         description="whether `POST /execute` runs it: it is visible, and Toolscout connects to its server"
     )
     server_status: Status = Field(
-        description="the outcome of the last connection to its server; `push`: your backend runs the tool"
+        description="the outcome of the last connection to its server; `push`: your backend runs the tool; "
+        "`needs_authorization`: the user must sign in to the server before the tool can run"
     )
     tags: list[str] = Field(description="its own, its server's, and those that rules add")
     own_tags: list[str]

@@ -36,7 +36,8 @@ _SECTIONS = {
     "Cloud": "cloud_url cloud_key cloud_timeout_s",
     "Indexing": "max_tools_per_server index_concurrency listing_concurrency listings_per_user "
     "listings_per_host pending_retry_s run_lease_s reindex_every_s known_examples",
-    "MCP servers": "outbound_allow stdio_servers connect_timeout_s list_timeout_s call_timeout_s "
+    "MCP servers": "outbound_allow stdio_servers credential_url credential_key credential_timeout_s "
+    "connect_timeout_s list_timeout_s call_timeout_s "
     "max_call_timeout_s upstream_idle_s upstream_connections upstream_max_bytes max_result_bytes mcp_list_cache_s",
     "Registry": "registry_url registry_allow",
     "Tracing": "otel_endpoint",

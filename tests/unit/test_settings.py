@@ -42,6 +42,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "metrics_key": ("m", SecretStr("m")),
     "cloud_url": ("http://search.internal:8000/base", "http://search.internal:8000/base"),
     "cloud_key": ("c", SecretStr("c")),
+    "credential_key": ("k", SecretStr("k")),
     "cloud_timeout_s": ("2.5", 2.5),
     "oidc_issuer": ("https://login.example.com", "https://login.example.com"),
     "oidc_audience": ("tools", "tools"),
@@ -317,6 +318,7 @@ def test_admin_groups_are_split_at_commas() -> None:
 def test_secret_fields_are_recognized_by_their_type() -> None:
     assert set(secret_fields()) == {
         "admin_api_key",
+        "credential_key",
         "cloud_key",
         "database_url",
         "listen_database_url",

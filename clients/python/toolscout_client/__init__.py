@@ -3,6 +3,7 @@
 from toolscout_client.client import AsyncToolscout, Toolscout
 from toolscout_client.errors import (
     ArgumentsInvalid,
+    AuthorizationRequired,
     Conflict,
     ConnectionFailed,
     Forbidden,
@@ -17,6 +18,7 @@ from toolscout_client.errors import (
 )
 from toolscout_client.models import (
     AddedServer,
+    AuthorizationLink,
     ChosenTool,
     CoreTools,
     Decision,
@@ -56,6 +58,8 @@ __all__ = [
     "ArgumentsInvalid",
     "AsyncToolscout",
     "AuditEvent",
+    "AuthorizationLink",
+    "AuthorizationRequired",
     "CatalogSearch",
     "CatalogTool",
     "ChosenTool",

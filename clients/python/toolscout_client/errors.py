@@ -6,6 +6,7 @@ ToolscoutError              any other error
 │   └── ArgumentsInvalid    the arguments do not match the tool's input schema: tell the model
 ├── Unauthenticated         401: the key is missing or not valid
 ├── Forbidden               403: the key lacks the permission
+├── AuthorizationRequired   403: the user must sign in to the tool's server first; show `authorization_url` to the user
 ├── NotFound                404: it does not exist, or belongs to another user; for a tool: tell the model
 ├── Conflict                409: it already exists, or has changed since
 ├── TryLater                try again after `retry_after` seconds
@@ -16,6 +17,7 @@ ToolscoutError              any other error
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -44,6 +46,8 @@ class ToolscoutError(Exception):
         tool: str | None = None,
         choices: Sequence[Mapping[str, Any]] | None = None,
         retry_after: float | None = None,
+        authorization_url: str | None = None,
+        expires_at: datetime | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -57,6 +61,8 @@ class ToolscoutError(Exception):
         self.tool = tool
         self.choices = list(choices or ())
         self.retry_after = retry_after
+        self.authorization_url = authorization_url
+        self.expires_at = expires_at
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -80,6 +86,11 @@ class Unauthenticated(ToolscoutError):
 
 class Forbidden(ToolscoutError):
     pass
+
+
+class AuthorizationRequired(ToolscoutError):
+    """Nothing was run. `authorization_url` is the page on which the user signs in, until `expires_at`; it is None if
+    Toolscout does not know its own address. Once the user has signed in, the same call runs."""
 
 
 class NotFound(ToolscoutError):
@@ -108,6 +119,7 @@ class ToolFailed(ToolscoutError):
 
 _BY_CODE: dict[str, type[ToolscoutError]] = {
     "TOOL_VALIDATION_ERROR": ArgumentsInvalid,
+    "AUTHORIZATION_REQUIRED": AuthorizationRequired,
     "SERVER_CONNECTION_ERROR": ToolFailed,
     "TOOL_EXECUTION_ERROR": ToolFailed,
     "TOOL_EXECUTION_TIMEOUT": ToolFailed,
@@ -145,6 +157,8 @@ def error_from_response(response: httpx.Response) -> ToolscoutError:
         tool=problem.get("tool"),
         choices=problem.get("choices"),
         retry_after=_parse_retry_after(response.headers.get("Retry-After")),
+        authorization_url=problem.get("authorization_url"),
+        expires_at=_parse_time(problem.get("expires_at")),
     )
 
 
@@ -170,3 +184,7 @@ def _default_outcome(error_type: type[ToolscoutError]) -> str | None:
 def _parse_retry_after(text: str | None) -> float | None:
     """Return the seconds; a date is ignored."""
     return float(text) if text is not None and text.isdecimal() else None
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

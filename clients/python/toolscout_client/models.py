@@ -80,6 +80,8 @@ class DiscoveryOptions(TypedDict, total=False):
     """Keys of tools that the model was given earlier: they come first, in this order."""
     format: Format
     explain: bool
+    connect: bool
+    """Add a `connect_url` to each tool whose server wants the user to sign in."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ class DiscoveredTool:
     tokens: int
     flags: list[str] = field(default_factory=list)
     server_status: str | None = None
+    """`needs_authorization`: the user must sign in to the server before the tool can run."""
+    connect_url: str | None = None
+    """Where the user signs in, if the discovery asked for it with `connect`."""
     explanation: Json | None = None
 
 
@@ -204,6 +209,14 @@ class ServerChanges(ServerFields, total=False):
 
 
 @dataclass(frozen=True)
+class AuthorizationLink:
+    """Where the user's browser signs in to a server."""
+
+    authorization_url: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True)
 class Server:
     id: str
     name: str
@@ -221,6 +234,8 @@ class Server:
     pending_count: int
     created_at: datetime
     updated_at: datetime
+    signed_in: bool = False
+    """Whether the user has signed in to the server through Toolscout."""
 
 
 @dataclass(frozen=True)

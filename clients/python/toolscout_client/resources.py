@@ -9,6 +9,7 @@ import httpx
 
 from toolscout_client.models import (
     AddedServer,
+    AuthorizationLink,
     CoreTools,
     Discovery,
     DiscoveryOptions,
@@ -177,6 +178,20 @@ class Servers(_RunResource[TransportT]):
     @endpoint
     def delete(self, server_id: str) -> Steps[None]:
         return self._send_without_result(make_request("DELETE /servers/{}", server_id))
+
+    @endpoint
+    def connect(self, server_id: str, redirect_url: str | None = None) -> Steps[AuthorizationLink]:
+        """Begin a sign-in to the server and return the page to open in the user's browser.
+
+        The browser is sent to `redirect_url` in the end, whose origin the operator must have allowed.
+        """
+        body = {} if redirect_url is None else {"redirect_url": redirect_url}
+        return self._fetch(AuthorizationLink, make_request("POST /servers/{}/connect", server_id, json=body))
+
+    @endpoint
+    def disconnect(self, server_id: str) -> Steps[None]:
+        """Sign out of the server: Toolscout revokes and deletes its tokens."""
+        return self._send_without_result(make_request("DELETE /servers/{}/connection", server_id))
 
     @endpoint
     def set_credentials(self, server_id: str, headers: Mapping[str, str]) -> Steps[Server]:

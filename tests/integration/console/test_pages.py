@@ -30,6 +30,7 @@ OPEN_PATHS = {
     "/console/static/{version}/{name}",
     "/oauth/callback",
     "/oauth/client-metadata.json",
+    "/oauth/start",
 }
 READ_ONLY_POSTS = {"/console/try", "/console/try/answer", "/console/rules/preview", "/console/sign-out"}
 HOSTILE_TEXT = '<script>alert("1")</script><img src=x onerror=alert(1)>'

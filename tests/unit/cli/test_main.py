@@ -41,6 +41,8 @@ CONTRACT = {
     "server search": ["[WORD]", "--limit", "--json"],
     "server import": ["FILE", "--set...", "--user"],
     "server list": ["--user"],
+    "server connect": ["NAME", "--wait", "--user"],
+    "server disconnect": ["NAME", "--user"],
     "server remove": ["NAME", "--user"],
     "server reindex": ["[NAME]...", "--force", "--user"],
     "tool show": ["TOOL", "--user"],
