@@ -50,6 +50,7 @@ RELOADABLE = frozenset(
         "public_url",
         "rate_per_user",
         "redirect_origins",
+        "registry_allow",
         "rollout_percent",
         "served_hosts",
         "stdio_servers",
@@ -142,6 +143,8 @@ def _apply(before: Container, settings: Settings, files: _Files) -> Container:
     indexer = before.worker.indexer = replace(before.indexer, max_tools=settings.max_tools_per_server)
     searcher = replace(before.searcher, glossary=files.glossary, learned=settings.learn_from_use)
     before.learner.enabled = settings.learn_from_use
+    if before.registry is not None:
+        before.registry.allow(settings.registry_patterns)
     is_same_rate = settings.rate_per_user == before.settings.rate_per_user
     is_same_ttl = settings.mcp_list_cache_s == before.settings.mcp_list_cache_s
     return replace(

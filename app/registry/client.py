@@ -71,6 +71,10 @@ class RegistryClient:
         )
         self._http = _make_http_client()
 
+    def allow(self, patterns: Sequence[str]) -> None:
+        """Replace the patterns of the names that users may see."""
+        self._allowed = patterns
+
     async def search(self, user_id: str, query: str, limit: int, cursor: str | None = None) -> RegistrySearchResult:
         """Return servers whose name contains the query, in the registry's order, without those that were deleted.
 

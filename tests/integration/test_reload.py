@@ -25,6 +25,7 @@ from tests.support.checks import Json, assert_problem, everything
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.factories import ADMIN_KEY, OpenService, make_settings, outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.registry_server import entry, remote, running_registry
 from tests.support.stdio_programs import MINIMAL_SERVER
 from tests.support.worker_steps import until
 
@@ -122,6 +123,20 @@ async def test_limits_of_answers_change_for_the_next_request(open_world: OpenWor
         assert (await ask())[1] == "disabled"
         await world.reload(rollout_percent=100, max_tools=10)
         assert await ask() == (before, None)
+
+
+async def test_the_registrys_allow_list_changes_for_the_next_request(open_world: OpenWorld) -> None:
+    with running_registry() as registry:
+        registry.reset(*(entry(name, remote("https://mcp.example.com/mcp")) for name in ("com.acme/a", "com.other/b")))
+        async with open_world(registry_url=registry.url) as world, new_user(world.container) as user:
+
+            async def search() -> list[str]:
+                return [each["name"] for each in (await user.http.get("/registry/servers")).json()["items"]]
+
+            assert await search() == ["com.acme/a", "com.other/b"]
+            result = await world.reload(registry_allow="com.acme/*")
+            assert result["changed"] == ["TOOLSCOUT_REGISTRY_ALLOW"]
+            assert await search() == ["com.acme/a"]
 
 
 async def test_learning_is_switched_off_and_on_again(open_world: OpenWorld) -> None:

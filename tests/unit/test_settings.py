@@ -273,6 +273,18 @@ def test_a_cloud_url_that_cannot_be_requested_is_refused(url: str) -> None:
         Settings(_env_file=None, cloud_url=url)
 
 
+@pytest.mark.parametrize("text", ["", "*", "com.github/*", "com.acme*/tools-*, io.github.user/weather"])
+def test_the_registrys_allow_list_has_patterns_of_names(text: str) -> None:
+    patterns = Settings(_env_file=None, registry_allow=text).registry_patterns
+    assert ", ".join(patterns) == text
+
+
+@pytest.mark.parametrize("text", ["github", "com.github/", "/x", "a/b/c", "com.github/[ab]", "com.github/*, https://x"])
+def test_a_pattern_that_matches_no_name_of_a_registry_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="is not a pattern of server names"):
+        Settings(_env_file=None, registry_allow=text)
+
+
 @pytest.mark.parametrize(
     ("issuer", "outbound_allow"),
     [
