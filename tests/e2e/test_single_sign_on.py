@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from bench.service import Service, free_port, running_service
+from tests.support.browser import open_browser
 from tests.support.factories import SLOW_MACHINE_ENV, tool
 from tests.support.mcp_client import get_text
 from tests.support.oauth_client import connect_with_oauth
@@ -173,3 +174,26 @@ async def test_tokens_of_every_usual_algorithm_are_accepted(sign_on: SignOn, alg
     token = sign_on.get_token("ada")
     assert decode(token.split(".")[0])["alg"] == algorithm
     await sign_on.assert_accepted(token)
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize(("account", "sees_users"), [("root", True), ("ada", False)])
+async def test_people_sign_in_to_the_console_in_a_browser(sign_on: SignOn, account: str, *, sees_users: bool) -> None:
+    async with open_browser() as browser:
+        page = await browser.new_page(base_url=sign_on.service.url)
+        page.set_default_timeout(60_000)
+        await page.route("**/*.googleapis.com/**", lambda route: route.abort())  # the provider's pages want a font
+        await page.goto("/console")
+        await page.get_by_role("link", name="Sign in with").click()
+        await page.locator("input[name=login]").fill(account)
+        await page.locator("input[name=password]").fill("any")
+        await page.get_by_role("button", name="Sign-in").click()
+        await page.get_by_role("button", name="Continue").click()
+        await page.get_by_role("button", name="Sign out").wait_for()
+        assert page.url.startswith(f"{sign_on.service.url}/console")
+        assert "code=" not in page.url
+        assert await page.get_by_role("link", name="Users", exact=True).is_visible() is sees_users
+        await page.get_by_role("button", name="Sign out").click()
+        await page.get_by_role("link", name="Sign in with").wait_for()
+        await page.goto("/console/servers")
+        await page.get_by_role("link", name="Sign in with").wait_for()
