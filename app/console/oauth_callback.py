@@ -58,7 +58,7 @@ def _render(templates: TemplatesDep, result: SignInResult) -> Response:
     """A page, not a redirect: the console's cookie is `strict`, and only our own page can lead back to the console."""
     title = "Signed in" if result.error is None else "Not signed in"
     values = {"context": None, "notice": None, "title": title, "result": result}
-    return templates.render("signed_in.html", values, 200 if result.error is None else 400)
+    return templates.render("server_signed_in.html", values, 200 if result.error is None else 400)
 
 
 def _is_own(url: str, base_url: str | None) -> bool:

@@ -33,7 +33,9 @@ async def test_a_server_that_wants_oauth_needs_authorization_and_says_what_to_do
 
 
 async def test_a_user_signs_in_and_the_tools_are_listed_found_and_run(ada: Account, server: ProtectedServer) -> None:
-    await ada.sign_in()
+    page = await ada.sign_in()
+    assert page.status_code == 200
+    assert "You have signed in to notes." in page.text
     assert set(await ada.user.tools()) == {"list_notes", "add_note", "delete_note"}
     [best, *_] = (await ada.user.discover("list my notes"))["tools"]
     assert (best["tool"]["name"], best["server_status"]) == ("list_notes", "connected")
