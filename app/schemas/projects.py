@@ -19,7 +19,7 @@ _OPTIMIZATION = (
     "discovery answers with core tools only"
 )
 _RULES = "can only narrow what the user's own rules leave"
-_READ_ONLY = "only tools that declare themselves read-only (`readOnlyHint`)"
+_READ_ONLY = "only tools that are declared read-only (`readOnlyHint`), by their server or by you"
 _DEFAULT = "used where the request does not set it"
 
 
