@@ -37,7 +37,7 @@ from app.embeddings.loaded_models import Models
 from app.embeddings.repository import EmbeddingModel, read_active_model
 from app.embeddings.token_counter import load_token_counter
 from app.errors import ConfigurationError, Unavailable
-from app.execution import idempotency
+from app.execution import confirmations, idempotency
 from app.execution.execute import Executor
 from app.indexing import cache_retention, public_listings
 from app.indexing.known_tools.matching import KnownTools
@@ -375,6 +375,7 @@ def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, 
     database, settings = infrastructure.database, infrastructure.settings
     expired = [
         idempotency.expired_rows(),
+        confirmations.expired_rows(),
         connections_repository.expired_rows(),
         *repository.expired_rows(),
         *discovery_vectors.expired_rows(),
@@ -509,4 +510,5 @@ def _build_executor(
         max_result_bytes=infrastructure.settings.max_result_bytes,
         shutdown=shutdown,
         tracing=infrastructure.tracing,
+        confirm_destructive=infrastructure.settings.confirm_destructive,
     )

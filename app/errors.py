@@ -17,6 +17,7 @@ ToolscoutError
 │   └── ToolNotFound        404  TOOL_NOT_FOUND
 ├── Conflict                409  conflict
 │   └── AmbiguousTool       409  conflict             lists the tools that a key may mean
+├── ConfirmationRequired    409  CONFIRMATION_REQUIRED    nothing ran; has the token that confirms the call
 ├── Misdirected             421  misdirected
 ├── RateLimited             429  rate_limited         says when to try again
 ├── Unavailable             503  unavailable          says when to try again
@@ -195,6 +196,23 @@ class AmbiguousTool(Conflict):
     @property
     def members(self) -> dict[str, Any]:
         return {"choices": self.choices}
+
+
+class ConfirmationRequired(ToolscoutError):
+    """A call of a destructive tool waits for a confirmation; nothing was run. Only the same call redeems the token."""
+
+    code = "CONFIRMATION_REQUIRED"
+    status = 409
+    title = "Confirmation required"
+
+    def __init__(self, message: str, *, token: str, expires_at: datetime) -> None:
+        super().__init__(message)
+        self.token = token
+        self.expires_at = expires_at
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {"confirmation_token": self.token, "expires_at": self.expires_at.isoformat()}
 
 
 class Misdirected(ToolscoutError):

@@ -306,6 +306,10 @@ class Settings(BaseSettings):
         False,
         description="hide a tool that a server adds after its first listing, and do not run it, until it is approved",
     )
+    confirm_destructive: bool = Field(
+        False,
+        description="calls of tools whose annotations say `destructiveHint` need a confirmation of exactly this call",
+    )
     find_failing_servers: bool = Field(
         True,
         description="keep finding the tools of a server whose last connection failed, marked with `server_status`",

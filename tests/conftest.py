@@ -4,7 +4,6 @@ Tests share the application and stay apart by their users: each test creates its
 opens a service of its own with `open_service`.
 """
 
-import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -16,13 +15,12 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-import uvicorn
 from hypothesis import HealthCheck, settings
 
 from app.container import Container, open_container
 from app.local_postgres.postgres import EmbeddedPostgres
 from app.mcp_client.resolver import Resolve
-from tests.support.clients import TestUser, get_app, new_user, open_client
+from tests.support.clients import TestUser, new_user, open_client, serve_application
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
 from tests.support.factories import (
     ADMIN_KEY,
@@ -184,15 +182,8 @@ async def admin(container: Container) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture(scope="session")
 async def address(container: Container) -> AsyncIterator[str]:
     """The address of the application behind a socket, for clients that bring their own transport."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(get_app(container), log_config=None, lifespan="off", ws="none"))
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    async with asyncio.timeout(60):
-        while not server.started:  # noqa: ASYNC110 uvicorn offers no event to wait for
-            await asyncio.sleep(0.01)
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server.should_exit = True
-    await serving
+    async with serve_application(container) as served:
+        yield served
 
 
 @pytest.fixture

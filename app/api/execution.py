@@ -53,6 +53,7 @@ async def execute_tool(
         timeout_s=None if body.timeout_ms is None else body.timeout_ms / 1000,
         idempotency_key=idempotency_key,
         discovery_id=body.discovery_id,
+        confirmation_token=body.confirmation_token,
     )
     if MEDIA_TYPE in request.headers.get("accept", ""):
         return await run_while_connected(request, _execute_streaming(container.executor, call))

@@ -39,11 +39,14 @@ class Problem(BaseModel):
     authorization_url: str | None = Field(
         None, description="of `AUTHORIZATION_REQUIRED`: where the user's browser signs in to the tool's server"
     )
-    expires_at: datetime | None = Field(None, description="of `AUTHORIZATION_REQUIRED`: how long the link is valid")
+    expires_at: datetime | None = Field(None, description="how long the link, or the token, is valid")
     choices: list[dict[str, Any]] | None = Field(
         None, description="if several tools have the name: the `tool_key` and the `name` of each, as `SERVER.TOOL`"
     )
     tool: str | None = Field(None, description="of a tool call: the tool's name")
+    confirmation_token: str | None = Field(
+        None, description="of `CONFIRMATION_REQUIRED`: send the same call with it once the user has confirmed"
+    )
 
 
 def add_error_handlers(app: FastAPI) -> None:

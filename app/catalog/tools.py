@@ -141,6 +141,14 @@ async def tool_exists(session: Session, user_id: str, tool_id: str) -> bool:
     return await session.scalar(select(mcp_tools.c.id).where(*_by_id(user_id, tool_id))) is not None
 
 
+async def get_definition_hash(session: Session, user_id: str, tool_id: str) -> str | None:
+    """Return the hash of the stored definition, or None if the tool no longer exists."""
+    definition_hash: str | None = await session.scalar(
+        select(mcp_tools.c.definition_hash).where(*_by_id(user_id, tool_id))
+    )
+    return definition_hash
+
+
 async def require_tool(session: Session, user_id: str, tool_id: str) -> None:
     """Raise `NotFound` unless the tool exists, visible or not."""
     if not await tool_exists(session, user_id, tool_id):

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
@@ -20,7 +21,7 @@ from app.demo.seed import DEMO_USER
 from app.discovery.discover import discover
 from app.discovery.models import Discovery
 from app.discovery.request import DEFAULT_LIMIT, DiscoveryRequest
-from app.errors import InvalidInput, ToolNotFound
+from app.errors import ConfirmationRequired, InvalidInput, ToolNotFound
 from app.execution.execute import execute_with_progress
 from app.execution.models import ExecutionRequest, ExecutionResult
 from app.search.query import parse_query
@@ -128,6 +129,10 @@ async def execute_tool(
     timeout_s: Annotated[
         float | None, typer.Option("--timeout", metavar="SECONDS", help="How long the tool may run.")
     ] = None,
+    *,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Confirm the call of a destructive tool without a question.")
+    ] = False,
     user: UserOption = DEMO_USER,
 ) -> int:
     """Run a tool on its server.
@@ -141,8 +146,24 @@ async def execute_tool(
         scope = Scope(owner.id, container.model.id)
         call = ExecutionRequest(scope, ACTOR, parsed, tool_key=tool, timeout_s=timeout_s)
         with _explain_tool_names(tool):
-            result = await execute_with_progress(container.executor, call, _print_progress)
+            try:
+                result = await execute_with_progress(container.executor, call, _print_progress)
+            except ConfirmationRequired as required:
+                _confirm(required, yes=yes)
+                call = replace(call, confirmation_token=required.token)
+                result = await execute_with_progress(container.executor, call, _print_progress)
     return _print_result(result)
+
+
+def _confirm(required: ConfirmationRequired, *, yes: bool) -> None:
+    """Ask whether to run a destructive tool. Raise `InvalidInput` if the answer is no, or nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInput("this tool says that it is destructive, and nothing was run: confirm the call with --yes")
+    name = "the tool" if required.called_tool is None else ".".join(required.called_tool)
+    if not typer.confirm(f"{name} says that it is destructive. Run it?"):
+        raise InvalidInput("nothing was run")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from app.catalog.visibility import Scope
 from app.console.page_context import ExecutePage, PageContext, page_router
 from app.console.rendering import format_json
 from app.dependencies import run_while_connected
-from app.errors import AuthorizationRequired, InvalidInput, ToolscoutError
+from app.errors import AuthorizationRequired, ConfirmationRequired, InvalidInput, ToolscoutError
 from app.execution.execute import execute
 from app.execution.models import ExecutionRequest, ExecutionResult
 from app.text.strict_json import Json, parse_json
@@ -71,12 +71,22 @@ def _make_request(context: PageContext, tool_id: str, arguments: str) -> Executi
         raise InvalidInput('the arguments must be a JSON object, such as {"name": "value"}')
     scope = Scope(context.user.id, context.container.model.id, project_id=context.caller.resolve_project(None))
     call_id = context.form.optional_text("call_id")
-    return ExecutionRequest(scope, context.caller.actor, parsed, tool_key=tool_id, idempotency_key=call_id)
+    return ExecutionRequest(
+        scope,
+        context.caller.actor,
+        parsed,
+        tool_key=tool_id,
+        idempotency_key=call_id,
+        confirmation_token=context.form.optional_text("confirmation_token"),
+    )
 
 
 def _render(context: PageContext, tool: Tool, run: ToolRun, error: ToolscoutError | None = None) -> Response:
     needs_sign_in = isinstance(error, AuthorizationRequired)
-    return context.render("tool_run.html", error, tool=tool, run=run, needs_sign_in=needs_sign_in)
+    token = error.token if isinstance(error, ConfirmationRequired) else None
+    return context.render(
+        "tool_run.html", error, tool=tool, run=run, needs_sign_in=needs_sign_in, confirmation_token=token
+    )
 
 
 def make_arguments(schema: Json) -> str:

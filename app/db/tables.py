@@ -497,6 +497,19 @@ authorization_requests = Table(
     Index("authorization_requests_expires_at", "expires_at"),
 )
 
+# calls of destructive tools that wait for a confirmation, see execution/confirmations.py
+call_confirmations = Table(
+    "call_confirmations",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _not_null("token_hash", LargeBinary),
+    # an HMAC of the call, so that its arguments are not stored
+    _not_null("call", LargeBinary),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("user_id", "token_hash"),
+    Index("call_confirmations_expires_at", "expires_at"),
+)
+
 # no foreign key to the tools: counting must not wait for deletions
 tool_usage = Table(
     "tool_usage",

@@ -5,7 +5,8 @@
 
 new       nothing has been sent; no idempotency key is held
 replayed  an earlier call with the same idempotency key has answered: nothing is sent or recorded again
-claimed   this call holds its idempotency key, if it has one, and may be sent
+claimed   this call holds its idempotency key, if it has one, has used up its confirmation, if it needs one, and may be
+          sent
 started   the request may have reached the server; it is never sent again
 done      the server has answered
 
@@ -15,20 +16,20 @@ A call that fails stays in the state that it has reached, and that state decides
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from app.audit.record import SUCCEEDED, record_event
 from app.catalog import servers
-from app.catalog.tools import tool_exists
+from app.catalog.tools import get_definition_hash, tool_exists
 from app.crypto import Sealer
 from app.db.engine import Database, Session
 from app.errors import (
     CalledTool,
+    ConfirmationRequired,
     DatabaseDown,
     QueryFailed,
     ServerUnreachable,
@@ -38,6 +39,12 @@ from app.errors import (
     Unavailable,
 )
 from app.execution import idempotency
+from app.execution.confirmations import (
+    Confirmation,
+    add_token_to_state,
+    create_confirmation,
+    redeem_confirmation,
+)
 from app.execution.models import ExecutionRequest, ExecutionResult, TargetTool
 from app.mcp_client.connection import INPUT_REQUIRED
 from app.text.strict_json import Json, canonical_json
@@ -49,6 +56,17 @@ logger = logging.getLogger("toolscout.execution")
 TOOL_ERROR = "tool_error"
 CANCELLED = "cancelled"
 _INTERRUPTED = "the first caller disconnected, or the service stopped, before the tool answered; it may have run"
+
+
+_CONFIRM = (
+    "this tool says that it is destructive, and nothing was run: let the user confirm the call, then send the same "
+    "call with this `confirmation_token`"
+)
+_UNUSABLE = "the token belongs to another call, was used already, or has expired"
+
+
+class _NotConfirmed(Exception):
+    """Rolls a transaction back. Never raised out of this module."""
 
 
 class CallState(Enum):
@@ -109,7 +127,14 @@ class CallRecord:
     async def replay(self) -> ExecutionResult | None:
         """Return the result of an earlier call with the same idempotency key, or raise its error; None if there is
         no such call."""
-        return await self._replay_from(idempotency.get_stored_response)
+        user_id, key = self.request.scope.user_id, self.request.idempotency_key
+        if key is None:
+            return None
+        async with self._database.transaction(user_id) as session:
+            stored = await idempotency.get_stored_response(
+                session, self._sealer, user_id, key, self._identify_request()
+            )
+        return self._replay(stored)
 
     def set_request(self, request: ExecutionRequest) -> None:
         """Replace the request by one with the tool's id as its key."""
@@ -118,9 +143,10 @@ class CallRecord:
     def set_tool(self, tool: TargetTool) -> None:
         self.tool = tool
 
-    async def claim(self, timeout_s: float) -> ExecutionResult | None:
-        """Claim the idempotency key and return None; or replay an earlier call, as `replay` does."""
-        claiming = asyncio.create_task(self._replay_from(partial(idempotency.claim_key, timeout_s=timeout_s)))
+    async def claim(self, timeout_s: float, *, needs_confirmation: bool = False) -> ExecutionResult | None:
+        """Claim the idempotency key, use up the confirmation and return None; or replay an earlier call, as `replay`
+        does. Raise `ConfirmationRequired` if the call needs a confirmation and its token is not one for it."""
+        claiming = asyncio.create_task(self._claim(timeout_s, needs_confirmation=needs_confirmation))
         try:
             earlier = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -134,6 +160,17 @@ class CallRecord:
             self._enter(CallState.CLAIMED)
         return earlier
 
+    async def confirm_continuation(self, result: ExecutionResult) -> ExecutionResult:
+        """Return the question of a confirmed call with a new token in its state: the user's answer to it continues the
+        same call, which needs no second confirmation."""
+        try:
+            confirmation = await self._create_confirmation()
+        except (DatabaseDown, QueryFailed):
+            logger.exception("failed to confirm the continuation of a tool call")
+            return result
+        state = add_token_to_state(confirmation.token, result.result.get("requestState"))
+        return replace(result, result=result.result | {"requestState": state})
+
     def start(self) -> None:
         self._enter(CallState.STARTED)
 
@@ -145,17 +182,53 @@ class CallRecord:
         assert state in _NEXT_STATES[self._state], f"{self._state} -> {state}"  # noqa: S101
         self._state = state
 
-    async def _replay_from(self, look_up: Callable[..., Awaitable[Json | None]]) -> ExecutionResult | None:
-        request, key = self.request, self.request.idempotency_key
-        if key is None:
+    async def _claim(self, timeout_s: float, *, needs_confirmation: bool) -> ExecutionResult | None:
+        user_id, key = self.request.scope.user_id, self.request.idempotency_key
+        if key is None and not needs_confirmation:
             return None
-        fields = [request.tool_key, request.alias, request.arguments, request.timeout_s, request.scope.project_id]
-        async with self._database.transaction(request.scope.user_id) as session:
-            stored = await look_up(session, self._sealer, request.scope.user_id, key, canonical_json(fields))
+        stored: Json | None = None
+        try:
+            async with self._database.transaction(user_id) as session:
+                if key is not None:
+                    request = self._identify_request()
+                    stored = await idempotency.claim_key(session, self._sealer, user_id, key, request, timeout_s)
+                if needs_confirmation and stored is None and not await self._redeem_confirmation(session):
+                    raise _NotConfirmed
+        except _NotConfirmed as error:  # the claim of the key is rolled back
+            confirmation = await self._create_confirmation()
+            message = _CONFIRM if self.request.confirmation_token is None else f"{_UNUSABLE}. {_CONFIRM}"
+            raise ConfirmationRequired(message, **asdict(confirmation)) from error
+        return self._replay(stored)
+
+    def _replay(self, stored: Json | None) -> ExecutionResult | None:
         if stored is None:
             return None
         self._enter(CallState.REPLAYED)
         return _load_outcome(stored)
+
+    def _identify_request(self) -> bytes:
+        """Return what must be equal in requests with the same idempotency key."""
+        request = self.request
+        fields = [request.tool_key, request.alias, request.arguments, request.timeout_s, request.scope.project_id]
+        return canonical_json(fields)
+
+    async def _redeem_confirmation(self, session: Session) -> bool:
+        user_id, token = self.request.scope.user_id, self.request.confirmation_token
+        return token is not None and await redeem_confirmation(
+            session, self._sealer, user_id, token, await self._identify_call(session)
+        )
+
+    async def _create_confirmation(self) -> Confirmation:
+        user_id = self.request.scope.user_id
+        async with self._database.transaction(user_id) as session:
+            return await create_confirmation(session, self._sealer, user_id, await self._identify_call(session))
+
+    async def _identify_call(self, session: Session) -> bytes:
+        """Return what a confirmation is bound to. The definition is read in the transaction that uses it up."""
+        assert self.tool is not None  # noqa: S101 only a call whose tool was found needs a confirmation
+        scope, tool_id = self.request.scope, self.tool.definition.tool_id
+        definition_hash = await get_definition_hash(session, scope.user_id, tool_id)
+        return canonical_json([tool_id, definition_hash, scope.project_id, self.request.arguments])
 
     async def _record(self, outcome: str, failure: ToolscoutError | None) -> None:
         """Log a database failure instead of raising it: the caller still gets the result of a tool that has run."""

@@ -39,6 +39,7 @@ from app.errors import (
 )
 from app.execution.argument_validation import check_arguments, check_serializable, remove_invalid_parts
 from app.execution.call_record import CallRecord
+from app.execution.confirmations import take_token_from_state
 from app.execution.models import ExecutionRequest, ExecutionResult, TargetTool
 from app.execution.progress import ProgressReports
 from app.execution.results import truncate
@@ -82,6 +83,8 @@ class Executor:
     )
     """The valid parts of input schemas, by the SHA-256 digest of the schema."""
     tracing: Tracing = field(default_factory=Tracing)
+    confirm_destructive: bool = False
+    """Whether calls of tools that say that they are destructive need a confirmation."""
 
     def limit_timeout(self, requested_s: float | None) -> float:
         return self.timeout_s if requested_s is None else min(requested_s, max(self.timeout_s, self.max_timeout_s))
@@ -91,8 +94,8 @@ class Executor:
 async def execute(
     executor: Executor, request: ExecutionRequest, progress: ProgressReports | None = None
 ) -> ExecutionResult:
-    """Raise `ToolNotFound`, `AmbiguousTool`, `ArgumentsInvalid`, `ServerUnreachable` or `AuthorizationRequired` if
-    nothing was run, `ToolFailed` if the call failed or its outcome is unknown."""
+    """Raise `ToolNotFound`, `AmbiguousTool`, `ArgumentsInvalid`, `AuthorizationRequired`, `ConfirmationRequired` or
+    `ServerUnreachable` if nothing was run, `ToolFailed` if the call failed or its outcome is unknown."""
     timeout_s = executor.limit_timeout(request.timeout_s)
     record = CallRecord(executor.database, executor.sealer, executor.usage_counters, executor.learner, request)
     # when the block ends: store the outcome, audit the call, count it; then make the link, which may take seconds
@@ -112,9 +115,14 @@ async def execute(
         if tool.endpoint.transport == "push":
             message = "this server is of type `push`: Toolscout finds its tools, your backend runs them"
             raise ServerUnreachable("push", message)
-        if (earlier := await record.claim(timeout_s)) is not None:
-            return earlier
+        needs_confirmation = executor.confirm_destructive and tool.says_destructive
+        if needs_confirmation:
+            request = take_token_from_state(request)
+            record.set_request(request)
+        # Before the call is confirmed, and its key claimed: nobody should confirm what cannot be run yet.
         tool = replace(tool, endpoint=await executor.connector.authorize(tool.endpoint))
+        if (earlier := await record.claim(timeout_s, needs_confirmation=needs_confirmation)) is not None:
+            return earlier
         if progress is not None:
             progress.started.set()
         if executor.shutdown.is_set():
@@ -122,6 +130,8 @@ async def execute(
         record.start()
         result = await _call_server(executor, request, tool, timeout_s, progress)
         record.finish(result)
+        if needs_confirmation and result.result.get("resultType") == INPUT_REQUIRED:
+            return await record.confirm_continuation(result)
         return result
 
 

@@ -6,7 +6,7 @@ from app.catalog.definitions import ToolDefinitionView
 from app.catalog.visibility import Scope
 from app.errors import CalledTool
 from app.mcp_types import Dialogue, Endpoint
-from app.text.strict_json import Json
+from app.text.strict_json import Json, load_json
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class ExecutionRequest:
     """The discovery that returned the tool, if the caller says so."""
     dialogue: Dialogue | None = None
     """Set if the caller can answer questions of the tool."""
+    confirmation_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,12 @@ class TargetTool:
     @property
     def names(self) -> CalledTool:
         return CalledTool(self.endpoint.server_name, self.definition.name)
+
+    @property
+    def says_destructive(self) -> bool:
+        """Whether the annotations say so. Without them, MCP would have every tool that writes count as destructive."""
+        annotations = load_json(self.definition.annotations or "{}")
+        return annotations.get("destructiveHint") not in (None, False)
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from app.discovery.discover import discover, discover_each
 from app.discovery.models import Discovery
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import interleave_selections
-from app.errors import ArgumentsInvalid, InvalidInput, NotFound
+from app.errors import ArgumentsInvalid, ConfirmationRequired, InvalidInput, NotFound
 from app.execution.argument_validation import check_arguments
 from app.execution.execute import execute, execute_with_progress
 from app.execution.models import ExecutionRequest
-from app.mcp_server import responses
+from app.mcp_server import confirmation, responses
 from app.mcp_types import Dialogue
 from app.search.query import Query, parse_query_with_context
 from app.text.invisible import remove_hidden
@@ -46,6 +46,10 @@ _SYNONYMS = {
     "server": "server_name name",
 }
 """What models call these arguments of the meta-tools."""
+
+
+_UNLISTED_PROPERTIES = {"tool_execute": {"confirmationToken": {"type": "string"}}}
+"""Arguments that an error tells a model about when it needs them, so that no other conversation pays for them."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,9 @@ class MetaTool:
     def input_schema(self) -> str:
         """The schema that arguments are checked against. Unlike the listed one, which is kept short, it rejects unknown
         arguments."""
-        return orjson.dumps(self.definition["inputSchema"] | {"additionalProperties": False}).decode()
+        listed = self.definition["inputSchema"]
+        properties = listed["properties"] | _UNLISTED_PROPERTIES.get(self.name, {})
+        return orjson.dumps(listed | {"properties": properties, "additionalProperties": False}).decode()
 
 
 def _coerce(value: Any, expected_type: str | None) -> Any:
@@ -192,12 +198,18 @@ async def _execute(call: ToolCall) -> Json:
         actor=call.caller.actor,
         arguments=arguments.get("arguments", {}),
         tool_key=arguments["toolKey"],
-        dialogue=call.dialogue,
+        dialogue=None if call.dialogue is None else confirmation.take_answer(call.dialogue),
+        confirmation_token=arguments.get("confirmationToken"),
     )
-    if call.on_progress is None:
-        executed = await execute(executor, request)
-    else:
-        executed = await execute_with_progress(executor, request, call.on_progress)
+    try:
+        if call.on_progress is None:
+            executed = await execute(executor, request)
+        else:
+            executed = await execute_with_progress(executor, request, call.on_progress)
+    except ConfirmationRequired as error:
+        if call.dialogue is None or not confirmation.can_ask(call.dialogue):
+            raise
+        return confirmation.make_question(error, request.arguments)
     if executed.truncated:
         return responses.mark_truncated(executed.result, executor.max_result_bytes)
     return responses.forward_result(executed.result)

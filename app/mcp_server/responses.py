@@ -24,6 +24,9 @@ _ADVICE = {
     "TOOL_NOT_FOUND": "Call tool_discovery and copy a toolKey from its results.",
     "TOOL_VALIDATION_ERROR": "Nothing was run. Correct the arguments, then call again.",
     "SERVER_CONNECTION_ERROR": "Nothing was run. Try again later, or use another tool.",
+    "CONFIRMATION_REQUIRED": "Show the user the tool and the arguments, and ask whether to run it. Only if the user "
+    "agrees, call again with the same arguments and with confirmationToken {confirmation_token!r}. Never confirm by "
+    "yourself.",
     "unavailable": "Nothing was run. Try again in a few seconds.",
 }
 _PUSH_ADVICE = "Nothing was run, and trying again will not help: tell the user, or use another tool."
@@ -63,7 +66,7 @@ def _advise(error: ToolscoutError) -> Iterator[str]:
     elif isinstance(error, AuthorizationRequired):
         yield _SIGN_IN_ADVICE if error.authorization_url is None else f"{_LINK_ADVICE} {error.authorization_url}"
     elif error.code in _ADVICE:
-        yield _ADVICE[error.code]
+        yield _ADVICE[error.code].format(**error.members)
     if isinstance(error, ArgumentsInvalid) and error.schema is not None and len(error.schema) <= _MAX_SCHEMA:
         yield f"The input schema: {error.schema}"
 

@@ -76,6 +76,7 @@ class ExecuteBody(Input):
         timeout_ms="timeout timeout_s timeout_seconds",
         project_id="project",
         discovery_id="discovery",
+        confirmation_token="confirmation token confirm",  # noqa: S106 words, not a secret
     )
 
     tool_key: ToolKey | None = Field(
@@ -99,6 +100,13 @@ class ExecuteBody(Input):
         None,
         description="the discovery that returned the tool: a success teaches that the tool was right for its message; "
         "null: the newest discovery of the last 15 minutes that returned it",
+    )
+
+    confirmation_token: str | None = Field(
+        None,
+        max_length=256,
+        description="from the `CONFIRMATION_REQUIRED` that answered the same call, once the user has confirmed it; "
+        "used up when the call is sent",
     )
 
     @field_validator("tool_call", mode="before")

@@ -35,7 +35,9 @@ CODES = {
     500: "internal_error",
     503: "unavailable",
 }
-OPTIONAL_FIELDS = set("errors outcome cause server tool choices authorization_url expires_at".split())
+OPTIONAL_FIELDS = set(
+    "errors outcome cause server tool choices authorization_url expires_at confirmation_token".split()
+)
 FIELDS_OF_A_PROBLEM = {"type", "title", "status", "detail", "code", "request_id"}
 TENANT_COLUMN = {"users": "id"} | {name: "user_id" for name, table in metadata.tables.items() if "user_id" in table.c}
 JSON_TYPE = {"Content-Type": "application/json"}
@@ -121,10 +123,15 @@ async def rows_of(container: Container, user_id: str) -> dict[str, int]:
 
 
 async def leave_a_call(container: Container, user_id: str) -> None:
-    """Insert the record of a call with an `Idempotency-Key`."""
-    statement = "INSERT INTO tool_calls (user_id, key, request, given_up_at) VALUES (%(owner)s, %(key)s, '', now())"
+    """Insert the record of a call with an `Idempotency-Key`, and of one that waits for a confirmation."""
+    statements = (
+        "INSERT INTO tool_calls (user_id, key, request, given_up_at) VALUES (%(owner)s, %(key)s, '', now())",
+        "INSERT INTO call_confirmations (user_id, token_hash, call, expires_at) "
+        "VALUES (%(owner)s, convert_to(%(key)s, 'UTF8'), '', now())",
+    )
     async with container.database.transaction(user_id) as session:
-        await session.rows(statement, {"owner": user_id, "key": uuid.uuid4().hex})
+        for statement in statements:
+            await session.rows(statement, {"owner": user_id, "key": uuid.uuid4().hex})
 
 
 async def want_selections(container: Container, user_id: str, *, wanted: bool = True) -> None:

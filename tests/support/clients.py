@@ -1,12 +1,14 @@
 """HTTP clients of a service in this process, and users with the calls that most tests begin with."""
 
 import asyncio
+import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import uvicorn
 from fastapi import FastAPI
 
 from app.container import Container
@@ -32,6 +34,20 @@ def get_contract(container: Container) -> OpenApiContract:
     contract: OpenApiContract = container.__dict__.get("contract") or OpenApiContract(get_app(container))
     container.__dict__["contract"] = contract
     return contract
+
+
+@asynccontextmanager
+async def serve_application(container: Container) -> AsyncIterator[str]:
+    """Serve the application behind a socket, and yield its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(get_app(container), log_config=None, lifespan="off", ws="none"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    async with asyncio.timeout(60):
+        while not server.started:  # noqa: ASYNC110 uvicorn offers no event to wait for
+            await asyncio.sleep(0.01)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    await serving
 
 
 @asynccontextmanager

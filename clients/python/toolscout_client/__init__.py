@@ -4,6 +4,7 @@ from toolscout_client.client import AsyncToolscout, Toolscout
 from toolscout_client.errors import (
     ArgumentsInvalid,
     AuthorizationRequired,
+    ConfirmationRequired,
     Conflict,
     ConnectionFailed,
     Forbidden,
@@ -63,6 +64,7 @@ __all__ = [
     "CatalogSearch",
     "CatalogTool",
     "ChosenTool",
+    "ConfirmationRequired",
     "Conflict",
     "ConnectionFailed",
     "CoreTools",

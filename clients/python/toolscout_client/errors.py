@@ -9,6 +9,7 @@ ToolscoutError              any other error
 ├── AuthorizationRequired   403: the user must sign in to the tool's server first; show `authorization_url` to the user
 ├── NotFound                404: it does not exist, or belongs to another user; for a tool: tell the model
 ├── Conflict                409: it already exists, or has changed since
+│   └── ConfirmationRequired  let the user confirm the call, then send it again with `token`
 ├── TryLater                try again after `retry_after` seconds
 │   ├── RateLimited         429
 │   └── Unavailable         503
@@ -47,6 +48,7 @@ class ToolscoutError(Exception):
         choices: Sequence[Mapping[str, Any]] | None = None,
         retry_after: float | None = None,
         authorization_url: str | None = None,
+        confirmation_token: str | None = None,
         expires_at: datetime | None = None,
     ) -> None:
         super().__init__(message)
@@ -62,6 +64,7 @@ class ToolscoutError(Exception):
         self.choices = list(choices or ())
         self.retry_after = retry_after
         self.authorization_url = authorization_url
+        self.confirmation_token = confirmation_token
         self.expires_at = expires_at
 
     def __str__(self) -> str:
@@ -101,6 +104,15 @@ class Conflict(ToolscoutError):
     pass
 
 
+class ConfirmationRequired(Conflict):
+    """The tool says that it is destructive, and nothing was run. Only the same call redeems the token, once."""
+
+    @property
+    def token(self) -> str:
+        """For `execute(..., confirmation_token=error.token)`, until `expires_at`."""
+        return self.confirmation_token or ""
+
+
 class TryLater(ToolscoutError):
     pass
 
@@ -120,6 +132,7 @@ class ToolFailed(ToolscoutError):
 _BY_CODE: dict[str, type[ToolscoutError]] = {
     "TOOL_VALIDATION_ERROR": ArgumentsInvalid,
     "AUTHORIZATION_REQUIRED": AuthorizationRequired,
+    "CONFIRMATION_REQUIRED": ConfirmationRequired,
     "SERVER_CONNECTION_ERROR": ToolFailed,
     "TOOL_EXECUTION_ERROR": ToolFailed,
     "TOOL_EXECUTION_TIMEOUT": ToolFailed,
@@ -158,6 +171,7 @@ def error_from_response(response: httpx.Response) -> ToolscoutError:
         choices=problem.get("choices"),
         retry_after=_parse_retry_after(response.headers.get("Retry-After")),
         authorization_url=problem.get("authorization_url"),
+        confirmation_token=problem.get("confirmation_token"),
         expires_at=_parse_time(problem.get("expires_at")),
     )
 

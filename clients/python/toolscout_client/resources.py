@@ -81,15 +81,20 @@ class ChatResource(Resource[TransportT]):
         project_id: str | None = None,
         discovery_id: str | None = None,
         idempotency_key: str | None = None,
+        confirmation_token: str | None = None,
     ) -> Steps[Execution]:
         """Run a tool once: by its key, or by the model's tool call in OpenAI's or Anthropic's format.
 
         A request whose answer was lost is sent again with the same idempotency key, and Toolscout returns the outcome
         of the first one. `discovery_id` is the discovery that returned the tool: a success teaches that the tool was
         right for its message. Releases up to 0.2.0 reject it.
+
+        Raises `ConfirmationRequired` if the tool is destructive and the operator wants such calls confirmed: let the
+        user confirm it, and send the same call with the error's `token` as `confirmation_token`.
         """
         body = {"tool_key": tool_key, "arguments": arguments, "tool_call": tool_call, "project_id": project_id}
         body |= {} if discovery_id is None else {"discovery_id": discovery_id}
+        body |= {} if confirmation_token is None else {"confirmation_token": confirmation_token}
         request = make_request(
             "POST /execute",
             json=body if timeout is None else body | {"timeout_ms": round(timeout * 1000)},

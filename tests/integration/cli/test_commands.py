@@ -41,6 +41,26 @@ STDIO_SERVER = """
 """
 
 
+def test_a_destructive_call_is_confirmed_by_an_option_or_an_answer(
+    command: Command, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLSCOUT_CONFIRM_DESTRUCTIVE", "1")
+    mcp.tools = [tool("wipe", annotations={"destructiveHint": True})]
+    command("key", "create", "--user", "wiper")
+    command("server", "add", "files", mcp.url, "--user", "wiper")
+    call = "execute", "files.wipe", '{"a": 1}', "--user", "wiper"
+    assert "confirm the call with --yes" in command(*call, status=1)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda _question: False)
+    assert "nothing was run" in command(*call, status=1)
+    assert mcp.calls == []
+    monkeypatch.setattr("typer.confirm", lambda _question: True)
+    command(*call)
+    command(*call, "--yes")
+    assert mcp.calls == [("wipe", {"a": 1})] * 2
+    command("server", "remove", "files", "--user", "wiper")
+
+
 def test_a_server_is_added_used_reindexed_and_removed(command: Command, mcp: FakeMcpServer) -> None:
     assert command("key", "create", "--user", "ada").startswith("ts_user_")
     assert "no servers yet" in command("server", "list", "--user", "ada")

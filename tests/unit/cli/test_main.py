@@ -48,7 +48,7 @@ CONTRACT = {
     "tool show": ["TOOL", "--user"],
     "tool edit": ["TOOL", "--description", "--title", "--annotations", "--reset", "--user"],
     "discover": ["MESSAGE", "--limit", "--strategy", "--fill", "--max-tokens", "--project", "--user"],
-    "execute": ["TOOL", "[ARGUMENTS]", "--timeout", "--user"],
+    "execute": ["TOOL", "[ARGUMENTS]", "--timeout", "--yes", "--user"],
     "eval": ["[FILE]", "--limit", "--project", "--suggest", "--json", "--user"],
     "calibrate": ["[FILE]", "--dry-run", "--reset", "--user", "--for-all"],
     "examples list": ["TOOL", "--user"],
