@@ -4,6 +4,8 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import logging
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +22,9 @@ from app.errors import IdentityProviderDown, Unauthenticated, Unavailable
 _MAX_EXCHANGES = 8
 """At the same time: anybody can begin a sign-in and present an invented code."""
 _OK = 200
+_ERROR_CODE = re.compile(r"[a-z_]{1,64}")
+
+logger = logging.getLogger("toolscout.auth")
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class CodeFlow:
         if answer.get("iss", None if metadata.sends_issuer else self._config.issuer) != self._config.issuer:
             raise Unauthenticated("the answer is of another identity provider; start again")
         if "error" in answer or "code" not in answer:
+            _log_refusal("authorization", answer.get("error"))
             raise Unauthenticated("the identity provider refused the sign-in, or it was cancelled")
         if self._exchanges.locked():
             raise Unavailable("too many people sign in at the same time; try again shortly")
@@ -107,6 +113,7 @@ class CodeFlow:
         status, tokens = await self._provider.post_form(metadata.token_endpoint, form, auth)
         if status == _OK and isinstance(tokens, dict) and isinstance(tokens.get("id_token"), str):
             return tokens
+        _log_refusal("token", tokens.get("error") if isinstance(tokens, dict) else None)
         raise Unauthenticated(f"the identity provider did not accept the sign-in (status {status}); start again")
 
     async def _verify_id_token(self, tokens: Mapping[str, Any], nonce: str) -> Claims:
@@ -139,3 +146,11 @@ class CodeFlow:
         if not isinstance(more, dict) or more.get("sub") != claims.get("sub"):
             raise invalid_token("is about another person than the identity provider's userinfo")
         return {**more, **claims}
+
+
+def _log_refusal(step: str, error: Any) -> None:
+    """Log the code of an error, such as `invalid_client`, for the operator. Other texts may repeat secrets."""
+    is_code = isinstance(error, str) and _ERROR_CODE.fullmatch(error) is not None
+    logger.warning(
+        "sign-in refused by the identity provider", extra={"step": step, "error": error if is_code else None}
+    )

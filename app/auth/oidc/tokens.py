@@ -95,7 +95,7 @@ def verify_token(token: str, key: SigningKey, *, issuer: str, audiences: Collect
     except jwt.PyJWTError as error:
         problem = next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "is not valid")
         raise invalid_token(problem) from None
-    except (ValueError, TypeError, OverflowError):  # a claim of a wrong type
+    except (ValueError, TypeError, OverflowError, RecursionError):  # a claim of a wrong type, or nested too deeply
         raise invalid_token("is not valid") from None
 
 

@@ -1,5 +1,6 @@
 """Access tokens of the identity provider beside API keys: who is let in, as whom, and what a refusal says."""
 
+import base64
 import json
 import time
 import uuid
@@ -249,6 +250,17 @@ async def test_an_invalid_token_is_refused_with_a_challenge(
     assert words in challenge
     good = await http.post(path, json=body, headers=bearer(provider.make_token()))
     assert good.status_code == 200, good.text
+
+
+@pytest.mark.parametrize("depth", [500, 900, 990, 1_020, 2_500])
+async def test_a_deeply_nested_token_of_a_stranger_is_refused(
+    http: httpx.AsyncClient, provider: FakeIdentityProvider, depth: int
+) -> None:
+    nested = "[" * depth + "]" * depth
+    header = f'{{"alg": "RS256", "kid": "first", "more": {nested}}}'
+    part = base64.urlsafe_b64encode(header.encode()).rstrip(b"=").decode()
+    for token in (f"{part}.e30.c2ln", f"{provider.make_token().partition('.')[0]}.{part}.c2ln"):
+        assert (await http.get("/servers", headers=bearer(token))).status_code == 401
 
 
 @pytest.mark.parametrize(

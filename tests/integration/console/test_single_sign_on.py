@@ -283,6 +283,20 @@ async def test_rubbish_of_the_token_endpoint_is_an_error_on_the_sign_in_page(
     assert (await sign_in(console, provider)).status_code == 200
 
 
+@pytest.mark.parametrize(("error", "logged"), [("invalid_client", "invalid_client"), ("code-0 is wrong", None)])
+async def test_the_log_tells_the_operator_why_the_provider_refused(
+    console: ConsoleClient,
+    provider: FakeIdentityProvider,
+    caplog: pytest.LogCaptureFixture,
+    error: str,
+    logged: str | None,
+) -> None:
+    provider.token_answer = json.dumps({"error": error}).encode()
+    assert (await sign_in(console, provider)).status_code == 401
+    [record] = [record for record in caplog.records if record.message == "sign-in refused by the identity provider"]
+    assert (record.__dict__["step"], record.__dict__["error"]) == ("token", logged)
+
+
 async def test_an_answer_counts_only_in_the_browser_that_asked_and_only_once(
     console: ConsoleClient, provider: FakeIdentityProvider, service: Container
 ) -> None:
