@@ -146,7 +146,7 @@ async def begin(
     """
     # the SDK reads the scope that was granted from the token
     granted = OAuthToken(access_token="-", scope=granted_scope)  # noqa: S106 not a token
-    provider = _make_provider(server_url, identity, _Storage(granted, _find_usable_client(previous, identity)))
+    provider = _make_provider(server_url, identity, _Storage(granted, _find_client(previous, identity, required_scope)))
     url = await _run_to_redirect(provider, send, _restate(challenge, required_scope), identity)
     context = provider.context
     with _translate_errors():
@@ -266,13 +266,20 @@ async def _run_to_redirect(
         await flow.aclose()
 
 
-def _find_usable_client(previous: OAuthContext | None, identity: ClientIdentity) -> OAuthClientInformationFull | None:
-    """Return the client of an earlier sign-in, unless it is for another callback or its secret has expired."""
+def _find_client(
+    previous: OAuthContext | None, identity: ClientIdentity, required_scope: str | None
+) -> OAuthClientInformationFull | None:
+    """Return the client of an earlier sign-in, if it can be used for this one.
+
+    It was registered for one callback and, with some servers, for the scopes that were known then. Its secret may have
+    expired.
+    """
     if previous is None or previous.redirect_uri != identity.redirect_uri:
         return None
     client = OAuthClientInformationFull.model_validate(previous.client)
     has_expired = 0 < (client.client_secret_expires_at or 0) < time.time()
-    return None if has_expired else client
+    has_scope = client.scope is None or set((required_scope or "").split()) <= set(client.scope.split())
+    return client if has_scope and not has_expired else None
 
 
 def _use_operator_client(provider: OAuthClientProvider, identity: ClientIdentity) -> None:

@@ -36,9 +36,10 @@ async def request_challenge(guard: Guard, user_id: str, url: str, transport: Tra
 
 
 @asynccontextmanager
-async def limit_time(timeout_s: float = TIMEOUT_S) -> AsyncIterator[None]:
+async def limit_time(timeout_s: float | None = None) -> AsyncIterator[None]:
+    """Raise `ServerUnreachable` if the block takes longer than this, or than one step may take."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(TIMEOUT_S if timeout_s is None else timeout_s):
             yield
     except TimeoutError as error:
         raise ServerUnreachable("timeout", "the server's sign-in did not answer in time") from error
