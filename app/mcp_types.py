@@ -45,6 +45,11 @@ class Endpoint:
     is_issued: bool = False
     """Whether the operator's credential service has issued headers for it."""
 
+    signed_in: bool = False
+    """Whether the user has signed in to the server, so that there is a token to add."""
+    needs_sign_in: bool = False
+    """Whether the server was last seen to want a sign-in."""
+
     @property
     def has_own_credentials(self) -> bool:
         """Whether the headers are those that the user has stored, without a token that Toolscout keeps fresh."""

@@ -134,6 +134,8 @@ async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id
         transport=row.transport,
         url=row.url,
         headers=_open_headers(sealer, user_id, server_id, row.sealed_headers),
+        signed_in=row.signed_in,
+        needs_sign_in=get_server_status(row.transport, row.status, row.last_cause) == "needs_authorization",
     )
 
 

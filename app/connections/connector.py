@@ -306,18 +306,15 @@ class Connector:
         """Return the endpoint with a fresh access token, as `get_endpoint` does."""
         if endpoint.transport not in ("streamable_http", "sse"):
             return endpoint
-        wants_sign_in = False
-        async with self._database.transaction(endpoint.user_id) as session:
-            connection = await repository.read_connection(session, self._sealer, endpoint.user_id, endpoint.server_id)
-            if connection is None and not listing and not endpoint.headers:
-                server = await servers.get_server(session, endpoint.user_id, endpoint.server_id)
-                wants_sign_in = server.status == "needs_authorization"
+        may_have_account = endpoint.signed_in or endpoint.needs_sign_in
+        connection = await self._read_connection(endpoint) if may_have_account else None
         if connection is not None and connection.tokens is not None:
             return _add_token(endpoint, await self._refresher.get_fresh(connection))
         if self._credentials is not None and (issued := await self._credentials.authorize(endpoint)) is not None:
             return issued
         is_lost = connection is not None and connection.context is not None
-        if is_lost or wants_sign_in:
+        is_unknown = connection is None and endpoint.needs_sign_in and not listing and not endpoint.headers
+        if is_lost or is_unknown:
             raise AuthorizationRequired
         return endpoint
 
@@ -345,13 +342,16 @@ class Connector:
         return await operation(await self._replace_token(endpoint))
 
     async def _replace_token(self, endpoint: Endpoint) -> Endpoint:
-        async with self._database.transaction(endpoint.user_id) as session:
-            connection = await repository.read_connection(session, self._sealer, endpoint.user_id, endpoint.server_id)
+        connection = await self._read_connection(endpoint)
         if connection is None or connection.tokens is None:
             raise AuthorizationRequired
         if connection.version == endpoint.credential_version:
             connection = await self._refresher.replace_rejected(connection)
         return _add_token(endpoint, connection)
+
+    async def _read_connection(self, endpoint: Endpoint) -> ServerConnection | None:
+        async with self._database.transaction(endpoint.user_id) as session:
+            return await repository.read_connection(session, self._sealer, endpoint.user_id, endpoint.server_id)
 
     async def _require_scope(self, endpoint: Endpoint, scope: str | None) -> None:
         async with self._database.transaction(endpoint.user_id) as session:

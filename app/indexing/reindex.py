@@ -151,8 +151,7 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
     )
     updates = [ModelUpdate(target, plan, embedder.vectors)]
     updates += [await _plan_inactive_model(indexer, run, target, listing, loaded) for loaded in inactive]
-    seen = ServerLock(server.name, server.config_version)
-    await _apply(indexer, run, seen, updates, summary, total=len(listing.tools), ttl_s=listing.ttl_s)
+    await _apply(indexer, run, server, updates, summary, total=len(listing.tools), ttl_s=listing.ttl_s)
     return "succeeded"
 
 
@@ -242,7 +241,7 @@ async def _refuse_empty(indexer: Indexer, run: queue.Claim, listing: Listing) ->
 async def _apply(
     indexer: Indexer,
     run: queue.Claim,
-    seen: ServerLock,
+    server: Server,
     updates: Sequence[ModelUpdate],
     summary: queue.RunSummary,
     total: int,
@@ -253,6 +252,7 @@ async def _apply(
         models = await lock_models_shared(session)
         locked = await lock_server(session, run.user_id, run.server_id)
         await queue.fence(session, run)
+        seen = ServerLock(server.name, server.config_version)
         if locked != seen or models != [update.target.model for update in updates]:
             raise _PlanOutdated
         if _has_changes(updates):
@@ -261,13 +261,13 @@ async def _apply(
             await schedule_listing(session, run.user_id, run.server_id, ttl_s)
         if run.fetch_from_server or run.payload is not None:
             await record_listing(session, run.user_id, run.server_id)
-            await _record_status(session, run)
+            await _record_status(session, run, server)
         await queue.succeed(session, run, summary, total)
 
 
-async def _record_status(session: Session, run: queue.Claim) -> None:
+async def _record_status(session: Session, run: queue.Claim, server: Server) -> None:
     """A server may list its tools for anybody, and ask for a sign-in when they are called: it stays marked."""
-    if await wants_sign_in(session, run.user_id, run.server_id):
+    if server.status == "needs_authorization" and await wants_sign_in(session, run.user_id, run.server_id):
         required = AuthorizationRequired()
         await record_failure(session, run.user_id, run.server_id, required.cause, required.message)
     else:

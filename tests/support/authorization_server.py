@@ -46,6 +46,8 @@ class AuthorizationServer:
     """Replaces members of the metadata; None removes one."""
     faults: dict[str, ASGIApp] = field(default_factory=dict)
     """What answers on a path in place of the server."""
+    resource_metadata: Json = field(default_factory=dict)
+    """What is served at `/resource`, for an MCP server whose challenge names it."""
     on_token: Callable[[Json], Json] = lambda answer: answer
     """Changes the answer of the token endpoint."""
 
@@ -100,6 +102,7 @@ class AuthorizationServer:
         routes.append(Route("/token/introspection", self._introspect, methods=["POST"]))
         documents = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
         routes += [Route(path, self._guarded(path, self._describe)) for path in documents]
+        routes.append(Route("/resource", self._guarded("/resource", lambda _: JSONResponse(self.resource_metadata))))
         return Starlette(routes=routes)
 
     def _guarded(self, path: str, answer: Callable[[Json], Response]) -> Callable[..., Any]:

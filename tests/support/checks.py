@@ -134,6 +134,19 @@ async def leave_a_call(container: Container, user_id: str) -> None:
             await session.rows(statement, {"owner": user_id, "key": uuid.uuid4().hex})
 
 
+async def leave_a_sign_in(container: Container, user_id: str) -> None:
+    """Insert an account at a server of the user, and a sign-in that has begun."""
+    server = "SELECT user_id, id FROM mcp_servers WHERE user_id = %(owner)s ORDER BY id LIMIT 1"
+    account = f"INSERT INTO server_connections (user_id, server_id) {server}"
+    begun = (
+        "INSERT INTO authorization_requests (user_id, server_id, id, sealed, actor, expires_at) "
+        f"SELECT s.user_id, s.id, gen_random_uuid()::text, '', 'test', now() FROM ({server}) s"
+    )
+    async with container.database.transaction(user_id) as session:
+        await session.rows(account, {"owner": user_id})
+        await session.rows(begun, {"owner": user_id})
+
+
 async def want_selections(container: Container, user_id: str, *, wanted: bool = True) -> None:
     """Switch the selection log of a user on or off."""
     statement = (

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import jwt
@@ -21,17 +21,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bench.service import free_port
-from tests.support.oidc_provider import RESOURCE_SERVER, OidcProvider
+from tests.support.oidc_provider import RESOURCE_SERVER
 
 Json = dict[str, Any]
 ALGORITHMS = ["RS256", "ES256", "EdDSA"]
+
+
+class Issuer(Protocol):
+    """What the server needs to know of its authorization server."""
+
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass
 class ProtectedServer:
     """The server and what it has seen. Tests may change the attributes at any time."""
 
-    provider: OidcProvider
+    provider: Issuer
     port: int
     calls: list[tuple[str, str]] = field(default_factory=list)
     """The account and the tool of each call that ran."""
@@ -99,7 +106,7 @@ class ProtectedServer:
 
 
 @contextmanager
-def running_protected_server(provider: OidcProvider) -> Iterator[ProtectedServer]:
+def running_protected_server(provider: Issuer) -> Iterator[ProtectedServer]:
     server = ProtectedServer(provider, free_port())
     with running_app(_Front(server, _make_app(server)), server.port):
         yield server

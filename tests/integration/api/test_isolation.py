@@ -32,6 +32,7 @@ from tests.support.checks import (
     everything,
     find_and_praise,
     leave_a_call,
+    leave_a_sign_in,
     without_request_id,
     write_down,
 )
@@ -149,6 +150,7 @@ async def add_everything(container: Container, user: TestUser) -> Belongings:
     """Give a user one object of every kind. Once for each user: core tools and rules are one list each."""
     await leave_a_call(container, user.id)
     belongings = await add_belongings(user)
+    await leave_a_sign_in(container, user.id)
     mark = belongings.mark
     for adverb in ("quickly", "carefully"):
         await user.push(belongings.ids["server_id"], [tool(f"{mark}_read", f"Reads the file {mark} {adverb}.")])

@@ -12,7 +12,15 @@ from app.auth.authentication import Authenticator
 from app.auth.users import change_groups
 from app.container import Container
 from tests.support.calls import connect_with_tools
-from tests.support.checks import assert_problem, everything, find_and_praise, leave_a_call, pages, rows_of
+from tests.support.checks import (
+    assert_problem,
+    everything,
+    find_and_praise,
+    leave_a_call,
+    leave_a_sign_in,
+    pages,
+    rows_of,
+)
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.factories import ADMIN_KEY, OpenService, tool
 from tests.support.mcp_server import FakeMcpServer
@@ -50,6 +58,7 @@ async def fill(container: Container, user: TestUser) -> None:
     project = {"name": "support", "server_ids": None, "rules": rules}
     assert (await user.http.post("/projects", json=project)).status_code == 201
     await leave_a_call(container, user.id)
+    await leave_a_sign_in(container, user.id)
     await find_and_praise(container, user, "read a file")
     answer = await user.http.put("/core-tools", json={"tools": [tool("ask_user")]})
     assert answer.status_code == 200
