@@ -121,6 +121,39 @@ async def test_the_operators_client_is_used_where_nobody_can_register(
         assert result_text(await ada.execute()) == "the notes of ada"
 
 
+# --- without an account
+
+
+async def test_a_call_without_an_account_runs_nothing_and_returns_a_link_that_works(
+    ada: Account, server: ProtectedServer
+) -> None:
+    await ada.sign_in()
+    assert (await ada.user.http.delete(f"/servers/{ada.server_id}/connection")).status_code == 204
+    before = len(server.calls)
+    refused = await ada.execute()
+    assert (refused.status_code, refused.json()["code"]) == (403, "AUTHORIZATION_REQUIRED")
+    assert len(server.calls) == before
+    await ada.finish(await ada.authorize(refused.json()["authorization_url"]))
+    await ada.wait_for_status("connected")
+    assert result_text(await ada.execute()) == "the notes of ada"
+
+
+async def test_tools_of_a_lost_account_are_found_and_marked_with_a_link(ada: Account, bob: Account) -> None:
+    await ada.sign_in()
+    await ada.user.http.delete(f"/servers/{ada.server_id}/connection")
+    [best, *_] = (await ada.user.discover("list my notes", connect=True))["tools"]
+    assert (best["tool"]["name"], best["server_status"]) == ("list_notes", "needs_authorization")
+    page = await ada.open(best["connect_url"])
+    assert ada.user.id in page.text
+    follow = f"{best['connect_url']}&continue=1"
+    stolen = await ada.authorize((await ada.open(follow)).headers["Location"])
+    assert (await bob.finish(stolen)).status_code == 400, "another browser has not begun it"
+    await ada.finish(await ada.authorize((await ada.open(follow)).headers["Location"]))
+    await ada.wait_for_status("connected")
+    [best, *_] = (await ada.user.discover("list my notes", connect=True))["tools"]
+    assert (best["server_status"], best["connect_url"]) == ("connected", None)
+
+
 # --- revocation
 
 
@@ -139,6 +172,22 @@ async def test_disconnecting_revokes_the_tokens_of_this_account_alone(
     assert result_text(await bob.execute()) == "the notes of bob"
     again = await ada.user.http.delete(f"/servers/{ada.server_id}/connection")
     assert again.status_code == 404
+
+
+async def test_an_account_that_the_provider_revokes_asks_for_a_new_sign_in(
+    ada: Account, provider: OidcProvider, server: ProtectedServer
+) -> None:
+    provider.change(accessTokenFormat="opaque")
+    await ada.sign_in()
+    assert result_text(await ada.execute()) == "the notes of ada"
+    provider.revoke_grants()
+    calls = len(server.calls)
+    refused = await ada.execute()
+    assert (refused.status_code, refused.json()["code"]) == (403, "AUTHORIZATION_REQUIRED")
+    assert len(server.calls) == calls
+    await ada.finish(await ada.authorize(refused.json()["authorization_url"]))
+    await ada.wait_for_status("connected")
+    assert result_text(await ada.execute()) == "the notes of ada"
 
 
 # --- expiry, refresh

@@ -47,10 +47,14 @@ class Account:
         """Sign in and consent, and return the address to which the browser is sent."""
         return await asyncio.to_thread(self.person.authorize, authorization_url)
 
+    async def open(self, url: str) -> httpx.Response:
+        """Open a page of the service in the browser, at its public address."""
+        parts = urlsplit(url)
+        return await self.browser.get(f"{parts.path}?{parts.query}")
+
     async def finish(self, callback: str) -> httpx.Response:
         """Open the address to which the authorization server has sent the browser."""
-        parts = urlsplit(callback)
-        return await self.browser.get(f"{parts.path}?{parts.query}")
+        return await self.open(callback)
 
     async def sign_in(self) -> httpx.Response:
         """Sign in, and wait until the tools of the server are indexed."""
