@@ -11,6 +11,7 @@ from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import ADMIN_KEY
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.own_texts import edit_tool
 from tests.support.worker_steps import unheard
 
 
@@ -98,6 +99,24 @@ async def test_tools_of_a_server_with_credentials_are_embedded_for_each_user(
     texts = take_texts(fake)
     assert await list_from(dave, mcp, headers={"X-Team": "blue"}) == counts
     assert take_texts(fake) == texts
+
+
+async def test_texts_that_users_write_for_a_tool_of_a_public_server_are_private(
+    carol: TestUser, dave: TestUser, mcp: FakeMcpServer, fake: FakeEmbeddingServer
+) -> None:
+    written = unheard("own")["description"]
+    mcp.tools = [unheard("a")]
+    for user in (carol, dave):
+        await list_from(user, mcp)
+    take_texts(fake)
+    documents = []
+    for user in (carol, dave, dave):
+        await edit_tool(user, "a", description=written)
+        documents.append(take_texts(fake))
+        await edit_tool(user, "a", description=None)
+        assert take_texts(fake) == []  # the server's text is still in the public scope
+    assert len(documents[0]) == 1
+    assert documents == [documents[0], documents[0], []]
 
 
 async def test_a_list_that_is_pushed_to_a_public_server_is_private(
