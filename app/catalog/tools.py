@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Row, Select, and_, any_, false, func, lite
 from app.catalog.availability import Availability, Status, get_availability, server_status_sql
 from app.catalog.own_texts import OwnTexts, Texts
 from app.catalog.projects import project_number
-from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, recompute_visibility
+from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, lock_user, recompute_visibility
 from app.catalog.visibility_policy import EnabledBy, HiddenBy, State
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
@@ -184,6 +184,23 @@ async def approve_tool(session: Session, user_id: str, tool_id: str, seen_hash: 
     approval = {"state": "approved", "approved_hash": stored_hash}
     await session.execute(update(mcp_tools).where(*_by_id(user_id, tool_id)).values(**approval))
     await recompute_visibility(session, user_id, server_id)
+
+
+async def approve_tools(session: Session, user_id: str, seen_hashes: Mapping[str, str]) -> None:
+    """Approve several definitions, by tool id, or none: raise `Conflict` if one of them is not the stored one.
+
+    Tools that no longer exist are left out.
+    """
+    await lock_user(session, user_id)
+    t = mcp_tools.c
+    chosen = *_still_listed(user_id), t.id.in_(seen_hashes)
+    stored = (await session.execute(select(t.id, t.server_id, t.name, t.definition_hash).where(*chosen))).all()
+    if outdated := sorted(row.name for row in stored if row.definition_hash != seen_hashes[row.id]):
+        raise Conflict(f"the definition of {outdated[0]} has changed since you looked at it; nothing was approved")
+    approval = {"state": "approved", "approved_hash": t.definition_hash}
+    await session.execute(update(mcp_tools).where(*chosen).values(**approval))
+    for server_id in sorted({row.server_id for row in stored}):
+        await recompute_visibility(session, user_id, server_id)
 
 
 async def list_tool_changes(session: Session, user_id: str, tool_id: str, page: PageRequest) -> Page[Change]:

@@ -23,7 +23,11 @@ _COMMANDS = (
     LazyCommand("key", "app.cli.keys", "Manage API keys."),
     LazyCommand("user", "app.cli.users", "Manage users."),
     LazyCommand("server", "app.cli.servers", "Manage a user's MCP servers."),
-    LazyCommand("tool", "app.cli.own_texts", "Show a tool's texts, and write texts of your own for it."),
+    LazyCommand(
+        "tool",
+        "app.cli.own_texts",
+        "Show a tool's texts, write texts of your own for it, and approve its definition.",
+    ),
     LazyCommand("discover", "app.cli.tools", "Find the tools that a message needs."),
     LazyCommand("execute", "app.cli.tools", "Run a tool on its server."),
     LazyCommand("eval", "app.cli.evaluation", "Measure how well labelled messages find their tools."),

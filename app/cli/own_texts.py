@@ -1,4 +1,4 @@
-"""`toolscout tool show` and `edit`."""
+"""`toolscout tool show`, `edit` and `approve`."""
 
 import json
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from app.container import Container
 from app.demo.seed import DEMO_USER
 from app.errors import InvalidInput
 from app.indexing.queue import get_run
-from app.management.tools import change_tool
+from app.management.tools import approve_tools, change_tool
 from app.schemas.base import describe_errors
 from app.schemas.tools import ToolChanges
 from app.settings import Settings
 from app.text.strict_json import parse_json
 
 commands = make_group()
-tool_commands = make_group("Show a tool's texts, and write texts of your own for it.")
+tool_commands = make_group("Show a tool's texts, write texts of your own for it, and approve its definition.")
 commands.add_typer(tool_commands, name="tool")
 
 _NO_TEXTS = {"title": None, "description": None, "annotations": None}
@@ -39,6 +39,28 @@ async def show(settings: Settings, tool: ToolArgument, user: UserOption = DEMO_U
         tool_id = await resolve_tool(container, owner.id, tool)
         async with container.database.transaction(owner.id) as session:
             print_lines(_format_tool(await get_tool(session, owner.id, tool_id, container.model.id)))
+    return 0
+
+
+@tool_commands.command("approve")
+@with_settings
+async def approve(
+    settings: Settings,
+    tools: Annotated[list[str], typer.Argument(metavar="TOOL", help="The tools: SERVER.TOOL, or their keys.")],
+    user: UserOption = DEMO_USER,
+) -> int:
+    """Approve the definitions of new or changed tools as they are stored.
+
+    `toolscout tool show` shows one.
+    """
+    async with open_for_user(settings, user) as (container, owner):
+        hashes: dict[str, str] = {}
+        for name in tools:
+            tool_id = await resolve_tool(container, owner.id, name)
+            async with container.database.transaction(owner.id) as session:
+                hashes[tool_id] = (await get_tool(session, owner.id, tool_id, container.model.id)).definition_hash
+        await approve_tools(container.database, owner.id, hashes, actor=ACTOR)
+    print(f"{len(hashes)} approved")
     return 0
 
 

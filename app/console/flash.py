@@ -19,6 +19,7 @@ _MESSAGES = {
     "texts-saved": "Texts saved. The search uses them as soon as they are indexed, which takes a moment.",
     "texts-reset": "The server’s texts are in use again.",
     "tool-approved": "Definition approved.",
+    "tools-approved": "Definitions approved.",
     "examples-saved": "Examples saved. They are in effect now.",
     "examples-forgotten": "What was learnt from use is forgotten. The examples in words stay.",
     "rules-saved": "Rules saved. They are in effect now.",

@@ -120,6 +120,17 @@ def _list_parameters(tool: Tool) -> list[dict[str, Any]]:
     ]
 
 
+@router.post("/tools/approve")
+async def approve_tools(context: CatalogWritePage) -> Response:
+    """Approve all definitions of a page of the list. If one of them has changed since it was shown, none is."""
+    pairs = (shown.partition(":") for shown in context.form.all("definition"))
+    seen_hashes = {tool_id: definition_hash for tool_id, _, definition_hash in pairs}
+    await manage_tools.approve_tools(
+        context.container.database, context.user.id, seen_hashes, actor=context.caller.actor
+    )
+    return redirect("/console/tools", notice="tools-approved")
+
+
 @router.post("/tools/{tool_id}")
 async def change_tool(context: CatalogWritePage, tool_id: str) -> Response:
     body = parse_form(ToolChanges, _read_changes(context.form))

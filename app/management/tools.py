@@ -79,3 +79,11 @@ async def approve_tool(
         await tools.approve_tool(session, user_id, tool_id, seen_hash)
         await record_event(session, user_id, actor, "tool.approve", tool_id)
         return await tools.get_tool(session, user_id, tool_id, model_id)
+
+
+async def approve_tools(database: Database, user_id: str, seen_hashes: Mapping[str, str], *, actor: str) -> None:
+    """Approve the definitions that a person has looked at, by tool id: all of them, or none if one has changed."""
+    async with database.exclusive_transaction(user_id) as session:
+        await tools.approve_tools(session, user_id, seen_hashes)
+        for tool_id in seen_hashes:
+            await record_event(session, user_id, actor, "tool.approve", tool_id)

@@ -41,6 +41,23 @@ STDIO_SERVER = """
 """
 
 
+def test_new_tools_are_approved_together(command: Command, mcp: FakeMcpServer, database: str) -> None:
+    mcp.tools = [tool("echo")]
+    command("key", "create", "--user", "holder")
+    command("server", "add", "files", mcp.url, "--user", "holder")
+    mcp.tools = [tool("echo"), tool("wipe"), tool("shred")]
+    command("server", "reindex", "--user", "holder")
+
+    def read_states() -> dict[str, str]:
+        with psycopg.connect(database) as owner:
+            return dict(owner.execute("SELECT name, state FROM mcp_tools WHERE user_id = 'holder'").fetchall())
+
+    assert read_states() == {"echo": "approved", "wipe": "new", "shred": "new"}
+    assert "2 approved" in command("tool", "approve", "files.wipe", "files.shred", "--user", "holder")
+    assert set(read_states().values()) == {"approved"}
+    command("server", "remove", "files", "--user", "holder")
+
+
 def test_a_destructive_call_is_confirmed_by_an_option_or_an_answer(
     command: Command, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,6 +338,21 @@ async def test_a_new_tool_is_marked_held_and_approved(
     assert "delete_file" not in await console.get_page("/console/tools", state="new")
 
 
+async def test_all_shown_tools_are_approved_or_none(console: ConsoleClient, user: TestUser) -> None:
+    server_id = await user.add_tools(tool("read_file"))
+    await user.push(server_id, [tool("read_file"), tool("copy_file"), tool("move_file")])
+    assert "Approve the 2 shown" in await console.get_page("/console/tools", state="new")
+    assert "Approve the" not in await console.get_page("/console/tools")
+    shown = [f"{each['id']}:{each['definition_hash']}" for each in (await user.tools()).values()]
+    await user.push(server_id, [tool("read_file"), tool("copy_file"), tool("move_file", "Moves it elsewhere.")])
+    refused = await console.submit("/console/tools/approve", definition=shown)
+    assert (refused.status_code, "move_file has changed" in refused.text) == (409, True)
+    assert (await user.tools())["copy_file"]["state"] == "new"
+    shown = [f"{each['id']}:{each['definition_hash']}" for each in (await user.tools()).values()]
+    await console.submit("/console/tools/approve", definition=shown)
+    assert {each["state"] for each in (await user.tools()).values()} == {"approved"}
+
+
 async def test_rules_are_previewed_moved_and_saved(console: ConsoleClient, user: TestUser) -> None:
     await user.add_tools(tool("read_file"), tool("delete_file"))
     rows = {"pattern": ["*delete*", "*"], "server": ["", ""], "enabled": ["off", ""], "tags": ["", "all, some"]}

@@ -46,6 +46,7 @@ CONTRACT = {
     "server remove": ["NAME", "--user"],
     "server reindex": ["[NAME]...", "--force", "--user"],
     "tool show": ["TOOL", "--user"],
+    "tool approve": ["TOOL...", "--user"],
     "tool edit": ["TOOL", "--description", "--title", "--annotations", "--reset", "--user"],
     "discover": ["MESSAGE", "--limit", "--strategy", "--fill", "--max-tokens", "--project", "--user"],
     "execute": ["TOOL", "[ARGUMENTS]", "--timeout", "--yes", "--user"],
