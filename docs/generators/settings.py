@@ -23,20 +23,24 @@ without `TOOLSCOUT_SECRET_KEY`.
 """
 
 _SECTIONS = {
-    "Process": "environment role host port data_dir served_hosts trusted_proxies web_origins log_level log_format "
-    "drain_s demo",
+    "Process": "environment role host port data_dir served_hosts public_url trusted_proxies web_origins log_level "
+    "log_format drain_s demo",
     "Database": "database_url listen_database_url database_pool_size audit_days embedding_cache_days "
     "embedding_cache_max_rows",
     "Keys and secrets": "admin_api_key secret_key old_secret_keys metrics_key",
+    "Identity provider": "oidc_issuer oidc_audience oidc_user_claim oidc_groups_claim oidc_admin_groups oidc_client_id "
+    "oidc_client_secret oidc_scopes oidc_name",
     "Limits": "max_servers max_projects max_keys max_tags rate_per_user max_in_flight head_timeout_s body_timeout_s",
     "Embedding": "embedding_provider embedding_model local_model openai_api_key openai_base_url query_embed_budget_ms "
     "index_embed_timeout_s catalog_embed_budget_s query_cache_size breaker_failures breaker_retry_s",
     "Discovery": "discovery rollout_percent max_tools glossary_file search_ann_above snapshot_mb hold_changed_tools "
+    "hold_new_tools confirm_destructive "
     "find_failing_servers learn_from_use selection_log_days decision_log_days",
     "Cloud": "cloud_url cloud_key cloud_timeout_s",
     "Indexing": "max_tools_per_server index_concurrency listing_concurrency listings_per_user "
     "listings_per_host pending_retry_s run_lease_s reindex_every_s known_examples",
     "MCP servers": "outbound_allow stdio_servers credential_url credential_key credential_timeout_s "
+    "oauth_clients redirect_origins "
     "connect_timeout_s list_timeout_s call_timeout_s "
     "max_call_timeout_s upstream_idle_s upstream_connections upstream_max_bytes max_result_bytes mcp_list_cache_s",
     "Registry": "registry_url registry_allow",
