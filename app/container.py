@@ -46,6 +46,7 @@ from app.indexing.large_tenants import maintain_large_tenants
 from app.indexing.queue_metrics import watch_queue
 from app.indexing.reindex import Indexer
 from app.indexing.run_slots import SlotLimits
+from app.indexing.shared_server_sync import SharedServerSync
 from app.indexing.worker import Worker, WorkerConfig
 from app.limits.fair_queue import FairScheduler
 from app.limits.fair_thread import FairExecutor
@@ -104,6 +105,7 @@ class Container:
     connector: Connector
     indexer: Indexer
     worker: Worker
+    shared_server_sync: SharedServerSync
     usage_counters: UsageCounters
     selections: SelectionLog
     decisions: DecisionLog
@@ -189,11 +191,16 @@ async def open_container(
         connector.enqueue_listing = worker.enqueue_listing
         mcp_pool.on_tools_changed = worker.on_tools_changed
         notifications.subscribe(Channel.RUNS, worker.notify)
+        shared_server_sync = SharedServerSync(indexer, infrastructure.sealer)
+        notifications.subscribe(Channel.SHARED_SERVERS, shared_server_sync.notify)
         _start_housekeeping(infrastructure, stack, watch=serving)
         if working and settings.runs_worker:
             worker.start()
             maintenance = asyncio.create_task(maintain_large_tenants(infrastructure.database, url))
             stack.push_async_callback(_cancel, maintenance)
+            if settings.index_concurrency:
+                shared_server_sync.start()
+                stack.push_async_callback(shared_server_sync.stop)
         stack.push_async_callback(worker.stop)
         cloud = make_cloud_client(settings, infrastructure.metrics)
         if cloud is not None:
@@ -208,7 +215,9 @@ async def open_container(
             stack.push_async_callback(sso.provider.aclose)
             if serving:
                 sso.provider.start()
-        container = _build_container(infrastructure, models, mcp_pool, connector, indexer, worker, cloud, registry, sso)
+        container = _build_container(
+            infrastructure, models, mcp_pool, connector, indexer, worker, shared_server_sync, cloud, registry, sso
+        )
         stack.push_async_callback(container.discoverer.snapshots.aclose)
         yield container
 
@@ -403,6 +412,7 @@ def _build_container(
     connector: Connector,
     indexer: Indexer,
     worker: Worker,
+    shared_server_sync: SharedServerSync,
     cloud: CloudClient | None,
     registry: RegistryClient | None,
     sso: SingleSignOn | None,
@@ -435,6 +445,7 @@ def _build_container(
         connector=connector,
         indexer=indexer,
         worker=worker,
+        shared_server_sync=shared_server_sync,
         usage_counters=infrastructure.usage_counters,
         selections=infrastructure.selections,
         decisions=infrastructure.decisions,

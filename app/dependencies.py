@@ -18,10 +18,12 @@ from app.auth.permissions import Caller, Permission
 from app.auth.users import User, get_user
 from app.catalog import servers
 from app.catalog.tool_keys import is_tool_id, resolve_owned_key
+from app.catalog.tools import tool_exists
 from app.catalog.visibility import Scope
 from app.container import Container
 from app.db.engine import Session as DatabaseSession
 from app.db.pagination import MAX_PAGE, PageRequest
+from app.db.tables import SHARED_OWNER
 from app.errors import BadRequest, ClientDisconnected, ForeignOrigin, InvalidInput, Misdirected, ToolscoutError
 from app.indexing import queue
 from app.reload import Reloader
@@ -159,15 +161,19 @@ ToolPath = Annotated[str, Path(description="the tool's id; or, URL-encoded, `SER
 async def get_tenant(request: Request, caller: KnownCaller, container: ContainerDep) -> User:
     """Return the user whose rows the request is about.
 
-    An administrator need not name the user of a server or run: its id is enough to find it.
+    An administrator need not name the user of a server or run: its id is enough to find it. So is the id of a tool of a
+    shared server, whose owner cannot be named.
     """
-    ids = request.path_params
+    ids = {**request.query_params, **request.path_params}
     is_admin = caller.has_permission(Permission.ADMINISTER)
-    if caller.user is None and is_admin and ids.keys() & {"server_id", "run_id"}:
+    if caller.user is None and is_admin and ids.keys() & {"server_id", "run_id", "tool_id"}:
         async with container.database.system_transaction() as session:
             if "server_id" in ids:
                 return await get_user(session, await servers.get_server_owner(session, ids["server_id"]))
-            return await get_user(session, await queue.get_run_owner(session, ids["run_id"]))
+            if "run_id" in ids:
+                return await get_user(session, await queue.get_run_owner(session, ids["run_id"]))
+            if await tool_exists(session, SHARED_OWNER, ids["tool_id"]):
+                return await get_user(session, SHARED_OWNER)
     return caller.require_user()
 
 

@@ -28,6 +28,7 @@ from app.api import (
     runs,
     selections,
     servers,
+    shared_servers,
     tools,
     users,
 )
@@ -58,6 +59,7 @@ _ROUTE_MODULES = (
     servers,
     registry,
     connections,
+    shared_servers,
     runs,
     tools,
     rules,

@@ -44,6 +44,10 @@ class Endpoint:
     """The version of the access token in the headers; 0 if there is none. A newer one needs no new connection."""
     is_issued: bool = False
     """Whether the operator's credential service has issued headers for it."""
+    shared_id: str | None = None
+    """The shared server that this one is a member's copy of."""
+    uses_operator_account: bool = False
+    """Whether calls of the copy use the shared server's credentials."""
 
     signed_in: bool = False
     """Whether the user has signed in to the server, so that there is a token to add."""

@@ -17,6 +17,7 @@ TAGS = [
     {"name": "execution", "description": "Run a tool on its MCP server"},
     {"name": "servers", "description": "A user's MCP servers"},
     {"name": "registry", "description": "Look servers up in an MCP registry, and register them"},
+    {"name": "shared servers", "description": "Servers that an administrator registers once for many users"},
     {"name": "runs", "description": "Index the tools of servers: push or list them, and watch the progress"},
     {"name": "tools", "description": "A user's tools: switch, tag, pin and approve them; core tools"},
     {"name": "rules", "description": "Rules over tool names that decide which tools can be found and run"},

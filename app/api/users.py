@@ -29,7 +29,7 @@ async def list_users(session: SystemSession, page: PageParams, container: Contai
 @router.get("/users/{user_id}")
 async def get_user(user_id: str, session: SystemSession, container: ContainerDep) -> UserOut:
     """Return a user with its settings and its number of tools."""
-    return UserOut.of(await users.get_user(session, user_id), container.discoverer.rollout)
+    return UserOut.of(await users.get_account(session, user_id), container.discoverer.rollout)
 
 
 @router.patch("/users/{user_id}")

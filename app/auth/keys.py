@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from app.auth.users import get_user
+from app.auth.users import get_account
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.pipeline import Rows, Statement
@@ -59,7 +59,7 @@ async def insert_key(session: Session, new_key: NewKey) -> tuple[ApiKey, str]:
     if new_key.project_id is not None and new_key.kind != "user":
         raise InvalidInput("only a user key can be bound to a project, since a project belongs to one user")
     if new_key.user_id is not None:
-        await get_user(session, new_key.user_id)
+        await get_account(session, new_key.user_id)
     secret = f"ts_{new_key.kind}_{secrets.token_urlsafe(32)}"
     statement = insert(api_keys).values(
         id=str(uuid.uuid4()),

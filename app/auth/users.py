@@ -12,10 +12,11 @@ from sqlalchemy.exc import IntegrityError
 
 from app.audit.record import record_event
 from app.db.engine import Session
+from app.db.notifications import Channel, notify
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.pipeline import Rows, Statement
 from app.db.rows import to_dataclass
-from app.db.tables import core_tools, users
+from app.db.tables import SHARED_OWNER, core_tools, users
 from app.errors import Conflict, InvalidInput, NotFound
 
 USER_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@:|+=~-]{0,127}$"
@@ -66,6 +67,7 @@ async def insert_user(session: Session, user_id: str, name: str | None) -> User:
         row = (await session.execute(insert(users).values(id=user_id, name=name).returning(users))).one()
     except IntegrityError as error:
         raise Conflict(f"there is already a user {user_id!r}") from error
+    await notify(session, Channel.SHARED_SERVERS)  # those for everyone are now for this user, too
     return _to_user(row)
 
 
@@ -78,6 +80,18 @@ async def ensure_user(session: Session, user_id: str, actor: str) -> User:
     statement = upsert(users).values(id=user_id).on_conflict_do_nothing().returning(users.c.id)
     if await session.scalar(statement) is not None:
         await record_event(session, user_id, actor, "user.create", user_id)
+        await notify(session, Channel.SHARED_SERVERS)
+    return await get_user(session, user_id)
+
+
+async def ensure_shared_owner(session: Session) -> None:
+    """Create the owner of shared servers unless it exists. Needs a system transaction."""
+    await session.execute(upsert(users).values(id=SHARED_OWNER).on_conflict_do_nothing())
+
+
+async def get_account(session: Session, user_id: str) -> User:
+    """Return a user that administrators manage, which the owner of shared servers is not."""
+    _refuse_shared_owner(user_id)
     return await get_user(session, user_id)
 
 
@@ -89,10 +103,12 @@ async def get_user(session: Session, user_id: str) -> User:
 
 
 async def list_users(session: Session, page: PageRequest) -> Page[User]:
-    return await fetch_page(session, select(users), (users.c.id, users.c.id), page, _to_user)
+    statement = select(users).where(users.c.id != SHARED_OWNER)
+    return await fetch_page(session, statement, (users.c.id, users.c.id), page, _to_user)
 
 
 async def update_user(session: Session, user_id: str, changes: Mapping[str, Any]) -> User:
+    _refuse_shared_owner(user_id)
     if not changes:
         return await get_user(session, user_id)
     statement = update(users).where(users.c.id == user_id).values(**changes).returning(users)
@@ -106,11 +122,13 @@ async def change_groups(session: Session, user_id: str, groups: Sequence[str], a
     """Store the groups that the identity provider names."""
     user = await update_user(session, user_id, {"groups": list(groups)})
     await record_event(session, user_id, actor, "user.groups", user_id)
+    await notify(session, Channel.SHARED_SERVERS)
     return user
 
 
 async def delete_user(session: Session, user_id: str) -> None:
     """Delete the user. Foreign keys delete its keys, servers, tools, vectors and runs as well."""
+    _refuse_shared_owner(user_id)
     # Lock the user before the delete cascades to its servers. Other writers lock in the same order (see
     # `catalog.visibility.lock_server`); the opposite order could deadlock.
     await session.execute(select(users.c.id).where(users.c.id == user_id).with_for_update())
@@ -119,6 +137,11 @@ async def delete_user(session: Session, user_id: str) -> None:
         raise _not_found()
     # without a foreign key, since rows for everyone belong to no user
     await session.execute(delete(core_tools).where(core_tools.c.user_id == user_id))
+
+
+def _refuse_shared_owner(user_id: str) -> None:
+    if user_id == SHARED_OWNER:
+        raise _not_found()
 
 
 def _not_found() -> NotFound:

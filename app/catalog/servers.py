@@ -20,7 +20,7 @@ from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass, violated_constraint
 from app.db.tables import authorization_requests, mcp_servers, server_connections
-from app.errors import DISCONNECTIONS, AuthorizationRequired, ConfigurationError, Conflict, NotFound
+from app.errors import DISCONNECTIONS, AuthorizationRequired, ConfigurationError, Conflict, Forbidden, NotFound
 from app.mcp_types import Endpoint, Transport
 
 # visibility depends on these: rules match the name; the switch, permissions and errors hide; tools inherit the tags
@@ -51,6 +51,14 @@ class Server:
     """Whether Toolscout has an access token of the user for this server."""
     created_at: datetime
     updated_at: datetime
+    shared_id: str | None
+    """The shared server that this one is a member's copy of."""
+    shared_version: int | None
+    shared_credentials: str | None
+
+    @property
+    def shared(self) -> bool:
+        return self.shared_id is not None
 
 
 @dataclass(frozen=True)
@@ -103,10 +111,33 @@ async def insert_server(session: Session, sealer: Sealer, user_id: str, new_serv
 
 
 async def get_server(session: Session, user_id: str, server_id: str) -> Server:
-    row = (await session.execute(select(mcp_servers).where(*_by_id(user_id, server_id)))).one_or_none()
-    if row is None:
+    server = await find_server(session, user_id, server_id)
+    if server is None:
         raise _not_found()
-    return _to_server(row)
+    return server
+
+
+async def find_server(session: Session, user_id: str, server_id: str) -> Server | None:
+    row = (await session.execute(select(mcp_servers).where(*_by_id(user_id, server_id)))).one_or_none()
+    return None if row is None else _to_server(row)
+
+
+async def require_own_server(session: Session, user_id: str, server_id: str) -> Server:
+    """Return a server that its user may change. Raise `Forbidden` for a member's copy of a shared server."""
+    server = await get_server(session, user_id, server_id)
+    check_changes(server, ["all"])
+    return server
+
+
+def check_changes(server: Server, fields: Collection[str]) -> None:
+    """Raise `Forbidden` unless the user may change these fields: of a shared server, only headers of one's own."""
+    if not server.shared or (set(fields) <= {"headers"} and server.shared_credentials == "member"):
+        return
+    if set(fields) <= {"headers"}:
+        raise Forbidden(f"calls of the shared server {server.name!r} use the administrator's credentials")
+    raise Forbidden(
+        f"the server {server.name!r} is shared: an administrator manages it; you can switch, tag and pin its tools"
+    )
 
 
 async def list_servers(session: Session, user_id: str, page: PageRequest) -> Page[Server]:
@@ -136,6 +167,8 @@ async def get_endpoint(session: Session, sealer: Sealer, user_id: str, server_id
         headers=_open_headers(sealer, user_id, server_id, row.sealed_headers),
         signed_in=row.signed_in,
         needs_sign_in=get_server_status(row.transport, row.status, row.last_cause) == "needs_authorization",
+        shared_id=row.shared_id,
+        uses_operator_account=row.shared_credentials == "operator",
     )
 
 
@@ -258,9 +291,10 @@ async def list_server_ids(session: Session, user_id: str) -> list[str]:
     return list((await session.scalars(statement)).all())
 
 
-async def count_all_servers(session: Session, user_id: str) -> int:
-    statement = select(func.count()).select_from(mcp_servers).where(mcp_servers.c.user_id == user_id)
-    return int(await session.scalar(statement))
+async def count_own_servers(session: Session, user_id: str) -> int:
+    """Return how many servers the user has, without copies of shared ones."""
+    own = mcp_servers.c.user_id == user_id, mcp_servers.c.shared_id.is_(None)
+    return int(await session.scalar(select(func.count()).select_from(mcp_servers).where(*own)))
 
 
 async def count_servers(session: Session, user_id: str, server_ids: Collection[str]) -> int:
@@ -272,6 +306,15 @@ async def count_servers(session: Session, user_id: str, server_ids: Collection[s
 async def update_server(
     session: Session, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
 ) -> Server:
+    """Raise `Forbidden` for a shared server, of which a member can change its own headers alone."""
+    check_changes(await get_server(session, user_id, server_id), changes.keys())
+    return await write_server(session, sealer, user_id, server_id, changes)
+
+
+async def write_server(
+    session: Session, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
+) -> Server:
+    """Change a server, whoever manages it."""
     values = dict(changes)
     before = await lock_server(session, user_id, server_id)
     has_moved = "url" in values and not await _has_origin(session, user_id, server_id, values["url"])
@@ -305,6 +348,13 @@ async def update_server(
 
 
 async def delete_server(session: Session, user_id: str, server_id: str) -> None:
+    """Raise `Forbidden` for a shared server."""
+    await require_own_server(session, user_id, server_id)
+    await remove_server(session, user_id, server_id)
+
+
+async def remove_server(session: Session, user_id: str, server_id: str) -> None:
+    """Delete a server, whoever manages it."""
     await lock_server(session, user_id, server_id)
     if (await session.execute(delete(mcp_servers).where(*_by_id(user_id, server_id)))).rowcount == 0:
         raise _not_found()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 import typer
 import uvloop
 
-from app.auth.users import User, get_user
+from app.auth.users import User, get_account
 from app.catalog.projects import list_all_projects
 from app.catalog.tool_keys import resolve_owned_key
 from app.catalog.visibility import Scope
@@ -72,7 +72,7 @@ async def open_for_user(settings: Settings, user_id: str) -> AsyncIterator[tuple
 async def load_user(database: Database, user_id: str) -> User:
     try:
         async with database.system_transaction() as session:
-            return await get_user(session, user_id)
+            return await get_account(session, user_id)
     except NotFound:
         raise NotFound(
             f"there is no user {user_id!r}: `toolscout user list` lists all; `toolscout key create --user "

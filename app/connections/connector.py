@@ -19,8 +19,11 @@ from urllib.parse import urlencode, urlsplit
 import orjson
 
 from app.audit.record import SUCCEEDED, record_event
+from app.auth.users import get_user
 from app.catalog import servers
+from app.catalog.server_copies import OPERATOR_NOT_CONNECTED
 from app.catalog.servers import Server
+from app.catalog.shared_servers import get_shared_server
 from app.connections import oauth, repository
 from app.connections.credential_source import CredentialSource
 from app.connections.models import AuthorizationLink, Callback, PendingRequest, ServerConnection, SignInResult
@@ -29,9 +32,11 @@ from app.connections.refresh import TokenRefresher
 from app.connections.requests import limit_time, make_sender, request_challenge
 from app.crypto import Sealer, SecretOwner
 from app.db.engine import Database, Session
+from app.db.tables import SHARED_OWNER
 from app.errors import (
     AuthorizationRequired,
     ConfigurationError,
+    Forbidden,
     InvalidInput,
     NotFound,
     ServerUnreachable,
@@ -152,6 +157,7 @@ class Connector:
         self.config.check_redirect(redirect_url)
         async with self._database.transaction(user_id) as session:
             server = await servers.get_server(session, user_id, server_id)
+            servers.check_changes(server, ["headers"])
             connection = await repository.read_connection(session, self._sealer, user_id, server_id)
             required_scope = None if connection is None else connection.required_scope
             pending = await repository.find_request(
@@ -303,20 +309,54 @@ class Connector:
         return await self.authorize(endpoint, listing=listing)
 
     async def authorize(self, endpoint: Endpoint, *, listing: bool = False) -> Endpoint:
-        """Return the endpoint with a fresh access token, as `get_endpoint` does."""
+        """Return the endpoint with a fresh access token, as `get_endpoint` does.
+
+        Raise `Forbidden` for a copy of a shared server that its user may not use any more.
+        """
+        if endpoint.shared_id is not None:
+            endpoint = await self._resolve_copy(endpoint, endpoint.shared_id)
         if endpoint.transport not in ("streamable_http", "sse"):
             return endpoint
         may_have_account = endpoint.signed_in or endpoint.needs_sign_in
         connection = await self._read_connection(endpoint) if may_have_account else None
         if connection is not None and connection.tokens is not None:
             return _add_token(endpoint, await self._refresher.get_fresh(connection))
-        if self._credentials is not None and (issued := await self._credentials.authorize(endpoint)) is not None:
+        source = None if endpoint.uses_operator_account else self._credentials
+        if source is not None and (issued := await source.authorize(endpoint)) is not None:
             return issued
         is_lost = connection is not None and connection.context is not None
         is_unknown = connection is None and endpoint.needs_sign_in and not listing and not endpoint.headers
         if is_lost or is_unknown:
-            raise AuthorizationRequired
+            raise _require_sign_in(endpoint)
         return endpoint
+
+    async def _resolve_copy(self, copy: Endpoint, shared_id: str) -> Endpoint:
+        """Check that the user may still use the shared server, and take what it alone knows from it."""
+        async with self._database.transaction(copy.user_id) as session:
+            user = await get_user(session, copy.user_id)
+        async with self._database.transaction(SHARED_OWNER) as session:
+            shared = await get_shared_server(session, shared_id)
+            source = await servers.get_endpoint(session, self._sealer, SHARED_OWNER, shared_id)
+        if not shared.sharing.includes(user):
+            raise Forbidden(f"the server {copy.server_name!r} is no longer shared with this user")
+        is_operators = shared.sharing.credentials == "operator"
+        if is_operators != copy.uses_operator_account:
+            raise ServerUnreachable("not_ready", "this shared server has just been changed; try again in a moment")
+        # programs are found by the name that the operator's file gives them
+        name = source.server_name if copy.transport == "stdio" else copy.server_name
+        if not is_operators:
+            return replace(copy, server_name=name)
+        # both versions only grow: a change of either needs a new connection
+        version = copy.config_version + source.config_version
+        return replace(
+            source,
+            user_id=copy.user_id,
+            server_id=copy.server_id,
+            server_name=name,
+            config_version=version,
+            shared_id=shared_id,
+            uses_operator_account=True,
+        )
 
     async def use(
         self, endpoint: Endpoint, operation: Callable[[Endpoint], Awaitable[T]], *, listing: bool = False
@@ -330,6 +370,8 @@ class Connector:
         try:
             return await operation(endpoint)
         except AuthorizationRequired as error:
+            if endpoint.uses_operator_account and not endpoint.credential_version:
+                raise _require_sign_in(endpoint) from error
             needs_more = error.http_status == 403
             if needs_more or not (endpoint.credential_version or listing):
                 await self._require_scope(endpoint, error.required_scope)
@@ -344,18 +386,20 @@ class Connector:
     async def _replace_token(self, endpoint: Endpoint) -> Endpoint:
         connection = await self._read_connection(endpoint)
         if connection is None or connection.tokens is None:
-            raise AuthorizationRequired
+            raise _require_sign_in(endpoint)
         if connection.version == endpoint.credential_version:
             connection = await self._refresher.replace_rejected(connection)
         return _add_token(endpoint, connection)
 
     async def _read_connection(self, endpoint: Endpoint) -> ServerConnection | None:
-        async with self._database.transaction(endpoint.user_id) as session:
-            return await repository.read_connection(session, self._sealer, endpoint.user_id, endpoint.server_id)
+        user_id, server_id = _get_account(endpoint)
+        async with self._database.transaction(user_id) as session:
+            return await repository.read_connection(session, self._sealer, user_id, server_id)
 
     async def _require_scope(self, endpoint: Endpoint, scope: str | None) -> None:
-        async with self._database.transaction(endpoint.user_id) as session:
-            await repository.require_scope(session, endpoint.user_id, endpoint.server_id, scope)
+        user_id, server_id = _get_account(endpoint)
+        async with self._database.transaction(user_id) as session:
+            await repository.require_scope(session, user_id, server_id, scope)
 
     async def _offers_sign_in(self, endpoint: Endpoint) -> bool:
         try:
@@ -398,6 +442,20 @@ class Connector:
 
 class _ServerChanged(Exception):
     pass
+
+
+def _get_account(endpoint: Endpoint) -> tuple[str, str]:
+    """Return the user and the server whose account a request to the endpoint uses."""
+    if endpoint.uses_operator_account and endpoint.shared_id is not None:
+        return SHARED_OWNER, endpoint.shared_id
+    return endpoint.user_id, endpoint.server_id
+
+
+def _require_sign_in(endpoint: Endpoint) -> ServerUnreachable:
+    """A member cannot sign in with the operator's account."""
+    if endpoint.uses_operator_account:
+        return ServerUnreachable(OPERATOR_NOT_CONNECTED, "an administrator must sign in to this shared server first")
+    return AuthorizationRequired()
 
 
 def hash_browser(secret: str) -> bytes:

@@ -4,7 +4,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from app.auth.keys import hash_key
-from app.auth.users import get_user
+from app.auth.users import get_account
 from app.console.flash import FlashMessage, get_flash_message
 from app.console.forms import Form
 from app.console.page_context import (
@@ -66,7 +66,7 @@ async def act_for(context: AdminPage) -> Response:
     user_id = context.form.optional_text("user_id")
     if user_id is not None:
         async with context.container.database.system_transaction() as session:
-            await get_user(session, user_id)
+            await get_account(session, user_id)
     current = context.console_session
     console_session = start_session(current.subject, user_id, current.expires_at)
     target = "/console" if user_id is not None else "/console/users"

@@ -32,6 +32,8 @@ class Channel(StrEnum):
     """The list of embedding models, or a model's calibration, has changed."""
     RUNS = "toolscout_runs"
     """A run has been queued, or one has ended, so that the server's next may begin."""
+    SHARED_SERVERS = "toolscout_shared_servers"
+    """A shared server, or who may use one, has changed."""
 
 
 NOTIFY = "SELECT pg_notify(%(channel)s, '')"

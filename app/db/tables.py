@@ -35,6 +35,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 EVERYONE = ""
 """The `user_id` of core tools that all users have. No user can have this id."""
 
+SHARED_OWNER = "*"
+"""The `user_id` of shared servers. No user can have this id, and no caller can act for it by name."""
+
 USER_RULES = ""
 """The `project_id` of rules that belong to the user and apply in every project."""
 
@@ -127,10 +130,41 @@ mcp_servers = Table(
     _not_null("signed_in", Boolean, "false"),
     _created_at(),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    # of a member's copy of a shared server: the source's id, the version that was copied, whose credentials it uses
+    Column("shared_id", Text),
+    Column("shared_version", BigInteger),
+    Column("shared_credentials", Text),
     PrimaryKeyConstraint("user_id", "id"),
     UniqueConstraint("user_id", "name", name="mcp_servers_name"),
     Index("mcp_servers_id", "id"),
+    Index("mcp_servers_shared", "shared_id", "user_id", postgresql_where=text("shared_id IS NOT NULL")),
     Index("mcp_servers_pending", "user_id", "id", postgresql_where=text("pending_count > 0")),
+)
+
+# who may use a server of `SHARED_OWNER`
+shared_servers = Table(
+    "shared_servers",
+    metadata,
+    _not_null("user_id", Text),
+    _not_null("server_id", Text),
+    _not_null("everyone", Boolean, "false"),
+    _not_null("groups", ARRAY(Text), "'{}'"),
+    _not_null("user_ids", ARRAY(Text), "'{}'"),
+    # whose credentials calls use: `member` or `operator`
+    _not_null("credentials", Text, "'member'"),
+    # increases with every change that the members' copies must follow
+    _not_null("version", BigInteger, "1"),
+    PrimaryKeyConstraint("user_id", "server_id"),
+    ForeignKeyConstraint(["user_id", "server_id"], ["mcp_servers.user_id", "mcp_servers.id"], ondelete="CASCADE"),
+)
+
+# background work that one process at a time does for all
+task_leases = Table(
+    "task_leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _not_null("holder", Text),
+    Column("lease_until", DateTime(timezone=True), nullable=False),
 )
 
 mcp_tools = Table(

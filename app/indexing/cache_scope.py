@@ -2,7 +2,7 @@
 
 If all users shared one cache, the duration of a push would tell whether somebody else has the same text. So a text is
 private to the user who sent it. Public texts are shared: what a server lists for anybody who connects to its URL
-without credentials, and the examples that ship with Toolscout.
+without credentials, and the examples that ship with Toolscout. The tools of a shared server are shared by its members.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from app.auth.users import User
 from app.catalog.servers import Server
+from app.db.tables import SHARED_OWNER
 from app.text.strict_json import canonical_json
 
 
@@ -35,8 +36,11 @@ def get_user_scope(user: User) -> CacheScope:
 def get_server_scope(user: User, server: Server, *, pushed: bool = False) -> CacheScope:
     """Return the scope of the server's tools: that of its URL if the server is public, otherwise that of the user.
 
-    `pushed`: the tools come from the user, and may be others than those that the URL lists.
+    A shared server and its copies have one of their own. `pushed`: the tools come from the user, and may be others than
+    those that the URL lists.
     """
+    if user.id == SHARED_OWNER or server.shared:
+        return CacheScope(_hash_owner("shared", server.shared_id or server.id))
     is_remote = server.transport in ("streamable_http", "sse") and server.url is not None
     is_private = bool(server.header_names) or server.signed_in or server.status == "needs_authorization"
     if pushed or not is_remote or is_private:

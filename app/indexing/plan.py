@@ -143,6 +143,8 @@ class IndexTarget:
     """Whether the server has been listed before, so that a tool that appears is new."""
     user_scope: CacheScope = EVERYONE
     """Who shares the vectors of tools with the user's own texts."""
+    is_copy: bool = False
+    """Whether it is a member's copy of a shared server, so that tags of the user's own make a text the user's own."""
 
     def resolve(self, listed: ToolDefinition, known: StoredTool | None) -> SearchedTool:
         own_tags, own_texts = ((), NO_OWN_TEXTS) if known is None else (known.own_tags, known.own_texts)
@@ -150,7 +152,8 @@ class IndexTarget:
         tags = merge_tags(own_tags, self.server_tags, self.rules.match(self.server_name, tool.name))
         # the server's description first: other words of the user's do not make it another tool
         examples = self.known_tools.find_examples(tool.name, listed.description, tool.description)
-        return SearchedTool(tool, tags, examples, self.user_scope if own_texts else self.cache_scope)
+        is_own = bool(own_texts) or (self.is_copy and not set(tags) <= set(self.server_tags))
+        return SearchedTool(tool, tags, examples, self.user_scope if is_own else self.cache_scope)
 
 
 @dataclass(frozen=True)

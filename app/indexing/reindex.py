@@ -13,15 +13,18 @@ from functools import partial
 
 from app.auth.users import get_user
 from app.catalog.rules import Rule, RuleSet, get_rules
+from app.catalog.server_copies import has_own_credentials, write_source_status
 from app.catalog.servers import Server, get_server, record_contact, record_failure, record_listing
-from app.catalog.visibility import ServerLock, lock_server, read_policy
+from app.catalog.shared_servers import SharedServer, get_shared_server, update_sharing
+from app.catalog.visibility import ServerLock, lock_server, read_policy, recompute_visibility
 from app.catalog.visibility_policy import Policy
 from app.connections.connector import Connector
 from app.connections.repository import wants_sign_in
 from app.db.engine import Database, Session
+from app.db.tables import SHARED_OWNER
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
-from app.errors import AuthorizationRequired
+from app.errors import AuthorizationRequired, ServerUnreachable
 from app.indexing import public_listings, queue, store
 from app.indexing.cache_scope import CacheScope, get_server_scope, get_user_scope
 from app.indexing.document_embedder import DocumentEmbedder, load_vectors_of_inactive_model
@@ -60,6 +63,18 @@ class Indexer:
     """The tools that come with examples."""
 
 
+@dataclass(frozen=True)
+class _Source:
+    """What a member's copy takes from its shared server."""
+
+    shared: SharedServer
+    listing: Listing
+    approvals: Mapping[str, store.Approval]
+    is_tried: bool = False
+    """Whether the member's own credentials have been tried."""
+    failure: ServerUnreachable | None = None
+
+
 class _PlanOutdated(Exception):
     """The server's name or address, or the set of models, has changed since the plan was made."""
 
@@ -68,22 +83,42 @@ class _PlanOutdated(Exception):
 async def reindex_server(indexer: Indexer, run: queue.Claim) -> queue.RunState:
     """Execute a claimed run, again from the start if the server or the models change meanwhile."""
     while True:
-        server, listing = await _load_listing(indexer, run)
+        async with indexer.database.transaction(run.user_id) as session:
+            server = await get_server(session, run.user_id, run.server_id)
+        source = None if server.shared_id is None else await _load_source(indexer, run, server, server.shared_id)
+        listing = await _load_listing(indexer, run, server) if source is None else source.listing
         try:
             # pushes, which the worker limits otherwise, do not wait for listed runs
             async with nullcontext() if run.host is None else indexer.computing:
-                return await _index(indexer, run, server, listing)
+                return await _index(indexer, run, server, listing, source)
         except _PlanOutdated:
             logger.info("server or models changed during the index run, starting over", extra={"run_id": run.id})
 
 
-async def _load_listing(indexer: Indexer, run: queue.Claim) -> tuple[Server, Listing]:
+async def _load_source(indexer: Indexer, run: queue.Claim, server: Server, shared_id: str) -> _Source:
+    """Read what a copy takes from its shared server, and try the member's own credentials if a listing was wanted."""
+    async with indexer.database.transaction(SHARED_OWNER) as session:
+        shared = await get_shared_server(session, shared_id)
+        listing = Listing(await store.read_effective_listing(session, SHARED_OWNER, shared_id))
+        approvals = await store.read_approvals(session, SHARED_OWNER, shared_id)
+    source = _Source(shared, listing, approvals)
+    if not run.fetch_from_server or server.transport == "push" or not has_own_credentials(server):
+        return source
+    try:
+        endpoint = await indexer.connector.get_endpoint(run.user_id, run.server_id, listing=True)
+        # all members have the same tools, whatever it lists for one of them
+        await indexer.connector.use(endpoint, indexer.mcp_pool.list_tools, listing=True)
+    except ServerUnreachable as error:
+        return replace(source, is_tried=True, failure=error)
+    return replace(source, is_tried=True)
+
+
+async def _load_listing(indexer: Indexer, run: queue.Claim, server: Server) -> Listing:
     """Return the pushed list, the list from the server, or the stored one. No transaction is open while it waits."""
     async with indexer.database.transaction(run.user_id) as session:
-        server = await get_server(session, run.user_id, run.server_id)
         fetches = run.fetch_from_server and server.transport != "push"
         if not fetches and run.payload is None:
-            return server, Listing(await store.read_listing(session, run.user_id, run.server_id))
+            return Listing(await store.read_listing(session, run.user_id, run.server_id))
     if fetches:
         endpoint = await indexer.connector.get_endpoint(run.user_id, run.server_id, listing=True)
         if endpoint.is_issued:  # private for caches, like a server with headers of its own
@@ -92,7 +127,7 @@ async def _load_listing(indexer: Indexer, run: queue.Claim) -> tuple[Server, Lis
     else:
         listed = ToolList((await asyncio.to_thread(parse_json, run.payload or b"{}"))["tools"])
     listing = await asyncio.to_thread(parse_listing, listed.tools, max_tools=indexer.max_tools)
-    return server, replace(listing, ttl_s=listed.ttl_s)
+    return replace(listing, ttl_s=listed.ttl_s)
 
 
 async def _fetch_tools(indexer: Indexer, run: queue.Claim, server: Server, endpoint: Endpoint) -> ToolList:
@@ -116,7 +151,9 @@ async def _fetch_tools(indexer: Indexer, run: queue.Claim, server: Server, endpo
     return listed
 
 
-async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Listing) -> queue.RunState:
+async def _index(
+    indexer: Indexer, run: queue.Claim, server: Server, listing: Listing, source: _Source | None
+) -> queue.RunState:
     active, *inactive = await indexer.models()
     async with indexer.database.transaction(run.user_id) as session:
         user = await get_user(session, run.user_id)
@@ -124,10 +161,14 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
         rules = await get_rules(session, run.user_id)
         stored = await store.read_tools(session, run.user_id, run.server_id, active.model.id)
     scope = get_server_scope(user, server, pushed=run.payload is not None)
+    if source is not None and source.shared.server.name != server.name:
+        scope = get_user_scope(user)  # the name is part of the texts, and another one is the member's alone
     target = await make_target(indexer, server, active.model, rules, scope, get_user_scope(user))
-    target = replace(target, was_listed=server.listed_at is not None or bool(stored))
+    was_listed = server.listed_at is not None or bool(stored)
+    target = replace(target, was_listed=was_listed, is_copy=source is not None)
     had_tools = any(not tool.is_deleted for tool in stored.values())
-    if had_tools and not listing.tools and not run.accept_empty:
+    # the list of a shared server has been accepted already
+    if had_tools and not listing.tools and not run.accept_empty and source is None:
         return await _refuse_empty(indexer, run, listing)
     plan = await _make_plan(indexer, listing, stored, target, force=run.force)
     embedder = DocumentEmbedder(
@@ -151,7 +192,7 @@ async def _index(indexer: Indexer, run: queue.Claim, server: Server, listing: Li
     )
     updates = [ModelUpdate(target, plan, embedder.vectors)]
     updates += [await _plan_inactive_model(indexer, run, target, listing, loaded) for loaded in inactive]
-    await _apply(indexer, run, server, updates, summary, total=len(listing.tools), ttl_s=listing.ttl_s)
+    await _apply(indexer, run, server, updates, summary, source, total=len(listing.tools), ttl_s=listing.ttl_s)
     return "succeeded"
 
 
@@ -244,6 +285,7 @@ async def _apply(
     server: Server,
     updates: Sequence[ModelUpdate],
     summary: queue.RunSummary,
+    source: _Source | None,
     total: int,
     ttl_s: float | None,
 ) -> None:
@@ -257,12 +299,34 @@ async def _apply(
             raise _PlanOutdated
         if _has_changes(updates):
             await store.apply_updates(session, run.user_id, updates, run_id=run.id, ann_above=indexer.ann_above)
-        if run.fetch_from_server:
+        if run.user_id == SHARED_OWNER:
+            await _notify_members(session, run, server, has_changes=_has_changes(updates))
+        if run.fetch_from_server and source is None:
             await schedule_listing(session, run.user_id, run.server_id, ttl_s)
-        if run.fetch_from_server or run.payload is not None:
+        if source is not None:
+            await store.write_approvals(session, run.user_id, run.server_id, source.approvals)
+            if run.fetch_from_server:
+                await _record_copy_status(session, run, source)
+        elif run.fetch_from_server or run.payload is not None:
             await record_listing(session, run.user_id, run.server_id)
             await _record_status(session, run, server)
         await queue.succeed(session, run, summary, total)
+
+
+async def _record_copy_status(session: Session, run: queue.Claim, source: _Source) -> None:
+    if not source.is_tried:
+        await write_source_status(session, run.user_id, run.server_id, source.shared)
+        await recompute_visibility(session, run.user_id, run.server_id)
+    elif source.failure is None:
+        await record_contact(session, run.user_id, run.server_id)
+    else:
+        await record_failure(session, run.user_id, run.server_id, source.failure.cause, source.failure.message)
+
+
+async def _notify_members(session: Session, run: queue.Claim, server: Server, *, has_changes: bool) -> None:
+    """Let the copies of a shared server follow if its tools have changed, or if it can be used again."""
+    if has_changes or (run.fetch_from_server and server.status != "connected"):
+        await update_sharing(session, run.server_id)
 
 
 async def _record_status(session: Session, run: queue.Claim, server: Server) -> None:

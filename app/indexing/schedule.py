@@ -56,7 +56,7 @@ async def find_servers_to_refresh(session: Session, every_s: float) -> Sequence[
     """Return servers without a run in the last `every_s` seconds. Needs a system transaction.
 
     A server that says how long its list is valid is due when that time is over, if it answered the last time.
-    Disconnected servers are retried after five minutes at the latest.
+    Disconnected servers are retried after five minutes at the latest. Copies of shared servers follow their source.
     """
     servers = mcp_servers.c
     has_ttl = and_(servers.status == "connected", servers.list_again_at.is_not(None))
@@ -73,6 +73,7 @@ async def find_servers_to_refresh(session: Session, every_s: float) -> Sequence[
     statement = select(servers.user_id, servers.id).where(
         servers.enabled,
         servers.transport != "push",
+        servers.shared_id.is_(None),
         or_(not_(has_ttl), servers.list_again_at <= func.now()),
         ~recent.exists(),
     )

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pgvector import HalfVector
@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from app.catalog.own_texts import OwnTexts
 from app.catalog.tools import update_tool_counts
-from app.catalog.visibility import evaluate_tools, read_policy, write_decisions
+from app.catalog.visibility import evaluate_tools, read_policy, recompute_visibility, write_decisions
 from app.catalog.visibility_policy import VisibilityDecision
 from app.db.engine import Session
 from app.db.tables import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
@@ -104,6 +104,41 @@ async def read_listing(session: Session, user_id: str, server_id: str) -> list[L
         for *definition, fingerprint, findings in await session.execute(statement)
     )
     return [tool for tool in tools if tool is not None]
+
+
+async def read_effective_listing(session: Session, user_id: str, server_id: str) -> list[ListedTool]:
+    """Return the stored tools of a shared server as its members see them: with the texts that replace the server's."""
+    t = mcp_tools.c
+    own = select(t.name, t.own_title, t.own_description, t.own_annotations).where(*_by_server(user_id, server_id))
+    own_texts = {name: OwnTexts(*texts) for name, *texts in await session.execute(own)}
+    listed = await read_listing(session, user_id, server_id)
+    return [replace(tool, definition=own_texts[tool.definition.name].apply(tool.definition)) for tool in listed]
+
+
+@dataclass(frozen=True)
+class Approval:
+    state: str
+    approved_hash: str
+
+
+async def read_approvals(session: Session, user_id: str, server_id: str) -> dict[str, Approval]:
+    """Return what has been approved of the server's tools, by name."""
+    t = mcp_tools.c
+    listed = *_by_server(user_id, server_id), t.vanished_at.is_(None)
+    rows = await session.execute(select(t.name, t.state, t.approved_hash).where(*listed))
+    return {name: Approval(state, approved_hash) for name, state, approved_hash in rows}
+
+
+async def write_approvals(session: Session, user_id: str, server_id: str, approvals: Mapping[str, Approval]) -> None:
+    """Let the tools of a copy be approved, or held, as those of the shared server are."""
+    stored = await read_approvals(session, user_id, server_id)
+    t = mcp_tools.c
+    changed = [name for name in stored if name in approvals and stored[name] != approvals[name]]
+    for name in changed:
+        statement = update(mcp_tools).where(*_by_server(user_id, server_id), t.name == name)
+        await session.execute(statement.values(**asdict(approvals[name])))
+    if changed:
+        await recompute_visibility(session, user_id, server_id)
 
 
 def _sanitize_stored(definition: ToolDefinition, fingerprint: str, findings: Sequence[Finding]) -> ListedTool | None:

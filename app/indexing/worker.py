@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cachetools import TTLCache
@@ -18,6 +18,7 @@ from cachetools import TTLCache
 from app.catalog.visibility import recompute_stale
 from app.db.engine import Session
 from app.db.notifications import POLL_S
+from app.db.tables import SHARED_OWNER
 from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
 from app.indexing import public_listings, queue
 from app.indexing.reindex import Indexer, reindex_server
@@ -102,9 +103,11 @@ class Worker:
             await self._process(run)
 
     def on_tools_changed(self, endpoint: Endpoint) -> None:
-        """Queue a run for a server that announces a change, after the debounce interval."""
+        """Queue a run for a server that announces a change, after the debounce interval; for a copy, for its source."""
         if self._is_stopped:
             return
+        if endpoint.shared_id is not None:
+            endpoint = replace(endpoint, user_id=SHARED_OWNER, server_id=endpoint.shared_id, shared_id=None)
         loop = asyncio.get_running_loop()
         self._announced_at[endpoint.server_id] = loop.time()
         if endpoint.server_id in self._announcements:

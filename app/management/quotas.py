@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from app.auth.keys import count_active_keys
 from app.catalog.projects import count_projects
 from app.catalog.rules import Rule
-from app.catalog.servers import count_all_servers
+from app.catalog.servers import count_own_servers
 from app.catalog.tags import read_used_tags
 from app.catalog.visibility import lock_user
 from app.db.engine import Session
@@ -27,9 +27,9 @@ class Quotas:
 
 
 async def check_servers(session: Session, quotas: Quotas, user_id: str) -> None:
-    """Raise `LimitReached` if the user may not have another server."""
+    """Raise `LimitReached` if the user may not have another server. Shared servers do not count."""
     await lock_user(session, user_id)
-    if await count_all_servers(session, user_id) >= quotas.servers:
+    if await count_own_servers(session, user_id) >= quotas.servers:
         raise LimitReached("servers", quotas.servers)
 
 

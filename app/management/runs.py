@@ -15,7 +15,7 @@ async def push_tools(
 ) -> Run:
     """Queue a run that replaces the server's tools by a pushed list, which is stored with the run."""
     async with database.transaction(user_id) as session:
-        await servers.get_server(session, user_id, server_id)
+        await servers.require_own_server(session, user_id, server_id)
         run = await queue.enqueue(session, user_id, server_id, payload, force=force, asked_by=actor)
         session.after_commit(worker.notify)
     return run

@@ -8,11 +8,14 @@ from typing import Any
 from app.audit.record import record_event
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server, check_transport
+from app.catalog.shared_servers import update_sharing
 from app.catalog.tools import update_tool_counts
 from app.catalog.visibility import lock_server
 from app.connections.repository import reseal_connections
 from app.crypto import Sealer
 from app.db.engine import Database
+from app.db.notifications import Channel, notify
+from app.db.tables import SHARED_OWNER
 from app.errors import InvalidInput
 from app.indexing import queue
 from app.indexing.parsing import Listing, parse_listing
@@ -102,6 +105,7 @@ async def change_server(
     `action` is the name of the audit event."""
     async with database.transaction(user_id) as session:
         before = await servers.get_server(session, user_id, server_id)
+    servers.check_changes(before, changes.keys())
     # between two transactions: a new host name is resolved, and no connection is held meanwhile
     await _check_changes(mcp_pool, before, changes)
     async with database.exclusive_transaction(user_id) as session:
@@ -118,6 +122,8 @@ async def change_server(
             session.after_commit(worker.notify)
         if after.config_version != before.config_version:
             session.after_commit(mcp_pool.forget, user_id, server_id)
+        if user_id == SHARED_OWNER:
+            await update_sharing(session, server_id)
     return after
 
 
@@ -168,6 +174,8 @@ async def delete_server(
         await update_tool_counts(session, user_id, ann_above)
         await record_event(session, user_id, actor, "server.delete", server_id)
         session.after_commit(mcp_pool.forget, user_id, server_id)
+        if user_id == SHARED_OWNER:
+            await notify(session, Channel.SHARED_SERVERS)  # the members' copies go, too
 
 
 async def reseal_credentials(database: Database, sealer: Sealer, *, actor: str) -> tuple[int, int]:

@@ -7,8 +7,11 @@ from typing import Any
 
 from app.audit.record import record_event
 from app.catalog import tools
+from app.catalog.servers import require_own_server
+from app.catalog.shared_servers import update_sharing
 from app.catalog.tools import Tool
 from app.db.engine import Database
+from app.db.tables import SHARED_OWNER
 from app.indexing import queue
 from app.indexing.own_texts import sanitize_texts
 from app.indexing.plan import CountTokens, definition_tokens
@@ -73,11 +76,16 @@ async def approve_tool(
 ) -> Tool:
     """Approve the definition as it is stored.
 
-    `seen_hash` is the hash of the definition that a person has looked at: raise `Conflict` if another is stored.
+    `seen_hash` is the hash of the definition that a person has looked at: raise `Conflict` if another is stored. An
+    administrator approves the tools of a shared server, for all its members.
     """
     async with database.exclusive_transaction(user_id) as session:
+        tool = await tools.get_tool(session, user_id, tool_id, model_id)
+        await require_own_server(session, user_id, tool.server_id)
         await tools.approve_tool(session, user_id, tool_id, seen_hash)
         await record_event(session, user_id, actor, "tool.approve", tool_id)
+        if user_id == SHARED_OWNER:
+            await update_sharing(session, tool.server_id)
         return await tools.get_tool(session, user_id, tool_id, model_id)
 
 

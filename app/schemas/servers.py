@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, field_validator,
 from app.catalog.availability import Status
 from app.catalog.request_headers import HEADER_VALUE, MAX_HEADER_VALUE, MAX_HEADERS, check_header_names
 from app.catalog.servers import check_transport
+from app.catalog.shared_servers import Credentials
 from app.catalog.visibility_policy import ANY_TOOL
 from app.mcp_types import TRANSPORT_ALIASES, Transport
 from app.schemas.base import (
@@ -131,5 +132,10 @@ class ServerOut(Output):
     tool_count: int
     pending_count: int
     signed_in: bool = Field(description="whether the user has signed in to it through Toolscout")
+    shared: bool = Field(description="whether an administrator manages it for many users: it cannot be changed here")
+    shared_credentials: Credentials | None = Field(
+        description="of a shared server, whose credentials calls use: `member`, the user's own; `operator`, the "
+        "administrator's; null if it is not shared"
+    )
     created_at: datetime
     updated_at: datetime

@@ -122,6 +122,13 @@ async def rows_of(container: Container, user_id: str) -> dict[str, int]:
         return counts
 
 
+async def leave_a_sharing(container: Container, user_id: str) -> None:
+    """Insert who may use the user's server, which only the owner of shared servers has otherwise."""
+    statement = "INSERT INTO shared_servers (user_id, server_id) SELECT user_id, min(id) FROM mcp_servers"
+    async with container.database.transaction(user_id) as session:
+        await session.rows(f"{statement} WHERE user_id = %(owner)s GROUP BY user_id", {"owner": user_id})
+
+
 async def leave_a_call(container: Container, user_id: str) -> None:
     """Insert the record of a call with an `Idempotency-Key`, and of one that waits for a confirmation."""
     statements = (

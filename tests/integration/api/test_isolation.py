@@ -32,6 +32,7 @@ from tests.support.checks import (
     everything,
     find_and_praise,
     leave_a_call,
+    leave_a_sharing,
     leave_a_sign_in,
     without_request_id,
     write_down,
@@ -151,6 +152,7 @@ async def add_everything(container: Container, user: TestUser) -> Belongings:
     await leave_a_call(container, user.id)
     belongings = await add_belongings(user)
     await leave_a_sign_in(container, user.id)
+    await leave_a_sharing(container, user.id)
     mark = belongings.mark
     for adverb in ("quickly", "carefully"):
         await user.push(belongings.ids["server_id"], [tool(f"{mark}_read", f"Reads the file {mark} {adverb}.")])
@@ -283,7 +285,8 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
 
 def test_the_table_of_routes_with_an_id_is_complete(container: Container) -> None:
     routes = {(route.method, route.path) for route in door_routes(get_app(container)) if "{" in route.path}
-    admin_routes = {(method, path) for method, path in routes if path.startswith(("/users/", "/keys/"))}
+    for_admins = ("/users/", "/keys/", "/shared-servers/")
+    admin_routes = {(method, path) for method, path in routes if path.startswith(for_admins)}
     registry_routes = {(method, path) for method, path in routes if path.startswith("/registry/")}  # of no user
     assert {(method, path) for method, path, _ in ROUTES_WITH_AN_ID} == routes - admin_routes - registry_routes
 

@@ -23,8 +23,14 @@ ADMIN_ROUTES = [
     ("GET", "/keys", None),
     ("DELETE", "/keys/some-id", None),
     ("POST", "/reload", None),
+    ("POST", "/shared-servers", {"name": "handbook", "transport": "push"}),
+    ("GET", "/shared-servers", None),
+    ("GET", "/shared-servers/some-server", None),
+    ("PATCH", "/shared-servers/some-server", {"description": "x"}),
+    ("POST", "/shared-servers/some-server/reindex", None),
+    ("DELETE", "/shared-servers/some-server", None),
 ]
-BAD_USER_IDS = [b"", b" ", b"-a", b"a b", b"a/b", b"'; DROP TABLE users; --", "é".encode(), b"\xff", b"x" * 129]
+BAD_USER_IDS = [b"", b" ", b"*", b"-a", b"a b", b"a/b", b"'; DROP TABLE users; --", "é".encode(), b"\xff", b"x" * 129]
 
 
 @pytest.fixture(scope="module")
@@ -232,8 +238,10 @@ async def test_only_administrators_may_manage_users_and_keys(
 async def test_an_administrator_may_use_all_of_these_routes(admin: httpx.AsyncClient) -> None:
     somebody = f"somebody-{uuid.uuid4().hex[:8]}"
     key_id = (await admin.post("/keys", json={"kind": "service"})).json()["id"]
+    other = {"name": f"shared-{somebody}", "transport": "push"}
+    server_id = (await admin.post("/shared-servers", json=other)).json()["id"]
     for method, path, body in ADMIN_ROUTES:
-        real_path = path.replace("somebody", somebody).replace("some-id", key_id)
+        real_path = path.replace("somebody", somebody).replace("some-id", key_id).replace("some-server", server_id)
         real_body = {"id": somebody} if (method, path) == ("POST", "/users") else body
         assert (await admin.request(method, real_path, json=real_body)).is_success, (method, path)
 
@@ -244,7 +252,7 @@ def test_the_table_of_administrators_routes_is_complete(container: Container) ->
         for route in door_routes(get_app(container))
         if Permission.ADMINISTER in route.permissions
     }
-    templates = {"somebody": "{user_id}", "some-id": "{key_id}"}
+    templates = {"somebody": "{user_id}", "some-id": "{key_id}", "some-server": "{server_id}"}
     named = {
         (method, "/".join(templates.get(part, part) for part in path.split("/"))) for method, path, _ in ADMIN_ROUTES
     }

@@ -17,6 +17,7 @@ from tests.support.checks import (
     everything,
     find_and_praise,
     leave_a_call,
+    leave_a_sharing,
     leave_a_sign_in,
     pages,
     rows_of,
@@ -59,6 +60,7 @@ async def fill(container: Container, user: TestUser) -> None:
     assert (await user.http.post("/projects", json=project)).status_code == 201
     await leave_a_call(container, user.id)
     await leave_a_sign_in(container, user.id)
+    await leave_a_sharing(container, user.id)
     await find_and_praise(container, user, "read a file")
     answer = await user.http.put("/core-tools", json={"tools": [tool("ask_user")]})
     assert answer.status_code == 200

@@ -90,7 +90,7 @@ def test_only_tables_without_user_data_lack_row_level_security(owner: Connection
         "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
         " AND NOT relrowsecurity",
     )
-    assert set(unprotected) == {"alembic_version", "embedding_cache", "embedding_models", "policy"}
+    assert set(unprotected) == {"alembic_version", "embedding_cache", "embedding_models", "policy", "task_leases"}
 
 
 def test_row_level_security_applies_to_the_app_role(owner: Connection) -> None:

@@ -1,0 +1,173 @@
+"""Keeps the members' copies of shared servers up to date, in batches, in the background.
+
+What is to be done is the difference between who may use a shared server and who has an up-to-date copy. It is computed
+again for each batch, so that nothing is lost if the process ends between two. Each user is written in a transaction of
+its own, which also queues the index run that copies the tools. At most `max_waiting` of these runs wait at a time, so
+that other runs do not queue up behind thousands.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from app.audit.record import record_event
+from app.catalog.server_copies import remove_copy, write_copy
+from app.catalog.shared_servers import (
+    SharedServer,
+    find_differences,
+    find_orphans,
+    get_shared_server,
+    list_shared_ids,
+)
+from app.catalog.tools import update_tool_counts
+from app.crypto import Sealer
+from app.db.leases import acquire_lease, release_lease
+from app.errors import NotFound, QueryInterrupted, ToolscoutError, Unavailable
+from app.indexing import queue
+from app.indexing.reindex import Indexer
+
+logger = logging.getLogger("toolscout.sharing")
+
+_LEASE = "shared_servers"
+_COUNT_WAITING = """
+    SELECT count(*) FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id
+    WHERE r.state IN ('queued', 'running') AND s.shared_id IS NOT NULL
+"""
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    interval_s: float = 30.0
+    """How often the differences are looked for without a notification."""
+    lease_s: float = 30.0
+    max_waiting: int = 20
+    """How many index runs of copies wait or run at most."""
+    pause_s: float = 0.1
+    """How long to wait for runs to finish before the next batch."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    user_id: str
+    shared_id: str
+    shared: SharedServer | None
+    """What the user's copy must follow; None if the user must not have one."""
+
+
+class SharedServerSync:
+    def __init__(self, indexer: Indexer, sealer: Sealer, config: SyncConfig | None = None) -> None:
+        self._indexer = indexer
+        self._sealer = sealer
+        self._database = indexer.database
+        self._config = config or SyncConfig()
+        self._holder = str(uuid.uuid4())
+        self._has_work = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop, and leave the rest of a pass to other processes."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+            with suppress(Unavailable, QueryInterrupted):
+                await self._release_lease()
+
+    def notify(self) -> None:
+        """Look for differences now: a shared server, or who may use one, has changed."""
+        self._has_work.set()
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.interval_s):
+                    await self._has_work.wait()
+            self._has_work.clear()  # before the query, so that a change during the pass leads to another one
+            try:
+                await self.sync()
+            except (Unavailable, QueryInterrupted):
+                logger.warning("shared servers could not be synchronized, trying again later")
+            except Exception:  # the task's boundary: an error must not end the loop
+                logger.exception("unexpected error while shared servers were synchronized")
+
+    async def sync(self) -> int:
+        """Bring all copies up to date, unless another process is at it. Return how many were written or removed."""
+        done, failed = 0, list[str]()
+        while await self._acquire_lease():
+            room = self._config.max_waiting - await self._count_waiting()
+            if room <= 0:
+                await asyncio.sleep(self._config.pause_s)
+                continue
+            tasks = await self._find_tasks(failed, room)
+            if not tasks:
+                await self._release_lease()
+                break
+            for task in tasks:
+                if await self._perform(task):
+                    done += 1
+                else:
+                    failed.append(task.user_id)
+        return done
+
+    async def _acquire_lease(self) -> bool:
+        async with self._database.system_transaction() as session:
+            return await acquire_lease(session, _LEASE, self._holder, self._config.lease_s)
+
+    async def _release_lease(self) -> None:
+        async with self._database.system_transaction() as session:
+            await release_lease(session, _LEASE, self._holder)
+
+    async def _count_waiting(self) -> int:
+        [[(waiting,)]] = await self._database.system_fetch([(_COUNT_WAITING, None)])
+        return int(waiting)
+
+    async def _find_tasks(self, skipped: Sequence[str], limit: int) -> list[_Task]:
+        """Return the first differences; copies that must go come before those that are missing or outdated."""
+        async with self._database.system_transaction() as session:
+            orphans = await find_orphans(session, skipped, limit)
+            tasks = [_Task(user_id, shared_id, None) for user_id, shared_id in orphans]
+            for shared_id in await list_shared_ids(session):
+                if len(tasks) >= limit:
+                    break
+                shared = await get_shared_server(session, shared_id)
+                found = await find_differences(session, shared, skipped, limit - len(tasks))
+                tasks += [_Task(user_id, shared_id, shared if is_member else None) for user_id, is_member in found]
+        return tasks
+
+    async def _perform(self, task: _Task) -> bool:
+        """Return False if it failed: the others go on, and the next pass tries again."""
+        try:
+            if task.shared is None:
+                await self._remove(task.user_id, task.shared_id)
+            else:
+                await self._write(task.user_id, task.shared)
+        except NotFound:  # the user has just been deleted
+            return True
+        except (Unavailable, QueryInterrupted):
+            raise
+        except ToolscoutError:
+            logger.exception("a shared server could not be copied", extra={"server_id": task.shared_id})
+            return False
+        return True
+
+    async def _write(self, user_id: str, shared: SharedServer) -> None:
+        async with self._database.exclusive_transaction(user_id) as session:
+            copy = await write_copy(session, self._sealer, user_id, shared)
+            if copy is None:
+                return
+            await record_event(session, user_id, queue.SYSTEM, "server.share", copy.id)
+            await queue.enqueue(session, user_id, copy.id, fetch_from_server=False)
+
+    async def _remove(self, user_id: str, shared_id: str) -> None:
+        async with self._database.exclusive_transaction(user_id) as session:
+            copy_id = await remove_copy(session, user_id, shared_id)
+            if copy_id is None:
+                return
+            await update_tool_counts(session, user_id, self._indexer.ann_above)
+            await record_event(session, user_id, queue.SYSTEM, "server.unshare", copy_id)
+            session.after_commit(self._indexer.mcp_pool.forget, user_id, copy_id)
