@@ -20,6 +20,9 @@ from app.settings import Settings
 
 _POLL_INTERVAL_S = 0.5
 
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Wait until somebody has signed in, and show the index run that follows.")
+]
 ServerName = Annotated[str, typer.Argument(metavar="NAME", help="The server's name.")]
 
 
@@ -28,9 +31,7 @@ async def connect(
     settings: Settings,
     name: ServerName,
     *,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until somebody has signed in, and show the index run that follows.")
-    ] = False,
+    wait: WaitOption = False,
     user: UserOption = DEMO_USER,
 ) -> int:
     """Print the link with which the user signs in to a server (OAuth).
@@ -38,17 +39,20 @@ async def connect(
     The service must be running: the browser comes back to it.
     """
     async with open_for_user(settings, user) as (container, owner):
-        server = await find_server(container, owner.id, name)
-        link = await container.connector.start(owner.id, server.id, ACTOR)
-        minutes = max(1, round((link.expires_at - datetime.now(UTC)).total_seconds() / 60))
-        print_lines(
-            [
-                f"to sign in to {server.name}, open this link within {minutes} minutes, while the service runs at "
-                f"{settings.base_url}:",
-                link.authorization_url,
-            ]
-        )
-        return await _wait_for_sign_in(container, server, link.expires_at) if wait else 0
+        return await begin_sign_in(settings, container, await find_server(container, owner.id, name), wait=wait)
+
+
+async def begin_sign_in(settings: Settings, container: Container, server: Server, *, wait: bool) -> int:
+    link = await container.connector.start(server.user_id, server.id, ACTOR)
+    minutes = max(1, round((link.expires_at - datetime.now(UTC)).total_seconds() / 60))
+    print_lines(
+        [
+            f"to sign in to {server.name}, open this link within {minutes} minutes, while the service runs at "
+            f"{settings.base_url}:",
+            link.authorization_url,
+        ]
+    )
+    return await _wait_for_sign_in(container, server, link.expires_at) if wait else 0
 
 
 async def _wait_for_sign_in(container: Container, before: Server, expires_at: datetime) -> int:

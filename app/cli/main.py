@@ -23,6 +23,8 @@ _COMMANDS = (
     LazyCommand("key", "app.cli.keys", "Manage API keys."),
     LazyCommand("user", "app.cli.users", "Manage users."),
     LazyCommand("server", "app.cli.servers", "Manage a user's MCP servers."),
+    LazyCommand("shared-server", "app.cli.shared_servers", "Manage the servers that many users share."),
+    LazyCommand("tool", "app.cli.own_texts", "Show a tool's texts, and write texts of your own for it."),
     LazyCommand(
         "tool",
         "app.cli.own_texts",

@@ -7,6 +7,7 @@ from app.catalog.servers import Server
 from app.cli.output import print_lines
 from app.cli.progress import ProgressBar
 from app.container import Container
+from app.db.tables import SHARED_OWNER
 from app.demo.seed import DEMO_USER
 from app.errors import AUTHORIZATION_REQUIRED
 from app.indexing import queue
@@ -36,15 +37,18 @@ async def follow_run(container: Container, server: Server, run: Run) -> int:
 
 
 def reindex_command(server_name: str, user_id: str) -> str:
-    return f"`toolscout server reindex {server_name}{_user_option(user_id)}`"
-
-
-def _user_option(user_id: str) -> str:
-    return "" if user_id == DEMO_USER else f" --user {user_id}"
+    return _format_command("reindex", server_name, user_id)
 
 
 def connect_command(server_name: str, user_id: str) -> str:
-    return f"`toolscout server connect {server_name}{_user_option(user_id)}`"
+    return _format_command("connect", server_name, user_id)
+
+
+def _format_command(verb: str, server_name: str, user_id: str) -> str:
+    if user_id == SHARED_OWNER:
+        return f"`toolscout shared-server {verb} {server_name}`"
+    user_option = "" if user_id == DEMO_USER else f" --user {user_id}"
+    return f"`toolscout server {verb} {server_name}{user_option}`"
 
 
 def _is_waiting_for_retry(run: Run) -> bool:

@@ -30,7 +30,7 @@ from app.schemas.base import describe_errors
 from app.schemas.servers import NewServerBody
 from app.settings import Settings
 
-_Transport = Literal["streamable_http", "http", "streamable-http", "streamableHttp", "sse", "stdio"]
+GivenTransport = Literal["streamable_http", "http", "streamable-http", "streamableHttp", "sse", "stdio"]
 _HEADER_SEPARATOR = re.compile("[:=]")
 
 commands = make_group()
@@ -55,7 +55,7 @@ async def add(
         str | None, typer.Argument(metavar="URL", help="The MCP endpoint. A stdio server has none.", show_default=False)
     ] = None,
     transport: Annotated[
-        _Transport | None,
+        GivenTransport | None,
         typer.Option(
             "--transport",
             help="The transport; http is short for streamable_http. Without it: stdio if there is no URL, sse if the "
@@ -105,7 +105,7 @@ async def add(
     elif name is None or variable:
         raise InvalidInput("give the server's NAME" if name is None else "--variable needs --from-registry")
     else:
-        new_server = _make_new_server(name, url, transport, header or [], description)
+        new_server = make_new_server(name, url, transport, header or [], description)
     if new_server.transport == "stdio":
         _check_stdio_server(settings, new_server.name, user)
     async with open_for_user(settings, user) as (container, _):
@@ -130,8 +130,8 @@ async def _register(container: Container, user_id: str, new_server: NewServer) -
         raise Conflict(f"{error.message}; to index it again, run {reindex_command(new_server.name, user_id)}") from None
 
 
-def _make_new_server(
-    name: str, url: str | None, transport: _Transport | None, headers: list[str], description: str
+def make_new_server(
+    name: str, url: str | None, transport: GivenTransport | None, headers: list[str], description: str
 ) -> NewServer:
     """Validate the server by the same rules as REST."""
     try:
@@ -147,7 +147,7 @@ def _make_new_server(
     return NewServer(**body.model_dump())
 
 
-def _to_transport(given: _Transport | None, url: str | None) -> Transport:
+def _to_transport(given: GivenTransport | None, url: str | None) -> Transport:
     if given is None:
         return "stdio" if url is None else guess_transport(url)
     return given if given in ("streamable_http", "sse", "stdio") else TRANSPORT_ALIASES[given]

@@ -8,7 +8,7 @@ background work at once.
 from alembic import op
 
 revision = "2026_11_18_shared_servers"
-down_revision = "2026_11_18_public_listings"
+down_revision = "2026_11_18_confirmations"
 branch_labels = None
 depends_on = None
 

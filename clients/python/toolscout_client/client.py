@@ -16,6 +16,7 @@ from toolscout_client.resources import (
     RulesResource,
     Runs,
     Servers,
+    SharedServers,
     Tools,
     Users,
 )
@@ -41,6 +42,10 @@ class _Client(ChatResource[TransportT], CatalogResource[TransportT], ReportResou
     @property
     def servers(self) -> Servers[TransportT]:
         return Servers(self._transport)
+
+    @property
+    def shared_servers(self) -> SharedServers[TransportT]:
+        return SharedServers(self._transport)
 
     @property
     def registry(self) -> Registry[TransportT]:

@@ -236,6 +236,38 @@ class Server:
     updated_at: datetime
     signed_in: bool = False
     """Whether the user has signed in to the server through Toolscout."""
+    shared: bool = False
+    """Whether an administrator manages it for many users, so that it cannot be changed."""
+    shared_credentials: str | None = None
+    """Of a shared server, whose credentials calls use: `member` or `operator`."""
+
+
+class SharingFields(ServerFields, total=False):
+    everyone: bool
+    groups: list[str]
+    user_ids: list[str]
+    credentials: Literal["member", "operator"]
+
+
+class SharedServerChanges(SharingFields, total=False):
+    name: str
+    transport: Transport
+
+
+@dataclass(frozen=True)
+class Members:
+    total: int
+    ready: int
+    """Those whose copy is up to date."""
+
+
+@dataclass(frozen=True)
+class SharedServer(Server):
+    everyone: bool = False
+    groups: list[str] = field(default_factory=list)
+    user_ids: list[str] = field(default_factory=list)
+    credentials: str = "member"
+    members: Members = Members(0, 0)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ from toolscout_client.models import (
     Server,
     ServerChanges,
     ServerFields,
+    SharedServer,
+    SharedServerChanges,
+    SharingFields,
     Tag,
     Tool,
     ToolChange,
@@ -382,6 +385,39 @@ class Users(Resource[TransportT]):
     @endpoint
     def delete(self, user_id: str) -> Steps[None]:
         return self._send_without_result(make_request("DELETE /users/{}", user_id))
+
+
+class SharedServers(Resource[TransportT]):
+    """Servers that many users share, for administrators."""
+
+    @endpoint
+    def create(self, name: str, transport: Transport, **fields: Unpack[SharingFields]) -> Steps[SharedServer]:
+        """Register a server for `everyone`, for `groups` or for `user_ids`. Members get it within seconds."""
+        body = {"name": name, "transport": transport, **fields}
+        return self._fetch(SharedServer, make_request("POST /shared-servers", json=body))
+
+    @paginated
+    def list(self) -> FetchPage[SharedServer]:
+        """Iterate over the shared servers by name. A generator: pages are fetched when they are needed."""
+        return self._fetch_pages(SharedServer, make_request("GET /shared-servers"))
+
+    @endpoint
+    def get(self, server_id: str) -> Steps[SharedServer]:
+        return self._fetch(SharedServer, make_request("GET /shared-servers/{}", server_id))
+
+    @endpoint
+    def update(self, server_id: str, **changes: Unpack[SharedServerChanges]) -> Steps[SharedServer]:
+        return self._fetch(SharedServer, make_request("PATCH /shared-servers/{}", server_id, json=changes))
+
+    @endpoint
+    def delete(self, server_id: str) -> Steps[None]:
+        """Delete the server and the copies of all members."""
+        return self._send_without_result(make_request("DELETE /shared-servers/{}", server_id))
+
+    @endpoint
+    def reindex(self, server_id: str, *, force: bool = False) -> Steps[Run]:
+        """List the server's tools again; what has changed reaches the members."""
+        return self._fetch(Run, make_request("POST /shared-servers/{}/reindex", server_id, params={"force": force}))
 
 
 class Keys(Resource[TransportT]):
