@@ -243,15 +243,16 @@ def _find_error_status(request: httpx2.Request, response: httpx2.Response, sign_
 
 def find_challenge(response: httpx2.Response, sign_in: SignIn) -> AuthorizationRequired | None:
     """Return the error if the server asks for a sign-in, or for a token with more rights (RFC 6750, RFC 9728)."""
+    if sign_in == "own_headers":
+        return None
     challenges = response.headers.get("www-authenticate", "")
     is_bearer = _BEARER.search(challenges) is not None
     scope = extract_scope_from_www_auth(response)
     if response.status_code == 403:
         needs_more = is_bearer and extract_field_from_www_auth(response, "error") == "insufficient_scope"
         return AuthorizationRequired(_MORE_RIGHTS, required_scope=scope, http_status=403) if needs_more else None
-    if sign_in == "own_headers" or not (is_bearer or sign_in == "token"):
-        return None
-    return AuthorizationRequired(required_scope=scope, http_status=401)
+    asks = is_bearer or sign_in == "token"
+    return AuthorizationRequired(required_scope=scope, http_status=401) if asks else None
 
 
 def _translate_error(error: Exception) -> ServerUnreachable:
