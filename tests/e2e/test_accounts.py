@@ -269,6 +269,26 @@ async def test_a_token_endpoint_that_fails_loses_no_account(
     assert result_text(await ada.execute()) == "the notes of ada"
 
 
+# --- rights
+
+
+async def test_a_call_that_needs_more_rights_asks_for_them_and_keeps_the_others(
+    ada: Account, provider: OidcProvider, server: ProtectedServer
+) -> None:
+    await ada.sign_in()
+    calls = len(server.calls)
+    refused = await ada.execute("delete_note", name="plan")
+    assert (refused.status_code, refused.json()["code"]) == (403, "AUTHORIZATION_REQUIRED")
+    assert len(server.calls) == calls
+    assert result_text(await ada.execute()) == "the notes of ada"
+    link = refused.json()["authorization_url"]
+    assert {"tools:read", "tools:write"} <= set(get_query(link)["scope"].split())
+    await ada.finish(await ada.authorize(link))
+    await ada.wait_for_status("connected")
+    assert result_text(await ada.execute("delete_note", name="plan")) == "ada deleted plan"
+    assert result_text(await ada.execute()) == "the notes of ada"
+
+
 # --- where the browser goes
 
 

@@ -226,5 +226,5 @@ def test_a_test_that_the_security_guide_names_exists(named: str) -> None:
 
 def test_every_promise_of_the_security_guide_names_a_test() -> None:
     promises = [line for line in SECURITY.splitlines() if line.startswith("| **")]
-    assert len(promises) == 18
+    assert len(promises) >= 18
     assert all("::test_" in promise for promise in promises)
