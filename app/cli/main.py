@@ -24,7 +24,6 @@ _COMMANDS = (
     LazyCommand("user", "app.cli.users", "Manage users."),
     LazyCommand("server", "app.cli.servers", "Manage a user's MCP servers."),
     LazyCommand("shared-server", "app.cli.shared_servers", "Manage the servers that many users share."),
-    LazyCommand("tool", "app.cli.own_texts", "Show a tool's texts, and write texts of your own for it."),
     LazyCommand(
         "tool",
         "app.cli.own_texts",
