@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
 from tests.support.browser import open_browser
 from tests.support.factories import SLOW_MACHINE_ENV, tool
+from tests.support.leaks import dump_database, find_leaks
 from tests.support.mcp_client import get_text
 from tests.support.oauth_client import connect_with_oauth
 from tests.support.oidc_provider import OidcProvider, Person
@@ -64,6 +66,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, _running_provider: OidcPro
         "TOOLSCOUT_OIDC_CLIENT_ID": client["client_id"],
         "TOOLSCOUT_OIDC_CLIENT_SECRET": client["client_secret"],
         "TOOLSCOUT_OIDC_SCOPES": "openid email groups",
+        "TOOLSCOUT_LOG_LEVEL": "DEBUG",
         **SLOW_MACHINE_ENV,
     }
     with running_service(tmp_path_factory.mktemp("service"), settings, port) as running:
@@ -178,7 +181,9 @@ async def test_tokens_of_every_usual_algorithm_are_accepted(sign_on: SignOn, alg
 
 @pytest.mark.needs_chromium
 @pytest.mark.parametrize(("account", "sees_users"), [("root", True), ("ada", False)])
-async def test_people_sign_in_to_the_console_in_a_browser(sign_on: SignOn, account: str, *, sees_users: bool) -> None:
+async def test_people_sign_in_to_the_console_in_a_browser_and_no_secret_of_it_is_kept(
+    sign_on: SignOn, account: str, *, sees_users: bool
+) -> None:
     async with open_browser() as browser:
         page = await browser.new_page(base_url=sign_on.service.url)
         page.set_default_timeout(60_000)
@@ -197,3 +202,11 @@ async def test_people_sign_in_to_the_console_in_a_browser(sign_on: SignOn, accou
         await page.get_by_role("link", name="Sign in with").wait_for()
         await page.goto("/console/servers")
         await page.get_by_role("link", name="Sign in with").wait_for()
+    secrets = sign_on.provider.find_secrets()
+    assert sign_on.provider.find_requests("/token")[-1]["body"]["id_token"] in secrets
+    with sign_on.service.admin() as http:
+        told = http.get("/audit", params={"limit": 200}).text + http.get("/metrics").text
+    log = (sign_on.service.folder / "service.log").read_text()
+    dump = dump_database(EmbeddedPostgres(sign_on.service.folder / "data").url)
+    assert account in dump["users"]
+    assert find_leaks("\n".join([log, told, *dump.values()]), secrets) == []
