@@ -1,0 +1,65 @@
+"""The database, and for how long it keeps what."""
+
+from pydantic import AliasChoices, BaseModel, Field, SecretStr, field_validator
+
+_MIN_AUDIT_DAYS = 30
+"""The database's function that deletes audit events refuses less."""
+
+
+class StorageSettings(BaseModel):
+    database_url: SecretStr | None = Field(
+        None,
+        validation_alias=AliasChoices("DATABASE_URL", "database_url"),
+        description="URL of a Postgres database with pgvector >= 0.8.4, for the role that owns the tables; if not set, "
+        "an embedded Postgres is started",
+    )
+    listen_database_url: SecretStr | None = Field(
+        None,
+        description="URL on which the service listens for notifications of other processes, if not `DATABASE_URL`: "
+        "useful if that leads to a pooler which does not pass them on. Without them, processes look for queued runs "
+        "and changed models every five seconds",
+    )
+    database_pool_size: int = Field(10, ge=1, le=500, description="size of the connection pool of each process")
+    selection_log_days: int = Field(
+        30,
+        ge=1,
+        le=3650,
+        description="days for which messages are stored, for users whose setting `selection_log` is on",
+    )
+    decision_log_days: int = Field(
+        7,
+        ge=0,
+        le=3650,
+        description="days for which the decision log keeps what each search chose, without its message (about 2 KB a "
+        "search); 0 switches the log off",
+    )
+    audit_days: int = Field(
+        365,
+        ge=0,
+        le=36_500,
+        description="days for which audit events are kept, at least 30; 0 keeps them for ever",
+    )
+    embedding_cache_days: int = Field(
+        90,
+        ge=0,
+        le=36_500,
+        description="days after which the cached vector of a text is deleted; the vectors of stored tools stay; 0 "
+        "keeps them for ever",
+    )
+    embedding_cache_max_rows: int = Field(
+        1_000_000,
+        ge=0,
+        description="maximum number of cached vectors (with the local model about 0.9 GB a million); the oldest are "
+        "deleted first; 0 sets no limit",
+    )
+
+    @field_validator("audit_days")
+    @classmethod
+    def _check_audit_days(cls, value: int) -> int:
+        if 0 < value < _MIN_AUDIT_DAYS:
+            raise ValueError(f"must be at least {_MIN_AUDIT_DAYS}, or 0 to keep events for ever")
+        return value
+
+    @property
+    def uses_embedded_db(self) -> bool:
+        return self.database_url is None
