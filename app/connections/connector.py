@@ -10,7 +10,8 @@ import hashlib
 import hmac
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -23,7 +24,7 @@ from app.auth.users import get_user
 from app.catalog import servers
 from app.catalog.server_copies import OPERATOR_NOT_CONNECTED
 from app.catalog.servers import Server
-from app.catalog.shared_servers import get_shared_server
+from app.catalog.shared_servers import get_shared_server, update_sharing
 from app.connections import oauth, repository
 from app.connections.credential_source import CredentialSource
 from app.connections.models import AuthorizationLink, Callback, PendingRequest, ServerConnection, SignInResult
@@ -277,22 +278,27 @@ class Connector:
         """Remove the account, and revoke its tokens as far as the authorization server can be reached."""
         async with self._database.exclusive_transaction(user_id) as session:
             await servers.get_server(session, user_id, server_id)
-            connection = await self._read_to_revoke(session, user_id, server_id)
+            connection = await self.read_to_revoke(session, user_id, server_id)
             if not await repository.delete_connection(session, user_id, server_id):
                 raise NotFound("nobody has signed in to this server")
-            await servers.set_signed_in(session, user_id, server_id, signed_in=False)
+            await _sign_out(session, user_id, server_id)
             await record_event(session, user_id, actor, "server.disconnect", server_id)
             session.after_commit(self._mcp_pool.forget, user_id, server_id)
+        await self.revoke(connection)
+
+    async def revoke(self, connection: ServerConnection | None) -> None:
+        """Revoke the tokens of an account that was removed, as far as the authorization server can be reached."""
         if connection is None or connection.context is None or connection.tokens is None:
             return
         try:
             async with limit_time(_REVOKE_TIMEOUT_S):
-                send = make_sender(self._mcp_pool.guard, user_id)
+                send = make_sender(self._mcp_pool.guard, connection.user_id)
                 await oauth.revoke(send, connection.context, connection.tokens)
         except ServerUnreachable as error:
-            logger.warning("tokens not revoked", extra={"server_id": server_id, "cause": error.cause})
+            logger.warning("tokens not revoked", extra={"server_id": connection.server_id, "cause": error.cause})
 
-    async def _read_to_revoke(self, session: Session, user_id: str, server_id: str) -> ServerConnection | None:
+    async def read_to_revoke(self, session: Session, user_id: str, server_id: str) -> ServerConnection | None:
+        """Return the account that is about to be removed; None if there is none, or it cannot be read."""
         try:
             return await repository.read_connection(session, self._sealer, user_id, server_id)
         except ConfigurationError:  # sealed with a key that is gone: it can still be deleted
@@ -320,7 +326,8 @@ class Connector:
         may_have_account = endpoint.signed_in or endpoint.needs_sign_in
         connection = await self._read_connection(endpoint) if may_have_account else None
         if connection is not None and connection.tokens is not None:
-            return _add_token(endpoint, await self._refresher.get_fresh(connection))
+            with _demanding_sign_in(endpoint):
+                return _add_token(endpoint, await self._refresher.get_fresh(connection))
         source = None if endpoint.uses_operator_account else self._credentials
         if source is not None and (issued := await source.authorize(endpoint)) is not None:
             return issued
@@ -370,11 +377,11 @@ class Connector:
         try:
             return await operation(endpoint)
         except AuthorizationRequired as error:
-            if endpoint.uses_operator_account and not endpoint.credential_version:
-                raise _require_sign_in(endpoint) from error
             needs_more = error.http_status == 403
             if needs_more or not (endpoint.credential_version or listing):
                 await self._require_scope(endpoint, error.required_scope)
+            if endpoint.uses_operator_account and (needs_more or not endpoint.credential_version):
+                raise _require_sign_in(endpoint, more_rights=needs_more) from error
             if needs_more or not endpoint.credential_version:
                 raise
         except ServerUnreachable as error:
@@ -388,7 +395,8 @@ class Connector:
         if connection is None or connection.tokens is None:
             raise _require_sign_in(endpoint)
         if connection.version == endpoint.credential_version:
-            connection = await self._refresher.replace_rejected(connection)
+            with _demanding_sign_in(endpoint):
+                connection = await self._refresher.replace_rejected(connection)
         return _add_token(endpoint, connection)
 
     async def _read_connection(self, endpoint: Endpoint) -> ServerConnection | None:
@@ -415,7 +423,7 @@ class Connector:
         user_id, server_id = connection.user_id, connection.server_id
         async with self._database.exclusive_transaction(user_id) as session:
             if await repository.drop_tokens(session, connection):
-                await servers.set_signed_in(session, user_id, server_id, signed_in=False)
+                await _sign_out(session, user_id, server_id)
                 await record_event(session, user_id, "system", "server.disconnect", server_id, outcome="token_refused")
                 session.after_commit(self._mcp_pool.forget, user_id, server_id)
 
@@ -451,11 +459,28 @@ def _get_account(endpoint: Endpoint) -> tuple[str, str]:
     return endpoint.user_id, endpoint.server_id
 
 
-def _require_sign_in(endpoint: Endpoint) -> ServerUnreachable:
+async def _sign_out(session: Session, user_id: str, server_id: str) -> None:
+    """Record that an account is gone; the members of a shared server must see it, too."""
+    await servers.set_signed_in(session, user_id, server_id, signed_in=False)
+    if user_id == SHARED_OWNER:
+        await update_sharing(session, server_id)
+
+
+def _require_sign_in(endpoint: Endpoint, *, more_rights: bool = False) -> ServerUnreachable:
     """A member cannot sign in with the operator's account."""
     if endpoint.uses_operator_account:
-        return ServerUnreachable(OPERATOR_NOT_CONNECTED, "an administrator must sign in to this shared server first")
+        how = "again: the call needs more rights" if more_rights else "first"
+        return ServerUnreachable(OPERATOR_NOT_CONNECTED, f"an administrator must sign in to this shared server {how}")
     return AuthorizationRequired()
+
+
+@contextmanager
+def _demanding_sign_in(endpoint: Endpoint) -> Iterator[None]:
+    """Say who must sign in if the account is lost."""
+    try:
+        yield
+    except AuthorizationRequired as error:
+        raise _require_sign_in(endpoint) from error
 
 
 def hash_browser(secret: str) -> bytes:

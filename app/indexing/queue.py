@@ -16,14 +16,15 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
 from app.audit.record import SUCCEEDED, record_event
-from app.catalog.servers import record_failure
+from app.catalog.servers import get_server, record_failure
+from app.catalog.shared_servers import update_sharing
 from app.catalog.visibility import lock_server
 from app.db.engine import Session
 from app.db.notifications import Channel
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
-from app.db.tables import index_runs, mcp_servers
-from app.errors import NotFound, ToolscoutError
+from app.db.tables import SHARED_OWNER, index_runs, mcp_servers
+from app.errors import AUTHORIZATION_REQUIRED, NotFound, ToolscoutError
 
 MAX_ATTEMPTS = 3
 MAX_FINISHED_RUNS = 50
@@ -353,7 +354,7 @@ async def retry_later(session: Session, claim: Claim, cause: str, message: str, 
     await lock_server(session, claim.user_id, claim.server_id)
     values = {"lease_until": func.now() + interval(delay_s), "error": {"cause": cause, "message": message}}
     if (await session.execute(update(index_runs).where(*_owned_by(claim)).values(**values))).rowcount:
-        await record_failure(session, claim.user_id, claim.server_id, cause, message)
+        await _record_failure(session, claim, cause, message)
 
 
 async def fence(session: Session, claim: Claim) -> None:
@@ -389,7 +390,15 @@ async def fail(session: Session, claim: Claim, cause: str, message: str, summary
     }
     await lock_server(session, claim.user_id, claim.server_id)
     if await _finish(session, claim, values, cause):
-        await record_failure(session, claim.user_id, claim.server_id, cause, message)
+        await _record_failure(session, claim, cause, message)
+
+
+async def _record_failure(session: Session, claim: Claim, cause: str, message: str) -> None:
+    former = await get_server(session, claim.user_id, claim.server_id)
+    await record_failure(session, claim.user_id, claim.server_id, cause, message)
+    # members must see that a sign-in is missing; other failures they meet themselves
+    if claim.user_id == SHARED_OWNER and cause == AUTHORIZATION_REQUIRED != former.last_cause:
+        await update_sharing(session, claim.server_id)
 
 
 async def _finish(session: Session, claim: Claim, values: Mapping[str, Any], outcome: str) -> bool:

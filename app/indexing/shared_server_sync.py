@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from app.audit.record import record_event
-from app.catalog.server_copies import remove_copy, write_copy
+from app.catalog.server_copies import get_copy_id, remove_copy, write_copy
 from app.catalog.shared_servers import (
     SharedServer,
     find_differences,
@@ -23,6 +23,7 @@ from app.catalog.shared_servers import (
     list_shared_ids,
 )
 from app.catalog.tools import update_tool_counts
+from app.connections.models import ServerConnection
 from app.crypto import Sealer
 from app.db.leases import acquire_lease, release_lease
 from app.errors import NotFound, QueryInterrupted, ToolscoutError, Unavailable
@@ -65,6 +66,7 @@ class SharedServerSync:
         self._config = config or SyncConfig()
         self._holder = str(uuid.uuid4())
         self._has_work = asyncio.Event()
+        self._removed_accounts: list[ServerConnection] = []
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -112,6 +114,7 @@ class SharedServerSync:
                     done += 1
                 else:
                     failed.append(task.user_id)
+            await self._revoke_tokens()
         return done
 
     async def _acquire_lease(self) -> bool:
@@ -164,10 +167,19 @@ class SharedServerSync:
             await queue.enqueue(session, user_id, copy.id, fetch_from_server=False)
 
     async def _remove(self, user_id: str, shared_id: str) -> None:
+        connector = self._indexer.connector
         async with self._database.exclusive_transaction(user_id) as session:
+            account = await connector.read_to_revoke(session, user_id, get_copy_id(shared_id, user_id))
             copy_id = await remove_copy(session, user_id, shared_id)
             if copy_id is None:
                 return
+            if account is not None:
+                session.after_commit(self._removed_accounts.append, account)
             await update_tool_counts(session, user_id, self._indexer.ann_above)
             await record_event(session, user_id, queue.SYSTEM, "server.unshare", copy_id)
             session.after_commit(self._indexer.mcp_pool.forget, user_id, copy_id)
+
+    async def _revoke_tokens(self) -> None:
+        """Revoke the tokens of members whose copies the last batch has removed."""
+        accounts, self._removed_accounts = self._removed_accounts, []
+        await asyncio.gather(*(self._indexer.connector.revoke(account) for account in accounts))
