@@ -17,6 +17,7 @@ from tests.support.clients import TestUser, get_app
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.known_tools import pick_known_tools
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.shared_servers import settle
 from toolscout_client import (
     ArgumentsInvalid,
     AsyncToolscout,
@@ -34,6 +35,7 @@ from toolscout_client import (
     Selection,
     Server,
     ServerImport,
+    SharedServer,
     Stats,
     ToolExamples,
     ToolFailed,
@@ -411,6 +413,34 @@ async def test_the_life_cycle_of_users_and_keys(administrator: AnyClient, kind: 
     await expect_error(administrator(lambda client: client.users.get(user_id)), NotFound)
 
 
+async def test_the_life_cycle_of_a_shared_server(
+    administrator: AnyClient, any_client: AnyClient, user: TestUser, container: Container
+) -> None:
+    name = f"shared-{uuid.uuid4().hex[:8]}"
+    shared = await administrator(
+        lambda client: client.shared_servers.create(name, "push", user_ids=[user.id], credentials="operator")
+    )
+    assert isinstance(shared, SharedServer)
+    assert (shared.name, shared.user_ids, shared.credentials, shared.everyone) == (name, [user.id], "operator", False)
+    await administrator(lambda client: client.servers.push_tools(shared.id, [FORECAST], wait=True))
+    await settle(container)
+    read = await administrator(lambda client: client.shared_servers.get(shared.id))
+    assert (read.members.total, read.members.ready, read.tool_count) == (1, 1, 1)
+    [copy] = await any_client.all(lambda client: client.servers.list())
+    assert (copy.name, copy.shared, copy.shared_credentials) == (name, True, "operator")
+    await expect_error(any_client(lambda client: client.servers.delete(copy.id)), Forbidden)
+    await expect_error(any_client(lambda client: client.shared_servers.get(shared.id)), Forbidden)
+    changed = await administrator(lambda client: client.shared_servers.update(shared.id, groups=["staff"], user_ids=[]))
+    assert (changed.groups, changed.user_ids) == (["staff"], [])
+    assert (await administrator(lambda client: client.shared_servers.reindex(shared.id))).server_id == shared.id
+    await settle(container)
+    assert await any_client.all(lambda client: client.servers.list()) == []
+    listed = await administrator.all(lambda client: client.shared_servers.list())
+    assert shared.id in {each.id for each in listed}
+    await administrator(lambda client: client.shared_servers.delete(shared.id))
+    await expect_error(administrator(lambda client: client.shared_servers.get(shared.id)), NotFound)
+
+
 async def test_one_client_acts_for_many_users(administrator: AnyClient, kind: Kind, address: str) -> None:
     service = await administrator(lambda client: client.keys.create("service"))
     names = [f"user-{uuid.uuid4().hex[:12]}" for _ in range(2)]
@@ -523,6 +553,7 @@ async def test_an_id_cannot_change_the_route(administrator: AnyClient) -> None:
 
 ONLY_BY_REQUEST = {
     ("GET", "/metrics"),
+    ("GET", "/.well-known/oauth-protected-resource"),
     ("POST", "/reload"),
     ("GET", "/selections/export"),
     ("GET", "/runs/{}/events"),
