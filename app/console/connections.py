@@ -6,10 +6,12 @@ from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
 from app.auth.users import get_user
-from app.catalog.servers import get_server
+from app.catalog.servers import Server, get_server
+from app.catalog.shared_servers import Sharing
 from app.connections.tickets import START_PATH, open_ticket
 from app.console.oauth_callback import make_browser_secret, set_browser_cookie
-from app.console.page_context import CatalogWritePage, TemplatesDep, page_router, redirect
+from app.console.page_context import CatalogWritePage, PageContext, TemplatesDep, page_router, redirect
+from app.console.servers import PAGES
 from app.dependencies import ContainerDep
 from app.errors import InvalidInput, NotFound
 
@@ -19,18 +21,21 @@ link_router = page_router(prefix="")
 
 @router.post("/servers/{server_id}/connect")
 async def connect(context: CatalogWritePage, server_id: str) -> Response:
-    """Show where the sign-in takes place. It is a link and not a redirect, which browsers refuse after a form."""
-    container, user_id = context.container, context.user.id
     async with context.transaction() as session:
-        server = await get_server(session, user_id, server_id)
-    base_url = container.connector.config.base_url or ""
+        server = await get_server(session, context.user.id, server_id)
+    return await render_sign_in(context, server, PAGES)
+
+
+async def render_sign_in(context: PageContext, server: Server, pages: str, sharing: Sharing | None = None) -> Response:
+    """Show where the sign-in takes place. It is a link and not a redirect, which browsers refuse after a form."""
+    connector = context.container.connector
+    base_url = connector.config.base_url or ""
     # the cookie comes back only if the browser has reached us under the address to which it is sent back
     browser = make_browser_secret() if urlsplit(base_url).netloc == context.request.url.netloc else None
-    link = await container.connector.start(
-        user_id, server_id, context.caller.actor, f"{base_url}/console/servers/{server_id}", browser=browser
-    )
+    back = f"{base_url}{pages}/{server.id}"
+    link = await connector.start(server.user_id, server.id, context.caller.actor, back, browser=browser)
     host = urlsplit(link.authorization_url).netloc
-    response = context.render("server_connect.html", server=server, link=link, host=host)
+    response = context.render("server_connect.html", server=server, link=link, host=host, pages=pages, sharing=sharing)
     return response if browser is None else set_browser_cookie(context.request, response, browser)
 
 

@@ -13,6 +13,8 @@ _MESSAGES = {
     "server-changed": "Server saved.",
     "server-deleted": "Server and its tools deleted.",
     "server-disconnected": "Disconnected. Its tools stay, and need a new sign-in to run.",
+    "shared-server-changed": "Shared server saved. The copies of its members follow within seconds.",
+    "shared-server-deleted": "Shared server deleted. The copies of its members go within seconds.",
     "reindex-requested": "Reindex requested: see the run below.",
     "reindex-all-requested": "Reindex of all servers requested.",
     "tool-changed": "Tool saved.",

@@ -26,6 +26,9 @@ class Form:
         for name, value in fields:
             self._fields.setdefault(name, []).append(value)
 
+    def items(self) -> list[tuple[str, str]]:
+        return [(name, value) for name, values in self._fields.items() for value in values]
+
     def all(self, name: str) -> list[str]:
         return self._fields.get(name, [])
 
@@ -44,6 +47,11 @@ class Form:
         """Return the comma-separated parts of all values, each once."""
         parts = (part.strip() for value in self.all(name) for part in value.split(","))
         return list(dict.fromkeys(part for part in parts if part))
+
+    def lines(self, name: str) -> list[str]:
+        """Return the lines of a text that are not empty, each once."""
+        parts = (line.strip() for value in self.all(name) for line in value.splitlines())
+        return list(dict.fromkeys(line for line in parts if line))
 
     def integer(self, name: str) -> int | None:
         return _parse_number(name, self.text(name), int)

@@ -30,7 +30,7 @@ async def add_registry_server(context: CatalogWritePage) -> Response:
     try:
         new_server = plan_registration(entry, parse_form(FromRegistryBody, _to_body(entry, form))).new_server
         if form.text("do") == "test":
-            return _render(context, entry, form, listing=await try_new_server(context, new_server))
+            return _render(context, entry, form, listing=await try_new_server(context, context.user.id, new_server))
         return await register_new_server(context, new_server)
     except ToolscoutError as error:
         return _render(context, entry, form, error=error)

@@ -21,7 +21,9 @@ from app.schemas.servers import NewServerBody, ServerChanges
 
 router = page_router()
 
-_MAX_RUNS_SHOWN = 20
+PAGES = "/console/servers"
+"""Where the pages are to which the links of shared templates lead."""
+MAX_RUNS_SHOWN = 20
 _MAX_QUERY = 200
 _REGISTRY_PAGE = 20
 
@@ -52,18 +54,20 @@ async def show_new_server(context: CatalogWritePage) -> Response:
 async def add_server(context: CatalogWritePage) -> Response:
     """Handle the form's two buttons: `test` lists the server's tools and stores nothing, `add` stores the server."""
     try:
-        new_server = NewServer(**parse_form(NewServerBody, _to_body(context.form)).model_dump())
+        new_server = NewServer(**parse_form(NewServerBody, to_body(context.form)).model_dump())
         if context.form.text("do") == "test":
-            return _render_new_server(context, context.form, listing=await try_new_server(context, new_server))
+            return _render_new_server(
+                context, context.form, listing=await try_new_server(context, context.user.id, new_server)
+            )
         return await register_new_server(context, new_server)
     except ToolscoutError as error:
         return _render_new_server(context, context.form, error=error)
 
 
-async def try_new_server(context: PageContext, new_server: NewServer) -> Listing:
+async def try_new_server(context: PageContext, user_id: str, new_server: NewServer) -> Listing:
     container = context.container
     max_tools = container.settings.max_tools_per_server
-    return await manage_servers.try_server(container.mcp_pool, context.user.id, new_server, max_tools=max_tools)
+    return await manage_servers.try_server(container.mcp_pool, user_id, new_server, max_tools=max_tools)
 
 
 async def register_new_server(context: PageContext, new_server: NewServer) -> Response:
@@ -116,8 +120,9 @@ async def show_runs(context: CatalogReadPage, server_id: str) -> Response:
 async def _render_server(context: PageContext, template: str, server_id: str) -> Response:
     async with context.transaction() as session:
         server = await servers.get_server(session, context.user.id, server_id)
-        runs = (await queue.list_runs(session, context.user.id, server_id, PageRequest(_MAX_RUNS_SHOWN))).items
-    return context.render(template, server=server, runs=runs, push_curl=_render_push_curl(context, server))
+        runs = (await queue.list_runs(session, context.user.id, server_id, PageRequest(MAX_RUNS_SHOWN))).items
+    push_curl = render_push_curl(context, server, context.user.id if context.caller.kind != "user" else None)
+    return context.render(template, server=server, runs=runs, push_curl=push_curl, pages=PAGES, members=None)
 
 
 @router.post("/servers/{server_id}/reindex")
@@ -130,14 +135,14 @@ async def reindex(context: CatalogWritePage, server_id: str) -> Response:
 @router.get("/servers/{server_id}/change")
 async def show_change_form(context: CatalogWritePage, server_id: str) -> Response:
     server = await _get_server(context, server_id)
-    return context.render("server_change.html", server=server, form=_to_form(server))
+    return context.render("server_change.html", server=server, form=to_form(server))
 
 
 @router.post("/servers/{server_id}/change")
 async def change_server(context: CatalogWritePage, server_id: str) -> Response:
     server = await _get_server(context, server_id)
     try:
-        await _change_server(context, server_id, _find_changes(server, context.form))
+        await _change_server(context, server_id, find_changes(server, context.form))
     except ToolscoutError as error:
         return context.render("server_change.html", error, server=server, form=context.form)
     return redirect(f"/console/servers/{server_id}", notice="server-changed")
@@ -189,7 +194,7 @@ async def _get_server(context: PageContext, server_id: str) -> Server:
         return await servers.get_server(session, context.user.id, server_id)
 
 
-def _to_body(form: Form) -> dict[str, Any]:
+def to_body(form: Form) -> dict[str, Any]:
     transport = form.text("transport")
     return {
         "name": form.text("stdio") if transport == "stdio" else form.text("name"),
@@ -209,12 +214,12 @@ def read_headers(form: Form) -> dict[str, str]:
     return headers
 
 
-def _to_form(server: Server) -> Form:
+def to_form(server: Server) -> Form:
     texts = {"name": server.name, "url": server.url or "", "description": server.description}
     return Form([*texts.items(), ("tags", ", ".join(server.tags))])
 
 
-def _find_changes(server: Server, form: Form) -> dict[str, Any]:
+def find_changes(server: Server, form: Form) -> dict[str, Any]:
     """Return only the fields that differ. Empty header fields keep the stored credentials."""
     values: dict[str, Any] = {
         "name": form.text("name"),
@@ -228,9 +233,9 @@ def _find_changes(server: Server, form: Form) -> dict[str, Any]:
     return changes | ({"headers": headers} if headers else {})
 
 
-def _render_push_curl(context: PageContext, server: Server) -> str:
+def render_push_curl(context: PageContext, server: Server, acting_for: str | None) -> str:
     url = f"{context.request.url.scheme}://{context.request.url.netloc}/servers/{server.id}/tools"
-    user_header = f" -H {shlex.quote(f'X-User-Id: {context.user.id}')}" if context.caller.kind != "user" else ""
+    user_header = f" -H {shlex.quote(f'X-User-Id: {acting_for}')}" if acting_for is not None else ""
     return (
         f'curl -s -X PUT {url} \\\n  -H "Authorization: Bearer $KEY"{user_header} '
         "-H 'Content-Type: application/json' \\\n  -d '{\"tools\": [...]}'"

@@ -1,6 +1,8 @@
 """Shared servers that want OAuth: whose account a call uses, and what happens when an account is missing or lost."""
 
 import asyncio
+import html
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,10 +13,11 @@ import pytest
 
 from app.container import Container
 from app.db.tables import SHARED_OWNER
-from tests.support.accounts import Account, get_query
+from tests.support.accounts import PUBLIC_URL, Account, get_query
 from tests.support.calls import result_text
 from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, new_user, open_client
+from tests.support.console_client import open_console
 from tests.support.factories import ADMIN_KEY
 from tests.support.oidc_provider import OidcProvider, Person
 from tests.support.protected_server import ProtectedServer
@@ -102,6 +105,26 @@ async def test_members_calls_use_the_account_of_the_operator(team: Team, server:
         assert set(await account.user.tools()) == {"list_notes", "add_note", "delete_note"}
         assert result_text(await account.execute()) == "the notes of root"
     assert server.calls[-2:] == [("root", "list_notes")] * 2
+
+
+async def test_the_console_connects_and_disconnects_the_operators_account(team: Team, provider: OidcProvider) -> None:
+    shared = await team.share("operator")
+    path = f"/console/shared-servers/{shared.operator.server_id}"
+    async with open_console(team.container, ADMIN_KEY) as console:
+        assert "This server wants you to sign in." in await console.get_page(path)
+        page = (await console.submit(f"{path}/connect")).text
+        assert "all members" in page
+        [link] = re.findall(rf'href="({re.escape(provider.url)}/auth[^"]*)"', page)
+        callback = await shared.operator.authorize(html.unescape(link))
+        done = await console.http.get(callback.removeprefix(PUBLIC_URL))
+        assert (done.status_code, f"{PUBLIC_URL}{path}" in done.text) == (200, True)
+        await shared.operator.wait_for_status("connected")
+        await settle(team.container)
+        assert result_text(await shared.ada.execute()) == "the notes of root"
+        assert "Reconnect" in await console.get_page(path)
+        assert (await console.submit(f"{path}/disconnect")).headers["location"] == f"{path}?notice=server-disconnected"
+        assert "This server wants you to sign in." in await console.get_page(path)
+    assert_administrator_must(await shared.ada.execute())
 
 
 async def test_no_member_can_connect_or_disconnect_the_operators_account(team: Team) -> None:

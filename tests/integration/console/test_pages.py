@@ -657,8 +657,8 @@ async def test_a_key_of_a_project_is_created_on_the_projects_page(
     assert "An administrator creates it" in own
 
 
-@pytest.mark.parametrize("page", ["users", "keys"])
-async def test_only_administrators_see_users_and_keys(
+@pytest.mark.parametrize("page", ["users", "keys", "shared-servers"])
+async def test_only_administrators_see_users_keys_and_shared_servers(
     console: ConsoleClient, admin_console: ConsoleClient, page: str
 ) -> None:
     assert "this key may not do that" in find_error(await console.get_page(f"/console/{page}", status=403)).lower()
@@ -677,7 +677,7 @@ async def test_a_project_key_sees_only_its_project(
     tools = await user.tools()
     async with open_console(container, key) as project_console:
         page = await project_console.get_page("/console")
-        for hidden in ("servers", "rules", "projects", "activity", "users", "keys"):
+        for hidden in ("servers", "rules", "projects", "activity", "shared-servers", "users", "keys"):
             assert f'"/console/{hidden}"' not in page
             assert (await project_console.http.get(f"/console/{hidden}")).status_code == 403
         listed = await project_console.get_page("/console/tools")
