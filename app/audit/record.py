@@ -8,6 +8,7 @@ import uuid
 
 from sqlalchemy import insert
 
+from app.audit.actions import Action
 from app.db.engine import Session
 from app.db.tables import EVERYONE, audit_events
 from app.observability.logging import elapsed_ms, request_id
@@ -19,7 +20,7 @@ async def record_event(
     session: Session,
     user_id: str | None,
     actor: str,
-    action: str,
+    action: Action,
     target: str | None,
     *,
     outcome: str = SUCCEEDED,

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
+from app.audit.actions import ACTIONS
 from app.audit.events import Event, EventFilter, list_events
 from app.audit.names import read_names
 from app.console.forms import parse_time
@@ -30,7 +31,7 @@ async def show_activity(context: AuditReadPage) -> Response:
     except ToolscoutError as filter_error:
         error = filter_error
     filters = urlencode({name: query.text(name) for name in _FILTERS if query.text(name)})
-    return context.render("activity.html", error, page=page, names=names, form=query, filters=filters)
+    return context.render("activity.html", error, page=page, names=names, form=query, filters=filters, actions=ACTIONS)
 
 
 async def _list_events(context: PageContext) -> tuple[Page[Event], Mapping[str, str]]:

@@ -5,6 +5,7 @@ Changes of models need the database owner's connection, so that the audit event 
 
 import asyncio
 
+from app.audit.actions import Action
 from app.audit.record import record_event
 from app.auth.users import update_user
 from app.db.engine import Database
@@ -78,6 +79,6 @@ def _store_calibration(owner: OwnerConnection, model_id: str, calibration: Calib
         repository.store_calibration(connection, model_id, calibration)
 
 
-async def _record(database: Database, action: str, model_id: str, actor: str) -> None:
+async def _record(database: Database, action: Action, model_id: str, actor: str) -> None:
     async with database.system_transaction() as session:
         await record_event(session, None, actor, action, model_id)

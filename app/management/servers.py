@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from app.audit.actions import Action
 from app.audit.record import record_event
 from app.catalog import servers
 from app.catalog.servers import NewServer, Server, check_transport
@@ -98,7 +99,7 @@ async def change_server(
     quotas: Quotas,
     *,
     actor: str,
-    action: str = "server.change",
+    action: Action = "server.change",
 ) -> Server:
     """Update a server, and queue a run where its tools, or the texts that are searched, may have changed.
 
@@ -140,7 +141,7 @@ async def replace_credentials(
     actor: str,
 ) -> Server:
     """Replace the headers that are sent to a server: start a new connection with them, and list its tools again."""
-    action = "server.credentials.replace" if headers else "server.credentials.delete"
+    action: Action = "server.credentials.replace" if headers else "server.credentials.delete"
     changes = {"headers": headers}
     return await change_server(
         database, mcp_pool, sealer, worker, user_id, server_id, changes, quotas, actor=actor, action=action

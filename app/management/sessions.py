@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from app.audit.actions import Action
 from app.audit.record import record_event
 from app.auth.authentication import Authenticator
 from app.auth.identity import Identity
@@ -34,7 +35,7 @@ async def sign_out(database: Database, caller: Caller) -> None:
     await _record(database, caller, "console.sign_out")
 
 
-async def _record(database: Database, caller: Caller, action: str) -> None:
+async def _record(database: Database, caller: Caller, action: Action) -> None:
     user_id = None if caller.user is None else caller.user.id
     async with database.system_transaction() if user_id is None else database.transaction(user_id) as session:
         await record_event(session, user_id, caller.actor, action, caller.key_id)

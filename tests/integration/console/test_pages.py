@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.audit.actions import ACTIONS
 from app.audit.record import record_event
 from app.auth.permissions import Permission
 from app.catalog.visibility import apply_policy
@@ -505,6 +506,14 @@ async def test_an_administrator_sees_the_searches_of_all_users(
     await container.decisions.flush()
     page = await admin_console.get_page("/console/activity/searches", discovery_id=found["discovery_id"])
     assert user.id in page.split("<tbody>")[1]
+
+
+async def test_activity_can_be_filtered_by_every_action(console: ConsoleClient) -> None:
+    page = await console.get_page("/console/activity")
+    [options] = re.findall(r'<select name="action">(.*?)</select>', page, re.DOTALL)
+    assert re.findall(r'<option value="([^"]+)"', options) == list(ACTIONS)
+    chosen = await console.get_page("/console/activity", action="server.connect")
+    assert re.search(r'<option value="server.connect" selected', chosen)
 
 
 async def test_activity_is_filtered(console: ConsoleClient, user: TestUser) -> None:

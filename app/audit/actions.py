@@ -1,0 +1,46 @@
+"""The actions that audit events record."""
+
+from typing import Literal, get_args
+
+Action = Literal[
+    "tool.execute",
+    "tool.change",
+    "tool.approve",
+    "tool.examples",
+    "tool.forget",
+    "server.create",
+    "server.change",
+    "server.delete",
+    "server.connect",
+    "server.disconnect",
+    "server.credentials.replace",
+    "server.credentials.delete",
+    "server.reindex",
+    "server.share",
+    "server.unshare",
+    "shared_server.create",
+    "shared_server.change",
+    "rules.replace",
+    "project.create",
+    "project.change",
+    "project.delete",
+    "core_tools.replace",
+    "key.create",
+    "key.revoke",
+    "user.create",
+    "user.change",
+    "user.groups",
+    "user.calibrate",
+    "user.delete",
+    "selections.delete",
+    "examples.delete",
+    "model.use",
+    "model.drop",
+    "model.calibrate",
+    "secrets.rotate",
+    "settings.reload",
+    "console.sign_in",
+    "console.sign_out",
+]
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
