@@ -19,7 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 import orjson
 
-from app.audit.record import SUCCEEDED, record_event
+from app.audit.record import record_event
 from app.auth.users import get_user
 from app.catalog import servers
 from app.catalog.server_copies import OPERATOR_NOT_CONNECTED
@@ -128,6 +128,11 @@ class Connector:
         self._refresher = TokenRefresher(database, sealer, mcp_pool.guard, self._lose)
         self.enqueue_listing: EnqueueListing = _enqueue_nothing
 
+    @property
+    def issues_credentials(self) -> bool:
+        """Whether the operator's service may issue headers for the users' servers."""
+        return self._credentials is not None
+
     async def aclose(self) -> None:
         await self._refresher.aclose()
         if self._credentials is not None:
@@ -232,7 +237,7 @@ class Connector:
         if error is None:
             error = await self._connect(server, request, callback.code or "")
         if error is not None:
-            await self._audit(server, request.actor, "server.connect", error)
+            await self._audit_failure(server, request.actor, error)
         return self._report(server, request, error)
 
     async def _connect(self, server: Server, request: PendingRequest, code: str) -> str | None:
@@ -311,8 +316,12 @@ class Connector:
         that is lost: otherwise the server itself is asked.
         """
         async with self._database.transaction(user_id) as session:
-            endpoint = await servers.get_endpoint(session, self._sealer, user_id, server_id)
+            endpoint = await self.read_endpoint(session, user_id, server_id)
         return await self.authorize(endpoint, listing=listing)
+
+    async def read_endpoint(self, session: Session, user_id: str, server_id: str) -> Endpoint:
+        """Return the endpoint as it is stored, for `authorize`, which needs no open transaction."""
+        return await servers.get_endpoint(session, self._sealer, user_id, server_id)
 
     async def authorize(self, endpoint: Endpoint, *, listing: bool = False) -> Endpoint:
         """Return the endpoint with a fresh access token, as `get_endpoint` does.
@@ -427,10 +436,10 @@ class Connector:
                 await record_event(session, user_id, "system", "server.disconnect", server_id, outcome="token_refused")
                 session.after_commit(self._mcp_pool.forget, user_id, server_id)
 
-    async def _audit(self, server: Server, actor: str, action: str, outcome: str = SUCCEEDED) -> None:
+    async def _audit_failure(self, server: Server, actor: str, outcome: str) -> None:
         try:
             async with self._database.transaction(server.user_id) as session:
-                await record_event(session, server.user_id, actor, action, server.id, outcome=outcome)
+                await record_event(session, server.user_id, actor, "server.connect", server.id, outcome=outcome)
         except ToolscoutError:
             logger.exception("failed to audit a sign-in")
 

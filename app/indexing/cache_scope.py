@@ -33,17 +33,19 @@ def get_user_scope(user: User) -> CacheScope:
     return CacheScope(_hash_owner("user", user.id, user.created_at.isoformat()), is_private=True)
 
 
-def get_server_scope(user: User, server: Server, *, pushed: bool = False) -> CacheScope:
+def get_server_scope(
+    user: User, server: Server, *, pushed: bool = False, credentials_issued: bool = False
+) -> CacheScope:
     """Return the scope of the server's tools: that of its URL if the server is public, otherwise that of the user.
 
     A shared server and its copies have one of their own. `pushed`: the tools come from the user, and may be others than
-    those that the URL lists.
+    those that the URL lists. `credentials_issued`: the operator's service may issue headers for any server.
     """
     if user.id == SHARED_OWNER or server.shared:
         return CacheScope(_hash_owner("shared", server.shared_id or server.id))
     is_remote = server.transport in ("streamable_http", "sse") and server.url is not None
     is_private = bool(server.header_names) or server.signed_in or server.status == "needs_authorization"
-    if pushed or not is_remote or is_private:
+    if pushed or credentials_issued or not is_remote or is_private:
         return get_user_scope(user)
     return CacheScope(_hash_owner("url", server.transport, server.url))
 

@@ -51,7 +51,8 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Lease:
-    token: str
+    token: str | None
+    """None for a run that fetches the list without a lease."""
     at: datetime
     """By the database's clock. What the server changes after it may be missing from the list."""
 
@@ -84,7 +85,7 @@ async def fetch_once(database: Database, endpoint: Endpoint, fetch: Fetch, *, fr
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
     async with database.system_transaction() as session:
         [(now,)] = await session.rows("SELECT clock_timestamp()")
-    return await _fetch_and_store(database, key, _Lease("", now), fetch), False
+    return await _fetch_and_store(database, key, _Lease(None, now), fetch), False
 
 
 async def invalidate(database: Database, endpoint: Endpoint, age_s: float) -> None:
@@ -148,15 +149,17 @@ async def _fetch_and_store(database: Database, key: bytes, lease: _Lease, fetch:
         listed = await fetch()
         values = await _encode(listed)
     except BaseException:
-        with suppress(Unavailable, QueryInterrupted):  # the lease expires by itself
-            async with database.system_transaction() as session:
-                await session.rows(_RELEASE, {"key": key, "token": lease.token})
+        if lease.token is not None:
+            with suppress(Unavailable, QueryInterrupted):  # the lease expires by itself
+                async with database.system_transaction() as session:
+                    await session.rows(_RELEASE, {"key": key, "token": lease.token})
         raise
     async with database.system_transaction() as session:
         if values["size"] and await _has_no_room(session, values["size"]):
             values = _NOT_SHARED
         await session.rows(_STORE, {"key": key, "at": lease.at, **values})
-        await session.rows(_RELEASE, {"key": key, "token": lease.token})
+        if lease.token is not None:
+            await session.rows(_RELEASE, {"key": key, "token": lease.token})
     return listed
 
 

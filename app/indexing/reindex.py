@@ -85,8 +85,10 @@ async def reindex_server(indexer: Indexer, run: queue.Claim) -> queue.RunState:
     while True:
         async with indexer.database.transaction(run.user_id) as session:
             server = await get_server(session, run.user_id, run.server_id)
+            fetches = run.fetch_from_server and server.transport != "push" and server.shared_id is None
+            endpoint = await indexer.connector.read_endpoint(session, run.user_id, run.server_id) if fetches else None
         source = None if server.shared_id is None else await _load_source(indexer, run, server, server.shared_id)
-        listing = await _load_listing(indexer, run, server) if source is None else source.listing
+        listing = await _load_listing(indexer, run, server, endpoint) if source is None else source.listing
         try:
             # pushes, which the worker limits otherwise, do not wait for listed runs
             async with nullcontext() if run.host is None else indexer.computing:
@@ -113,19 +115,19 @@ async def _load_source(indexer: Indexer, run: queue.Claim, server: Server, share
     return replace(source, is_tried=True)
 
 
-async def _load_listing(indexer: Indexer, run: queue.Claim, server: Server) -> Listing:
-    """Return the pushed list, the list from the server, or the stored one. No transaction is open while it waits."""
-    async with indexer.database.transaction(run.user_id) as session:
-        fetches = run.fetch_from_server and server.transport != "push"
-        if not fetches and run.payload is None:
-            return Listing(await store.read_listing(session, run.user_id, run.server_id))
-    if fetches:
-        endpoint = await indexer.connector.get_endpoint(run.user_id, run.server_id, listing=True)
-        if endpoint.is_issued:  # private for caches, like a server with headers of its own
-            server = replace(server, header_names=sorted(endpoint.headers))
-        listed = await _fetch_tools(indexer, run, server, endpoint)
+async def _load_listing(indexer: Indexer, run: queue.Claim, server: Server, endpoint: Endpoint | None) -> Listing:
+    """Return the pushed list, the list from the server, or the stored one. No transaction is open while it waits.
+
+    `endpoint`: where the server is asked, if it is.
+    """
+    if endpoint is not None:
+        authorized = await indexer.connector.authorize(endpoint, listing=True)
+        listed = await _fetch_tools(indexer, run, server, authorized)
+    elif run.payload is not None:
+        listed = ToolList((await asyncio.to_thread(parse_json, run.payload))["tools"])
     else:
-        listed = ToolList((await asyncio.to_thread(parse_json, run.payload or b"{}"))["tools"])
+        async with indexer.database.transaction(run.user_id) as session:
+            return Listing(await store.read_listing(session, run.user_id, run.server_id))
     listing = await asyncio.to_thread(parse_listing, listed.tools, max_tools=indexer.max_tools)
     return replace(listing, ttl_s=listed.ttl_s)
 
@@ -160,7 +162,9 @@ async def _index(
         policy = await read_policy(session)
         rules = await get_rules(session, run.user_id)
         stored = await store.read_tools(session, run.user_id, run.server_id, active.model.id)
-    scope = get_server_scope(user, server, pushed=run.payload is not None)
+    # whether or not headers were issued this time: the scope must stay the same, or all texts are embedded again
+    issued = indexer.connector.issues_credentials
+    scope = get_server_scope(user, server, pushed=run.payload is not None, credentials_issued=issued)
     if source is not None and source.shared.server.name != server.name:
         scope = get_user_scope(user)  # the name is part of the texts, and another one is the member's alone
     target = await make_target(indexer, server, active.model, rules, scope, get_user_scope(user))
@@ -308,7 +312,8 @@ async def _apply(
             if run.fetch_from_server:
                 await _record_copy_status(session, run, source)
         elif run.fetch_from_server or run.payload is not None:
-            await record_listing(session, run.user_id, run.server_id)
+            if server.listed_at is None:
+                await record_listing(session, run.user_id, run.server_id)
             await _record_status(session, run, server)
         await queue.succeed(session, run, summary, total)
 

@@ -126,9 +126,9 @@ CALLS: dict[str, tuple[Call, Call, int]] = {
     "three lists over MCP: the first time": (nothing, list_over_mcp, 3 * (AUTHENTICATION + 4)),
     "three lists over MCP: cached, only the version is read": (list_over_mcp, list_over_mcp, 3 * (AUTHENTICATION + 3)),
     "push: the request": (nothing, push_one_tool, AUTHENTICATION + 5),
-    "push: the run, one new tool": (push_one_tool, Catalog.run_next, 51),
+    "push: the run, one new tool": (push_one_tool, Catalog.run_next, 52),
     "reindex: the request": (nothing, Catalog.request_reindex, AUTHENTICATION + 6),
-    "reindex: the run, nothing changed": (Catalog.request_reindex, Catalog.run_next, 26),
+    "reindex: the run, nothing changed": (Catalog.request_reindex, Catalog.run_next, 33),
     "execute": (nothing, Catalog.execute, AUTHENTICATION + 8),
     "execute: with an idempotency key": (
         nothing,

@@ -8,8 +8,9 @@ import pytest
 
 from app.container import Container
 from tests.support.clients import TestUser, new_user, open_client
+from tests.support.credential_server import running_credential_server
 from tests.support.embedding_server import FakeEmbeddingServer
-from tests.support.factories import ADMIN_KEY
+from tests.support.factories import ADMIN_KEY, OpenService, outbound_allow
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.own_texts import edit_tool
 from tests.support.worker_steps import unheard
@@ -99,6 +100,27 @@ async def test_tools_of_a_server_with_credentials_are_embedded_for_each_user(
     texts = take_texts(fake)
     assert await list_from(dave, mcp, headers={"X-Team": "blue"}) == counts
     assert take_texts(fake) == texts
+
+
+@pytest.mark.parametrize("issues", [True, False], ids=["issued headers", "no credential service"])
+async def test_tools_that_may_be_listed_with_issued_headers_are_embedded_for_each_user(
+    open_service: OpenService, fake: FakeEmbeddingServer, mcp: FakeMcpServer, *, issues: bool
+) -> None:
+    mcp.tools = [unheard("a")]
+    with running_credential_server() as credentials:
+        credentials.headers[mcp.url] = {"X-Team": "blue"}
+        settings = {**fake.settings(), **(credentials.settings() if issues else {})}
+        async with (
+            open_service(outbound_allow=outbound_allow(mcp), **settings) as service,
+            new_user(service) as first,
+            new_user(service) as second,
+        ):
+            take_texts(fake)  # of the start
+            counts = await list_from(first, mcp)
+            texts = take_texts(fake)
+            assert len(texts) == 1
+            assert await list_from(second, mcp) == counts
+            assert take_texts(fake) == (texts if issues else [])
 
 
 async def test_texts_that_users_write_for_a_tool_of_a_public_server_are_private(
