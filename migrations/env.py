@@ -59,6 +59,8 @@ def run_on_connection(connection: Connection) -> None:
         target_metadata=metadata,
         include_name=include_name,
         compare_server_default=True,
+        # all of them together would lock many tables at once, and deadlock with a replica that serves
+        transaction_per_migration=True,
     )
     with context.begin_transaction():
         context.run_migrations()

@@ -1,7 +1,10 @@
 """Migrates the schema under an advisory lock, and refuses database servers that Toolscout cannot use."""
 
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from alembic import command
@@ -9,6 +12,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
@@ -17,8 +21,15 @@ from app.db.engine import APP_ROLE, driver_url
 from app.db.requirements import CREATE_EXTENSION, REFUSED_STATEMENTS, explain_connection_error, find_missing
 from app.errors import ConfigurationError
 
+logger = logging.getLogger("toolscout.db")
+
 # An arbitrary number, but all versions must use the same one: replicas of two versions may start together.
 MIGRATION_LOCK = 7_300_418_256
+
+# Shorter than Postgres' `deadlock_timeout` of a second: rather the migration gives up than a replica that serves.
+_LOCK_TIMEOUT_MS = 500
+_IMPATIENT_ATTEMPTS = 20
+_PAUSE_S = 0.5
 
 
 def migrate(url: str, *, revision: str = "head", production: bool = False) -> str:
@@ -109,11 +120,40 @@ def _migrate_to(connection: Connection, revision: str) -> None:
     connection.rollback()
     check_revision_known(current)
     is_downgrade = revision == "base" or revision.startswith("-") or revision in _revisions_up_to(current or "base")
+    run = partial(command.downgrade if is_downgrade else command.upgrade, config, revision)
     try:
-        (command.downgrade if is_downgrade else command.upgrade)(config, revision)
+        # `-2` that was done in part cannot be repeated
+        attempts = 0 if revision.startswith(("-", "+")) else _IMPATIENT_ATTEMPTS
+        if not any(_try_without_waiting(connection, run) for _ in range(attempts)):
+            run()
     except CommandError as error:
         raise ConfigurationError(f"cannot migrate the schema to {revision!r}: {error}") from error
     connection.commit()
+
+
+def _try_without_waiting(connection: Connection, run: Callable[[], None]) -> bool:
+    """Run migrations, and return whether all are done. False: one has waited too long for a lock.
+
+    While a migration waits for a table that is in use, everybody else waits for the migration. So it steps back, and
+    is tried again a little later; the migrations before it stay done.
+    """
+    connection.execute(text(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}"))
+    connection.commit()
+    try:
+        run()
+    except OperationalError as error:
+        if not isinstance(error.orig, LockNotAvailable | DeadlockDetected):
+            raise
+        logger.info("a table is in use, the migration is tried again")
+        connection.rollback()
+        time.sleep(_PAUSE_S)
+        return False
+    finally:
+        if not connection.closed and not connection.invalidated:
+            connection.rollback()
+            connection.execute(text("RESET lock_timeout"))
+            connection.commit()
+    return True
 
 
 def _load_scripts() -> ScriptDirectory:

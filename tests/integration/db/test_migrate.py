@@ -20,6 +20,7 @@ from app.errors import ConfigurationError
 from app.local_postgres.database import open_database
 from bench.service import free_port
 from tests.support.factories import OpenService, make_settings
+from tests.support.version_0_1_0 import restore_dump
 
 
 def list_tables(url: str) -> set[str]:
@@ -212,6 +213,22 @@ async def test_a_database_that_has_served_can_be_downgraded_to_base(open_service
     async with open_service() as service:
         url = service.database.engine.url.render_as_string(hide_password=False)
     assert await asyncio.to_thread(migrate, url, revision="base") == "base"
+
+
+def test_a_migration_that_waits_for_a_table_lets_others_use_it(fresh_database: str) -> None:
+    restore_dump(fresh_database)
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(fresh_database) as reader:
+        reader.execute("SELECT count(*) FROM mcp_servers")
+        with psycopg.connect(fresh_database, autocommit=True) as other:
+            migration = pool.submit(migrate, fresh_database)
+            waits = "SELECT FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
+            while not other.execute(waits).fetchall():
+                assert not migration.done()
+            other.execute("SET statement_timeout = '20s'")
+            other.execute("SELECT count(*) FROM mcp_servers")  # behind the migration, which steps back
+            assert not migration.done()
+        reader.rollback()
+        assert migration.result() == head_revision()
 
 
 def test_replicas_that_start_together_migrate_once(fresh_database: str) -> None:
