@@ -18,6 +18,7 @@ import httpx
 import pytest
 from sqlalchemy import event
 
+from app.connections.repository import require_scope
 from app.container import Container, open_container
 from app.db.engine import APP_ROLE, Session
 from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
@@ -281,6 +282,11 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("POST", "/projects/{project_id}/mcp", PING),
     ("POST", "/projects/{project_id}/mcp/full", PING),
 ]
+ACCOUNT_ROUTES: list[tuple[str, str, Json | None]] = [
+    ("POST", "/servers/{server_id}/connect", {}),
+    ("DELETE", "/servers/{server_id}/connection", None),
+]
+"""Routes that need a server with a sign-in, or an account there."""
 
 
 def test_the_table_of_routes_with_an_id_is_complete(container: Container) -> None:
@@ -288,7 +294,8 @@ def test_the_table_of_routes_with_an_id_is_complete(container: Container) -> Non
     for_admins = ("/users/", "/keys/", "/shared-servers/")
     admin_routes = {(method, path) for method, path in routes if path.startswith(for_admins)}
     registry_routes = {(method, path) for method, path in routes if path.startswith("/registry/")}  # of no user
-    assert {(method, path) for method, path, _ in ROUTES_WITH_AN_ID} == routes - admin_routes - registry_routes
+    listed = {(method, path) for method, path, _ in ROUTES_WITH_AN_ID + ACCOUNT_ROUTES}
+    assert listed == routes - admin_routes - registry_routes
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES_WITH_AN_ID)
@@ -307,13 +314,31 @@ async def test_an_id_of_another_user_answers_exactly_like_a_missing_id(
     assert await world.rows_of_other() == before
 
 
+@pytest.mark.parametrize(("method", "path", "body"), ACCOUNT_ROUTES)
+async def test_an_account_of_another_user_answers_exactly_like_a_missing_server(
+    world: World, method: str, path: str, body: Json | None
+) -> None:
+    async def request(belongings: Belongings) -> httpx.Response:
+        return await world.me.http.request(method, path.format(**belongings.ids), json=body)
+
+    before = await world.rows_of_other()
+    foreign = await request(world.theirs)
+    assert_refused(foreign, 404)
+    assert without_request_id(foreign) == without_request_id(await request(missing_belongings()))
+    own = await add_belongings(world.me)
+    async with world.container.database.transaction(world.me.id) as session:
+        await require_scope(session, world.me.id, own.ids["server_id"], None)
+    assert (await request(own)).status_code == (422 if method == "POST" else 204)  # a pushed server has no sign-in
+    assert await world.rows_of_other() == before
+
+
 @pytest.mark.parametrize("caller", ["service", "admin"])
 async def test_a_key_that_acts_for_a_user_reaches_only_that_user(opened_world: World, caller: str) -> None:
     world = opened_world
     async with open_client(world.container, Authorization=f"Bearer {ADMIN_KEY}") as admin:
         key = (await admin.post("/keys", json={"kind": caller})).json()["key"]
     async with open_client(world.container, **{"X-API-Key": key, "X-User-Id": world.me.id}) as http:
-        for method, path, body in ROUTES_WITH_AN_ID:
+        for method, path, body in ROUTES_WITH_AN_ID + ACCOUNT_ROUTES:
             with world.without_predicates():
                 foreign = await http.request(method, path.format(**world.theirs.ids), json=body)
                 missing = await http.request(method, path.format(**missing_belongings().ids), json=body)

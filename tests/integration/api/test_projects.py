@@ -492,7 +492,7 @@ async def test_a_bound_key_may_only_use_its_project(
     before = await everything(team.http, "/projects")
     tool_id = (await team.tools())["read_page"]["id"]
     ids = {"server_id": await get_server_id(team, "docs"), "tool_id": tool_id, "project_id": project_id}
-    ids |= {"run_id": "some-run", "user_id": team.id, "key_id": "some-key"}
+    ids |= {"run_id": "some-run", "user_id": team.id, "key_id": "some-key", "namespace": "com.acme", "name": "weather"}
     async with with_bound_key(container, admin, team, project_id) as bound:
         for method, path in sorted(refused):
             body: Json | None = None if method in ("GET", "DELETE") else {}

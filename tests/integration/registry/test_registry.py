@@ -286,6 +286,8 @@ async def test_a_server_is_registered_and_its_tools_are_found(
         "notes": ["its publisher has deprecated it: use com.acme/new"],
     }
     assert CANARY not in answer.text
+    events = (await searcher.http.get("/audit", params={"action": "server.create"})).json()["items"]
+    assert made_server["id"] in {event["target"] for event in events}
 
     async def has_tools() -> bool:
         return "get_forecast" in await searcher.tools()
