@@ -18,10 +18,11 @@ _SERVICE_WAIT_S = 5.0
 """How long a queued run is left to a running service before this process takes it."""
 
 
-async def follow_run(container: Container, server: Server, run: Run) -> int:
+async def follow_run(container: Container, server: Server, run: Run, *, is_new: bool = False) -> int:
     """Show the progress of a run until it ends, or until it fails and waits for a retry. Return the exit code.
 
-    The run is processed by a running service, or by this process if no service takes it.
+    The run is processed by a running service, or by this process if no service takes it. A new server that wants a
+    sign-in is no failure: the sign-in is the next step.
     """
     started = time.monotonic()
     with ProgressBar(server.name) as bar:
@@ -32,8 +33,8 @@ async def follow_run(container: Container, server: Server, run: Run) -> int:
                 await container.worker.run_now(run.id)
             async with container.database.transaction(run.user_id) as session:
                 run = await queue.get_run(session, run.user_id, run.id)
-        bar.show(run.done, run.total, run.state)
-    return _print_run(server, run)
+        bar.show(run.done, run.total, "sign-in needed" if _wants_sign_in(run) else run.state)
+    return _print_run(server, run, is_new=is_new)
 
 
 def reindex_command(server_name: str, user_id: str) -> str:
@@ -56,13 +57,18 @@ def _is_waiting_for_retry(run: Run) -> bool:
     return not run.is_finished and run.error is not None
 
 
-def _print_run(server: Server, run: Run) -> int:
+def _wants_sign_in(run: Run) -> bool:
+    return run.error is not None and run.error["cause"] == AUTHORIZATION_REQUIRED
+
+
+def _print_run(server: Server, run: Run, *, is_new: bool) -> int:
     print_lines(f"  refused {refusal['name']}: {refusal['reason']}" for refusal in run.refused)
     print_lines(f"  {warning}" for warning in run.warnings)
-    if run.error is not None and run.error["cause"] == AUTHORIZATION_REQUIRED:
+    if _wants_sign_in(run):
+        outcome = "registered" if is_new else "not listed"
         command = connect_command(server.name, run.user_id)
-        print_lines([f"{server.name}: registered; it wants you to sign in: run {command}, or Connect in the console"])
-        return 1
+        print_lines([f"{server.name}: {outcome}; it wants you to sign in: run {command}, or Connect in the console"])
+        return 0 if is_new else 1
     if run.error is not None:
         command = reindex_command(server.name, run.user_id)
         next_step = (

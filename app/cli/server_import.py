@@ -73,7 +73,7 @@ async def import_file(
             actor=ACTOR,
         )
         runs = [(each.server, each.run) for each in result.imported if each.run is not None]
-        failed = sum([await follow_run(container, server, run) for server, run in runs])
+        failed = sum([await follow_run(container, server, run, is_new=True) for server, run in runs])
     _print_result(config, result)
     return 1 if failed or any(each.kind in _REPEATABLE for each in result.skipped) else 0
 

@@ -111,7 +111,7 @@ async def add(
     async with open_for_user(settings, user) as (container, _):
         server, run = await _register(container, user, new_server)
         print_lines([f"{server.name}  {server.id}", *(f"note: {note}" for note in notes)])
-        return 0 if run is None else await follow_run(container, server, run)
+        return 0 if run is None else await follow_run(container, server, run, is_new=True)
 
 
 async def _register(container: Container, user_id: str, new_server: NewServer) -> tuple[Server, Run | None]:

@@ -70,7 +70,7 @@ async def add(
             actor=ACTOR,
         )
         print_lines([f"{shared.server.name}  {shared.server.id}"])
-        return 0 if run is None else await follow_run(container, shared.server, run)
+        return 0 if run is None else await follow_run(container, shared.server, run, is_new=True)
 
 
 @shared_server_commands.command("list")

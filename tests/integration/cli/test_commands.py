@@ -20,7 +20,7 @@ from tests.support.calls import raise_disk_full
 from tests.support.embedding_server import FakeEmbeddingServer
 from tests.support.factories import SECRET_KEY, outbound_allow, tool
 from tests.support.local_model import make_base_model, write_adapter
-from tests.support.mcp_server import FakeMcpServer
+from tests.support.mcp_server import FakeMcpServer, Fault, status
 
 STDIO_SERVER = """
     import json, sys
@@ -107,6 +107,17 @@ def test_a_server_is_added_used_reindexed_and_removed(command: Command, mcp: Fak
     assert output.endswith("a server named 'files'; to index it again, run `toolscout server reindex files --user ada`")
     assert "removed" in command("server", "remove", "files", "--user", "ada")
     assert "no servers yet" in command("server", "list", "--user", "ada")
+
+
+def test_a_new_server_that_wants_a_sign_in_is_no_failure_and_a_listing_without_one_is(
+    command: Command, mcp: FakeMcpServer
+) -> None:
+    mcp.fault = Fault(status(401, headers={"WWW-Authenticate": 'Bearer scope="tools:read"'}))
+    command("key", "create", "--user", "pat")
+    sign_in = "it wants you to sign in: run `toolscout server connect notes --user pat`, or Connect in the console\n"
+    assert f"notes: registered; {sign_in}" in command("server", "add", "notes", mcp.url, "--user", "pat")
+    output = command("server", "reindex", "notes", "--user", "pat", status=1)
+    assert f"notes: not listed; {sign_in}" in output
 
 
 def test_a_url_that_ends_in_sse_needs_no_transport(
