@@ -204,7 +204,7 @@ async def test_the_console_shows_the_status_on_every_page(
     async with open_console(container, user.key) as console:
         assert "sign-in needed" in await console.get_page("/console/servers")
         page = await console.get_page(f"/console/servers/{server_id}")
-        assert "This server wants you to sign in." in page
+        assert "This server wants you to sign in. Its tools are found" in page
         assert f'action="/console/servers/{server_id}/connect"' in page
         assert "Disconnect" not in page
         overview = await console.get_page("/console/overview")
@@ -212,6 +212,17 @@ async def test_the_console_shows_the_status_on_every_page(
         assert "failing" not in overview
         assert "sign-in needed" in await console.get_page("/console/tools")
         assert "wants you to sign in" in await console.get_page(f"/console/tools/{tool_id}/run")
+
+
+async def test_the_console_does_not_claim_that_tools_are_found_which_were_never_listed(
+    container: Container, user: TestUser, mcp: FakeMcpServer
+) -> None:
+    lock(mcp)
+    server_id = await user.add_server("files", transport=mcp.transport, url=mcp.url)
+    await user.reindex(server_id)
+    async with open_console(container, user.key) as console:
+        page = await console.get_page(f"/console/servers/{server_id}")
+    assert "This server wants you to sign in. Its tools are listed once you have." in page
 
 
 async def test_the_links_state_is_not_in_the_url_of_the_page(
