@@ -51,7 +51,8 @@ async def resolve_credentials(headers: dict[str, str], path: str, sso: SingleSig
     scheme, _, token = (authorization or "").partition(" ")
     key = token.strip() if scheme.lower() == "bearer" else api_key
     if not key:
-        raise Unauthenticated("send an API key: `Authorization: Bearer …` or `X-API-Key: …`")
+        wanted = "an API key" if sso is None else "an API key, or an access token of the identity provider"
+        raise Unauthenticated(f"send {wanted}: `Authorization: Bearer …` or, with a key, `X-API-Key: …`")
     user_id = headers.get("X-User-Id")
     if sso is not None and key is not api_key and is_token(key):
         return Credentials(await sso.access_tokens.verify(key, list_resource_paths(path)), user_id)

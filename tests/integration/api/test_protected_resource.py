@@ -47,6 +47,14 @@ async def test_each_mcp_endpoint_is_described_as_clients_compute_it(
         assert document["resource_documentation"] == f"{PUBLIC_URL}/docs"
 
 
+async def test_a_request_without_credentials_is_told_of_tokens_only_where_they_are_accepted(
+    http: httpx.AsyncClient, client: httpx.AsyncClient
+) -> None:
+    detail = assert_problem(await http.get("/servers"), 401)["detail"]
+    assert detail.startswith("send an API key, or an access token of the identity provider: ")
+    assert assert_problem(await client.get("/servers"), 401)["detail"].startswith("send an API key: ")
+
+
 async def test_the_service_as_a_whole_is_a_resource_that_covers_its_endpoints(http: httpx.AsyncClient) -> None:
     resource = (await http.get(WELL_KNOWN)).json()["resource"]
     assert resource == PUBLIC_URL
