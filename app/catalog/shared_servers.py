@@ -61,9 +61,9 @@ _IS_MEMBER = """
 # Citus joins a reference table with the rows of a distributed one only if these have been collected first.
 _COUNT_MEMBERS = f"""
     WITH copies AS MATERIALIZED (
-        SELECT c.user_id, c.shared_version >= %(version)s AND NOT EXISTS (
-            SELECT FROM index_runs r
-            WHERE r.user_id = c.user_id AND r.server_id = c.id AND r.state IN ('queued', 'running')) AS is_ready
+        SELECT c.user_id, c.shared_version >= %(version)s AND 'succeeded' = (
+            SELECT r.state FROM index_runs r WHERE r.user_id = c.user_id AND r.server_id = c.id
+            ORDER BY r.created_at DESC LIMIT 1) AS is_ready
         FROM mcp_servers c WHERE c.shared_id = %(shared_id)s
     )
     SELECT count(*), count(*) FILTER (WHERE copies.is_ready)

@@ -37,6 +37,26 @@ _COUNT_WAITING = """
     SELECT count(*) FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id
     WHERE r.state IN ('queued', 'running') AND s.shared_id IS NOT NULL
 """
+# Copies whose last run has failed, with a longer pause after each failure. Failures before the last success do not
+# count, nor do those of the day before, so that a copy is not given up for ever.
+_FIND_FAILED = """
+    SELECT s.user_id, s.id FROM mcp_servers s
+    CROSS JOIN LATERAL (
+        SELECT r.state, r.finished_at FROM index_runs r WHERE r.user_id = s.user_id AND r.server_id = s.id
+        ORDER BY r.created_at DESC LIMIT 1
+    ) latest
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS failures FROM index_runs f
+        WHERE f.user_id = s.user_id AND f.server_id = s.id AND f.state = 'failed'
+          AND f.finished_at > now() - interval '1 day'
+          AND f.created_at > coalesce((
+              SELECT max(r.created_at) FROM index_runs r
+              WHERE r.user_id = s.user_id AND r.server_id = s.id AND r.state = 'succeeded'), '-infinity')
+    ) since_success
+    WHERE s.shared_id IS NOT NULL AND latest.state = 'failed' AND failures <= %(max_retries)s
+      AND latest.finished_at < now() - make_interval(secs => %(pause_s)s * 2 ^ greatest(failures - 1, 0))
+    ORDER BY s.user_id, s.id LIMIT %(limit)s
+"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +68,10 @@ class SyncConfig:
     """How many index runs of copies wait or run at most."""
     pause_s: float = 0.1
     """How long to wait for runs to finish before the next batch."""
+    retry_s: float = 30.0
+    """How long after its first failure the index run of a copy is repeated; twice as long after each further one."""
+    max_retries: int = 7
+    """How often within a day."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +130,7 @@ class SharedServerSync:
                 await asyncio.sleep(self._config.pause_s)
                 continue
             tasks = await self._find_tasks(failed, room)
-            if not tasks:
+            if not tasks and not await self._retry_failed_runs(room):
                 await self._release_lease()
                 break
             for task in tasks:
@@ -178,6 +202,17 @@ class SharedServerSync:
             await update_tool_counts(session, user_id, self._indexer.ann_above)
             await record_event(session, user_id, queue.SYSTEM, "server.unshare", copy_id)
             session.after_commit(self._indexer.mcp_pool.forget, user_id, copy_id)
+
+    async def _retry_failed_runs(self, limit: int) -> int:
+        """Queue copies again whose last run has failed, if it is time for that. Return how many."""
+        parameters = {"pause_s": self._config.retry_s, "max_retries": self._config.max_retries, "limit": limit}
+        [found] = await self._database.system_fetch([(_FIND_FAILED, parameters)])
+        for user_id, copy_id in found:
+            with suppress(NotFound):  # it has just been removed
+                async with self._database.transaction(user_id) as session:
+                    # as if it was asked for: it also restores the status that the failure has replaced
+                    await queue.enqueue(session, user_id, copy_id)
+        return len(found)
 
     async def _revoke_tokens(self) -> None:
         """Revoke the tokens of members whose copies the last batch has removed."""

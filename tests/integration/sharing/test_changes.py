@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from app.container import Container, open_container
+from app.indexing import store
 from app.indexing.shared_server_sync import SharedServerSync, SyncConfig
 from app.indexing.worker import Worker, WorkerConfig
 from tests.support.checks import assert_problem
@@ -283,3 +284,48 @@ async def test_a_user_deleted_during_a_pass_does_not_stop_it(
         assert (await admin.delete(f"/users/{leaving.id}")).status_code == 204
         assert [await sync._perform(task) for task in tasks] == [True, True]
         assert await count_copies(service, shared["id"]) == 1
+
+
+async def age_failures(container: Container, user_id: str, seconds: int) -> None:
+    """Let the failed runs of the user have ended earlier."""
+    earlier = "UPDATE index_runs SET finished_at = now() - make_interval(secs => %(age)s) WHERE state = 'failed'"
+    await rows(container, f"{earlier} AND user_id = %(id)s", age=seconds, id=user_id)
+
+
+async def test_a_run_of_a_copy_that_failed_is_repeated_with_longer_and_longer_pauses(
+    service: Container,
+    admin: httpx.AsyncClient,
+    member: TestUser,
+    stopped_sync: SharedServerSync,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def count_runs() -> int:
+        await until(lambda: has_no_runs(service))
+        [(count,)] = await rows(service, "SELECT count(*) FROM index_runs WHERE user_id = %(id)s", id=member.id)
+        return int(count)
+
+    async def fail(*_arguments: object) -> None:
+        raise RuntimeError("no room on the disk")
+
+    shared = await share(admin, "wiki", user_ids=[member.id])
+    await push_shared(admin, shared, READ)
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "write_approvals", fail)
+        for pause_s, runs in ((0, 1), (29, 1), (31, 2), (59, 2), (61, 3)):
+            await age_failures(service, member.id, pause_s)
+            await stopped_sync.sync()
+            assert await count_runs() == runs
+        assert (await admin.get(f"/shared-servers/{shared['id']}")).json()["members"] == {"total": 1, "ready": 0}
+        assert (await list_shared(member))["wiki"]["last_error"]
+    await age_failures(service, member.id, 3600)
+    limited = SharedServerSync(service.indexer, service.sealer, SyncConfig(max_retries=2))
+    await limited.sync()
+    assert await count_runs() == 3, "three failures are more than two retries"
+    await stopped_sync.sync()
+    assert await count_runs() == 4
+    assert (await admin.get(f"/shared-servers/{shared['id']}")).json()["members"] == {"total": 1, "ready": 1}
+    assert set(await member.tools()) == {"read_page"}
+    assert (await list_shared(member))["wiki"]["last_error"] is None
+    await age_failures(service, member.id, 3600)
+    await stopped_sync.sync()
+    assert await count_runs() == 4, "it has succeeded since"
