@@ -1,6 +1,7 @@
 """`toolscout server connect` and `disconnect`."""
 
 import asyncio
+import sys
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -52,6 +53,7 @@ async def begin_sign_in(settings: Settings, container: Container, server: Server
             link.authorization_url,
         ]
     )
+    sys.stdout.flush()  # also into a pipe: somebody opens the link while the command waits
     return await _wait_for_sign_in(container, server, link.expires_at) if wait else 0
 
 

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.integration.client.conftest import AnyClient, Kind, expect_error, open_client
 from tests.support.checks import MCP_PATHS
 from tests.support.clients import TestUser, get_app
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.known_tools import pick_known_tools
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.python_client import AnyClient, Kind, expect_error, open_client
 from tests.support.shared_servers import settle
 from toolscout_client import (
     ArgumentsInvalid,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.client.conftest import Kind, Operation, expect_error, open_client
+from tests.support.python_client import Kind, Operation, expect_error, open_client
 from tests.support.wire_server import WireServer, http_response, running_wire_server
 from toolscout_client import Conflict, ConnectionFailed, RateLimited, ToolFailed, ToolscoutError, Unavailable
 from toolscout_client.retries import MAX_PAUSE_S, Request, Sleep, Steps, send_with_retries
