@@ -19,7 +19,8 @@ from app.catalog.visibility import apply_policy
 from app.catalog.visibility_policy import Policy
 from app.cloud.client import CloudClient, make_cloud_client
 from app.connections import repository as connections_repository
-from app.connections.connector import Connector, ConnectorConfig
+from app.connections.config import ConnectorConfig
+from app.connections.connector import Connector
 from app.connections.credential_source import make_credential_source
 from app.crypto import Sealer
 from app.db.engine import Database

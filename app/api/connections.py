@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 from starlette.responses import JSONResponse
 
 from app.api.strict_route import StrictRoute
-from app.connections.connector import METADATA_PATH
+from app.connections.config import METADATA_PATH
 from app.dependencies import CatalogWriteCaller, ContainerDep, Tenant
 from app.errors import NotFound
 from app.schemas.connections import AuthorizationLinkOut, ConnectBody

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from app.connections.connector import CALLBACK_PATH
+from app.connections.config import CALLBACK_PATH
 from app.connections.models import Callback, SignInResult
 from app.console.page_context import TemplatesDep, page_router
 from app.dependencies import ContainerDep

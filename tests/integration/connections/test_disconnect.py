@@ -33,7 +33,7 @@ async def test_signing_out_revokes_both_tokens_and_removes_the_account(sign_in: 
 async def test_signing_out_works_without_the_authorization_server(
     sign_in: SignIn, monkeypatch: pytest.MonkeyPatch, fault: Response
 ) -> None:
-    monkeypatch.setattr("app.connections.connector._REVOKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("app.connections.sign_in._REVOKE_TIMEOUT_S", 0.2)
     server_id = await sign_in.connect()
     sign_in.authorization.faults["/revoke"] = fault
     assert (await sign_in.user.http.delete(f"/servers/{server_id}/connection")).status_code == 204
