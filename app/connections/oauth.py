@@ -147,32 +147,16 @@ async def begin(
     # the SDK reads the scope that was granted from the token
     granted = OAuthToken(access_token="-", scope=granted_scope)  # noqa: S106 not a token
     provider = _make_provider(server_url, identity, _Storage(granted, _find_client(previous, identity, required_scope)))
-    url = await _run_to_redirect(provider, send, _restate(challenge, required_scope), identity)
-    context = provider.context
+    redirect_url = await _run_to_redirect(provider, send, _restate(challenge, required_scope), identity)
     with _translate_errors():
-        metadata, client_info = context.oauth_metadata, context.client_info
-        assert metadata is not None  # noqa: S101 `_run_to_redirect` has checked it
-        assert client_info is not None  # noqa: S101 the SDK has registered it
-        _check_pkce(metadata)
-        _complete_client(client_info, metadata)
+        metadata, client = _take_registration(provider)
+        changes = {}
+        if (scope := _choose_scope(identity, client, required_scope)) is not None:
+            changes["scope"] = provider.context.client_metadata.scope = scope
         pkce = PKCEParameters.generate()
-        endpoint = str(metadata.authorization_endpoint)
-        parameters = dict(parse_qsl(url[len(endpoint) + 1 :]))
-        parameters |= {"state": state, "code_challenge": pkce.code_challenge}
-        if (scope := _choose_scope(identity, client_info, required_scope)) is not None:
-            parameters["scope"] = context.client_metadata.scope = scope
-        found = OAuthContext(
-            server_url=server_url,
-            redirect_uri=identity.redirect_uri,
-            issuer=str(metadata.issuer),
-            resource=context.get_resource_url(),
-            scope=context.client_metadata.scope,
-            metadata=metadata.model_dump(mode="json", exclude_none=True),
-            resource_metadata=_dump(context.protected_resource_metadata),
-            client=client_info.model_dump(mode="json", exclude_none=True),
-        )
-    separator = "&" if "?" in endpoint else "?"
-    return SignIn(found, pkce.code_verifier, f"{endpoint}{separator}{urlencode(parameters)}")
+        changes |= {"state": state, "code_challenge": pkce.code_challenge}
+        url = _change_parameters(redirect_url, str(metadata.authorization_endpoint), changes)
+        return SignIn(_capture(provider, metadata, client, identity.redirect_uri), pkce.code_verifier, url)
 
 
 async def offers_sign_in(send: Send, server_url: str) -> bool:
@@ -264,6 +248,41 @@ async def _run_to_redirect(
         return redirect.url
     finally:
         await flow.aclose()
+
+
+def _take_registration(provider: OAuthClientProvider) -> tuple[OAuthMetadata, OAuthClientInformationFull]:
+    """Return what the flow has found out about the authorization server, and our client there."""
+    metadata, client = provider.context.oauth_metadata, provider.context.client_info
+    assert metadata is not None  # noqa: S101 `_run_to_redirect` has checked it
+    assert client is not None  # noqa: S101 the SDK has registered it
+    _check_pkce(metadata)
+    _complete_client(client, metadata)
+    return metadata, client
+
+
+def _change_parameters(url: str, endpoint: str, changes: Mapping[str, str]) -> str:
+    """Return the SDK's authorization URL with other parameters. The SDK appends its own with `?` to any endpoint."""
+    parameters = {**dict(parse_qsl(url[len(endpoint) + 1 :])), **changes}
+    return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(parameters)}"
+
+
+def _capture(
+    provider: OAuthClientProvider, metadata: OAuthMetadata, client: OAuthClientInformationFull, redirect_uri: str
+) -> OAuthContext:
+    """Return the state of the SDK's flow, from which `_restore` continues it."""
+    resource_metadata = provider.context.protected_resource_metadata
+    return OAuthContext(
+        server_url=provider.context.server_url,
+        redirect_uri=redirect_uri,
+        issuer=str(metadata.issuer),
+        resource=provider.context.get_resource_url(),
+        scope=provider.context.client_metadata.scope,
+        metadata=metadata.model_dump(mode="json", exclude_none=True),
+        resource_metadata=None
+        if resource_metadata is None
+        else resource_metadata.model_dump(mode="json", exclude_none=True),
+        client=client.model_dump(mode="json", exclude_none=True),
+    )
 
 
 def _find_client(
@@ -404,7 +423,3 @@ def _translate_errors() -> Iterator[None]:
 
 def _unusable(message: str) -> ServerUnreachable:
     return ServerUnreachable("sign_in", message)
-
-
-def _dump(metadata: ProtectedResourceMetadata | None) -> Json | None:
-    return None if metadata is None else metadata.model_dump(mode="json", exclude_none=True)
