@@ -15,6 +15,7 @@ from tests.support.checks import everything, write_down
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.mcp_server import FakeMcpServer
+from tests.support.shared_servers import settle
 
 pytestmark = [pytest.mark.needs_chromium, pytest.mark.needs_npm]  # axe-core comes through npm
 
@@ -316,3 +317,33 @@ async def test_the_check_reports_a_violation(checked: CheckedPage) -> None:
     await checked.check("broken")
     assert all("html-has-lang" in violation for violation in checked.violations)
     assert len(checked.violations) == 4
+
+
+async def test_an_administrator_shares_a_server(checked: CheckedPage, user: TestUser, container: Container) -> None:
+    page = checked.page
+    await sign_in(page, ADMIN_KEY)
+    await page.get_by_role("link", name="Shared servers").click()
+    await page.get_by_role("link", name="Share a server").click()
+    await page.get_by_label("Transport").select_option("push")
+    await page.get_by_label("Name", exact=False).first.fill("handbook")
+    await page.get_by_role("textbox", name="Groups").fill(LONGEST_NAME)
+    await page.get_by_role("textbox", name="Users").fill(user.id)
+    await checked.check("shared-server-new")
+    await page.get_by_role("button", name="Share server").click()
+    await expect(page.get_by_text("1 of 1")).to_be_visible()
+    await checked.check("shared-server")
+    await page.get_by_role("link", name="Edit").click()
+    await expect(page.get_by_role("textbox", name="Users")).to_have_value(user.id)
+    await checked.check("shared-server-change")
+    await page.get_by_role("textbox", name="Users").fill("")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_text("0 of 0")).to_be_visible()
+    await page.goto("/console/shared-servers")
+    await checked.check("shared-servers")
+    await page.get_by_role("link", name="handbook").click()
+    await page.get_by_role("link", name="Delete").click()
+    await page.get_by_role("button", name="Delete for all members").click()
+    await expect(page.get_by_text("Shared server deleted")).to_be_visible()
+    await settle(container)
+    assert checked.console_errors == []
+    assert checked.violations == [], "\n".join(checked.violations)
