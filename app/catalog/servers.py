@@ -19,7 +19,7 @@ from app.crypto import Sealer, SecretOwner
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass, violated_constraint
-from app.db.tables import authorization_requests, mcp_servers, server_connections
+from app.db.tables import authorization_requests, mcp_servers, mcp_tools, server_connections
 from app.errors import DISCONNECTIONS, AuthorizationRequired, ConfigurationError, Conflict, Forbidden, NotFound
 from app.mcp_types import Endpoint, Transport
 
@@ -127,6 +127,14 @@ async def require_own_server(session: Session, user_id: str, server_id: str) -> 
     server = await get_server(session, user_id, server_id)
     check_changes(server, ["all"])
     return server
+
+
+async def require_own_servers(session: Session, user_id: str, tool_ids: Collection[str]) -> None:
+    """Raise `Forbidden` if one of the tools belongs to a member's copy of a shared server."""
+    owned = mcp_tools.c.user_id == user_id, mcp_tools.c.id.in_(tool_ids)
+    server_ids = (await session.scalars(select(mcp_tools.c.server_id).where(*owned).distinct())).all()
+    for server_id in sorted(server_ids):
+        await require_own_server(session, user_id, server_id)
 
 
 def check_changes(server: Server, fields: Collection[str]) -> None:
@@ -289,6 +297,12 @@ async def find_server_by_name(session: Session, user_id: str, name: str) -> Serv
 async def list_server_ids(session: Session, user_id: str) -> list[str]:
     statement = select(mcp_servers.c.id).where(mcp_servers.c.user_id == user_id).order_by(mcp_servers.c.name)
     return list((await session.scalars(statement)).all())
+
+
+async def list_copy_ids(session: Session, user_id: str) -> set[str]:
+    """Return the ids of the user's copies of shared servers."""
+    copies = mcp_servers.c.user_id == user_id, mcp_servers.c.shared_id.is_not(None)
+    return set((await session.scalars(select(mcp_servers.c.id).where(*copies))).all())
 
 
 async def count_own_servers(session: Session, user_id: str) -> int:

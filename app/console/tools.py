@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from app.catalog import tools
-from app.catalog.servers import list_server_names
+from app.catalog.servers import list_copy_ids, list_server_names
 from app.catalog.tools import Tool, ToolFilter
 from app.catalog.visibility_policy import State
 from app.console.definition_diff import diff_definitions
@@ -40,11 +40,13 @@ async def show_tools(context: ToolsReadPage) -> Response:
         request = PageRequest(cursor=query.optional_text("cursor"))
         page = await tools.list_tools(session, user_id, context.container.model.id, tool_filter, request)
         servers = await list_server_names(session, user_id) if context.has_permission("catalog:read") else []
+        shared_ids = await list_copy_ids(session, user_id)
     filters = {name: query.text(name) for name in _FILTERS if query.text(name)}
     cursor = {"cursor": query.text("cursor")} if query.optional_text("cursor") else {}
     return context.render(
         "tools.html",
         page=page,
+        approvable=[tool for tool in page.items if tool.server_id not in shared_ids],
         servers=servers,
         form=query,
         is_filtered=bool(filters),
@@ -82,6 +84,7 @@ async def show_tool(context: ToolsReadPage, tool_id: str) -> Response:
     model_id = context.container.model.id
     async with context.transaction() as session:
         tool = await tools.get_tool(session, user_id, tool_id, model_id, project_id)
+        is_shared = tool.server_id in await list_copy_ids(session, user_id)
         if context.has_permission("catalog:read"):
             page = await tools.list_tool_changes(session, user_id, tool_id, PageRequest(_MAX_CHANGES_SHOWN))
             changes = list(page.items)
@@ -93,6 +96,7 @@ async def show_tool(context: ToolsReadPage, tool_id: str) -> Response:
         own_findings=find_own_instructions(tool.own_texts),
         annotation_hints=ANNOTATION_HINTS,
         tool=tool,
+        is_shared=is_shared,
         diffs=diffs,
         parameters=_list_parameters(tool),
         examples=found,

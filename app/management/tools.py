@@ -7,7 +7,7 @@ from typing import Any
 
 from app.audit.record import record_event
 from app.catalog import tools
-from app.catalog.servers import require_own_server
+from app.catalog.servers import require_own_server, require_own_servers
 from app.catalog.shared_servers import update_sharing
 from app.catalog.tools import Tool
 from app.db.engine import Database
@@ -90,8 +90,12 @@ async def approve_tool(
 
 
 async def approve_tools(database: Database, user_id: str, seen_hashes: Mapping[str, str], *, actor: str) -> None:
-    """Approve the definitions that a person has looked at, by tool id: all of them, or none if one has changed."""
+    """Approve the definitions that a person has looked at, by tool id: all of them, or none if one has changed.
+
+    Raise `Forbidden` if one of them belongs to a shared server, whose tools an administrator approves.
+    """
     async with database.exclusive_transaction(user_id) as session:
+        await require_own_servers(session, user_id, seen_hashes.keys())
         await tools.approve_tools(session, user_id, seen_hashes)
         for tool_id in seen_hashes:
             await record_event(session, user_id, actor, "tool.approve", tool_id)

@@ -8,9 +8,11 @@ import httpx
 import pytest
 
 from app.container import Container, open_container
+from app.errors import Forbidden
 from app.indexing import store
 from app.indexing.shared_server_sync import SharedServerSync, SyncConfig
 from app.indexing.worker import Worker, WorkerConfig
+from app.management.tools import approve_tools
 from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, new_user
 from tests.support.embedding_server import FakeEmbeddingServer
@@ -168,6 +170,10 @@ async def test_an_administrator_approves_a_changed_tool_for_all_members(
     copied = (await member.tools())["read_page"]
     assert copied["state"] == "changed"
     assert_problem(await member.http.post(f"/tools/{copied['id']}/approve"), 403, "forbidden")
+    seen = {copied["id"]: copied["definition_hash"]}
+    with pytest.raises(Forbidden):
+        await approve_tools(service.database, member.id, seen, actor="test")
+    assert (await member.tools())["read_page"]["state"] == "changed"
     [source] = (await admin.get("/tools", params={"server_id": shared["id"]})).json()["items"]
     assert (await admin.post(f"/tools/{source['id']}/approve")).status_code == 200
     await settle(service)

@@ -190,3 +190,30 @@ async def test_no_member_reaches_the_administrators_pages(
     assert (await admin.get(f"/shared-servers/{shared['id']}")).json()["name"] == "wiki"
     own = await member.add_server("own")
     assert (await admin_console.http.get(f"{PAGES}/{own}")).status_code == 404
+
+
+async def test_a_member_approves_changed_tools_of_its_own_servers_alone(
+    service: Container, admin: httpx.AsyncClient, member: TestUser
+) -> None:
+    own_id = await member.add_tools(tool("print_page"), server="own")
+    shared = await share(admin, "wiki", user_ids=[member.id])
+    await push_shared(admin, shared, tool("read_page"))
+    await settle(service)
+    await member.push(own_id, [tool("print_page", "Prints it in colour.")])
+    await push_shared(admin, shared, tool("read_page", "Reads and forwards a page."))
+    await settle(service)
+    tools = await member.tools()
+    shown = {name: f"{each['id']}:{each['definition_hash']}" for name, each in tools.items()}
+    async with open_console(service, member.key) as console:
+        page = await console.get_page("/console/tools", state="changed")
+        assert "Approve the 1 shown" in page
+        assert (shown["print_page"] in page, shown["read_page"] in page) == (True, False)
+        for name, offered in (("print_page", True), ("read_page", False)):
+            page = await console.get_page(f"/console/tools/{tools[name]['id']}")
+            assert ("Approve definition" in page) == offered
+        refused = await console.submit("/console/tools/approve", definition=list(shown.values()))
+        assert refused.status_code == 403
+        assert {each["state"] for each in (await member.tools()).values()} == {"changed"}
+        await console.submit("/console/tools/approve", definition=[shown["print_page"]])
+    states = {name: each["state"] for name, each in (await member.tools()).items()}
+    assert states == {"print_page": "approved", "read_page": "changed"}
