@@ -18,7 +18,8 @@ def read_identity(claims: Claims, config: OidcConfig) -> Identity:
     user_id = find_claim(claims, config.user_claim)
     if not isinstance(user_id, str) or not is_user_id(user_id):
         raise invalid_token("does not name a user, or not by an id that is allowed here")
-    if config.user_claim == "email" and claims.get("email_verified") is False:
+    # some providers send it as a text
+    if config.user_claim == "email" and claims.get("email_verified", True) not in (True, "true"):
         raise invalid_token("names its user by an address that is not verified")
     groups = _read_groups(find_claim(claims, config.groups_claim))
     return Identity(config.issuer, user_id, not config.admin_groups.isdisjoint(groups), groups)

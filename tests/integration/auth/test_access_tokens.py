@@ -383,7 +383,9 @@ async def test_the_rate_limit_counts_tokens_and_keys_of_a_user_together(
     [
         ("email", {"email": "alice@example.com"}, "alice@example.com"),
         ("email", {"email": "alice@example.com", "email_verified": True}, "alice@example.com"),
+        ("email", {"email": "alice@example.com", "email_verified": "true"}, "alice@example.com"),
         ("email", {"email": "alice@example.com", "email_verified": False}, None),
+        ("email", {"email": "alice@example.com", "email_verified": "false"}, None),
         ("https://example.com/id", {"https://example.com/id": "a-1"}, "a-1"),
         ("person.id", {"person": {"id": "a-2"}}, "a-2"),
         ("person.id", {"person": "a-2"}, None),
