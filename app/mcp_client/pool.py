@@ -36,6 +36,8 @@ class _Entry:
     def is_usable_for(self, endpoint: Endpoint) -> bool:
         if self.connection.endpoint.config_version != endpoint.config_version:
             return False
+        if self.connection.endpoint.credential_version and not endpoint.credential_version:
+            return False  # the credentials have been withdrawn
         return not self.opening.done() or self.connection.is_alive
 
 

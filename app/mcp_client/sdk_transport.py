@@ -70,6 +70,8 @@ def _make_http_client(
     async def send_newest_token(request: httpx2.Request) -> None:
         newest = get_endpoint()
         if newest.credential_version:
+            for name in endpoint.headers:
+                request.headers.pop(name, None)  # a newer credential may use other headers
             request.headers.update(newest.headers)
 
     return httpx2.AsyncClient(

@@ -102,3 +102,26 @@ async def test_rejected_headers_are_requested_again_and_the_call_runs_once(
         mcp.fault = Fault(status(401, headers={"WWW-Authenticate": "Bearer"}), on=["tools/call"])
         problem = assert_problem(await user.execute("read"), 502, "SERVER_CONNECTION_ERROR")
         assert problem["cause"] == "unauthorized"
+
+
+async def test_withdrawn_headers_are_not_sent_on_the_connection_that_is_open(
+    open_service: OpenService, credentials: FakeCredentialServer, mcp: FakeMcpServer
+) -> None:
+    credentials.headers[mcp.url], credentials.expires_in = {"X-Key": "issued"}, 1e-9
+    async with open_user(open_service, credentials, mcp) as (_, user):
+        await connect_with_tools(user, mcp, "read")
+        assert_ok(await user.execute("read"))
+        del credentials.headers[mcp.url]
+        assert_ok(await user.execute("read"))
+        assert sent(mcp, "x-key", "tools/call") == ["issued", None]
+
+
+async def test_newer_credentials_in_another_header_replace_the_older_ones(
+    open_service: OpenService, credentials: FakeCredentialServer, mcp: FakeMcpServer
+) -> None:
+    credentials.headers[mcp.url], credentials.expires_in = {"X-Key": "first"}, 1e-9
+    async with open_user(open_service, credentials, mcp) as (_, user):
+        await connect_with_tools(user, mcp, "read")
+        credentials.headers[mcp.url] = {"X-Token": "second"}
+        assert_ok(await user.execute("read"))
+        assert (sent(mcp, "x-key", "tools/call"), sent(mcp, "x-token", "tools/call")) == ([None], ["second"])
