@@ -71,8 +71,8 @@ async def _list_values(session: Session, user_id: str, copy_id: str, shared: Sha
         "name": await _choose_name(session, user_id, copy_id, source.name),
         "description": source.description,
         "transport": source.transport,
-        # a query may hold the operator's key
-        "url": _remove_query(source.url) if credentials == "operator" else source.url,
+        # path and query may hold the operator's key
+        "url": _remove_path(source.url) if credentials == "operator" else source.url,
         "tags": list(source.tags),
         "tool_permissions": dict(source.tool_permissions),
         "enabled": source.enabled,
@@ -93,8 +93,8 @@ async def _choose_name(session: Session, user_id: str, copy_id: str, wanted: str
     return name
 
 
-def _remove_query(url: str | None) -> str | None:
-    return None if url is None else urlunsplit(urlsplit(url)._replace(query="", fragment=""))
+def _remove_path(url: str | None) -> str | None:
+    return None if url is None else urlunsplit((*urlsplit(url)[:2], "/", "", ""))
 
 
 async def write_source_status(session: Session, user_id: str, copy_id: str, shared: SharedServer) -> None:

@@ -105,13 +105,14 @@ class ServerAccess:
         except ServerUnreachable as error:
             if error.http_status != 401 or endpoint.headers or not await self._offers_sign_in(endpoint):
                 raise
-            raise AuthorizationRequired from error
+            raise _require_sign_in(endpoint) from error
         return await operation(await self._replace_token(endpoint))
 
     async def _resolve_copy(self, copy: Endpoint, shared_id: str) -> Endpoint:
         """Check that the user may still use the shared server, and take what it alone knows from it."""
         async with self._database.transaction(copy.user_id) as session:
             user = await get_user(session, copy.user_id)
+            created_at = (await servers.get_server(session, copy.user_id, copy.server_id)).created_at
         async with self._database.transaction(SHARED_OWNER) as session:
             shared = await get_shared_server(session, shared_id)
             source = await servers.get_endpoint(session, self._sealer, SHARED_OWNER, shared_id)
@@ -122,10 +123,13 @@ class ServerAccess:
             raise ServerUnreachable("not_ready", "this shared server has just been changed; try again in a moment")
         # programs are found by the name that the operator's file gives them
         name = source.server_name if copy.transport == "stdio" else copy.server_name
+        # A copy that is deleted and created again has the same id, and its versions restart: other processes may still
+        # have connections of the earlier one, maybe of a deleted user with the same id.
+        version = copy.config_version + int(created_at.timestamp() * 1_000_000)
         if not is_operators:
-            return replace(copy, server_name=name)
+            return replace(copy, server_name=name, config_version=version)
         # both versions only grow: a change of either needs a new connection
-        version = copy.config_version + source.config_version
+        version += source.config_version
         return replace(
             source,
             user_id=copy.user_id,

@@ -37,7 +37,7 @@ _MAX_MARGIN_S = 30.0
 _REJECTED = "the server rejected the credentials of the operator's credential service (TOOLSCOUT_CREDENTIAL_URL)"
 
 T = TypeVar("T")
-_Key = tuple[str, str, str | None]
+_Key = tuple[str, str, str | None, int]
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _make_http_client(key: str | None) -> httpx2.AsyncClient:
 
 
 def _make_key(endpoint: Endpoint) -> _Key:
-    return endpoint.user_id, endpoint.server_id, endpoint.url
+    return endpoint.user_id, endpoint.server_id, endpoint.url, endpoint.config_version
 
 
 def _parse_answer(body: bytes) -> tuple[Mapping[str, str], float]:

@@ -83,6 +83,10 @@ class ServerConnection:
     now: datetime
     """The database's time when the row was read: processes' clocks may differ."""
 
+    def has_same_token(self, other: "ServerConnection") -> bool:
+        """Whether no other token was stored since. Versions restart when an account is connected again."""
+        return (self.version, self.refreshed_at) == (other.version, other.refreshed_at)
+
 
 @dataclass(frozen=True)
 class Callback:

@@ -46,6 +46,8 @@ from app.text.strict_json import Json
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,16384}")
+_SCOPE = re.compile(r"[\x20\x21\x23-\x5b\x5d-\x7e]{1,16384}")
+"""RFC 6749, 3.3."""
 _ERROR_CODE = re.compile(r"[a-z_]{1,40}")
 _TEMPORARY_ERRORS = frozenset({"server_error", "temporarily_unavailable", "slow_down"})
 _NO_SIGN_IN = (
@@ -344,12 +346,13 @@ def _restate(challenge: httpx2.Response, required_scope: str | None) -> httpx2.R
     """
     if required_scope is None:
         header = challenge.headers.get("www-authenticate")
-        return httpx2.Response(401, headers={} if header is None else {"WWW-Authenticate": header})
+        # as bytes: the server's text need not be ASCII
+        return httpx2.Response(401, headers={} if header is None else {b"WWW-Authenticate": header.encode()})
     header = f'Bearer error="insufficient_scope", scope="{required_scope}"'
     rejected = httpx2.Response(401, headers=challenge.headers)
     if (address := extract_resource_metadata_from_www_auth(rejected)) is not None:
         header += f', resource_metadata="{address}"'
-    return httpx2.Response(403, headers={"WWW-Authenticate": header})
+    return httpx2.Response(403, headers={b"WWW-Authenticate": header.encode()})
 
 
 def _make_provider(server_url: str, identity: ClientIdentity, storage: _Storage) -> OAuthClientProvider:
@@ -387,7 +390,8 @@ def _take_tokens(provider: OAuthClientProvider) -> Tokens:
     if not _TOKEN.fullmatch(issued.access_token):
         raise _unusable("the server's sign-in has issued a token that cannot be sent")
     expires_in = None if issued.expires_in is None else max(issued.expires_in, 0)
-    return Tokens(issued.access_token, issued.refresh_token, issued.scope, expires_in)
+    scope = issued.scope if issued.scope is not None and _SCOPE.fullmatch(issued.scope) else None
+    return Tokens(issued.access_token, issued.refresh_token, scope, expires_in)
 
 
 def _check_refusal(response: httpx2.Response) -> None:

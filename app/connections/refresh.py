@@ -101,7 +101,7 @@ class TokenRefresher:
                 if has_lease:
                     return await self._refresh(connection)
                 current = await self._read(connection)
-                if current.version != connection.version:
+                if not current.has_same_token(connection):
                     return current
                 if not must_change and not _has_expired(current):
                     return current  # another process refreshes it; the old token serves meanwhile

@@ -269,4 +269,9 @@ def _by_server(user_id: str, server_id: str) -> tuple[Any, Any]:
 
 
 def _by_version(connection: ServerConnection) -> tuple[Any, ...]:
-    return *_by_server(connection.user_id, connection.server_id), _connections.version == connection.version
+    """Return the condition for the row with this token.
+
+    Versions restart when an account is removed and connected again, but no two tokens are of the same time.
+    """
+    is_same = _connections.version == connection.version, _connections.refreshed_at == connection.refreshed_at
+    return *_by_server(connection.user_id, connection.server_id), *is_same

@@ -8,7 +8,9 @@ import hashlib
 import hmac
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from urllib.parse import urlencode
 
@@ -24,7 +26,15 @@ from app.connections.requests import limit_time, make_sender, request_challenge
 from app.connections.state import open_state, seal_state
 from app.crypto import Sealer
 from app.db.engine import Database, Session
-from app.errors import ConfigurationError, InvalidInput, NotFound, ServerUnreachable, ToolscoutError, UrlNotAllowed
+from app.errors import (
+    ConfigurationError,
+    InvalidInput,
+    NotFound,
+    RateLimited,
+    ServerUnreachable,
+    ToolscoutError,
+    UrlNotAllowed,
+)
 from app.mcp_client.pool import McpPool
 from app.text.strict_json import Json
 
@@ -34,6 +44,8 @@ _LIFETIME = timedelta(minutes=10)
 _MIN_LIFETIME = timedelta(minutes=3)
 """A link that lasts at least so long is returned again."""
 _REVOKE_TIMEOUT_S = 5.0
+_MAX_STEPS = 2
+"""Steps of one user's sign-ins that requests without a key take at the same time, in this process."""
 
 # RFC 6749, 4.1.2.1; others are passed on as `server_error`
 _KNOWN_ERRORS: Mapping[str, str] = {
@@ -52,6 +64,8 @@ _KNOWN_ERRORS: Mapping[str, str] = {
     "unreachable": "The server's sign-in cannot be reached. Try again later.",
 }
 
+_EXPIRED = SignInResult(None, None, "expired", _KNOWN_ERRORS["expired"], None)
+
 EnqueueListing = Callable[[Session, str, str, str], Awaitable[None]]
 """Queues a run that lists a server's tools: the session, the user, the server and the actor."""
 
@@ -62,6 +76,7 @@ class SignInFlow:
         self._sealer = sealer
         self._mcp_pool = mcp_pool
         self.config = config
+        self._steps: Counter[str] = Counter()
         self.enqueue_listing: EnqueueListing = _enqueue_nothing
 
     def describe_client(self) -> Json | None:
@@ -146,20 +161,48 @@ class SignInFlow:
             ) from error
         return sign_in
 
+    async def start_without_key(self, user_id: str, server_id: str, actor: str, *, browser: str) -> AuthorizationLink:
+        """Begin a sign-in for a browser that has nothing but a link. Raise `RateLimited` as `finish` does."""
+        with self._limit_steps(user_id):
+            return await self.start(user_id, server_id, actor, browser=browser)
+
     async def finish(self, callback: Callback, browser: str | None = None) -> SignInResult:
         """End a sign-in: exchange the code for tokens, store them and queue a listing. Each works once.
 
-        `browser`: the secret in the cookie of the browser that comes back. A failure is in the result.
+        `browser`: the secret in the cookie of the browser that comes back. A failure is in the result, but for
+        `RateLimited`, after which the same callback can be repeated.
         """
         try:
             user_id, server_id, request_id = open_state(self._sealer, callback.state)
+        except (ConfigurationError, ValueError):
+            return _EXPIRED
+        with self._limit_steps(user_id):
+            return await self._finish(user_id, server_id, request_id, callback, browser)
+
+    @contextmanager
+    def _limit_steps(self, user_id: str) -> Iterator[None]:
+        """Requests without a key share few slots, and a server can make each of these last for seconds."""
+        if self._steps[user_id] >= _MAX_STEPS:
+            raise RateLimited("other sign-ins of this user are in progress; try again in a moment", retry_after_s=5)
+        self._steps[user_id] += 1
+        try:
+            yield
+        finally:
+            self._steps[user_id] -= 1
+            if not self._steps[user_id]:
+                del self._steps[user_id]
+
+    async def _finish(
+        self, user_id: str, server_id: str, request_id: str, callback: Callback, browser: str | None
+    ) -> SignInResult:
+        try:
             async with self._database.transaction(user_id) as session:
                 request = await repository.take_request(session, self._sealer, user_id, request_id)
                 server = None if request is None else await servers.get_server(session, user_id, server_id)
-        except (ConfigurationError, ValueError, NotFound):
+        except (ConfigurationError, NotFound):
             request = server = None
         if request is None or server is None:
-            return SignInResult(None, None, "expired", _KNOWN_ERRORS["expired"], None)
+            return _EXPIRED
         error = _find_error(request, callback, browser)
         if error is None:
             error = await self._connect(server, request, callback.code or "")

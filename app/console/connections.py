@@ -53,7 +53,9 @@ async def open_link(request: Request, templates: TemplatesDep, container: Contai
     ticket = open_ticket(container.sealer, text)
     if request.query_params.get("continue"):
         browser = make_browser_secret()
-        link = await container.connector.start(ticket.user_id, ticket.server_id, ticket.actor, browser=browser)
+        link = await container.connector.start_without_key(
+            ticket.user_id, ticket.server_id, ticket.actor, browser=browser
+        )
         return set_browser_cookie(request, RedirectResponse(link.authorization_url, 303), browser)
     try:
         async with container.database.transaction(ticket.user_id) as session:

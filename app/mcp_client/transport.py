@@ -26,7 +26,7 @@ _CHUNK_BYTES = 64 * 1024
 _MIN_GET_INTERVAL_S = 1.0
 _SESSION_HEADER = "mcp-session-id"
 _ENCODINGS = frozenset({"identity", "gzip", "deflate"})
-_ENCODING_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+_ENCODING_HEADERS = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 
 
 _BEARER = re.compile(r"(^|,)\s*bearer\b", re.IGNORECASE)
@@ -169,7 +169,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         stream: httpx2.AsyncByteStream = _LimitedStream(response.stream, limit, encoding != "identity", exchange)
         if is_event_stream and self._sse_url is not None:
             stream = EndpointStream(stream, self._sse_url, exchange.fail)
-        remaining = [(name, value) for name, value in headers.multi_items() if name not in _ENCODING_HEADERS]
+        # as bytes: what servers send need not be ASCII
+        remaining = [(name, value) for name, value in headers.raw if name.lower() not in _ENCODING_HEADERS]
         return httpx2.Response(response.status_code, headers=remaining, stream=stream, extensions=response.extensions)
 
 

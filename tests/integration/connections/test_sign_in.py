@@ -1,22 +1,26 @@
 """A sign-in to a user's server, from the challenge to the first call."""
 
+import asyncio
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from starlette.responses import Response
 
 from app.connections.models import Callback
-from app.connections.repository import expired_rows, wants_sign_in
+from app.connections.repository import expired_rows, require_scope, wants_sign_in
+from app.connections.tickets import Ticket, make_link
 from app.container import Container
 from app.db.retention import delete_in_batches
-from app.errors import AuthorizationRequired
+from app.errors import AuthorizationRequired, RateLimited
 from app.mcp_types import Endpoint
 from tests.support.authorization_server import AuthorizationServer
 from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import OpenService
+from tests.support.mcp_server import hang
 from tests.support.protected_server import ProtectedServer
 from tests.support.sign_in import SignIn
+from tests.support.worker_steps import until
 
 
 async def test_a_server_with_a_challenge_needs_authorization(sign_in: SignIn) -> None:
@@ -233,3 +237,52 @@ async def test_another_users_server_cannot_be_connected(sign_in: SignIn, service
         assert_problem(await stranger.http.post(f"/servers/{server_id}/connect"), 404)
         assert_problem(await stranger.http.delete(f"/servers/{server_id}/connection"), 404)
     assert (await sign_in.user.http.delete(f"/servers/{server_id}/connection")).status_code == 204
+
+
+async def test_a_challenge_need_not_be_ascii(sign_in: SignIn) -> None:
+    metadata = f"http://{sign_in.protected.address}/.well-known/oauth-protected-resource/mcp"
+    sign_in.protected.challenge = f'Bearer realm="Büro", scope="tools:read é", resource_metadata="{metadata}"'
+    server_id = await sign_in.add_server()
+    asked = parse_qs(urlsplit(await sign_in.start(server_id)).query)
+    assert asked["scope"] == ["tools:read é"]
+    async with sign_in.service.database.transaction(sign_in.user.id) as session:
+        await require_scope(session, sign_in.user.id, server_id, "notes:é")
+    assert "notes:é" in parse_qs(urlsplit(await sign_in.start(server_id)).query)["scope"][0]
+
+
+async def test_a_scope_that_is_none_is_not_stored(sign_in: SignIn) -> None:
+    sign_in.authorization.on_token = lambda answer: {**answer, "scope": "tools:read\0"}
+    await sign_in.connect()
+    answer = await sign_in.user.execute("list_notes")
+    assert answer.json()["result"]["content"][0]["text"] == "the notes of ada"
+
+
+async def test_one_users_sign_ins_do_not_take_the_slots_of_all_who_have_no_key(
+    sign_in: SignIn, service: Container
+) -> None:
+    server_id, connector, authorization = await sign_in.add_server(), service.connector, sign_in.authorization
+
+    async def approve() -> Callback:
+        link = await connector.start(sign_in.user.id, server_id, "test", browser="b")
+        query = parse_qs(urlsplit(authorization.approve(link.authorization_url)).query)
+        return Callback(query["state"][0], query["code"][0], query["iss"][0])
+
+    async def are_waiting() -> bool:
+        return len(authorization.find_requests("/token")) == 2
+
+    callbacks = [await approve() for _ in range(3)]
+    authorization.faults["/token"] = hang
+    waiting = [asyncio.create_task(connector.finish(callback, "b")) for callback in callbacks[:2]]
+    await until(are_waiting)
+    with pytest.raises(RateLimited):
+        await connector.finish(callbacks[2], "b")
+    ticket = Ticket(sign_in.user.id, server_id, "test")
+    link = make_link(service.sealer, "http://127.0.0.1:8000", ticket).authorization_url
+    assert (await sign_in.come_back(link)).status_code == 200  # it only names the server
+    assert (await sign_in.come_back(f"{link}&continue=1")).status_code == 429
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    authorization.faults.clear()
+    assert (await sign_in.come_back(f"{link}&continue=1")).status_code == 303
+    assert (await connector.finish(callbacks[2], "b")).error is None

@@ -8,12 +8,17 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, Response
 
+from app.connections import repository
+from app.connections.models import ServerConnection, Tokens
 from app.container import Container, open_container
+from app.db.tables import SHARED_OWNER
 from app.mcp_client.resolver import Resolve
 from tests.support.authorization_server import AuthorizationServer
 from tests.support.checks import assert_problem
-from tests.support.factories import resolve_nothing
+from tests.support.clients import open_client
+from tests.support.factories import ADMIN_KEY, resolve_nothing
 from tests.support.mcp_server import hang
+from tests.support.shared_servers import settle, share
 from tests.support.sign_in import SignIn
 from tests.support.worker_steps import until
 
@@ -208,3 +213,59 @@ async def test_a_call_that_needs_more_rights_asks_for_them_at_the_next_sign_in(s
     await sign_in.connect(server_id)
     assert set(next(iter(sign_in.authorization.access_tokens.values())).scope.split()) == {"tools:read"}
     assert set(list(sign_in.authorization.access_tokens.values())[-1].scope.split()) == {"tools:read", "tools:write"}
+
+
+async def test_a_refresh_that_ends_late_does_not_touch_the_account_that_was_connected_meanwhile(
+    sign_in: SignIn,
+) -> None:
+    """Its tokens may be those of another person, or of the server's former address."""
+    server_id, service, user_id = await sign_in.connect(), sign_in.service, sign_in.user.id
+
+    async def read() -> ServerConnection:
+        async with service.database.transaction(user_id) as session:
+            found = await repository.read_connection(session, service.sealer, user_id, server_id)
+        assert found is not None
+        return found
+
+    async def store(refreshed: ServerConnection) -> bool:
+        tokens = Tokens("late", None, None, 3600)
+        async with service.database.transaction(user_id) as session:
+            return await repository.replace_tokens(session, service.sealer, refreshed, tokens)
+
+    former = await read()
+    assert (await sign_in.user.http.delete(f"/servers/{server_id}/connection")).status_code == 204
+    await sign_in.connect(server_id)
+    current = await read()
+    assert (former.version, former.has_same_token(current)) == (current.version, False)
+    assert not await store(former)
+    assert (await read()).tokens == current.tokens
+    assert await store(current)
+
+
+async def share_notes(sign_in: SignIn, admin: httpx.AsyncClient) -> str:
+    """Share the server with the user, sign in to it as the operator, and return its id."""
+    fields = {"transport": "streamable_http", "url": sign_in.protected.url, "credentials": "operator"}
+    shared = await share(admin, "team-notes", user_ids=[sign_in.user.id], **fields)
+    link = await admin.post(f"/servers/{shared['id']}/connect")
+    assert link.status_code == 200, link.text
+    callback = sign_in.authorization.approve(link.json()["authorization_url"])
+    assert (await sign_in.come_back(callback)).status_code == 200
+    await settle(sign_in.service)
+    return str(shared["id"])
+
+
+async def test_a_member_is_not_asked_to_sign_in_when_the_operators_account_is_lost(sign_in: SignIn) -> None:
+    async with open_client(sign_in.service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+        await share_notes(sign_in, admin)
+        assert get_text(await sign_in.user.execute("list_notes")) == "the notes of ada"
+        more_rights = await sign_in.user.execute("delete_note", {"name": "plan"})
+        sign_in.authorization.refresh_tokens.clear()
+        async with sign_in.service.database.transaction(SHARED_OWNER) as session:
+            await session.rows("UPDATE server_connections SET expires_at = now()")
+        for refused in (
+            more_rights,
+            await sign_in.user.execute("list_notes"),
+            await sign_in.user.execute("list_notes"),
+        ):
+            problem = assert_problem(refused, 502, "SERVER_CONNECTION_ERROR")
+            assert (problem["cause"], "administrator" in problem["detail"]) == ("operator_credentials", True)

@@ -188,3 +188,40 @@ async def test_a_member_may_reindex_and_reads_nothing_of_the_owner(
     async with service.database.transaction(SHARED_OWNER) as session:
         assert await session.rows("SELECT FROM mcp_servers WHERE user_id <> '*'") == []
         assert len(await session.rows("SELECT FROM shared_servers")) == 1
+
+
+@pytest.mark.parametrize(("credentials", "is_whole"), [("operator", False), ("member", True)])
+async def test_members_see_the_host_alone_of_an_address_that_may_hold_the_operators_key(
+    service: Container,
+    admin: httpx.AsyncClient,
+    member: TestUser,
+    mcp: FakeMcpServer,
+    credentials: str,
+    is_whole: bool,
+) -> None:
+    mcp.tools, url = [READ], f"{mcp.url}?key=canary"
+    fields = {"transport": mcp.transport, "url": url, "credentials": credentials, "user_ids": [member.id]}
+    await share(admin, "wiki", **fields)
+    await settle(service)
+    host = "/".join(url.split("/")[:3])
+    assert (await list_shared(member))["wiki"]["url"] == (url if is_whole else f"{host}/")
+    assert (await member.execute("read_page")).status_code == 200
+
+
+@pytest.mark.parametrize("credentials", ["member", "operator"])
+async def test_a_copy_that_is_created_again_uses_no_connection_of_the_earlier_one(
+    service: Container, admin: httpx.AsyncClient, member: TestUser, mcp: FakeMcpServer, credentials: str
+) -> None:
+    """Another process does not know that the earlier one, maybe of a deleted user with the same id, is gone."""
+    shared = await share_wiki(admin, mcp, credentials=credentials, user_ids=[member.id])
+    await settle(service)
+    copy_id = (await list_shared(member))["wiki"]["id"]
+    earlier = await service.connector.get_endpoint(member.id, copy_id)
+    assert await service.connector.get_endpoint(member.id, copy_id) == earlier
+    for user_ids in ([], [member.id]):
+        changed = await admin.patch(f"/shared-servers/{shared['id']}", json={"user_ids": user_ids})
+        assert changed.status_code == 200, changed.text
+        await settle(service)
+    assert (await list_shared(member))["wiki"]["id"] == copy_id
+    later = await service.connector.get_endpoint(member.id, copy_id)
+    assert later.config_version > earlier.config_version
