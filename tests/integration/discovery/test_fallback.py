@@ -1,6 +1,8 @@
 """The fallback chain: each level keeps the visibility filter, is named in the answer, and recovers by itself."""
 
 import asyncio
+import os
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -415,6 +417,15 @@ async def stopped(postgres: EmbeddedPostgres) -> AsyncIterator[None]:
         await asyncio.to_thread(postgres.start)
 
 
+def suspend_until_done(pid: int, task: asyncio.Task[Any]) -> None:
+    """Suspend a process of Postgres until the task is done.
+
+    Otherwise it might end first when Postgres stops, and leave its lock to the request that waits for it.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    task.add_done_callback(lambda _: os.kill(pid, signal.SIGCONT))
+
+
 def check_unavailable(answer: httpx.Response) -> None:
     assert answer.status_code == 503, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -455,6 +466,7 @@ async def test_a_request_that_waits_while_the_database_stops_gets_503(
         await blocker.execute("LOCK TABLE mcp_tool_embeddings IN ACCESS EXCLUSIVE MODE")
         waiting = asyncio.create_task(user.http.request(method, path, json=body))
         await locked_out(blocker, 1)
+        suspend_until_done(blocker.info.backend_pid, waiting)
         async with stopped(stoppable_postgres):
             check_unavailable(await waiting)
             await blocker.close()
