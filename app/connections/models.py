@@ -109,3 +109,5 @@ class SignInResult:
     message: str
     redirect_url: str | None
     """Where to send the browser; None: show the message."""
+    shared: bool = False
+    """Whether it is the account with which an administrator's shared server is listed."""

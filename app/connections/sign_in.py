@@ -26,6 +26,7 @@ from app.connections.requests import limit_time, make_sender, request_challenge
 from app.connections.state import open_state, seal_state
 from app.crypto import Sealer
 from app.db.engine import Database, Session
+from app.db.tables import SHARED_OWNER
 from app.errors import (
     ConfigurationError,
     InvalidInput,
@@ -247,7 +248,7 @@ class SignInFlow:
             outcome |= {} if error is None else {"error": error}
             base, hash_mark, fragment = url.partition("#")
             url = f"{base}{'&' if '?' in base else '?'}{urlencode(outcome)}{hash_mark}{fragment}"
-        return SignInResult(server.id, server.name, error, message, url)
+        return SignInResult(server.id, server.name, error, message, url, shared=server.user_id == SHARED_OWNER)
 
     async def disconnect(self, user_id: str, server_id: str, actor: str) -> None:
         """Remove the account, and revoke its tokens as far as the authorization server can be reached."""

@@ -15,10 +15,11 @@ from app.errors import AuthorizationRequired, RateLimited
 from app.mcp_types import Endpoint
 from tests.support.authorization_server import AuthorizationServer
 from tests.support.checks import assert_problem
-from tests.support.clients import TestUser, new_user
-from tests.support.factories import OpenService
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import ADMIN_KEY, OpenService
 from tests.support.mcp_server import hang
 from tests.support.protected_server import ProtectedServer
+from tests.support.shared_servers import share
 from tests.support.sign_in import SignIn
 from tests.support.worker_steps import until
 
@@ -38,6 +39,23 @@ async def test_a_server_without_a_challenge_needs_authorization_if_its_metadata_
     sign_in.protected.challenge = "Basic"
     server = await sign_in.get_server(await sign_in.add_server())
     assert server["status"] == "needs_authorization"
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_the_page_after_a_sign_in_leads_to_the_server_in_the_console(sign_in: SignIn, is_shared: bool) -> None:
+    async with open_client(sign_in.service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
+        if is_shared:
+            fields = {"transport": "streamable_http", "url": sign_in.protected.url}
+            server_id = (await share(admin, "team-notes", **fields))["id"]
+            link = (await admin.post(f"/servers/{server_id}/connect")).json()["authorization_url"]
+        else:
+            server_id = await sign_in.add_server()
+            link = await sign_in.start(server_id)
+        page = await sign_in.come_back(sign_in.authorization.approve(link))
+        if is_shared:
+            assert (await admin.delete(f"/shared-servers/{server_id}")).status_code == 204
+    pages = "/console/shared-servers" if is_shared else "/console/servers"
+    assert f'href="{pages}/{server_id}"' in page.text
 
 
 async def test_a_user_signs_in_and_calls_a_tool(sign_in: SignIn) -> None:
