@@ -17,7 +17,7 @@ from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.notifications import Channel, notify
 from app.db.tables import SHARED_OWNER
-from app.errors import InvalidInput
+from app.errors import AuthorizationRequired, InvalidInput
 from app.indexing import queue
 from app.indexing.parsing import Listing, parse_listing
 from app.indexing.queue import Run
@@ -82,6 +82,8 @@ async def try_server(mcp_pool: McpPool, user_id: str, new_server: NewServer, *, 
     endpoint = Endpoint(user_id, trial_id, new_server.name, 1, new_server.transport, new_server.url, new_server.headers)
     try:
         listed = await mcp_pool.list_tools(endpoint)
+    except AuthorizationRequired as error:
+        raise AuthorizationRequired("this server wants you to sign in: add it, then connect your account") from error
     finally:
         mcp_pool.forget(user_id, trial_id)
     # parsing a thousand definitions takes a while: off the event loop

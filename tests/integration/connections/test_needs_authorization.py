@@ -12,7 +12,7 @@ from app.container import Container
 from tests.support.calls import assert_ok, connect_with_tools, list_executions
 from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, open_client
-from tests.support.console_client import open_console
+from tests.support.console_client import find_error, open_console
 from tests.support.factories import ADMIN_KEY, OpenService, tool
 from tests.support.mcp_client import call_meta_tool, get_error, get_text
 from tests.support.mcp_server import FakeMcpServer, Fault, status
@@ -223,6 +223,16 @@ async def test_the_console_does_not_claim_that_tools_are_found_which_were_never_
     async with open_console(container, user.key) as console:
         page = await console.get_page(f"/console/servers/{server_id}")
     assert "This server wants you to sign in. Its tools are listed once you have." in page
+
+
+async def test_the_test_of_a_server_that_is_not_stored_says_to_add_it_first(
+    container: Container, user: TestUser, mcp: FakeMcpServer
+) -> None:
+    lock(mcp)
+    fields = {"name": "files", "transport": mcp.transport, "url": mcp.url}
+    async with open_console(container, user.key) as console:
+        page = await console.submit("/console/servers", do="test", **fields)
+    assert find_error(page.text) == "This server wants you to sign in: add it, then connect your account."
 
 
 async def test_the_links_state_is_not_in_the_url_of_the_page(
