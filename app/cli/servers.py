@@ -127,7 +127,10 @@ async def _register(container: Container, user_id: str, new_server: NewServer) -
             actor=ACTOR,
         )
     except Conflict as error:
-        raise Conflict(f"{error.message}; to index it again, run {reindex_command(new_server.name, user_id)}") from None
+        command = reindex_command(new_server.name, user_id)
+        raise Conflict(
+            f"{error.message}; to index it again, run {command}; to add another one, give another NAME"
+        ) from None
 
 
 def make_new_server(

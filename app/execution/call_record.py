@@ -196,7 +196,7 @@ class CallRecord:
                     raise _NotConfirmed
         except _NotConfirmed as error:  # the claim of the key is rolled back
             confirmation = await self._create_confirmation()
-            message = _CONFIRM if self.request.confirmation_token is None else f"{_UNUSABLE}. {_CONFIRM}"
+            message = _CONFIRM if self.request.confirmation_token is None else f"{_UNUSABLE}; {_CONFIRM}"
             raise ConfirmationRequired(message, **asdict(confirmation)) from error
         return self._replay(stored)
 

@@ -104,7 +104,8 @@ def test_a_server_is_added_used_reindexed_and_removed(command: Command, mcp: Fak
     assert "empty_listing" in output
     assert "the server stays registered; to retry, run `toolscout server reindex files --user ada`\n" in output
     output = command("server", "add", "files", mcp.url, "--user", "ada", status=1)
-    assert output.endswith("a server named 'files'; to index it again, run `toolscout server reindex files --user ada`")
+    advice = "to index it again, run `toolscout server reindex files --user ada`; to add another one, give another NAME"
+    assert output.endswith(f"a server named 'files'; {advice}")
     assert "removed" in command("server", "remove", "files", "--user", "ada")
     assert "no servers yet" in command("server", "list", "--user", "ada")
 
