@@ -114,7 +114,7 @@ class ToolDefinition:
         return replace(self, icons=None, execution=None)
 
     def fingerprint(self) -> str:
-        """Return the hash of the whole definition. Whoever changes what it covers must raise `FINGERPRINT_VERSION`."""
+        """Return the hash of the whole definition. A change of what it covers needs a new `FINGERPRINT_VERSION`."""
         return hashlib.sha256(canonical_json(self.as_mcp())).hexdigest()
 
     def fingerprint_of_version_1(self) -> str:

@@ -1,4 +1,4 @@
-"""Which headers may be sent to a user's MCP server, whoever provides them."""
+"""Which headers may be sent to a user's MCP server, from any source."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -328,7 +328,7 @@ async def update_server(
 async def write_server(
     session: Session, sealer: Sealer, user_id: str, server_id: str, changes: Mapping[str, Any]
 ) -> Server:
-    """Change a server, whoever manages it."""
+    """Change a server without a check of who manages it."""
     values = dict(changes)
     before = await lock_server(session, user_id, server_id)
     has_moved = "url" in values and not await _has_origin(session, user_id, server_id, values["url"])
@@ -368,7 +368,7 @@ async def delete_server(session: Session, user_id: str, server_id: str) -> None:
 
 
 async def remove_server(session: Session, user_id: str, server_id: str) -> None:
-    """Delete a server, whoever manages it."""
+    """Delete a server without a check of who manages it."""
     await lock_server(session, user_id, server_id)
     if (await session.execute(delete(mcp_servers).where(*_by_id(user_id, server_id)))).rowcount == 0:
         raise _not_found()

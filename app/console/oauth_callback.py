@@ -1,7 +1,7 @@
 """The page to which an authorization server sends the user's browser back after a sign-in to a server.
 
-Whoever comes back has no key. The `state` parameter says which sign-in it is about; if that one began in the console, a
-cookie says that it is the same browser.
+The browser that comes back has no key. The `state` parameter says which sign-in it is about; if that one began in the
+console, a cookie says that it is the same browser.
 """
 
 import secrets

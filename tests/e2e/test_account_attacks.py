@@ -27,7 +27,7 @@ def count_exchanges(provider: OidcProvider) -> int:
 
 
 async def assert_not_connected(account: Account, answer: httpx.Response) -> None:
-    """The browser is told that it failed, and the server still wants a sign-in."""
+    """The browser shows that it failed, and the server still wants a sign-in."""
     assert "You have signed in" not in answer.text
     assert answer.status_code in (200, 400, 403)
     assert (await account.read_server())["status"] == "needs_authorization"

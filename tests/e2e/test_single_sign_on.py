@@ -205,8 +205,8 @@ async def test_people_sign_in_to_the_console_in_a_browser_and_no_secret_of_it_is
     secrets = sign_on.provider.find_secrets()
     assert sign_on.provider.find_requests("/token")[-1]["body"]["id_token"] in secrets
     with sign_on.service.admin() as http:
-        told = http.get("/audit", params={"limit": 200}).text + http.get("/metrics").text
+        answers = http.get("/audit", params={"limit": 200}).text + http.get("/metrics").text
     log = (sign_on.service.folder / "service.log").read_text()
     dump = dump_database(EmbeddedPostgres(sign_on.service.folder / "data").url)
     assert account in dump["users"]
-    assert find_leaks("\n".join([log, told, *dump.values()]), secrets) == []
+    assert find_leaks("\n".join([log, answers, *dump.values()]), secrets) == []

@@ -158,7 +158,7 @@ class IdentityProvider:
     def _finish_fetching(self, task: asyncio.Task[ProviderState]) -> None:
         self._fetching = None
         if not task.cancelled():
-            task.exception()  # whoever waits gets it; if nobody does, asyncio must not log it as unretrieved
+            task.exception()  # the caller gets it; if the caller is gone, asyncio must not log it as unretrieved
 
     async def _fetch(self) -> ProviderState:
         try:

@@ -191,7 +191,7 @@ async def test_a_link_that_is_damaged_expired_or_about_nothing_opens_nothing(
 async def test_a_key_in_the_request_for_a_link_changes_nothing(
     container: Container, user: TestUser, other_user: TestUser
 ) -> None:
-    """The ticket alone decides: whoever opens it may be signed in as somebody else."""
+    """The ticket alone decides: the person who opens it may be signed in as somebody else."""
     path = ticket_path(container, user.id, await user.add_server())
     assert user.id in (await other_user.http.get(path)).text
 
