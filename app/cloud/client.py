@@ -1,7 +1,6 @@
 """The client of the cloud: another catalogue service that searches the visible tools of some projects.
 
-The operator sets its address, so that addresses in the own network and plain HTTP are allowed. Redirects are not
-followed, proxies of the environment are not used, answers are read up to a limit, and the time-out is for all of it.
+The operator sets its address, see operator_http.py. The time-out is for the whole of a request.
 """
 
 import asyncio
@@ -12,11 +11,11 @@ from contextlib import suppress
 
 import httpx2
 
-from app import __version__
 from app.cloud.wire import CloudMatch, CloudRequest, encode_request, parse_answer
 from app.errors import CloudFailed
 from app.limits.circuit_breaker import CircuitBreaker
 from app.observability.metrics import Metrics
+from app.operator_http import JSON_BODY, AnswerTooLarge, make_http_client, read_answer
 from app.settings import Settings
 
 logger = logging.getLogger("toolscout.cloud")
@@ -36,7 +35,7 @@ class CloudClient:
         self._breaker = breaker
         self._metrics = metrics
         self._slots = asyncio.Semaphore(_MAX_REQUESTS)
-        self._http = _make_http_client(key)
+        self._http = make_http_client(_MAX_REQUESTS, key)
         self._attempts: set[asyncio.Task[list[CloudMatch]]] = set()
         self._attempted_at = -math.inf
         self._failure: CloudFailed | None = None
@@ -118,10 +117,12 @@ class CloudClient:
 
     async def _send(self, request: CloudRequest) -> list[CloudMatch]:
         try:
-            async with self._http.stream("POST", self._url, content=request.body) as response:
+            async with self._http.stream("POST", self._url, content=request.body, headers=JSON_BODY) as response:
                 if response.status_code != httpx2.codes.OK:
                     raise CloudFailed(f"status_{response.status_code}", _explain_status(response.status_code))
-                body = await _read_body(response)
+                body = await read_answer(response, _MAX_ANSWER_BYTES)
+        except AnswerTooLarge as error:
+            raise CloudFailed("too_large", f"it answered with {error}") from error
         except httpx2.HTTPError as error:
             raise CloudFailed("unreachable", f"it cannot be reached ({type(error).__name__})") from error
         return parse_answer(body, request.tool_keys, request.limit)
@@ -148,33 +149,6 @@ def make_cloud_client(settings: Settings, metrics: Metrics) -> CloudClient | Non
         breaker=CircuitBreaker(settings.breaker_failures, settings.breaker_retry_s),
         metrics=metrics,
     )
-
-
-def _make_http_client(key: str | None) -> httpx2.AsyncClient:
-    headers = {
-        "Content-Type": "application/json",
-        "Accept": "application/json",
-        "Accept-Encoding": "identity",  # the size limit counts what is received
-        "User-Agent": f"toolscout/{__version__}",
-    }
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    return httpx2.AsyncClient(
-        headers=headers,
-        timeout=None,  # `_search_in_time` limits the whole request
-        follow_redirects=False,
-        trust_env=False,
-        limits=httpx2.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS),
-    )
-
-
-async def _read_body(response: httpx2.Response) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > _MAX_ANSWER_BYTES:
-            raise CloudFailed("too_large", f"its answer is larger than {_MAX_ANSWER_BYTES // 1024} KiB")
-    return bytes(body)
 
 
 def _explain_status(status: int) -> str:

@@ -17,10 +17,10 @@ import httpx2
 import orjson
 from cachetools import LRUCache
 
-from app import __version__
 from app.catalog.request_headers import are_headers, merge_headers
 from app.errors import InvalidInput, ServerUnreachable
 from app.mcp_types import Endpoint
+from app.operator_http import JSON_BODY, AnswerTooLarge, make_http_client, read_answer
 from app.settings import Settings
 from app.text.strict_json import parse_json
 
@@ -58,7 +58,7 @@ class CredentialSource:
         self._requests: dict[_Key, asyncio.Task[IssuedHeaders]] = {}
         self._slots = asyncio.Semaphore(_MAX_REQUESTS)
         self._versions = itertools.count(time.time_ns() // 1_000_000)
-        self._http = _make_http_client(key)
+        self._http = make_http_client(_MAX_REQUESTS, key)
 
     async def get_headers(self, endpoint: Endpoint) -> IssuedHeaders:
         """Return the user's headers for the server, from memory while they are valid. Callers share one request.
@@ -124,6 +124,8 @@ class CredentialSource:
                 status, answer = await self._send(body)
         except TimeoutError as error:
             raise _fail(f"did not answer within {self._timeout_s:g} seconds") from error
+        except AnswerTooLarge as error:
+            raise _fail(f"answered with {error}") from error
         except httpx2.HTTPError as error:
             raise _fail(f"cannot be reached ({type(error).__name__})") from error
         if status == httpx2.codes.NOT_FOUND:
@@ -134,13 +136,8 @@ class CredentialSource:
         return IssuedHeaders(headers, next(self._versions), time.monotonic() + ttl_s - min(_MAX_MARGIN_S, ttl_s / 10))
 
     async def _send(self, body: bytes) -> tuple[int, bytes]:
-        answer = bytearray()
-        async with self._http.stream("POST", self._url, content=body) as response:
-            async for chunk in response.aiter_raw():
-                answer += chunk
-                if len(answer) > _MAX_ANSWER_BYTES:
-                    raise _fail(f"answered with more than {_MAX_ANSWER_BYTES // 1024} KiB")
-        return response.status_code, bytes(answer)
+        async with self._http.stream("POST", self._url, content=body, headers=JSON_BODY) as response:
+            return response.status_code, await read_answer(response, _MAX_ANSWER_BYTES)
 
 
 def make_credential_source(settings: Settings) -> CredentialSource | None:
@@ -149,24 +146,6 @@ def make_credential_source(settings: Settings) -> CredentialSource | None:
         return None
     key = None if settings.credential_key is None else settings.credential_key.get_secret_value()
     return CredentialSource(settings.credential_url, key, timeout_s=settings.credential_timeout_s)
-
-
-def _make_http_client(key: str | None) -> httpx2.AsyncClient:
-    headers = {
-        "Content-Type": "application/json",
-        "Accept": "application/json",
-        "Accept-Encoding": "identity",  # the size limit counts what is received
-        "User-Agent": f"toolscout/{__version__}",
-    }
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    return httpx2.AsyncClient(
-        headers=headers,
-        timeout=None,  # `_request` limits the whole request
-        follow_redirects=False,
-        trust_env=False,
-        limits=httpx2.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS),
-    )
 
 
 def _make_key(endpoint: Endpoint) -> _Key:

@@ -1,8 +1,7 @@
 """The client of an MCP registry: searches servers and reads their entries.
 
-The operator sets its address, so that addresses in the own network and plain HTTP are allowed. Redirects are not
-followed, proxies of the environment are not used, answers are read up to a limit, and the time-out is for all of a
-request. A user has only a part of the requests at a time, so that nobody uses the registry up for the others.
+The operator sets its address, see operator_http.py. The time-out is for the whole of a request. A user has only a part
+of the requests at a time, so that nobody uses the registry up for the others.
 """
 
 import asyncio
@@ -18,12 +17,12 @@ from weakref import WeakValueDictionary
 import httpx2
 import orjson
 
-from app import __version__
 from app.errors import InvalidInput, NotFound, RegistryFailed, ToolscoutError, Unavailable
 from app.limits.byte_cache import ByteCache
 from app.limits.circuit_breaker import CircuitBreaker
 from app.limits.rate_limit import RateLimiter
 from app.observability.metrics import Metrics
+from app.operator_http import AnswerTooLarge, make_http_client, read_answer
 from app.registry.models import RegistryPage, RegistrySearchResult, RegistryServer
 from app.registry.wire import SERVER_NAME, parse_page, parse_server
 from app.settings import Settings
@@ -69,7 +68,7 @@ class RegistryClient:
         self._cache: ByteCache[tuple[str, str], RegistryPage | RegistryServer] = ByteCache(
             _CACHE_BYTES, get_owner=lambda key: key[0], ttl_s=CACHE_TTL_S
         )
-        self._http = _make_http_client()
+        self._http = make_http_client(_MAX_REQUESTS)
 
     def allow(self, patterns: Sequence[str]) -> None:
         """Replace the patterns of the names that users may see."""
@@ -166,7 +165,9 @@ class RegistryClient:
             async with self._http.stream("GET", url) as response:
                 if response.status_code != httpx2.codes.OK:
                     raise _explain_status(response.status_code, is_entry="/versions/" in url)
-                return await _read_body(response)
+                return await read_answer(response, _MAX_ANSWER_BYTES)
+        except AnswerTooLarge as error:
+            raise RegistryFailed("too_large", f"it answered with {error}") from error
         except httpx2.HTTPError as error:
             raise RegistryFailed("unreachable", f"it cannot be reached ({type(error).__name__})") from error
 
@@ -187,29 +188,6 @@ def require_registry(client: RegistryClient | None) -> RegistryClient:
     if client is None:
         raise NotFound("no registry of MCP servers is configured: the operator can set TOOLSCOUT_REGISTRY_URL")
     return client
-
-
-def _make_http_client() -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        headers={
-            "Accept": "application/json",
-            "Accept-Encoding": "identity",  # the size limit counts what is received
-            "User-Agent": f"toolscout/{__version__}",
-        },
-        timeout=None,  # `_request` limits the whole request
-        follow_redirects=False,
-        trust_env=False,
-        limits=httpx2.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS_PER_USER),
-    )
-
-
-async def _read_body(response: httpx2.Response) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > _MAX_ANSWER_BYTES:
-            raise RegistryFailed("too_large", f"its answer is larger than {_MAX_ANSWER_BYTES // 1024} KiB")
-    return bytes(body)
 
 
 def _explain_status(status: int, *, is_entry: bool) -> ToolscoutError:

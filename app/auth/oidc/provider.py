@@ -1,7 +1,6 @@
 """The identity provider: its metadata and its signing keys, which are cached, and requests to its endpoints.
 
-The operator sets its address, so that addresses in the own network are allowed. Redirects are not followed, proxies of
-the environment are not used, answers are read up to a limit, and the time-out is for all of a request.
+The operator sets its address, see operator_http.py. The time-out is for the whole of a request.
 """
 
 import asyncio
@@ -16,9 +15,9 @@ from urllib.parse import urlsplit
 import httpx2
 import orjson
 
-from app import __version__
 from app.auth.oidc.tokens import SigningKey, parse_signing_keys
 from app.errors import IdentityProviderDown
+from app.operator_http import AnswerTooLarge, make_http_client, read_answer
 
 logger = logging.getLogger("toolscout.auth")
 
@@ -73,17 +72,7 @@ class IdentityProvider:
         self._attempted_at = -math.inf
         self._waiting = 0
         self._fetching: asyncio.Task[ProviderState] | None = None
-        self._http = httpx2.AsyncClient(
-            headers={
-                "Accept": "application/json",
-                "Accept-Encoding": "identity",  # the size limit counts what is received
-                "User-Agent": f"toolscout/{__version__}",
-            },
-            timeout=None,  # `_request` limits the whole request
-            follow_redirects=False,
-            trust_env=False,
-            limits=httpx2.Limits(max_connections=_MAX_CONNECTIONS),
-        )
+        self._http = make_http_client(_MAX_CONNECTIONS)
 
     @property
     def warning(self) -> str | None:
@@ -179,12 +168,9 @@ class IdentityProvider:
     async def _request(self, method: str, url: str, **options: Any) -> tuple[int, Any]:
         try:
             async with asyncio.timeout(TIMEOUT_S), self._http.stream(method, url, **options) as response:
-                body = bytearray()
-                async for chunk in response.aiter_raw():
-                    body += chunk
-                    if len(body) > _MAX_ANSWER_BYTES:
-                        raise IdentityProviderDown(f"the answer of {url} is too large")
-                return response.status_code, orjson.loads(body)
+                return response.status_code, orjson.loads(await read_answer(response, _MAX_ANSWER_BYTES))
+        except AnswerTooLarge:
+            raise IdentityProviderDown(f"the answer of {url} is too large") from None
         except TimeoutError:
             raise IdentityProviderDown(f"{url} did not answer within {TIMEOUT_S:g} seconds") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
