@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from app.catalog.availability import server_status_sql
 from app.catalog.definitions import ToolDefinitionView, read_definitions
 from app.catalog.visibility import VISIBLE, Scope
 from app.db.engine import Session
@@ -56,6 +57,11 @@ _NEAR_NAMES = f"""
     ORDER BY v.server_name = ANY(%(servers)s::text[]) DESC, abs(length(v.tool_name) - %(length)s),
              v.server_name, v.tool_name
     LIMIT {_MAX_NEAR_NAMES}
+"""
+_UNLISTED_SERVERS = f"""
+    SELECT s.name FROM mcp_servers s
+    WHERE s.user_id = %(user_id)s AND s.name = ANY(%(servers)s::text[]) AND s.tool_count = 0
+    AND {server_status_sql("s")} = 'needs_authorization' ORDER BY length(s.name) DESC
 """
 _CORE_TOOL_ID = "SELECT FROM core_tools WHERE user_id IN (%(user_id)s, %(everyone)s) AND id = %(id)s"
 
@@ -172,14 +178,22 @@ async def require_visible_key(session: Session, scope: Scope, key: str) -> str:
 
 
 async def _make_not_found(session: Session, scope: Scope, key: str) -> ToolNotFound:
-    """Return the error for a key that names no visible tool, with the visible tool whose name is nearest."""
-    suggestion = None if is_tool_id(key) else await _suggest_tool(session, scope, key)
+    """Return the error for a key that names no visible tool, with the visible tool whose name is nearest.
+
+    No other server's tool is suggested for one of a server that lists its tools only after a sign-in.
+    """
+    if is_tool_id(key):
+        return ToolNotFound(UNKNOWN_TOOL)
+    servers = [server for kind, server, _ in _list_readings(key, ".") if kind == _BY_SERVER_NAME]
+    if scope.project_id is None:
+        for (server,) in await session.rows(_UNLISTED_SERVERS, {"user_id": scope.user_id, "servers": servers}):
+            return ToolNotFound(f"{UNKNOWN_TOOL}: the tools of {server!r} are listed once you have signed in to it")
+    suggestion = await _suggest_tool(session, scope, key, servers)
     return ToolNotFound(UNKNOWN_TOOL if suggestion is None else f"{UNKNOWN_TOOL}; did you mean {suggestion}?")
 
 
-async def _suggest_tool(session: Session, scope: Scope, key: str) -> str | None:
-    servers = [server for kind, server, _ in _list_readings(key, ".") if kind == _BY_SERVER_NAME]
-    near = {"servers": servers, "length": len(key.rpartition(".")[2])}
+async def _suggest_tool(session: Session, scope: Scope, key: str, servers: Sequence[str]) -> str | None:
+    near = {"servers": list(servers), "length": len(key.rpartition(".")[2])}
     qualified_names = {}
     for server, name in await session.rows(_NEAR_NAMES, scope.parameters() | near):
         qualified_names[f"{server}.{name}"] = f"{server}.{name}"

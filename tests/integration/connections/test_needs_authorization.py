@@ -73,6 +73,20 @@ async def test_an_imported_server_without_credentials_ends_with_the_status(user:
     assert "POST /servers/{id}/connect" in server["last_error"]
 
 
+async def test_a_tool_of_a_server_that_was_never_listed_leads_to_the_sign_in_and_to_no_other_server(
+    user: TestUser, mcp: FakeMcpServer
+) -> None:
+    await user.add_tools(tool("list_notes"), server="toolbox")
+    missing = await user.http.post("/execute", json={"tool_key": "notes.list_notes"})
+    assert "did you mean toolbox.list_notes?" in assert_problem(missing, 404, "TOOL_NOT_FOUND")["detail"]
+    lock(mcp)
+    await user.reindex(await user.add_server("notes", transport=mcp.transport, url=mcp.url))
+    unlisted = await user.http.post("/execute", json={"tool_key": "notes.list_notes"})
+    detail = assert_problem(unlisted, 404, "TOOL_NOT_FOUND")["detail"]
+    assert "the tools of 'notes' are listed once you have signed in" in detail
+    assert "toolbox" not in detail
+
+
 async def test_a_call_runs_nothing_is_audited_and_leaves_its_idempotency_key_free(
     user: TestUser, container: Container, mcp: FakeMcpServer
 ) -> None:
