@@ -24,7 +24,7 @@ from app.db.engine import Database, Session
 from app.db.tables import SHARED_OWNER
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
-from app.errors import AuthorizationRequired, ServerUnreachable
+from app.errors import AuthorizationRequired, Forbidden, NotFound, ServerUnreachable
 from app.indexing import public_listings, queue, store
 from app.indexing.cache_scope import CacheScope, get_server_scope, get_user_scope
 from app.indexing.document_embedder import DocumentEmbedder, load_vectors_of_inactive_model
@@ -100,7 +100,11 @@ async def reindex_server(indexer: Indexer, run: queue.Claim) -> queue.RunState:
 async def _load_source(indexer: Indexer, run: queue.Claim, server: Server, shared_id: str) -> _Source:
     """Read what a copy takes from its shared server, and try the member's own credentials if a listing was wanted."""
     async with indexer.database.transaction(SHARED_OWNER) as session:
-        shared = await get_shared_server(session, shared_id)
+        try:
+            shared = await get_shared_server(session, shared_id)
+        except NotFound as error:
+            # not `NotFound`, which means that the run was deleted with its server: this one must end by itself
+            raise Forbidden("this server is no longer shared, and is about to be removed") from error
         listing = Listing(await store.read_effective_listing(session, SHARED_OWNER, shared_id))
         approvals = await store.read_approvals(session, SHARED_OWNER, shared_id)
     source = _Source(shared, listing, approvals)

@@ -335,3 +335,18 @@ async def test_a_run_of_a_copy_that_failed_is_repeated_with_longer_and_longer_pa
     await age_failures(service, member.id, 3600)
     await stopped_sync.sync()
     assert await count_runs() == 4, "it has succeeded since"
+
+
+async def test_a_run_of_a_copy_whose_source_is_gone_ends_at_once(
+    service: Container, admin: httpx.AsyncClient, member: TestUser, stopped_sync: SharedServerSync
+) -> None:
+    """Runs that stay in progress would keep the task from removing the copies."""
+    shared = await share(admin, "wiki", user_ids=[member.id])
+    await stopped_sync.sync()
+    copy_id = (await list_shared(member))["wiki"]["id"]
+    assert (await member.reindex(copy_id))["state"] == "succeeded"
+    assert (await admin.delete(f"/shared-servers/{shared['id']}")).status_code == 204
+    run = await member.reindex(copy_id)
+    assert (run["state"], "no longer shared" in run["error"]["message"]) == ("failed", True)
+    await SharedServerSync(service.indexer, service.sealer, SyncConfig(max_waiting=1)).sync()
+    assert await list_shared(member) == {}
