@@ -26,10 +26,11 @@ logger = logging.getLogger("toolscout.db")
 # An arbitrary number, but all versions must use the same one: replicas of two versions may start together.
 MIGRATION_LOCK = 7_300_418_256
 
-# Shorter than Postgres' `deadlock_timeout` of a second: rather the migration gives up than a replica that serves.
-_LOCK_TIMEOUT_MS = 500
-_IMPATIENT_ATTEMPTS = 20
-_PAUSE_S = 0.5
+# Much shorter than Postgres' `deadlock_timeout` of a second, after which a replica that waits for a migration would be
+# the one to fail: the migration gives up first.
+_LOCK_TIMEOUT_MS = 100
+_IMPATIENT_ATTEMPTS = 50
+_PAUSE_S = 0.2
 
 
 def migrate(url: str, *, revision: str = "head", production: bool = False) -> str:
