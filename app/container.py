@@ -175,50 +175,13 @@ async def open_container(
             models.start()
         notifications = _open_notifications(settings, url, stack, start=serving or working)
         notifications.subscribe(Channel.MODELS, models.notify)
-        count_tokens = await asyncio.to_thread(load_token_counter)
-        mcp_pool = _build_mcp_pool(settings, resolve)
-        mcp_pool.start()
-        stack.push_async_callback(mcp_pool.aclose)
-        connector = Connector(
-            infrastructure.database,
-            infrastructure.sealer,
-            mcp_pool,
-            make_connector_config(settings),
-            make_credential_source(settings),
-        )
-        stack.push_async_callback(connector.aclose)
-        indexer = _build_indexer(infrastructure, models, count_tokens, mcp_pool, connector)
-        worker = Worker(indexer, _worker_config(settings))
-        connector.enqueue_listing = worker.enqueue_listing
-        mcp_pool.on_tools_changed = worker.on_tools_changed
-        notifications.subscribe(Channel.RUNS, worker.notify)
-        shared_server_sync = SharedServerSync(indexer, infrastructure.sealer)
-        notifications.subscribe(Channel.SHARED_SERVERS, shared_server_sync.notify)
+        upstream = await _open_upstream(infrastructure, models, resolve, stack)
+        notifications.subscribe(Channel.RUNS, upstream.worker.notify)
+        notifications.subscribe(Channel.SHARED_SERVERS, upstream.shared_server_sync.notify)
         _start_housekeeping(infrastructure, stack, watch=serving)
-        if working and settings.runs_worker:
-            worker.start()
-            maintenance = asyncio.create_task(maintain_large_tenants(infrastructure.database, url))
-            stack.push_async_callback(_cancel, maintenance)
-            if settings.index_concurrency:
-                shared_server_sync.start()
-                stack.push_async_callback(shared_server_sync.stop)
-        stack.push_async_callback(worker.stop)
-        cloud = make_cloud_client(settings, infrastructure.metrics)
-        if cloud is not None:
-            stack.push_async_callback(cloud.aclose)
-            if serving:
-                cloud.start()
-        registry = make_registry_client(settings, infrastructure.metrics)
-        if registry is not None:
-            stack.push_async_callback(registry.aclose)
-        sso = make_single_sign_on(settings)
-        if sso is not None:
-            stack.push_async_callback(sso.provider.aclose)
-            if serving:
-                sso.provider.start()
-        container = _build_container(
-            infrastructure, models, mcp_pool, connector, indexer, worker, shared_server_sync, cloud, registry, sso
-        )
+        _start_indexing(infrastructure, upstream, url, stack, working=working)
+        services = _open_services(infrastructure, stack, start=serving)
+        container = _build_container(infrastructure, models, upstream, services)
         stack.push_async_callback(container.discoverer.snapshots.aclose)
         yield container
 
@@ -239,6 +202,26 @@ class _Infrastructure:
     learner: Learner
     known_tools: KnownTools
     inline_executor: FairExecutor
+
+
+@dataclass(frozen=True)
+class _Upstream:
+    """The parts that connect to users' servers and index their tools."""
+
+    mcp_pool: McpPool
+    connector: Connector
+    indexer: Indexer
+    worker: Worker
+    shared_server_sync: SharedServerSync
+
+
+@dataclass(frozen=True)
+class _Services:
+    """The clients of services that the operator has configured."""
+
+    cloud: CloudClient | None
+    registry: RegistryClient | None
+    sso: SingleSignOn | None
 
 
 def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack: AsyncExitStack) -> _Infrastructure:
@@ -312,6 +295,56 @@ def _open_notifications(settings: Settings, url: str, stack: AsyncExitStack, *, 
         notifications.start()
         stack.push_async_callback(notifications.stop)
     return notifications
+
+
+async def _open_upstream(
+    infrastructure: _Infrastructure, models: Models, resolve: Resolve | None, stack: AsyncExitStack
+) -> _Upstream:
+    settings, database, sealer = infrastructure.settings, infrastructure.database, infrastructure.sealer
+    mcp_pool = _build_mcp_pool(settings, resolve)
+    mcp_pool.start()
+    stack.push_async_callback(mcp_pool.aclose)
+    connector = Connector(database, sealer, mcp_pool, make_connector_config(settings), make_credential_source(settings))
+    stack.push_async_callback(connector.aclose)
+    count_tokens = await asyncio.to_thread(load_token_counter)
+    indexer = _build_indexer(infrastructure, models, count_tokens, mcp_pool, connector)
+    worker = Worker(indexer, _worker_config(settings))
+    connector.enqueue_listing = worker.enqueue_listing
+    mcp_pool.on_tools_changed = worker.on_tools_changed
+    return _Upstream(mcp_pool, connector, indexer, worker, SharedServerSync(indexer, sealer))
+
+
+def _start_indexing(
+    infrastructure: _Infrastructure, upstream: _Upstream, url: str, stack: AsyncExitStack, *, working: bool
+) -> None:
+    """Start the background tasks that index and copy tools, where the settings give them to this process."""
+    settings = infrastructure.settings
+    if working and settings.runs_worker:
+        upstream.worker.start()
+        maintenance = asyncio.create_task(maintain_large_tenants(infrastructure.database, url))
+        stack.push_async_callback(_cancel, maintenance)
+        if settings.index_concurrency:
+            upstream.shared_server_sync.start()
+            stack.push_async_callback(upstream.shared_server_sync.stop)
+    stack.push_async_callback(upstream.worker.stop)
+
+
+def _open_services(infrastructure: _Infrastructure, stack: AsyncExitStack, *, start: bool) -> _Services:
+    settings = infrastructure.settings
+    cloud = make_cloud_client(settings, infrastructure.metrics)
+    if cloud is not None:
+        stack.push_async_callback(cloud.aclose)
+        if start:
+            cloud.start()
+    registry = make_registry_client(settings, infrastructure.metrics)
+    if registry is not None:
+        stack.push_async_callback(registry.aclose)
+    sso = make_single_sign_on(settings)
+    if sso is not None:
+        stack.push_async_callback(sso.provider.aclose)
+        if start:
+            sso.provider.start()
+    return _Services(cloud, registry, sso)
 
 
 def _build_mcp_pool(settings: Settings, resolve: Resolve | None) -> McpPool:
@@ -407,16 +440,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _build_container(
-    infrastructure: _Infrastructure,
-    models: Models,
-    mcp_pool: McpPool,
-    connector: Connector,
-    indexer: Indexer,
-    worker: Worker,
-    shared_server_sync: SharedServerSync,
-    cloud: CloudClient | None,
-    registry: RegistryClient | None,
-    sso: SingleSignOn | None,
+    infrastructure: _Infrastructure, models: Models, upstream: _Upstream, services: _Services
 ) -> Container:
     settings, database, metrics = infrastructure.settings, infrastructure.database, infrastructure.metrics
     searcher, shutdown = _build_searcher(infrastructure, models), asyncio.Event()
@@ -425,28 +449,28 @@ def _build_container(
         settings=settings,
         database=database,
         authenticator=infrastructure.authenticator,
-        sso=sso,
+        sso=services.sso,
         rate_limiter=RateLimiter(settings.rate_per_user, metrics),
         sealer=infrastructure.sealer,
         models=models,
-        count_tokens=indexer.count_tokens,
+        count_tokens=upstream.indexer.count_tokens,
         searcher=searcher,
-        discoverer=_build_discoverer(infrastructure, searcher, snapshots, cloud, connector),
-        cloud=cloud,
-        registry=registry,
+        discoverer=_build_discoverer(infrastructure, searcher, snapshots, services.cloud, upstream.connector),
+        cloud=services.cloud,
+        registry=services.registry,
         inline_searcher=InlineSearcher(
             searcher,
             InlineToolParser(infrastructure.known_tools, infrastructure.inline_executor),
             infrastructure.inline_executor,
             budget_s=settings.catalog_embed_budget_s,
         ),
-        executor=_build_executor(infrastructure, mcp_pool, connector, shutdown),
+        executor=_build_executor(infrastructure, upstream, shutdown),
         listing_cache=ListingCache(settings.mcp_list_cache_s),
-        mcp_pool=mcp_pool,
-        connector=connector,
-        indexer=indexer,
-        worker=worker,
-        shared_server_sync=shared_server_sync,
+        mcp_pool=upstream.mcp_pool,
+        connector=upstream.connector,
+        indexer=upstream.indexer,
+        worker=upstream.worker,
+        shared_server_sync=upstream.shared_server_sync,
         usage_counters=infrastructure.usage_counters,
         selections=infrastructure.selections,
         decisions=infrastructure.decisions,
@@ -506,13 +530,11 @@ def make_rollout(settings: Settings) -> Rollout:
     return Rollout(enabled=settings.discovery, percent=settings.rollout_percent)
 
 
-def _build_executor(
-    infrastructure: _Infrastructure, mcp_pool: McpPool, connector: Connector, shutdown: asyncio.Event
-) -> Executor:
+def _build_executor(infrastructure: _Infrastructure, upstream: _Upstream, shutdown: asyncio.Event) -> Executor:
     return Executor(
         database=infrastructure.database,
-        mcp_pool=mcp_pool,
-        connector=connector,
+        mcp_pool=upstream.mcp_pool,
+        connector=upstream.connector,
         sealer=infrastructure.sealer,
         metrics=infrastructure.metrics,
         usage_counters=infrastructure.usage_counters,
