@@ -5,6 +5,7 @@ opens a service of its own with `open_service`.
 """
 
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -41,6 +42,11 @@ LEVELS = ("e2e", "integration", "unit")
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests wait for other processes a quarter of the time."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(trylast=True)
