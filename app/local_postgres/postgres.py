@@ -259,10 +259,14 @@ def _get_or_create_os_user() -> Account:
     return Account(user.pw_uid, user.pw_gid)
 
 
+_USER_EXISTS = 9
+"""The exit code of useradd if another process has just created the user."""
+
+
 def _create_os_user() -> None:
     command = ["useradd", "--system", "--no-create-home", OS_USER]
     result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 all constants
-    if result.returncode != 0:
+    if result.returncode not in (0, _USER_EXISTS):
         raise ConfigurationError(
             f"Postgres refuses to run as root, and the user {OS_USER} could not be created: {result.stderr.strip()}; "
             "create that user, or run Toolscout as an ordinary user"
