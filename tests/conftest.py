@@ -138,13 +138,22 @@ def mcp_servers() -> Iterator[dict[str, FakeMcpServer]]:
 
 
 @pytest.fixture(scope="session")
-async def container(
-    postgres: EmbeddedPostgres,
-    tmp_path_factory: pytest.TempPathFactory,
-    mcp_servers: dict[str, FakeMcpServer],
-) -> AsyncIterator[Container]:
-    settings = make_settings(tmp_path_factory.mktemp("data"), outbound_allow=outbound_allow(*mcp_servers.values()))
-    async with open_container(settings, make_database(postgres), resolve_nothing) as opened:
+def open_shared_service(
+    postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, mcp_servers: dict[str, FakeMcpServer]
+) -> OpenService:
+    """As `open_service`, for a fixture that several tests share. The service may connect to the fake MCP servers."""
+    allowed = outbound_allow(*mcp_servers.values())
+
+    def open_with(**changes: Any) -> AbstractAsyncContextManager[Container]:
+        settings = make_settings(tmp_path_factory.mktemp("data"), **{"outbound_allow": allowed, **changes})
+        return open_container(settings, make_database(postgres), resolve_nothing)
+
+    return open_with
+
+
+@pytest.fixture(scope="session")
+async def container(open_shared_service: OpenService) -> AsyncIterator[Container]:
+    async with open_shared_service() as opened:
         yield opened
 
 

@@ -4,10 +4,10 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
 
-from bench.service import free_port
+from tests.support.http_thread import serve_in_thread
 
 Json = dict[str, Any]
 Mode = Literal["ok", "status", "redirect", "hang", "drip", "endless", "raw", "cut"]
@@ -105,26 +105,12 @@ def _make_handler(cloud: FakeCloud) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class QuietServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, *arguments: object) -> None:
-        """Ignore clients that disconnect while a request hangs: tests do that."""
-
-
 @contextmanager
 def running_cloud() -> Iterator[FakeCloud]:
     cloud = FakeCloud()
-    http = QuietServer(("127.0.0.1", free_port()), _make_handler(cloud))
-    cloud.port = http.server_address[1]
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield cloud
-    finally:
-        cloud.mode = "ok"
-        cloud.release()
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with serve_in_thread(_make_handler(cloud)) as cloud.port:
+        try:
+            yield cloud
+        finally:
+            cloud.mode = "ok"
+            cloud.release()

@@ -4,10 +4,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from bench.service import free_port
+from tests.support.http_thread import serve_in_thread
 
 Json = dict[str, Any]
 CREDENTIAL_KEY = "a-key-for-the-credential-service"
@@ -70,25 +70,11 @@ def _make_handler(server: FakeCredentialServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class _QuietServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, *arguments: object) -> None:
-        """Ignore clients that disconnect while a request hangs."""
-
-
 @contextmanager
 def running_credential_server() -> Iterator[FakeCredentialServer]:
     server = FakeCredentialServer()
-    http = _QuietServer(("127.0.0.1", free_port()), _make_handler(server))
-    server.port = http.server_address[1]
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.gate.set()
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with serve_in_thread(_make_handler(server)) as server.port:
+        try:
+            yield server
+        finally:
+            server.gate.set()

@@ -11,10 +11,10 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
 
-from bench.service import free_port
+from tests.support.http_thread import serve_in_thread
 
 DIMENSION = 64
 
@@ -152,25 +152,11 @@ def _handler(server: FakeEmbeddingServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class _QuietServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, *arguments: object) -> None:
-        """Ignore clients that disconnect while a request hangs: tests do that."""
-
-
 @contextmanager
 def running_embedding_server(port: int = 0) -> Iterator[FakeEmbeddingServer]:
     fake = FakeEmbeddingServer(port)
-    http = _QuietServer(("127.0.0.1", port or free_port()), _handler(fake))
-    fake.port = http.server_address[1]
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield fake
-    finally:
-        fake.release()
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with serve_in_thread(_handler(fake), port) as fake.port:
+        try:
+            yield fake
+        finally:
+            fake.release()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
@@ -16,6 +16,8 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import get_default_algorithms
+
+from tests.support.http_thread import serve_in_thread
 
 Json = dict[str, Any]
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
@@ -185,16 +187,11 @@ def _make_handler(provider: FakeIdentityProvider) -> type[BaseHTTPRequestHandler
 @contextmanager
 def running_identity_provider() -> Iterator[FakeIdentityProvider]:
     provider = FakeIdentityProvider()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(provider))
-    server.daemon_threads = True
-    provider.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield provider
-    provider.gate.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serve_in_thread(_make_handler(provider)) as provider.port:
+        try:
+            yield provider
+        finally:
+            provider.gate.set()
 
 
 def encode_part(value: Any) -> str:

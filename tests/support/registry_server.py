@@ -8,8 +8,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from bench.service import free_port
-from tests.support.cloud_server import QuietServer
+from tests.support.http_thread import serve_in_thread
 
 Json = dict[str, Any]
 Mode = Literal["ok", "status", "redirect", "hang", "endless", "raw"]
@@ -143,15 +142,9 @@ def _make_handler(registry: FakeRegistry) -> type[BaseHTTPRequestHandler]:
 @contextmanager
 def running_registry() -> Iterator[FakeRegistry]:
     registry = FakeRegistry()
-    http = QuietServer(("127.0.0.1", free_port()), _make_handler(registry))
-    registry.port = http.server_address[1]
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield registry
-    finally:
-        registry.mode = "ok"
-        registry.release()
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with serve_in_thread(_make_handler(registry)) as registry.port:
+        try:
+            yield registry
+        finally:
+            registry.mode = "ok"
+            registry.release()

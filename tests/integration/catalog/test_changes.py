@@ -18,14 +18,7 @@ from app.indexing import store
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.checks import assert_problem, pages
 from tests.support.clients import TestUser, new_user, open_client
-from tests.support.factories import (
-    ADMIN_KEY,
-    make_database,
-    make_empty_database,
-    make_settings,
-    outbound_allow,
-    tool,
-)
+from tests.support.factories import ADMIN_KEY, OpenService, make_database, make_empty_database, make_settings, tool
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.version_0_1_0 import FACTS, restore_dump
 from tests.support.worker_steps import finished, holding, rows, send, waiting
@@ -74,14 +67,9 @@ EVERY_WAY = {"hybrid", "semantic", "bm25", "by name", "kept", "in a project", "f
 
 
 @pytest.fixture(scope="module")
-async def strict(
-    postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, mcp_servers: dict[str, FakeMcpServer]
-) -> AsyncIterator[Container]:
+async def strict(open_shared_service: OpenService) -> AsyncIterator[Container]:
     """A service that holds back changed tools."""
-    settings = make_settings(
-        tmp_path_factory.mktemp("strict"), outbound_allow=outbound_allow(*mcp_servers.values()), hold_changed_tools=True
-    )
-    async with open_container(settings, make_database(postgres)) as opened:
+    async with open_shared_service(hold_changed_tools=True) as opened:
         yield opened
 
 

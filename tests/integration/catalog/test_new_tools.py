@@ -13,7 +13,7 @@ from app.indexing import store
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, new_user, open_client
-from tests.support.factories import make_database, make_settings, outbound_allow, tool
+from tests.support.factories import OpenService, make_database, make_settings, tool
 from tests.support.mcp_server import FakeMcpServer, Fault, status
 
 Json = dict[str, Any]
@@ -25,14 +25,9 @@ WARNING = "new, and held until approved: refund_payment"
 
 
 @pytest.fixture(scope="module")
-async def strict(
-    postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory, mcp_servers: dict[str, FakeMcpServer]
-) -> AsyncIterator[Container]:
+async def strict(open_shared_service: OpenService) -> AsyncIterator[Container]:
     """A service that holds back new tools, and no changed ones."""
-    settings = make_settings(
-        tmp_path_factory.mktemp("strict"), outbound_allow=outbound_allow(*mcp_servers.values()), hold_new_tools=True
-    )
-    async with open_container(settings, make_database(postgres)) as opened:
+    async with open_shared_service(hold_new_tools=True) as opened:
         yield opened
 
 

@@ -11,14 +11,13 @@ import openai._base_client
 import pytest
 from openai import AsyncOpenAI
 
-from app.container import Container, open_container
+from app.container import Container
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.openai import OpenAIEmbedder
 from app.indexing.reindex import Indexer
-from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.clients import TestUser, get_app
 from tests.support.embedding_server import DIMENSION, FakeEmbeddingServer, running_embedding_server
-from tests.support.factories import ADMIN_KEY, make_database, make_settings, outbound_allow, resolve_nothing
+from tests.support.factories import ADMIN_KEY, OpenService, outbound_allow
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.worker_steps import Hand, rows
 
@@ -48,34 +47,17 @@ def fake(shared_fake: FakeEmbeddingServer) -> Iterator[FakeEmbeddingServer]:
 
 
 @pytest.fixture(scope="session")
-async def service(
-    postgres: EmbeddedPostgres,
-    shared_fake: FakeEmbeddingServer,
-    tmp_path_factory: pytest.TempPathFactory,
-    mcp_servers: dict[str, FakeMcpServer],
-) -> AsyncIterator[Container]:
-    settings = make_settings(
-        tmp_path_factory.mktemp("indexing"),
-        outbound_allow=outbound_allow(*mcp_servers.values()),
-        **shared_fake.settings(),
-    )
-    async with open_container(settings, make_database(postgres), resolve_nothing) as opened:
+async def service(open_shared_service: OpenService, shared_fake: FakeEmbeddingServer) -> AsyncIterator[Container]:
+    async with open_shared_service(**shared_fake.settings()) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 async def idle_service(
-    postgres: EmbeddedPostgres,
-    shared_fake: FakeEmbeddingServer,
-    tmp_path_factory: pytest.TempPathFactory,
-    mcp_servers: dict[str, FakeMcpServer],
+    open_shared_service: OpenService, shared_fake: FakeEmbeddingServer, mcp_servers: dict[str, FakeMcpServer]
 ) -> AsyncIterator[Container]:
-    settings = make_settings(
-        tmp_path_factory.mktemp("idle"),
-        outbound_allow=f"{outbound_allow(*mcp_servers.values())},{UNUSED_ADDRESS}",
-        **shared_fake.settings(index_concurrency=0),
-    )
-    async with open_container(settings, make_database(postgres), resolve_nothing) as opened:
+    allowed = f"{outbound_allow(*mcp_servers.values())},{UNUSED_ADDRESS}"
+    async with open_shared_service(outbound_allow=allowed, **shared_fake.settings(index_concurrency=0)) as opened:
         yield opened
 
 

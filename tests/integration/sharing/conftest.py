@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from app.container import Container, open_container
-from app.local_postgres.postgres import EmbeddedPostgres
+from app.container import Container
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.embedding_server import FakeEmbeddingServer, running_embedding_server
-from tests.support.factories import ADMIN_KEY, make_database, make_settings, outbound_allow, resolve_nothing
-from tests.support.mcp_server import FakeMcpServer
+from tests.support.factories import ADMIN_KEY, OpenService
 from tests.support.shared_servers import settle
 
 
@@ -22,18 +20,8 @@ def embedder() -> Iterator[FakeEmbeddingServer]:
 
 
 @pytest.fixture(scope="package")
-async def service(
-    postgres: EmbeddedPostgres,
-    embedder: FakeEmbeddingServer,
-    tmp_path_factory: pytest.TempPathFactory,
-    mcp_servers: dict[str, FakeMcpServer],
-) -> AsyncIterator[Container]:
-    settings = make_settings(
-        tmp_path_factory.mktemp("sharing"),
-        outbound_allow=outbound_allow(*mcp_servers.values()),
-        **embedder.settings(),
-    )
-    async with open_container(settings, make_database(postgres), resolve_nothing) as opened:
+async def service(open_shared_service: OpenService, embedder: FakeEmbeddingServer) -> AsyncIterator[Container]:
+    async with open_shared_service(**embedder.settings()) as opened:
         yield opened
 
 
