@@ -27,9 +27,10 @@ ToolscoutError
 │   └── AuthorizationRequired  403  AUTHORIZATION_REQUIRED  the user must sign in to the server first; nothing ran
 ├── ToolFailed              502  TOOL_EXECUTION_ERROR     says whether the tool may have run
 │   └── ToolTimedOut        504  TOOL_EXECUTION_TIMEOUT
-├── EmbeddingFailed         503  embedding_failed     handled by the fallback chain and by the indexer
-├── CloudFailed             503  cloud_failed         handled by the fallback chain
-├── RegistryFailed          502  registry_failed      the registry of MCP servers gives no usable answer
+├── ServiceFailed                                     a service that the operator has configured
+│   ├── EmbeddingFailed     503  embedding_failed     handled by the fallback chain and by the indexer
+│   ├── CloudFailed         503  cloud_failed         handled by the fallback chain
+│   └── RegistryFailed      502  registry_failed      the registry of MCP servers
 ├── QueryFailed             500  query_failed         a statement failed; handled by the fallback chain
 │   └── QueryInterrupted    503  unavailable          a deadlock or a timeout: a retry may succeed
 └── ConfigurationError      500  CONFIGURATION_ERROR  prevents the start
@@ -352,16 +353,20 @@ class ToolTimedOut(ToolFailed):
 _EMBEDDER_OUTAGES = frozenset({"timeout", "unreachable", "closed", "not_configured", "status_429"})
 
 
-class EmbeddingFailed(ToolscoutError):
+class ServiceFailed(ToolscoutError):
+    """A service that the operator has configured gave no usable answer. `reason` is a short, stable word."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class EmbeddingFailed(ServiceFailed):
     """The embedder returned no usable vectors. `reason` is a short, stable word for metrics and `degraded_reason`."""
 
     code = "embedding_failed"
     status = 503
     title = "Embedding failed"
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
     @property
     def retryable(self) -> bool:
@@ -369,28 +374,18 @@ class EmbeddingFailed(ToolscoutError):
         return self.reason in _EMBEDDER_OUTAGES or self.reason.startswith("status_5")
 
 
-class CloudFailed(ToolscoutError):
+class CloudFailed(ServiceFailed):
     """The cloud returned no usable answer. `reason` is a short, stable word for metrics and `degraded_reason`."""
 
     code = "cloud_failed"
     status = 503
     title = "Search through the cloud failed"
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
-
-class RegistryFailed(ToolscoutError):
-    """The registry of MCP servers returned no usable answer. `reason` is a short, stable word."""
-
+class RegistryFailed(ServiceFailed):
     code = "registry_failed"
     status = 502
     title = "Registry of MCP servers unavailable"
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
     @property
     def members(self) -> dict[str, Any]:
