@@ -23,8 +23,8 @@ async def connect_server(
 ) -> AuthorizationLinkOut:
     """Begin a sign-in to a server that wants one: return the link to open in the user's browser.
 
-    Show the link to nobody but this user, who is signed in to your application: whoever opens it connects an account
-    of theirs to this user's server. Afterwards a run lists the server's tools."""
+    Show the link to nobody but this user, who is signed in to your application: another person who opens it connects
+    an account of theirs to this user's server. Afterwards a run lists the server's tools."""
     redirect_url = None if body is None else body.redirect_url
     link = await container.connector.start(tenant.id, server_id, caller.actor, redirect_url)
     return AuthorizationLinkOut(authorization_url=link.authorization_url, expires_at=link.expires_at)

@@ -96,10 +96,8 @@ async def add(
         if transport is not None:
             raise InvalidInput("the registry says which transport it is: leave --transport out")
         entry = await read_entry(settings, from_registry)
-        headers, variables = (
-            dict(map(_parse_header, header or [])),
-            dict(parse_assignment(text, "--variable") for text in variable or []),
-        )
+        headers = dict(map(_parse_header, header or []))
+        variables = dict(parse_assignment(text, "--variable") for text in variable or [])
         planned = plan_server(entry, name, url, headers, variables, description)
         new_server, notes = planned.new_server, planned.notes
     elif name is None or variable:
