@@ -12,12 +12,17 @@ from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
 from app.db.engine import Reader, Session
 from app.db.tables import EVERYONE
 from app.limits.byte_cache import ByteCache
+from app.mcp_meta import filter_tool_meta
 from app.text.invisible import remove_hidden
+from app.text.strict_json import dump_json, load_json
 
 _MAX_TOOL_BYTES = 64 * 1024 * 1024
 _MAX_CORE_TOOL_BYTES = 32 * 1024 * 1024
 _ENTRY_OVERHEAD = 1_000
 _CACHE_TTL_S = 600.0
+MAX_ICON_BYTES = 4 * 1024
+"""Of one icon. Larger ones are shown by `GET /tools/{id}` alone, since every discovery reads and caches definitions."""
+MAX_META_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,9 @@ class ToolDefinitionView:
     has_shared_name: bool
     flags: Sequence[str] = ()
     server_status: str | None = None
+    icons: str | None = None
+    meta: str | None = None
+    """`_meta`, without the keys that a server may not set. As the icons, it is meant for hosts and not for models."""
 
     @property
     def availability(self) -> Availability:
@@ -81,6 +89,15 @@ class ServerSummary:
     tools: int
 
 
+def _icons_sql(icons: str) -> str:
+    small = f"json_array_elements({icons}) icon WHERE octet_length(icon::text) <= {MAX_ICON_BYTES}"
+    return f"CASE WHEN {icons} IS NOT NULL THEN (SELECT json_agg(icon)::text FROM {small}) END"
+
+
+def _meta_sql(meta: str) -> str:
+    return f"CASE WHEN octet_length(({meta})::text) <= {MAX_META_BYTES} THEN ({meta})::text END"
+
+
 TOOL_COLUMNS = f"""
     t.id, t.server_id, v.server_name, t.name, {own_texts.TITLE}, {own_texts.DESCRIPTION},
     t.input_schema::text, t.output_schema::text, ({own_texts.ANNOTATIONS})::text, t.tokens,
@@ -90,7 +107,7 @@ TOOL_COLUMNS = f"""
             AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(w.projects)))
     OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name),
     ARRAY(SELECT DISTINCT finding ->> 'flag' FROM jsonb_array_elements(t.findings) finding ORDER BY 1),
-    {server_status_sql("s")}
+    {server_status_sql("s")}, {_icons_sql("t.icons")}, {_meta_sql("t.meta")}
 """
 """The fields of a `ToolDefinitionView`, as columns of `TOOL_SOURCE`."""
 
@@ -102,10 +119,11 @@ TOOL_SOURCE = """
 
 _TOOL = f"SELECT {TOOL_COLUMNS} FROM {TOOL_SOURCE}"
 
-CORE_COLUMNS = """
+CORE_COLUMNS = f"""
     c.id, NULL, NULL, c.name, c.definition ->> 'title', c.definition ->> 'description',
     (c.definition -> 'inputSchema')::text, (c.definition -> 'outputSchema')::text,
-    (c.definition -> 'annotations')::text, c.tokens, false, '{}'::text[], NULL
+    (c.definition -> 'annotations')::text, c.tokens, false, '{{}}'::text[], NULL,
+    {_icons_sql("(c.definition -> 'icons')")}, {_meta_sql("c.definition -> '_meta'")}
 """
 """The fields of a `ToolDefinitionView`, as columns of `CORE_SOURCE`."""
 
@@ -203,7 +221,8 @@ class DefinitionCache:
 
 def _estimate_bytes(tool: ToolDefinitionView) -> int:
     """Estimate the memory that a cached definition takes: mostly its texts."""
-    texts = (tool.name, tool.title, tool.description, tool.input_schema, tool.output_schema, tool.annotations)
+    schemas = tool.input_schema, tool.output_schema, tool.annotations, tool.icons, tool.meta
+    texts = tool.name, tool.title, tool.description, *schemas
     return _ENTRY_OVERHEAD + sum(sys.getsizeof(text) for text in texts if text is not None)
 
 
@@ -213,6 +232,9 @@ def to_view(row: Sequence[Any]) -> ToolDefinitionView:
     Texts of tools were cleaned when they were stored; the server's name was not, in older versions.
     """
     view = ToolDefinitionView(*row)
+    if view.meta is not None:
+        meta = filter_tool_meta(load_json(view.meta))
+        view = replace(view, meta=dump_json(meta).decode() if meta else None)
     return view if view.server_name is None else replace(view, server_name=remove_hidden(view.server_name))
 
 

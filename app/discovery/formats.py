@@ -24,6 +24,10 @@ def to_mcp(tool: ToolDefinitionView, name: str) -> dict[str, Any]:
         rendered["outputSchema"] = orjson.Fragment(tool.output_schema)
     if tool.annotations is not None:
         rendered["annotations"] = orjson.Fragment(tool.annotations)
+    if tool.icons is not None:
+        rendered["icons"] = orjson.Fragment(tool.icons)
+    if tool.meta is not None:
+        rendered["_meta"] = orjson.Fragment(tool.meta)
     return rendered
 
 

@@ -2,20 +2,22 @@
 
 from collections.abc import Iterator, Sequence
 
-from mcp_types import SERVER_INFO_META_KEY
-
 from app.catalog.availability import describe_availability
 from app.catalog.definitions import ServerSummary, ToolDefinitionView
 from app.discovery.selection import SelectedTool
 from app.errors import ArgumentsInvalid, AuthorizationRequired, ServerUnreachable, ToolFailed, ToolscoutError
+from app.mcp_meta import filter_meta
 from app.text.strict_json import Json, dump_json, load_json
 
 ERROR_META = "toolscout/error"
 TRUNCATED_META = "toolscout/truncated"
-_RESERVED_META = ("toolscout/", SERVER_INFO_META_KEY)
+TOOLS_META = "toolscout/tools"
+"""Icons and `_meta` of the tools in a result, by their ids: for hosts, so that no model pays for them."""
 _MAX_BRIEF = 160
 _MAX_DEFINITIONS = 100_000
 """Characters of definitions in one result, about 25,000 tokens; the first definition is always included."""
+_MAX_TOOLS_META = 200_000
+"""Characters of icons and `_meta` in one result."""
 _WITHOUT_SCHEMAS = "Some tools are shown without their schemas, which are long: ask for fewer tools to see them."
 _LEFT_OUT = "{} more left out, because the schemas are long: tool_discovery finds them, too."
 _IN_BRIEF = 'Shown in brief: ask again with detail "full" for the input schemas.'
@@ -79,7 +81,7 @@ def mark_truncated(result: Json, limit: int) -> Json:
 
 def forward_result(result: Json) -> Json:
     """Return the server's result without the `_meta` keys that only Toolscout may set."""
-    meta = {name: value for name, value in result.get("_meta", {}).items() if not name.startswith(_RESERVED_META)}
+    meta = filter_meta(result.get("_meta"))
     return {name: value for name, value in result.items() if name != "_meta"} | ({"_meta": meta} if meta else {})
 
 
@@ -100,7 +102,8 @@ def render_tools(tools: Sequence[SelectedTool], hint: str | None, *, brief: bool
     if hint is not None:
         structured["hint"] = hint
     texts = [_tool_text(result, tool.definition) for result, tool in zip(results, tools, strict=True)]
-    return make_result(structured, "\n\n".join(texts if hint is None else [*texts, hint]))
+    text = "\n\n".join(texts if hint is None else [*texts, hint])
+    return make_result(structured, text) | _make_tools_meta([tool.definition for tool in tools[:full_count]])
 
 
 def _count_fitting(tools: Sequence[SelectedTool]) -> int:
@@ -208,7 +211,22 @@ def render_details(definition: ToolDefinitionView) -> Json:
         **_parse_schemas(definition),
     }
     structured = {name: value for name, value in fields.items() if value not in (None, [])}
-    return make_result(structured, dump_json(structured).decode())
+    return make_result(structured, dump_json(structured).decode()) | _make_tools_meta([definition])
+
+
+def _make_tools_meta(definitions: Sequence[ToolDefinitionView]) -> Json:
+    """Return the `_meta` of a result that shows these tools in full."""
+    tools: Json = {}
+    left = _MAX_TOOLS_META
+    for definition in definitions:
+        texts = {"icons": definition.icons, "_meta": definition.meta}
+        fields = {name: text for name, text in texts.items() if text is not None}
+        left -= sum(map(len, fields.values()))
+        if left < 0:
+            break
+        if fields:
+            tools[definition.tool_id] = {name: load_json(text) for name, text in fields.items()}
+    return {"_meta": {TOOLS_META: tools}} if tools else {}
 
 
 def _parse_schemas(definition: ToolDefinitionView) -> Json:

@@ -61,6 +61,39 @@ async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
     assert answer["definitions"] == [FORECAST]
 
 
+ICON = {"src": "https://example.com/rain.png", "sizes": ["48x48"]}
+LARGE_ICON = {"src": f"data:image/png;base64,{'A' * 5_000}"}
+UI = {"ui": {"resourceUri": "ui://weather/forecast.html", "visibility": ["model"]}}
+
+
+@pytest.mark.parametrize("settings", [{}, {"snapshot_mb": 0}], ids=["snapshot", "database"])
+async def test_the_mcp_format_has_the_icons_and_the_meta_of_a_tool(
+    open_service: OpenService, settings: dict[str, Any]
+) -> None:
+    for_hosts = {"icons": [LARGE_ICON, ICON], "_meta": {**UI, "toolscout/error": {"code": "x"}}}
+    async with open_service(**settings) as service, new_user(service) as user:
+        await user.add_tools({**FORECAST, **for_hosts})
+        await user.http.put("/core-tools", json={"tools": [{**ASK_USER, **for_hosts}]})
+        answer = await user.discover(RAIN)
+        passed_on = {"icons": [ICON], "_meta": UI}
+        assert answer["definitions"] == [{**ASK_USER, **passed_on}, {**FORECAST, **passed_on}]
+        assert [found["tool"] for found in answer["tools"]] == answer["definitions"]
+        for api_format in ("openai", "openai_responses", "anthropic"):
+            other = await user.discover(RAIN, format=api_format)
+            assert "rain.png" not in str(other["definitions"])
+            assert "ui://" not in str(other["definitions"])
+            assert other["tokens"] == answer["tokens"]
+
+
+async def test_a_long_meta_is_left_out_and_the_tool_is_found(user: TestUser) -> None:
+    await user.add_tools({**FORECAST, "_meta": {"example/long": "x" * 20_000}}, {**REFUND, "_meta": {"example/x": 1}})
+    answer = await user.discover(RAIN, similarity_threshold=0)
+    assert {found["tool"]["name"]: found["tool"].get("_meta") for found in answer["tools"]} == {
+        "get_forecast": None,
+        "refund_payment": {"example/x": 1},
+    }
+
+
 async def test_a_repeated_question_is_not_embedded_again(user: TestUser) -> None:
     await user.add_tools(FORECAST)
     assert (await user.discover(RAIN))["embedding_generated"] is True

@@ -22,6 +22,8 @@ TOOL = ToolDefinitionView(
     annotations='{"readOnlyHint": true}',
     tokens=10,
     has_shared_name=False,
+    icons='[{"src": "https://example.com/issues.png"}]',
+    meta='{"ui": {"resourceUri": "ui://issues/list.html"}}',
 )
 VALID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
@@ -77,6 +79,8 @@ SCHEMA = {"type": "object", "z": 1, "a": 2}
                 "inputSchema": SCHEMA,
                 "outputSchema": {"type": "object"},
                 "annotations": {"readOnlyHint": True},
+                "icons": [{"src": "https://example.com/issues.png"}],
+                "_meta": {"ui": {"resourceUri": "ui://issues/list.html"}},
             },
         ),
         (

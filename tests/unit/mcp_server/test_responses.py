@@ -130,6 +130,35 @@ def test_older_clients_get_only_objects_as_structured_content(structured: Any) -
         assert responses.adapt_to_older_clients(unchanged) == unchanged
 
 
+ICON = {"src": "https://example.com/rain.png"}
+UI = {"ui": {"resourceUri": "ui://weather/forecast.html"}}
+FOR_HOSTS: dict[str, Any] = {"icons": orjson.dumps([ICON]).decode(), "meta": orjson.dumps(UI).decode()}
+
+
+def test_icons_and_meta_are_for_hosts_and_in_nothing_that_a_model_reads() -> None:
+    expected = {responses.TOOLS_META: {"key-1": {"icons": [ICON], "_meta": UI}}}
+    for result in (
+        responses.render_tools([select_tool(**FOR_HOSTS)], None, brief=False),
+        responses.render_details(make_definition(**FOR_HOSTS)),
+    ):
+        assert result["_meta"] == expected
+        for read_by_models in (result["content"], result["structuredContent"]):
+            assert b"rain.png" not in orjson.dumps(read_by_models)
+            assert b"ui://" not in orjson.dumps(read_by_models)
+
+
+def test_a_result_without_definitions_has_no_icons_and_no_meta() -> None:
+    assert "_meta" not in responses.render_tools([select_tool(**FOR_HOSTS)], None, brief=True)
+    assert "_meta" not in responses.render_tools([select_tool()], None, brief=False)
+
+
+def test_icons_and_meta_of_many_tools_are_bounded() -> None:
+    long = orjson.dumps({"example/long": "x" * 15_000}).decode()
+    tools = [select_tool(tool_id=f"key-{n}", meta=long) for n in range(50)]
+    shown = responses.render_tools(tools, None, brief=False)["_meta"][responses.TOOLS_META]
+    assert list(shown) == [f"key-{n}" for n in range(13)]
+
+
 def test_a_found_tool_is_rendered_with_its_key_and_schema() -> None:
     result = responses.render_tools([select_tool()], None, brief=False)
     assert result["structuredContent"] == {

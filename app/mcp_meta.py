@@ -1,0 +1,38 @@
+"""What of a server's `_meta` is passed on. Pure functions.
+
+`_meta` is for programs: hosts act on its keys, and models do not read it. A server may set any key, except for those by
+which Toolscout itself speaks to the host.
+"""
+
+from typing import Any
+
+from mcp_types import SERVER_INFO_META_KEY
+
+from app.text.strict_json import Json
+
+_RESERVED = ("toolscout/", SERVER_INFO_META_KEY)
+_UI_URI = "ui/resourceUri"
+"""The key that MCP Apps used at first; hosts still read it."""
+
+
+def filter_meta(meta: Any) -> Json:
+    """Return the keys that a server may set."""
+    if not isinstance(meta, dict):
+        return {}
+    return {name: value for name, value in meta.items() if not name.startswith(_RESERVED)}
+
+
+def filter_tool_meta(meta: Json) -> Json:
+    """Return the keys that the server of a tool may set, without links to a user interface (MCP Apps) that are no
+    `ui://` resource: a host might open any other URI."""
+    filtered = filter_meta(meta)
+    ui = filtered.get("ui")
+    if isinstance(ui, dict) and not is_ui_uri(ui.get("resourceUri", "ui://")):
+        filtered["ui"] = {name: value for name, value in ui.items() if name != "resourceUri"}
+    if not is_ui_uri(filtered.get(_UI_URI, "ui://")):
+        del filtered[_UI_URI]
+    return filtered
+
+
+def is_ui_uri(uri: Any) -> bool:
+    return isinstance(uri, str) and uri.startswith("ui://")
