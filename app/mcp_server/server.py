@@ -24,7 +24,8 @@ from app.container import Container
 from app.errors import AuthorizationRequired, InvalidInput, ToolscoutError
 from app.mcp_server import elicitation, responses
 from app.mcp_server.cancellation import CallCancelled, CallId, RunningCalls
-from app.mcp_server.meta_tools import MetaTool, ToolCall
+from app.mcp_server.meta_tools import MetaTool
+from app.mcp_server.tool_call import ToolCall
 from app.mcp_types import Dialogue
 from app.observability.logging import request_id
 from app.text.strict_json import Json

@@ -15,7 +15,8 @@ from app.auth.permissions import Caller, Permission
 from app.container import Container, open_container
 from app.errors import ArgumentsInvalid, Forbidden
 from app.local_postgres.postgres import EmbeddedPostgres
-from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS, MetaTool, ToolCall
+from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS, MetaTool
+from app.mcp_server.tool_call import ToolCall
 from tests.support.broken_search import broken_search
 from tests.support.checks import assert_refused
 from tests.support.clients import TestUser, new_user, open_client

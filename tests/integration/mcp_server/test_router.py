@@ -551,7 +551,7 @@ async def test_an_unexpected_error_is_reported_without_its_cause_and_logged_once
     body = make_message("tools/call", DISCOVERY)
     headers = make_headers(body) if era == "modern" else OLDER_HEADERS
     with monkeypatch.context() as patch, caplog.at_level(logging.DEBUG):
-        patch.setattr("app.mcp_server.meta_tools.discover_each", raise_unexpected)
+        patch.setattr("app.mcp_server.discovery_handlers.discover_each", raise_unexpected)
         answer = await post_raw(reader.http, body, headers)
     error = parse_rpc(answer)["error"]
     assert error["code"] == INTERNAL_ERROR
@@ -583,7 +583,7 @@ async def test_calls_are_counted_by_tool_and_outcome(
     await call_meta_tool(reader.http, "search_tools", {"query": ""}, "/mcp/full")
     await call_meta_tool(reader.http, "list_tools", {"server": "none"}, "/mcp/full")
     with monkeypatch.context() as patch:
-        patch.setattr("app.mcp_server.meta_tools.list_server_definitions", raise_unexpected)
+        patch.setattr("app.mcp_server.catalog_handlers.list_server_definitions", raise_unexpected)
         await send_message(
             reader.http, make_message("tools/call", {"name": "list_tools", "arguments": {"server": "x"}}), "/mcp/full"
         )
