@@ -27,7 +27,7 @@ ToolscoutError
 │   └── AuthorizationRequired  403  AUTHORIZATION_REQUIRED  the user must sign in to the server first; nothing ran
 ├── ToolFailed              502  TOOL_EXECUTION_ERROR     says whether the tool may have run
 │   └── ToolTimedOut        504  TOOL_EXECUTION_TIMEOUT
-├── ServiceFailed                                     a service that the operator has configured
+├── ServiceFailed           500  internal_error       a service that the operator has configured
 │   ├── EmbeddingFailed     503  embedding_failed     handled by the fallback chain and by the indexer
 │   ├── CloudFailed         503  cloud_failed         handled by the fallback chain
 │   └── RegistryFailed      502  registry_failed      the registry of MCP servers
