@@ -39,6 +39,13 @@ class ListingCache:
         """Return what `read` returned for the same request at the catalogue's present version, or call it."""
         return await _get(self._lists, session, scope, request, read)
 
+    async def get_at_version(self, scope: Scope, version: int, request: tuple[str, ...], read: Read) -> Json:
+        """As `get_list`, for a caller that knows the version; kept until it changes.
+
+        What `read` returns may be newer than the version: the next request has the new version, and reads it again.
+        """
+        return await _get_at_version(self._details, scope, version, request, read)
+
     async def get_details(self, session: Session, scope: Scope, tool_key: str, read: Read) -> Json:
         return await _get(self._details, session, scope, (tool_key,), read)
 
@@ -46,15 +53,21 @@ class ListingCache:
 async def _get(
     cache: ByteCache[_Key, _Entry], session: Session, scope: Scope, request: tuple[str, ...], read: Read
 ) -> Json:
-    key = (scope.user_id, scope.project_id, scope.model, request)
     # The version is read first: a change that is committed between the two statements then makes the entry outdated.
     rows = await session.rows(_SELECT_VERSION, {"user_id": scope.user_id})
-    version = rows[0][0] if rows else None
+    if not rows:  # the user was deleted meanwhile
+        return await read()
+    return await _get_at_version(cache, scope, rows[0][0], request, read)
+
+
+async def _get_at_version(
+    cache: ByteCache[_Key, _Entry], scope: Scope, version: int, request: tuple[str, ...], read: Read
+) -> Json:
+    key = (scope.user_id, scope.project_id, scope.model, request)
     cached = cache.get(key)
     if cached is not None and cached.version == version:
         found: Json = load_json(cached.body)
         return found
     result = await read()
-    if version is not None:  # otherwise the user was deleted meanwhile
-        cache[key] = _Entry(version, dump_json(result))
+    cache[key] = _Entry(version, dump_json(result))
     return result

@@ -1,7 +1,7 @@
 """The meta-tools: a few fixed tools that find and run all others.
 
-Models read the names, descriptions and schemas below. Every conversation pays for each of their words, and a list
-that is the same for everybody stays in the provider's prompt cache.
+Models read the names, descriptions and schemas below. Every conversation pays for each of their words. Limits that a
+model need not know are checked, but not listed.
 """
 
 import asyncio
@@ -33,8 +33,18 @@ _SYNONYMS = {
 """What models call these arguments of the meta-tools."""
 
 
-_UNLISTED_PROPERTIES = {"tool_execute": {"confirmationToken": {"type": "string"}}}
-"""Arguments that an error tells a model about when it needs them, so that no other conversation pays for them."""
+_COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 50}
+_UNLISTED_PROPERTIES: dict[str, Json] = {
+    "tool_discovery": {
+        # `maxItems` before `items`, so that a list that is too long is rejected before its items use up the budget.
+        "query": {"type": "array", "minItems": 1, "maxItems": 10, "items": {"type": "string"}},
+        "maxResults": _COUNT_SCHEMA,
+    },
+    "tool_execute": {"confirmationToken": {"type": "string"}},
+    "search_tools": {"top_k": _COUNT_SCHEMA},
+}
+"""Properties that are checked in place of the listed ones, and arguments that an error tells a model about when it
+needs them, so that no other conversation pays for them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,13 @@ class MetaTool:
     permission: Permission
     definition: Json
     handler: Callable[[ToolCall], Awaitable[Json]]
+    names_contents: bool = False
+
+    def describe(self, contents: str) -> Json:
+        """Return the definition for a user. `contents` says what stands behind the tools."""
+        if not self.names_contents or not contents:
+            return self.definition
+        return self.definition | {"description": f"{self.definition['description']} {contents}"}
 
     async def run(self, call: ToolCall) -> Json:
         call.caller.require_permission(self.permission)
@@ -94,6 +111,8 @@ def _make_tool(
     description: str,
     input_schema: Json,
     output_schema: Json | None = None,
+    *,
+    names_contents: bool = False,
     **annotations: Any,
 ) -> MetaTool:
     definition = {"name": name, "description": description, "inputSchema": input_schema}
@@ -101,55 +120,34 @@ def _make_tool(
         definition["outputSchema"] = output_schema
     if annotations:
         definition["annotations"] = annotations
-    return MetaTool(name, permission, definition, handler)
+    return MetaTool(name, permission, definition, handler, names_contents)
 
 
-_COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 50}
-_DISCOVERY_OUTPUT_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "results": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    **{name: {"type": "string"} for name in ("toolKey", "toolName", "serverName", "description")},
-                    "relevance": {"type": "number"},
-                    "explanation": {"type": "string"},
-                    **{name: {"type": "object"} for name in ("inputSchema", "outputSchema", "annotations")},
-                },
-                "required": ["toolKey", "toolName"],
-            },
-        },
-        "hint": {"type": "string"},
-    },
-    "required": ["results"],
-}
+_DISCOVERY_OUTPUT_SCHEMA = {"type": "object", "required": ["results"]}
+"""Short, because some clients count it, or show it to the model."""
 
 BASIC_TOOLS: Sequence[MetaTool] = (
     _make_tool(
         "tool_discovery",
         Permission.DISCOVER,
         discover_tools,
-        "Find tools: hundreds are connected. Call it first when your other tools cannot do a task. "
-        "Returns the best matches, each with its toolKey and input schema; run one with tool_execute.",
+        "Find tools for a task that your other tools cannot do; call it before you say that you cannot. "
+        "Returns the best matches, each with its toolKey and arguments; run them with tool_execute.",
         _object_schema(
             {
                 "query": {
                     "type": "array",
-                    # Before `items`, so that a list that is too long is rejected before its items use up the budget.
-                    "minItems": 1,
-                    "maxItems": 10,
                     "items": _string_schema(),
                     "description": "a phrase for each thing to do: create a calendar event",
                 },
                 "context": _string_schema("what it is about"),
-                "maxResults": _COUNT_SCHEMA,
+                "maxResults": {"type": "integer"},
                 "detail": {"enum": ["full", "brief"], "description": "brief: no schemas"},
             },
             "query",
         ),
         _DISCOVERY_OUTPUT_SCHEMA,
+        names_contents=True,
         readOnlyHint=True,
     ),
     _make_tool(
@@ -173,7 +171,7 @@ ALL_TOOLS: Sequence[MetaTool] = (
         "list_servers",
         Permission.READ_TOOLS,
         list_servers,
-        "List the servers behind the tools.",
+        "List the servers of the tools.",
         _object_schema({}),
         readOnlyHint=True,
     ),
@@ -181,7 +179,7 @@ ALL_TOOLS: Sequence[MetaTool] = (
         "list_tools",
         Permission.READ_TOOLS,
         list_tools,
-        "List, in brief, all tools of a server that list_servers named.",
+        "List all tools of a server in brief.",
         _object_schema({"server": _string_schema(), "cursor": _string_schema()}, "server"),
         readOnlyHint=True,
     ),
@@ -197,8 +195,8 @@ ALL_TOOLS: Sequence[MetaTool] = (
         "search_tools",
         Permission.DISCOVER,
         search_tools,
-        "Get the schemas of the tools most similar to one query.",
-        _object_schema({"query": _string_schema(), "top_k": _COUNT_SCHEMA}, "query"),
+        "Get the schemas of the tools nearest to a query.",
+        _object_schema({"query": _string_schema(), "top_k": {"type": "integer"}}, "query"),
         readOnlyHint=True,
     ),
 )

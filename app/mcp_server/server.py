@@ -20,10 +20,12 @@ from starlette.types import Receive, Scope, Send
 from app import __version__
 from app.auth.permissions import Caller
 from app.catalog.projects import get_project
+from app.catalog.visibility import Scope as CatalogScope
 from app.container import Container
 from app.errors import AuthorizationRequired, InvalidInput, ToolscoutError
 from app.mcp_server import elicitation, responses
 from app.mcp_server.cancellation import CallCancelled, CallId, RunningCalls
+from app.mcp_server.contents import read_contents
 from app.mcp_server.meta_tools import MetaTool
 from app.mcp_server.tool_call import ToolCall
 from app.mcp_types import Dialogue
@@ -34,7 +36,8 @@ logger = logging.getLogger("toolscout.mcp")
 
 REQUEST_CONTEXT = "toolscout.mcp_request_context"
 _INSTRUCTIONS = "Find a tool with tool_discovery, then run it with tool_execute."
-_LIST_TTL_MS = 3_600_000
+_LIST_TTL_MS = 300_000
+"""A server that the user connects is named in the list after at most this time."""
 _DIALOGUE_CAPABILITIES = frozenset({"elicitation", "sampling", "roots"})
 
 Context = ServerRequestContext[Any, Any]
@@ -54,16 +57,15 @@ class McpRequestContext:
 
 
 class MetaServer:
-    """A server with a fixed set of meta-tools, whose list is the same bytes for everybody."""
+    """A server with a fixed set of meta-tools. Only a description differs between users; see `contents`."""
 
     def __init__(self, tools: Sequence[MetaTool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
-        self._listing = types.ListToolsResult.model_validate({"tools": [tool.definition for tool in tools]})
         self._server: Server[Any] = Server(
             "toolscout",
             version=__version__,
             instructions=_INSTRUCTIONS,
-            cache_hints={"tools/list": CacheHint(_LIST_TTL_MS, "public")},
+            cache_hints={"tools/list": CacheHint(_LIST_TTL_MS, "private")},
             get_tool_input_schema=self._get_input_schema,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
@@ -79,12 +81,17 @@ class MetaServer:
     def _get_input_schema(self, name: str) -> Json | None:
         return self._tools[name].definition["inputSchema"] if name in self._tools else None
 
-    async def _list_tools(self, _context: Context, _params: Any) -> types.ListToolsResult:
-        return self._listing
+    async def _list_tools(self, context: Context, _params: Any) -> types.ListToolsResult:
+        request = _get_request(context)
+        container, user = request.container, request.caller.require_user()
+        project_id = await _resolve_project(request, _get_meta(context).get("projectId"))
+        scope = CatalogScope(user.id, container.model.id, project_id=project_id)
+        contents = await read_contents(container, scope, user.catalog_version)
+        definitions = [tool.describe(contents) for tool in self._tools.values()]
+        return types.ListToolsResult.model_validate({"tools": definitions})
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
-        assert context.request is not None  # noqa: S101 requests come only over HTTP
-        request: McpRequestContext = context.request.scope[REQUEST_CONTEXT]
+        request = _get_request(context)
         call_id = request.call_id(context.request_id)
         try:
             return await request.running_calls.run(call_id, self._run_tool(context, params, request))
@@ -133,7 +140,7 @@ async def _log_rejected_results(ctx: Context, call_next: CallNext) -> HandlerRes
 async def _make_tool_call(
     context: Context, params: types.CallToolRequestParams, request: McpRequestContext
 ) -> ToolCall:
-    meta: Json = (context.params or {}).get("_meta") or {}
+    meta = _get_meta(context)
     return ToolCall(
         container=request.container,
         caller=request.caller,
@@ -168,6 +175,16 @@ async def _resolve_project(request: McpRequestContext, requested: Any) -> str | 
     user = request.caller.require_user()
     async with request.container.database.transaction(user.id) as session:
         return (await get_project(session, user.id, project_id or requested)).id
+
+
+def _get_request(context: Context) -> McpRequestContext:
+    assert context.request is not None  # noqa: S101 requests come only over HTTP
+    request: McpRequestContext = context.request.scope[REQUEST_CONTEXT]
+    return request
+
+
+def _get_meta(context: Context) -> Json:
+    return (context.params or {}).get("_meta") or {}
 
 
 def _make_dialogue(context: Context) -> Dialogue:

@@ -1,6 +1,7 @@
 """Tests of the meta-tools: the token cost of their list, their results, and what they hide."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +13,11 @@ from jsonschema import Draft202012Validator
 from mcp_types import INVALID_PARAMS
 
 from app.auth.permissions import Caller, Permission
+from app.catalog.definitions import list_server_summaries
 from app.container import Container, open_container
-from app.errors import ArgumentsInvalid, Forbidden
+from app.errors import ArgumentsInvalid, Forbidden, QueryFailed
 from app.local_postgres.postgres import EmbeddedPostgres
+from app.mcp_server.contents import MAX_TOKENS
 from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS, MetaTool
 from app.mcp_server.tool_call import ToolCall
 from tests.support.broken_search import broken_search
@@ -162,14 +165,20 @@ def parse_event(answer: httpx.Response) -> Json:
     return body
 
 
+async def list_meta_tools(http: httpx.AsyncClient, path: str = "/mcp", **params: Any) -> list[Json]:
+    answer = await send_message(http, make_message("tools/list", params), path)
+    tools: list[Json] = answer.json()["result"]["tools"]
+    return tools
+
+
 @pytest.mark.parametrize("path", NAMES)
-async def test_the_list_is_the_same_bytes_for_every_caller(
-    container: Container, tools_user: TestUser, other_user: TestUser, admin: httpx.AsyncClient, path: str
+async def test_the_list_is_the_same_bytes_for_every_caller_of_a_user(
+    container: Container, tools_user: TestUser, admin: httpx.AsyncClient, path: str
 ) -> None:
     service = (await admin.post("/keys", json={"kind": "service"})).json()["key"]
     older = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-    async with open_client(container, **{"X-API-Key": service, "X-User-Id": other_user.id}) as http:
-        callers = [tools_user.http, other_user.http, http]
+    async with open_client(container, **{"X-API-Key": service, "X-User-Id": tools_user.id}) as http:
+        callers = [tools_user.http, http, tools_user.http]
         newest = [await send_message(http_client, make_message("tools/list"), path) for http_client in callers]
         legacy = [await http_client.post(path, json=older, headers=OLDER_HEADERS) for http_client in callers]
     for answers in (newest, legacy):
@@ -178,15 +187,73 @@ async def test_the_list_is_the_same_bytes_for_every_caller(
     tools = newest[0].json()["result"]["tools"]
     assert tools == parse_event(legacy[0])["result"]["tools"]
     assert [listed["name"] for listed in tools] == NAMES[path]
-    again = await send_message(tools_user.http, make_message("tools/list"), path)
-    assert again.content == newest[0].content
+    assert newest[0].json()["result"]["cacheScope"] == "private"
+
+
+async def test_the_list_names_the_servers_of_its_user_and_of_nobody_else(
+    tools_user: TestUser, other_user: TestUser
+) -> None:
+    discovery, execution = await list_meta_tools(tools_user.http)
+    assert discovery["description"].endswith("with tool_execute. Tools of office, weather.")
+    other_discovery, other_execution = await list_meta_tools(other_user.http)
+    assert other_discovery["description"].endswith("with tool_execute.")
+    assert execution == other_execution
+    assert discovery | {"description": ""} == other_discovery | {"description": ""}
+
+
+async def test_the_names_in_the_list_are_read_again_only_after_a_change(
+    user: TestUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await user.add_tools(FORECAST, server="weather")
+    read = []
+
+    async def count_reads(*arguments: Any) -> Any:
+        read.append(1)
+        return await list_server_summaries(*arguments)
+
+    monkeypatch.setattr("app.mcp_server.contents.list_server_summaries", count_reads)
+    first = [await list_meta_tools(user.http) for _ in range(3)]
+    assert (len(read), first[0]) == (1, first[2])
+    await user.add_tools(EVENT, server="office")
+    assert (await list_meta_tools(user.http))[0]["description"].endswith("Tools of office, weather.")
+    assert len(read) == 2
+
+
+async def test_the_list_works_without_the_names_if_they_cannot_be_read(
+    user: TestUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await user.add_tools(FORECAST, server="weather")
+
+    async def fail(*_: Any) -> Any:
+        raise QueryFailed("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("app.mcp_server.contents.list_server_summaries", fail)
+        assert (await list_meta_tools(user.http))[0]["description"].endswith("with tool_execute.")
+    assert (await list_meta_tools(user.http))[0]["description"].endswith("Tools of weather.")
+
+
+@pytest.fixture(scope="module")
+async def many_servers_user(container: Container) -> AsyncIterator[TestUser]:
+    """A user whose servers have names of many tokens."""
+    async with new_user(container) as created:
+        for number in range(12):
+            await created.add_tools(tool("run"), server=f"Überprüfung-{number:02} の サービス")
+        yield created
 
 
 @pytest.mark.parametrize("path", NAMES)
-async def test_the_list_costs_less_than_600_tokens(container: Container, tools_user: TestUser, path: str) -> None:
-    tools = (await send_message(tools_user.http, make_message("tools/list"), path)).json()["result"]["tools"]
+async def test_the_list_costs_less_than_600_tokens(
+    container: Container, tools_user: TestUser, many_servers_user: TestUser, path: str
+) -> None:
+    tools = await list_meta_tools(tools_user.http, path)
     assert container.count_tokens(orjson.dumps(tools).decode()) < 600
     assert len(orjson.dumps(tools)) / 4 < 600, "by the rule of thumb of four characters per token"
+    many = await list_meta_tools(many_servers_user.http, path)
+    assert re.search(r"Tools of Überprüfung-.* and \d+ more servers\.$", many[0]["description"])
+    assert container.count_tokens(orjson.dumps(many).decode()) < 600
+    without_names = orjson.dumps([meta_tool.definition for meta_tool in (BASIC_TOOLS if path == "/mcp" else ALL_TOOLS)])
+    assert len(without_names) / 4 + MAX_TOKENS < 600, "also with the longest names"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -767,12 +834,15 @@ async def test_the_endpoint_of_a_project_shows_only_its_tools(user_with_projects
 
 
 @pytest.mark.parametrize("path", NAMES)
-async def test_the_endpoint_of_a_project_lists_the_same_meta_tools(
+async def test_the_endpoint_of_a_project_lists_the_same_meta_tools_with_its_own_servers(
     user_with_projects: tuple[TestUser, str, str], path: str
 ) -> None:
     user, first, _ = user_with_projects
-    listing = await send_message(user.http, make_message("tools/list"), f"/projects/{first}{path}")
-    assert listing.content == (await send_message(user.http, make_message("tools/list"), path)).content
+    discovery, *others = await list_meta_tools(user.http, f"/projects/{first}{path}")
+    assert discovery["description"].endswith(" Tools of weather.")
+    assert others == (await list_meta_tools(user.http, path))[1:]
+    narrowed = await list_meta_tools(user.http, path, _meta={"projectId": first})
+    assert narrowed == [discovery, *others]
 
 
 async def test_the_project_of_a_call_narrows_its_scope(user_with_projects: tuple[TestUser, str, str]) -> None:

@@ -1,0 +1,70 @@
+"""What stands behind `tool_discovery`: names in its description, because models do not call a tool that says nothing
+about its content.
+
+The text is short, and the same bytes until the user's servers change, so that it stays in the provider's prompt cache.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+
+from app.catalog.definitions import ServerSummary, list_server_summaries
+from app.catalog.visibility import Scope
+from app.container import Container
+from app.errors import QueryFailed
+from app.indexing.prompt_injection import find_instructions
+from app.text.strict_json import Json
+
+logger = logging.getLogger("toolscout.mcp")
+
+MAX_TOKENS = 80
+_BYTES_PER_TOKEN = 4
+_MAX_WORDS = 4
+_PLAIN_NAME = re.compile(r"\w[\w .@/&+-]{0,39}")
+_CACHE_KEY = ("contents",)
+
+
+async def read_contents(container: Container, scope: Scope, version: int) -> str:
+    """Return what is behind the caller's tools. `version` is that of the user's catalogue, as the request has read it:
+    nothing is read from the database unless it has changed."""
+
+    async def read() -> Json:
+        async with container.database.transaction(scope.user_id) as session:
+            servers = await list_server_summaries(session, scope)
+        return {"text": describe_contents(servers, container.count_tokens)}
+
+    try:
+        contents = await container.listing_cache.get_at_version(scope, version, _CACHE_KEY, read)
+    except QueryFailed:  # the tools work without it
+        logger.exception("failed to read the contents of tool_discovery")
+        return ""
+    text: str = contents["text"]
+    return text
+
+
+def describe_contents(servers: Sequence[ServerSummary], count_tokens: Callable[[str], int]) -> str:
+    """Name the servers in alphabetical order; if they are too many, those with the most tools.
+
+    Names come from users and from third parties. One that does not look like a name, or that contains instructions, is
+    counted but not shown.
+    """
+    by_size = sorted(servers, key=lambda server: (-server.tools, server.name))
+    candidates = [server.name for server in by_size if _is_plain_name(server.name)]
+    text = ""
+    for count in range(1, len(candidates) + 1):
+        names = sorted(candidates[:count], key=lambda name: (name.casefold(), name))
+        longer = _format(names, len(servers) - count)
+        if max(count_tokens(longer), len(longer.encode()) / _BYTES_PER_TOKEN) > MAX_TOKENS:
+            break
+        text = longer
+    return text
+
+
+def _format(names: Sequence[str], others: int) -> str:
+    more = f" and {others} more {'server' if others == 1 else 'servers'}" if others else ""
+    return f"Tools of {', '.join(names)}{more}."
+
+
+def _is_plain_name(name: str) -> bool:
+    is_short = _PLAIN_NAME.fullmatch(name) is not None and len(name.split()) <= _MAX_WORDS
+    return is_short and not find_instructions({"name": name})
