@@ -1,0 +1,27 @@
+"""What the examples share: a client of Toolscout, and tool calls whose errors the model can read."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from toolscout_client import Conflict, InvalidInput, NotFound, ToolFailed, Toolscout
+
+CHECK = "Check that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys."
+
+
+def open_toolscout() -> Toolscout:
+    if "TOOLSCOUT_KEY" not in os.environ:
+        sys.exit("set TOOLSCOUT_KEY to a user's key: `.venv/bin/toolscout key create --user demo` creates one")
+    return Toolscout(os.environ.get("TOOLSCOUT_URL", "http://127.0.0.1:8000"), os.environ["TOOLSCOUT_KEY"])
+
+
+def run_tool(toolscout: Toolscout, call: Mapping[str, Any], **options: Any) -> tuple[str, bool]:
+    """Run the model's tool call, which Toolscout accepts as it is. Return the text, and whether it is an error."""
+    try:
+        done = toolscout.execute(tool_call=call, **options)
+        text, failed = done.text, done.is_error  # a real backend would pass on images too
+    except (NotFound, Conflict, InvalidInput, ToolFailed) as error:
+        text, failed = str(error), True
+    print(f"result     {text}{' (an error)' if failed else ''}")
+    return text, failed
