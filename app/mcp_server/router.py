@@ -20,7 +20,8 @@ from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server.cancellation import RunningCalls
 from app.mcp_server.elicitation import can_open_urls, mark_session
 from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS
-from app.mcp_server.server import REQUEST_CONTEXT, McpRequestContext, MetaServer
+from app.mcp_server.request_context import REQUEST_CONTEXT, McpRequestContext
+from app.mcp_server.server import MetaServer
 from app.observability.logging import request_id
 from app.text.strict_json import Json, parse_json
 

@@ -1,0 +1,95 @@
+"""What the handlers of MCP messages know about the request: its caller, its project, and what its client can do."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mcp.server.context import ServerRequestContext
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from app.auth.permissions import Caller
+from app.catalog.projects import get_project
+from app.container import Container
+from app.errors import AuthorizationRequired, InvalidInput
+from app.mcp_server import elicitation
+from app.mcp_server.cancellation import CallId, RunningCalls
+from app.mcp_types import Dialogue
+from app.text.strict_json import Json
+
+REQUEST_CONTEXT = "toolscout.mcp_request_context"
+_DIALOGUE_CAPABILITIES = frozenset({"elicitation", "sampling", "roots"})
+
+Context = ServerRequestContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class McpRequestContext:
+    """What the handler of a message needs of its authenticated HTTP request. It is passed on in the ASGI scope."""
+
+    container: Container
+    caller: Caller
+    session: str
+    running_calls: RunningCalls
+
+    def call_id(self, rpc_id: str | int | None) -> CallId:
+        return self.caller.actor, self.caller.require_user().id, self.session, rpc_id
+
+
+def get_request_context(context: Context) -> McpRequestContext:
+    assert context.request is not None  # noqa: S101 requests come only over HTTP
+    request: McpRequestContext = context.request.scope[REQUEST_CONTEXT]
+    return request
+
+
+def get_meta(context: Context) -> Json:
+    """Return the `_meta` that the client has sent."""
+    return (context.params or {}).get("_meta") or {}
+
+
+async def resolve_project(request: McpRequestContext, requested: Any) -> str | None:
+    """`_meta.projectId` narrows the scope of a call; it cannot leave the project of the URL or the key.
+
+    Clients with a fixed set of fields send an empty one for none.
+    """
+    if requested is None or requested == "":
+        return request.caller.resolve_project(None)
+    if not isinstance(requested, str):
+        raise InvalidInput("_meta.projectId must be a string")
+    project_id = request.caller.resolve_project(requested)
+    user = request.caller.require_user()
+    async with request.container.database.transaction(user.id) as session:
+        return (await get_project(session, user.id, project_id or requested)).id
+
+
+def make_dialogue(context: Context) -> Dialogue:
+    declared = context.session.client_capabilities
+    capabilities = {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return Dialogue(
+        capabilities={name: value for name, value in capabilities.items() if name in _DIALOGUE_CAPABILITIES},
+        responses=elicitation.remove_sign_in_response(get_responses(context)),
+        state=(context.params or {}).get("requestState"),
+    )
+
+
+def get_responses(context: Context) -> Json | None:
+    """Return the user's answers to what an earlier result of this call has asked for."""
+    return (context.params or {}).get("inputResponses")
+
+
+def is_modern(context: Context) -> bool:
+    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def make_sign_in_request(context: Context, request: McpRequestContext, error: AuthorizationRequired) -> Json | None:
+    """Return the result that makes the client ask its user to sign in; for older clients, raise the error that does.
+
+    Return None if the client cannot ask, or has asked already: a user who has not signed in then reads the link in
+    words.
+    """
+    if error.authorization_url is None:
+        return None
+    if not is_modern(context) and elicitation.is_marked(request.session):
+        raise elicitation.make_sign_in_error(error)
+    dialogue, was_asked = make_dialogue(context), elicitation.has_sign_in_response(get_responses(context))
+    if is_modern(context) and elicitation.can_open_urls(dialogue.capabilities) and not was_asked:
+        return elicitation.make_sign_in_request(error, dialogue)
+    return None
