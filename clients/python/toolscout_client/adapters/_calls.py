@@ -1,8 +1,8 @@
 """What all adapters share: the tools of a discovery, running one of them, and the words of its outcome for a model."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolscout_client.client import AsyncToolscout, Toolscout
@@ -25,6 +25,8 @@ _ADVICE = {
 _MAY_HAVE_RUN = "It may have run: find out before you call it again."
 _SIGN_IN = "Nothing was run. Ask the user to sign in to the server, and call the tool again after that."
 _SIGN_IN_LINK = "Nothing was run. Show the user this link to sign in, and call the tool again after that:"
+
+_MAX_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,19 @@ def callable_tools(found: Discovery) -> list[CallableTool]:
         CallableTool(tool.alias, function.get("description", ""), function["parameters"], tool, found.discovery_id)
         for tool, function in zip(found.tools, functions, strict=True)
     ]
+
+
+def rename_taken(tools: Sequence[CallableTool], taken: Collection[str]) -> list[CallableTool]:
+    """Return the tools, with another name for each whose name one of the agent's own tools has."""
+    names = {tool.name for tool in tools} | set(taken)
+    return [replace(tool, name=_take_free_name(tool.name, names)) if tool.name in taken else tool for tool in tools]
+
+
+def _take_free_name(name: str, names: set[str]) -> str:
+    candidates = (f"toolscout_{name}"[:_MAX_NAME], *(f"toolscout_{name[:40]}_{number}" for number in range(2, 1000)))
+    free = next(candidate for candidate in candidates if candidate not in names)
+    names.add(free)
+    return free
 
 
 def call_tool(client: Toolscout, tool: CallableTool, arguments: str | Mapping[str, Any], **options: Any) -> CallOutcome:

@@ -1,13 +1,21 @@
-"""Tests of the texts that adapters make of results and errors."""
+"""Tests of what adapters make of results, errors and messages."""
 
+import json
 from typing import Any
 
 import pytest
 
 from toolscout_client import AuthorizationRequired, ToolFailed
-from toolscout_client.adapters._calls import describe_error, describe_execution, describe_result
+from toolscout_client.adapters._calls import (
+    CallableTool,
+    describe_error,
+    describe_execution,
+    describe_result,
+    rename_taken,
+)
 from toolscout_client.adapters._extras import missing_extra
-from toolscout_client.models import Execution
+from toolscout_client.adapters._messages import has_user_text, trim_messages
+from toolscout_client.models import DiscoveredTool, Execution
 
 
 @pytest.mark.parametrize(
@@ -55,3 +63,44 @@ def test_a_missing_framework_names_the_extra_to_install() -> None:
     error = missing_extra("agents", ImportError("no", name="agents"))
     assert str(error).endswith("pip install 'toolscout-client[agents]'")
     assert error.name == "agents"
+
+
+def test_a_tool_whose_name_is_taken_gets_another_one() -> None:
+    tools = [make_tool(name) for name in ("a", "b", "toolscout_a", "x" * 64)]
+    renamed = [tool.name for tool in rename_taken(tools, {"a", "x" * 64})]
+    assert renamed == ["toolscout_a_2", "b", "toolscout_a", f"toolscout_{'x' * 54}"]
+
+
+def test_long_texts_of_messages_are_cut_and_old_messages_left_out() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:" + "A" * 2_000_000}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "look"}, image]}] * 50
+    trimmed = trim_messages(messages)
+    assert len(trimmed) == 40
+    assert len(json.dumps(trimmed)) < 1_000_000
+    assert trimmed[0]["content"][0] == {"type": "text", "text": "look"}
+    text = "begin " + "x" * 10_000 + " end"
+    [message] = trim_messages([{"role": "user", "content": text}])
+    assert len(message["content"]) <= 4_000
+    assert message["content"].startswith("begin ")
+    assert message["content"].endswith(" end")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "user", "content": "hello"}, True),
+        ({"role": "user", "content": [{"type": "text", "text": "hello"}]}, True),
+        ({"role": "user", "content": "  "}, False),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}, False),
+        ({"role": "user", "content": None}, False),
+        ({"role": "assistant", "content": "hello"}, False),
+        ({"type": "function_call_output", "output": "hello"}, False),
+    ],
+)
+def test_only_text_of_a_user_can_be_searched_for(message: dict[str, Any], expected: bool) -> None:
+    assert has_user_text([message]) is expected
+
+
+def make_tool(name: str) -> CallableTool:
+    found = DiscoveredTool({}, "key", name, None, None, None, None, "semantic", [], 1)
+    return CallableTool(name, "", {}, found, "discovery")

@@ -1,0 +1,209 @@
+"""Toolscout for the OpenAI Agents SDK: the tools that each message needs, on a copy of your agent.
+
+    tools = ToolscoutTools(toolscout.for_user("anna"))      # one for each conversation
+    agent = await tools.equip(assistant, message)           # a copy of your Agent, with the tools for this message
+    result = await Runner.run(agent, message)
+
+The SDK reads `Agent.tools` before each turn of a run, and forbids to change it while another run uses the same agent.
+Therefore `equip` returns a copy, which belongs to one run. During the run the model can search for more tools with
+`find_tools`: they are added to the copy, and can be called in the next turn.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, Unpack
+
+from toolscout_client.adapters._calls import (
+    CallableTool,
+    CallOutcome,
+    call_tool_async,
+    callable_tools,
+    describe_error,
+    describe_error_or_raise,
+    rename_taken,
+)
+from toolscout_client.adapters._extras import missing_extra
+from toolscout_client.adapters._messages import has_user_text, trim_messages
+from toolscout_client.client import AsyncToolscout
+from toolscout_client.errors import ConfirmationRequired, ToolscoutError
+from toolscout_client.models import Discovery, DiscoveryOptions, Json
+
+try:
+    from agents import Agent, FunctionTool, Handoff, ToolOutputImage, ToolOutputText
+    from agents.items import ItemHelpers, TResponseInputItem
+    from agents.memory import Session
+    from agents.tool import FunctionToolCustomDataContext, Tool
+    from agents.tool_context import ToolContext
+except ImportError as error:
+    raise missing_extra("agents", error) from error
+
+__all__ = ["SEARCH_TOOL", "CallableTool", "ToolscoutTools", "is_destructive"]
+
+ContextT = TypeVar("ContextT")
+
+SEARCH_TOOL = "find_tools"
+"""The name of the tool with which the model searches for tools."""
+_SEARCH_SCHEMA = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "the task in one sentence"}},
+    "required": ["query"],
+    "additionalProperties": False,
+}
+_SEARCH_DESCRIPTION = (
+    "Find tools for a task. Call it when none of your tools fits. You can call the tools that it finds afterwards."
+)
+_MAX_BRIEF = 160
+_SESSION_ITEMS = 40
+
+
+def is_destructive(tool: CallableTool) -> bool:
+    """Whether the tool says of itself that it is destructive."""
+    return tool.is_destructive
+
+
+class ToolscoutTools:
+    """The tools of one conversation. They stay from message to message, with the same names; new ones are appended.
+
+    `needs_approval` says which calls a person must approve: the run stops with `interruptions` then. By default these
+    are the tools that say that they are destructive. An approved call counts as confirmed for Toolscout, too, where
+    the operator wants such calls to be confirmed. `search_tool` is the name of the tool with which the model searches
+    for more tools; None: it cannot. All other options are those of `AsyncToolscout.discover`.
+    """
+
+    def __init__(
+        self,
+        client: AsyncToolscout,
+        *,
+        needs_approval: bool | Callable[[CallableTool], bool] = is_destructive,
+        search_tool: str | None = SEARCH_TOOL,
+        **options: Unpack[DiscoveryOptions],
+    ) -> None:
+        self._client = client
+        self._needs_approval = needs_approval
+        self._search_tool = search_tool
+        self._options: DiscoveryOptions = {"include_core_tools": False, **options, "format": "openai_responses"}
+        self._found: Discovery | None = None
+        self._searching = asyncio.Lock()
+
+    async def equip(
+        self, agent: Agent[ContextT], message: str | list[TResponseInputItem], *, session: Session | None = None
+    ) -> Agent[ContextT]:
+        """Return a copy of the agent for one run: first its own tools, then those that the message needs.
+
+        `message` is the input of the run. If the run has a session, pass it here, too, so that the search knows what
+        the conversation is about. Raise `ToolscoutError` if Toolscout does not answer.
+        """
+        history = await session.get_items(limit=_SESSION_ITEMS) if session is not None else []
+        messages = trim_messages([*history, *ItemHelpers.input_to_new_input_list(message)])
+        if has_user_text(messages):  # otherwise there is nothing to search for, and the earlier tools stay
+            await self._discover(messages=messages)
+        equipped = agent.clone(tools=[tool for tool in agent.tools if not isinstance(tool, _ToolscoutTool)])
+        if self._search_tool is not None:
+            equipped.tools.append(self._make_search_tool(self._search_tool, equipped))
+        self._set_tools(equipped, own=list(equipped.tools))
+        return equipped
+
+    async def _discover(self, query: str | None = None, **request: Unpack[DiscoveryOptions]) -> list[str]:
+        """Search, and return the keys of the tools that the model did not have before."""
+        async with self._searching:  # a second search at the same time would lose what this one finds
+            before = [] if self._found is None else self._found.tool_keys
+            options: DiscoveryOptions = {"keep": before, **self._options, **request}
+            self._found = await self._client.discover(query, **options)
+            return [key for key in self._found.tool_keys if key not in before]
+
+    def _set_tools(self, agent: Agent[Any], own: list[Tool]) -> list[CallableTool]:
+        """Replace the found tools in the list that a running agent reads, and return them."""
+        found = [] if self._found is None else callable_tools(self._found)
+        tools = rename_taken(found, _list_names(agent, own))
+        agent.tools[:] = [*own, *map(self._make_tool, tools)]
+        return tools
+
+    def _make_tool(self, tool: CallableTool) -> FunctionTool:
+        policy = self._needs_approval
+        run = _ToolRun(self._client, tool, policy if isinstance(policy, bool) else policy(tool))
+        return _ToolscoutTool(
+            name=tool.name,
+            description=tool.description,
+            params_json_schema=tool.input_schema,
+            on_invoke_tool=run.invoke,
+            strict_json_schema=False,  # it would make optional arguments required, and refuses many schemas
+            needs_approval=run.needs_approval,
+            custom_data_extractor=run.describe,
+        )
+
+    def _make_search_tool(self, name: str, agent: Agent[Any]) -> FunctionTool:
+        own = list(agent.tools)
+
+        async def search(_: ToolContext[Any], arguments: str) -> str:
+            try:
+                new = await self._discover(json.loads(arguments)["query"])
+            except (ValueError, LookupError, TypeError):
+                return "The arguments must be a JSON object with `query`, the task in one sentence."
+            except ToolscoutError as error:
+                return describe_error_or_raise(error).text
+            tools = self._set_tools(agent, [*own, search_tool])
+            return _describe_new([tool for tool in tools if tool.discovered.tool_key in new])
+
+        search_tool = _ToolscoutTool(name, _SEARCH_DESCRIPTION, _SEARCH_SCHEMA, search)
+        return search_tool
+
+
+class _ToolscoutTool(FunctionTool):
+    """Tells the tools of Toolscout from an agent's own, for an agent that is equipped again."""
+
+
+class _ToolRun:
+    """Runs the calls of one tool."""
+
+    def __init__(self, client: AsyncToolscout, tool: CallableTool, needs_approval: bool) -> None:
+        self._client = client
+        self._tool = tool
+        self.needs_approval = needs_approval
+        self._outcomes: dict[str, CallOutcome] = {}
+
+    async def invoke(self, context: ToolContext[Any], arguments: str) -> str | list[ToolOutputText | ToolOutputImage]:
+        outcome = await self._call(arguments)
+        self._outcomes[context.tool_call_id] = outcome
+        images = [block for block in outcome.result.get("content") or () if block.get("type") == "image"]
+        if not images:
+            return outcome.text
+        urls = [f"data:{image['mimeType']};base64,{image['data']}" for image in images]
+        return [ToolOutputText(text=outcome.text), *(ToolOutputImage(image_url=url) for url in urls)]
+
+    async def _call(self, arguments: str) -> CallOutcome:
+        try:
+            return await call_tool_async(self._client, self._tool, arguments)
+        except ConfirmationRequired as error:
+            if not self.needs_approval:
+                return CallOutcome(describe_error(error), failed=True, error=error)
+            # the SDK invokes such a tool only after a person has approved this call
+            return await call_tool_async(self._client, self._tool, arguments, confirmation_token=error.token)
+
+    def describe(self, context: FunctionToolCustomDataContext) -> Json:
+        """Return what the application may want to know: it is in `custom_data` of the item, and no model sees it."""
+        tool = self._tool.discovered
+        data: Json = {"tool_key": tool.tool_key, "server": tool.server_name}
+        outcome = self._outcomes.pop(context.tool_context.tool_call_id, None)
+        if outcome is None:
+            return data
+        data |= {"failed": outcome.failed, "structured_content": outcome.result.get("structuredContent")}
+        if outcome.error is not None:
+            data |= {"code": outcome.error.code, "authorization_url": outcome.error.authorization_url}
+        return data
+
+
+def _list_names(agent: Agent[Any], own: Sequence[Tool]) -> set[str]:
+    """Return the names that the agent uses itself. The SDK would drop one of two tools of the same name."""
+    handoffs = {
+        handoff.tool_name if isinstance(handoff, Handoff) else Handoff.default_tool_name(handoff)
+        for handoff in agent.handoffs
+    }
+    return {tool.name for tool in own} | handoffs
+
+
+def _describe_new(tools: Sequence[CallableTool]) -> str:
+    if not tools:
+        return "No further tool was found. Rephrase the query, use a tool that you have, or answer without one."
+    lines = [f"- {tool.name}: {tool.description.strip().partition(chr(10))[0][:_MAX_BRIEF]}" for tool in tools]
+    return "\n".join(["You can call these tools now:", *lines])
