@@ -40,6 +40,11 @@ class _Client(ChatResource[TransportT], CatalogResource[TransportT], ReportResou
         return client
 
     @property
+    def user_id(self) -> str | None:
+        """The user that `for_user` has named; None leaves the user to the key."""
+        return self._transport.user_id
+
+    @property
     def servers(self) -> Servers[TransportT]:
         return Servers(self._transport)
 

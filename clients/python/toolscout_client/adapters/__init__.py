@@ -2,6 +2,8 @@
 
     pip install 'toolscout-client[agents]'        # toolscout_client.adapters.openai_agents
     pip install 'toolscout-client[litellm]'       # toolscout_client.adapters.litellm
+    pip install 'toolscout-client[langchain]'     # toolscout_client.adapters.langchain
+    pip install 'toolscout-client[langgraph]'     # toolscout_client.adapters.langgraph
 
 Nothing is imported here, so that the client alone needs none of the frameworks.
 """

@@ -1,0 +1,253 @@
+"""LangChain tools that Toolscout finds and runs. `langchain.py` and `langgraph.py` build on them."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, Unpack
+
+from toolscout_client.adapters._calls import (
+    CallableTool,
+    CallOutcome,
+    call_tool,
+    call_tool_async,
+    callable_tools,
+    describe_error,
+    describe_result,
+)
+from toolscout_client.adapters._discovery import OnError, continue_without, make_turn, recent_turns, with_properties
+from toolscout_client.adapters._extras import missing_extra
+from toolscout_client.client import AsyncToolscout, Toolscout
+from toolscout_client.errors import ConfirmationRequired, ToolscoutError
+from toolscout_client.models import DiscoveredTool, Discovery, DiscoveryOptions, Json, parse
+
+try:
+    from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
+    from langchain_core.runnables import RunnableConfig
+    from langchain_core.runnables.config import ensure_config
+    from langchain_core.tools import BaseTool, ToolException
+    from pydantic import Field, SkipValidation
+except ImportError as error:
+    raise missing_extra("langchain", error) from error
+
+SEARCH_DESCRIPTION = "Find tools for a task. Call it when you have no suitable tool, with the task in one sentence."
+Confirm = Callable[[str, Json, ConfirmationRequired], bool]
+"""Asks the user to confirm a call, given the tool's name, the arguments and Toolscout's error."""
+
+
+def user_from_config(config: RunnableConfig) -> str | None:
+    """Return `config["configurable"]["user_id"]`, the user's id at the application, or None if it is not set."""
+    user_id = config.get("configurable", {}).get("user_id")
+    return None if user_id is None else str(user_id)
+
+
+class ToolscoutTools:
+    """Finds the tools that a message needs, as LangChain tools that Toolscout runs.
+
+        tools = ToolscoutTools(Toolscout(url, key)).for_message("what time is it in Tokyo?")
+
+    With a `Toolscout` all methods work; the asynchronous ones, and asynchronous runs of the tools, use threads, so
+    that no call blocks the event loop. With an `AsyncToolscout` only the asynchronous ones work.
+
+    `user_id` returns the user for a run's config; without one, and with a client of `for_user`, the client decides.
+    `confirm` asks the user about destructive calls, if Toolscout wants them confirmed; without it the model is told.
+    `options` are those of `discover`, such as `limit`, `server_ids` or `project_id`.
+    """
+
+    def __init__(
+        self,
+        client: Toolscout | AsyncToolscout,
+        *,
+        user_id: Callable[[RunnableConfig], str | None] = user_from_config,
+        confirm: Confirm | None = None,
+        on_error: OnError = "raise",
+        **options: Unpack[DiscoveryOptions],
+    ) -> None:
+        self.confirm = confirm
+        self.on_error = on_error
+        self.options = options
+        self._client = client
+        self._user_id = user_id
+
+    def for_message(
+        self,
+        message: str | Sequence[BaseMessage],
+        *,
+        keep: Sequence["ToolscoutTool | str"] = (),
+        config: RunnableConfig | None = None,
+    ) -> list["ToolscoutTool"]:
+        """Return the tools for a text, or for the last user message of a conversation.
+
+        `keep` are the tools that the model has, or their keys: those that are still visible come first, with the
+        same names.
+        """
+        if (request := self._make_request(message, keep)) is None:
+            return [tool for tool in keep if isinstance(tool, ToolscoutTool)]
+        try:
+            return self._make_tools(self.blocking_client(config).discover(**request))
+        except ToolscoutError as error:
+            continue_without(error, self.on_error)
+            return [tool for tool in keep if isinstance(tool, ToolscoutTool)]
+
+    async def afor_message(
+        self,
+        message: str | Sequence[BaseMessage],
+        *,
+        keep: Sequence["ToolscoutTool | str"] = (),
+        config: RunnableConfig | None = None,
+    ) -> list["ToolscoutTool"]:
+        """The same for asyncio."""
+        if (request := self._make_request(message, keep)) is None:
+            return [tool for tool in keep if isinstance(tool, ToolscoutTool)]
+        client = self.client(config)
+        try:
+            if isinstance(client, Toolscout):
+                return self._make_tools(await asyncio.to_thread(client.discover, **request))
+            return self._make_tools(await client.discover(**request))
+        except ToolscoutError as error:
+            continue_without(error, self.on_error)
+            return [tool for tool in keep if isinstance(tool, ToolscoutTool)]
+
+    def client(self, config: RunnableConfig | None) -> Toolscout | AsyncToolscout:
+        """Return the client for the user of the config; without a config, of the run that this is called in."""
+        user_id = self._user_id(ensure_config(config))
+        # a client that the application has bound to a user acts for no other one
+        return self._client if user_id is None or self._client.user_id is not None else self._client.for_user(user_id)
+
+    def blocking_client(self, config: RunnableConfig | None) -> Toolscout:
+        client = self.client(config)
+        if isinstance(client, AsyncToolscout):
+            raise TypeError("an AsyncToolscout cannot block: use `ainvoke`, `afor_message` …, or pass a Toolscout")
+        return client
+
+    def restore(self, record: Json) -> "ToolscoutTool":
+        """Return a tool from its `ToolscoutTool.record`."""
+        discovered = parse(DiscoveredTool, record["discovered"])
+        return self._make_tool(CallableTool(**{**record, "discovered": discovered}))
+
+    def _make_request(
+        self, message: str | Sequence[BaseMessage], keep: Sequence["ToolscoutTool | str"]
+    ) -> dict[str, Any] | None:
+        """Return None if the user has not written anything."""
+        turns = [make_turn("user", message)] if isinstance(message, str) else _to_turns(message)
+        if (recent := recent_turns(turns)) is None:
+            return None
+        # without core tools: the application has its own tools, and runs them itself
+        request: dict[str, Any] = {"include_core_tools": False, **self.options, "format": "openai"}
+        kept = [tool if isinstance(tool, str) else tool.tool_key for tool in keep]
+        return request | {"messages": recent} | ({"keep": kept} if kept else {})
+
+    def _make_tools(self, found: Discovery) -> list["ToolscoutTool"]:
+        return [self._make_tool(tool) for tool in callable_tools(found)]
+
+    def _make_tool(self, tool: CallableTool) -> "ToolscoutTool":
+        return ToolscoutTool(
+            name=tool.name,
+            description=tool.description,
+            args_schema=with_properties(tool.input_schema),
+            metadata={"tool_key": tool.discovered.tool_key, "server_name": tool.discovered.server_name},
+            found=tool,
+            provider=self,
+        )
+
+
+class ToolscoutTool(BaseTool):
+    """A tool that Toolscout has found, and runs. The artifact of its message is the whole MCP result.
+
+    Its errors are messages for the model (`handle_tool_error=False` raises a `ToolException` instead). A key that
+    Toolscout does not accept is an error of the application, and raised.
+    """
+
+    response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
+    handle_tool_error: bool | str | Callable[[ToolException], str] | None = True
+    found: Annotated[CallableTool, SkipValidation] = Field(exclude=True, repr=False)
+    provider: Annotated[ToolscoutTools, SkipValidation] = Field(exclude=True, repr=False)
+
+    @property
+    def tool_key(self) -> str:
+        return self.found.discovered.tool_key
+
+    @property
+    def record(self) -> Json:
+        """The tool as JSON, for the state of a graph."""
+        return asdict(self.found)
+
+    def _to_args_and_kwargs(
+        self, tool_input: str | dict[str, Any], tool_call_id: str | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Pass the arguments as one value: one of them may be named `config`."""
+        return (self._parse_input(tool_input, tool_call_id),), {}
+
+    def _run(self, arguments: Json, *, config: RunnableConfig) -> tuple[str | list[Json], Json]:
+        client = self.provider.blocking_client(config)
+        try:
+            outcome = call_tool(client, self.found, arguments, **self._call_options())
+        except ConfirmationRequired as error:
+            token = self._confirm(arguments, error)
+            outcome = call_tool(client, self.found, arguments, confirmation_token=token, **self._call_options())
+        return _to_output(outcome)
+
+    async def _arun(self, arguments: Json, *, config: RunnableConfig) -> tuple[str | list[Json], Json]:
+        try:
+            outcome = await self._call(arguments, config)
+        except ConfirmationRequired as error:
+            outcome = await self._call(arguments, config, confirmation_token=self._confirm(arguments, error))
+        return _to_output(outcome)
+
+    async def _call(self, arguments: Json, config: RunnableConfig, **options: Any) -> CallOutcome:
+        client, options = self.provider.client(config), self._call_options() | options
+        if isinstance(client, Toolscout):
+            return await asyncio.to_thread(call_tool, client, self.found, arguments, **options)
+        return await call_tool_async(client, self.found, arguments, **options)
+
+    def _call_options(self) -> dict[str, Any]:
+        return {"project_id": self.provider.options.get("project_id")}
+
+    def _confirm(self, arguments: Json, error: ConfirmationRequired) -> str:
+        """Return the token for a second request, once the user has confirmed the call."""
+        if self.provider.confirm is None:
+            raise ToolException(describe_error(error)) from error
+        if not self.provider.confirm(self.name, arguments, error):
+            raise ToolException("The user has declined this call. Nothing was run.") from error
+        return error.token
+
+
+def _to_output(outcome: CallOutcome) -> tuple[str | list[Json], Json]:
+    if outcome.failed:
+        raise ToolException(outcome.text) from outcome.error
+    blocks = outcome.result.get("content") or []
+    media = [block for block in blocks if block.get("type") in ("image", "audio")]
+    if not media:
+        return outcome.text, outcome.result
+    content = [
+        {"type": block["type"], "base64": block["data"], "mime_type": block["mimeType"]}
+        if block in media
+        else {"type": "text", "text": describe_result({"content": [block]})}
+        for block in blocks
+    ]
+    return content, outcome.result
+
+
+def _to_turns(messages: Sequence[BaseMessage]) -> list[Json]:
+    """Return the conversation without the system's messages, which say nothing about what the user wants."""
+    turns = []
+    for message in messages:
+        if isinstance(message, HumanMessage):
+            turns.append(make_turn("user", str(message.text)))
+        elif isinstance(message, AIMessage):
+            calls = [(call["name"], call["args"]) for call in message.tool_calls]
+            turns.append(make_turn("assistant", str(message.text), calls))
+        elif isinstance(message, ToolMessage):
+            turns.append(make_turn("tool", str(message.text)))
+    return turns
+
+
+def unknown_tool(call: ToolCall, names: Iterable[str]) -> ToolMessage:
+    """Return the answer to a call of a tool that the model has made up."""
+    text = f"There is no tool named {call['name']!r}. Nothing was run. Call one of: {', '.join(names) or 'none'}."
+    return ToolMessage(text, name=call["name"], tool_call_id=call["id"], status="error")
+
+
+def describe_found(tools: Sequence[BaseTool]) -> str:
+    """Return the answer to a model's search."""
+    names = ", ".join(tool.name for tool in tools)
+    return f"Available tools: {names}" if tools else "No tool fits. Describe the task in other words, or do without."
