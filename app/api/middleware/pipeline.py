@@ -44,7 +44,7 @@ logger = logging.getLogger("toolscout.api")
 CORS_OPTIONS: dict[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
-    "expose_headers": ["Mcp-Session-Id", "X-Request-Id", "WWW-Authenticate"],
+    "expose_headers": ["Mcp-Session-Id", "Retry-After", "X-Request-Id", "WWW-Authenticate"],
 }
 SIGN_IN_PATH = "/console/sign-in"
 

@@ -211,7 +211,8 @@ async def test_a_configured_host_and_origin_are_accepted(container: Container, r
         answer = await send_message(http, LISTING, **page)
         assert has_tools(answer)
         assert answer.headers["access-control-allow-origin"] == "https://chat.example.com"
-        assert "Mcp-Session-Id" in answer.headers["access-control-expose-headers"]
+        exposed = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"Mcp-Session-Id", "Retry-After"} <= set(exposed)
         preflight = await http.options("/mcp", headers={**page, **PREFLIGHT})
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == "https://chat.example.com"
