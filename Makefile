@@ -70,7 +70,7 @@ bench-embedder: $(DEV) ## measure time, memory and vectors of the local embeddin
 bench-console: $(DEV) ## measure how long each page of the console takes with 10,000 tools
 	$(BIN)/python -m bench.console
 
-docs: $(RUN) ## write the pages of docs/reference from the code
+docs: $(RUN) $(THIRD_PARTY) ## write the pages of docs/reference and the types of the TypeScript client from the code
 	$(BIN)/python -m docs.generate
 
 lock: $(DEV) ## pin the newest versions of all dependencies, with hashes
@@ -79,11 +79,13 @@ lock: $(DEV) ## pin the newest versions of all dependencies, with hashes
 	$(BIN)/pip-compile $(LOCK) --no-annotate --all-build-deps --only-build-deps --output-file requirements-build.lock pyproject.toml
 	printf '%s\n' $(WITHOUT_DEPENDENCIES) | $(BIN)/pip-compile $(LOCK) --no-annotate --output-file - - \
 		| sed -nE '/^($(subst $() ,|,$(WITHOUT_DEPENDENCIES)))==/,/[^\]$$/p' >$(PYTHON_THIRD_PARTY)
-	cd tests/third_party && rm -f package-lock.json && npm install --package-lock-only --ignore-scripts
-	@$(PYTHON) -c "$$WITHOUT_FUNDING" tests/third_party/package-lock.json
+	@for folder in tests/third_party clients/typescript; do \
+		(cd $$folder && rm -f package-lock.json && npm install --package-lock-only --ignore-scripts) && \
+		$(PYTHON) -c "$$WITHOUT_FUNDING" $$folder/package-lock.json || exit 1; \
+	done
 
 clean: ## remove the virtual environment and all caches; the data folder stays
-	rm -rf .venv tests/third_party/node_modules .mypy_cache .ruff_cache .pytest_cache .coverage *.egg-info
+	rm -rf .venv tests/third_party/node_modules clients/typescript/node_modules clients/typescript/dist clients/typescript/build .mypy_cache .ruff_cache .pytest_cache .coverage *.egg-info
 
 LOCK := --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-options --no-header
 

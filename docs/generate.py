@@ -1,6 +1,8 @@
-"""Write the pages of the reference from the code: `python -m docs.generate`. Needs no database.
+"""Write the pages of the reference, and the types of the TypeScript client, from the code. Needs no database.
 
-With `--check` nothing is written, and the exit status says whether the pages are up to date.
+    python -m docs.generate
+
+With `--check` nothing is written, and the exit status says whether all of it is up to date.
 """
 
 import sys
@@ -8,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.cli.main import build_cli
-from docs.generators import api, cli, metrics, settings
+from docs.generators import api, cli, metrics, settings, typescript
 
 REFERENCE = Path(__file__).with_name("reference")
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -35,4 +37,4 @@ def _read(path: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(max(main(sys.argv[1:]), typescript.main(sys.argv[1:])))

@@ -1,6 +1,7 @@
 """Checks and requests that many tests of the interfaces share: problems, pages of lists, rows, routes."""
 
 import asyncio
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,6 +49,15 @@ QUESTIONS = {"/catalog/search", "/discover", "/discover/why", "/eval", "/feedbac
 """POST requests that change nothing."""
 MCP_PATHS = {"/mcp", "/mcp/full", "/projects/{project_id}/mcp", "/projects/{project_id}/mcp/full"}
 """The meta-tools check their own permissions."""
+ONLY_BY_REQUEST = {
+    ("GET", "/metrics"),
+    ("GET", "/.well-known/oauth-protected-resource"),
+    ("POST", "/reload"),
+    ("GET", "/selections/export"),
+    ("GET", "/runs/{}/events"),
+    *((method, re.sub(r"{\w+}", "{}", path)) for path in MCP_PATHS for method in ("GET", "POST", "DELETE")),
+}
+"""Endpoints for people, for Prometheus and for MCP clients, without a method of their own in the clients."""
 
 _CHECKS = {each(Permission.DISCOVER).__code__ for each in (require, require_in_console)}
 

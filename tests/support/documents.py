@@ -14,12 +14,12 @@ DOCS = ROOT / "docs"
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     ROOT / "clients/python/README.md",
+    ROOT / "clients/typescript/README.md",
     *sorted(DOCS.rglob("*.md")),
 ]
 
 _CODE_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _RUNNABLE_BLOCK = re.compile(r"^<!-- runnable -->\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_RUNNABLE_SCRIPT = re.compile(r"^<!-- runnable -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def page_name(page: Path) -> str:
@@ -52,9 +52,9 @@ def join_runnable_blocks(text: str) -> str:
     return "\n".join(_RUNNABLE_BLOCK.findall(text))
 
 
-def list_runnable_scripts(text: str) -> list[str]:
-    """The Python programs that the page marks as runnable."""
-    return _RUNNABLE_SCRIPT.findall(text)
+def list_runnable_scripts(text: str, language: str = "python") -> list[str]:
+    """The programs that the page marks as runnable."""
+    return re.findall(rf"^<!-- runnable -->\n```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def run_commands(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.support.checks import MCP_PATHS
+from tests.support.checks import ONLY_BY_REQUEST
 from tests.support.clients import TestUser, get_app
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.known_tools import pick_known_tools
@@ -549,17 +549,6 @@ async def test_lists_are_generators_and_other_answers_are_complete(address: str,
 async def test_an_id_cannot_change_the_route(administrator: AnyClient) -> None:
     await expect_error(administrator(lambda client: client.users.get("../keys")), NotFound)
     assert (await administrator(lambda client: client.request("GET", "/users/../keys"))).status_code == 200
-
-
-ONLY_BY_REQUEST = {
-    ("GET", "/metrics"),
-    ("GET", "/.well-known/oauth-protected-resource"),
-    ("POST", "/reload"),
-    ("GET", "/selections/export"),
-    ("GET", "/runs/{}/events"),
-    *((method, re.sub(r"{\w+}", "{}", path)) for path in MCP_PATHS for method in ("GET", "POST", "DELETE")),
-}
-"""Endpoints for people, for Prometheus and for MCP clients, without a method of their own."""
 
 
 def test_the_client_has_every_route_of_the_service(container: Container) -> None:

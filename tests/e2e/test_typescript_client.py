@@ -1,0 +1,163 @@
+"""The TypeScript client: its own tests against a real service, its package in an empty project, its README."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.main import create_routes
+from bench.service import ADMIN_KEY, Service, running_service
+from docs.generators.typescript import TYPES, render_types
+from tests.support.checks import ONLY_BY_REQUEST, Json
+from tests.support.documents import list_runnable_scripts
+from tests.support.factories import SLOW_MACHINE_ENV
+from tests.support.node import Done, run_node, run_npm, run_tsc
+from tests.support.paths import NPM_PACKAGES, ROOT
+
+pytestmark = pytest.mark.needs_npm
+
+CLIENT = ROOT / "clients/typescript"
+SETTINGS = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_CONFIRM_DESTRUCTIVE": "1", **SLOW_MACHINE_ENV}
+CONSUMER = """
+import { Toolscout, ToolFailed, collect, type Discovery, type Server } from "@toolscout/client";
+import type { AiSdkTools } from "@toolscout/client/ai";
+
+const toolscout: Toolscout = new Toolscout({ url: "http://127.0.0.1:8000", key: "a-key" }).forUser("alice");
+export async function check(signal: AbortSignal): Promise<string[]> {
+  const found: Discovery<"openai"> = await toolscout.discover("hello", { format: "openai", maxTokens: 100, signal });
+  const servers: Server[] = await collect(toolscout.servers.list());
+  await toolscout.execute(found.keyOf("a"), { place: "Oslo" }).catch((error: unknown) => error instanceof ToolFailed);
+  return [...found.definitions.map((each) => each.function.name), ...servers.map((server) => server.name)];
+}
+export type Tools = AiSdkTools;
+"""
+MISTAKES = {
+    "discover('hello', { maxTokns: 100 })": "maxTokns",
+    "discover('hello', { format: 'opnai' })": "opnai",
+    "discover('hello').then((found) => found.confidnce)": "confidnce",
+    "servers.create('files', 'carrier pigeon')": "carrier pigeon",
+    "execute({ toolKey: 'k', toolCall: { type: 'tool_use', name: 'n' } })": "No overload matches",
+}
+"""Each is an error of types that names the word."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running_service(tmp_path_factory.mktemp("service"), SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the client's folder with the packages that `make test` has installed."""
+    folder = tmp_path_factory.mktemp("typescript") / "client"
+    shutil.copytree(CLIENT, folder, ignore=shutil.ignore_patterns("node_modules", "dist", "build"))
+    (folder / "node_modules").symlink_to(NPM_PACKAGES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(client: Path) -> Json:
+    """What `npm pack` says about the package that it made."""
+    done = run_npm(client, "pack", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    # npm 9 prints the output of the build before it
+    [package] = json.loads(done.stdout[done.stdout.index("[\n") :])
+    described: Json = package
+    return described
+
+
+@pytest.fixture(scope="module")
+def project(client: Path, packed: Json) -> Path:
+    """A project in which nothing but the package is installed, without a network."""
+    folder = client.parent / "project"
+    folder.mkdir()
+    (folder / "package.json").write_text('{"private": true}')
+    package = str(client / packed["filename"])
+    done = run_npm(folder, "install", "--offline", "--no-audit", "--no-fund", package)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def expect_success(done: Done) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_types_are_those_of_the_openapi_document() -> None:
+    assert render_types() == TYPES.read_text(), "run `make docs`"
+
+
+def test_the_client_has_every_route_of_the_service() -> None:
+    """A new route belongs into `client.ts`, into `resources.ts` or into `ONLY_BY_REQUEST`. The types check the rest."""
+    paths = create_routes().openapi()["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    source = "".join((CLIENT / "src" / name).read_text() for name in ("client.ts", "resources.ts"))
+    implemented = set(re.findall(r'transport\.\w+\(\s*"([A-Z]+) (/[^"]*)"', source))
+    assert len(implemented) > 35
+    missing = {(method, path) for method, path in routes - implemented}
+    assert {each for each in missing if (each[0], re.sub(r"{\w+}", "{}", each[1])) not in ONLY_BY_REQUEST} == set()
+
+
+def test_its_own_tests_pass_against_a_real_service(client: Path, service: Service) -> None:
+    done = run_npm(client, "test", TOOLSCOUT_URL=service.url, TOOLSCOUT_ADMIN_KEY=ADMIN_KEY, NODE_OPTIONS="")
+    output = expect_success(done)
+    counts = {name: int(count) for name, count in re.findall(r"^\S (\w+) (\d+)$", output, re.MULTILINE)}
+    assert counts["pass"] > 60, output
+    assert (counts["fail"], counts["skipped"]) == (0, 0)
+
+
+def test_the_package_has_what_it_needs_and_nothing_else(packed: Json) -> None:
+    names = {file["path"] for file in packed["files"]}
+    assert {"LICENSE", "README.md", "package.json", "dist/cjs/package.json"} <= names
+    assert {"dist/esm/index.js", "dist/esm/index.d.ts", "dist/cjs/index.js", "dist/cjs/index.d.ts"} <= names
+    assert {name for name in names if not name.startswith("dist/")} == {"LICENSE", "README.md", "package.json"}
+    source = "".join(path.read_text() for path in (CLIENT / "src").glob("*.ts"))
+    assert re.findall(r'from "(?!\./)|require\(|import\(|\bprocess\.|\bBuffer\b', source) == []  # for browsers
+
+
+@pytest.mark.parametrize("module", ["@toolscout/client", "@toolscout/client/ai"])
+def test_the_package_is_imported_and_required(project: Path, module: str) -> None:
+    (project / "esm.mjs").write_text(f'import * as client from "{module}"; console.log(Object.keys(client).join());')
+    (project / "cjs.cjs").write_text(f'console.log(Object.keys(require("{module}")).join());')
+    imported = expect_success(run_node(project, "esm.mjs")).strip().split(",")
+    required = expect_success(run_node(project, "cjs.cjs")).strip().split(",")
+    assert len(imported) > 0
+    assert set(required) == set(imported)
+
+
+@pytest.mark.parametrize(("resolution", "module"), [("node16", "node16"), ("bundler", "esnext")])
+@pytest.mark.parametrize("extension", ["mts", "cts"])
+def test_the_types_compile_in_a_strict_project(project: Path, resolution: str, module: str, extension: str) -> None:
+    options = ["--noEmit", "--strict", "--target", "es2022", "--moduleResolution", resolution, "--module", module]
+    (project / f"consumer.{extension}").write_text(CONSUMER)
+    expect_success(run_tsc(project, *options, "--exactOptionalPropertyTypes", f"consumer.{extension}"))
+
+
+def test_mistakes_are_found_by_the_types(project: Path) -> None:
+    calls = "".join(f"toolscout.{call};\n" for call in MISTAKES)
+    (project / "mistakes.mts").write_text(CONSUMER + calls)
+    options = ["--noEmit", "--strict", "--target", "es2022", "--module", "node16"]
+    errors = [line for line in run_tsc(project, *options, "mistakes.mts").stdout.splitlines() if "error TS" in line]
+    assert len(errors) == len(MISTAKES), errors
+    assert all(word in line for word, line in zip(MISTAKES.values(), errors, strict=True)), errors
+
+
+def test_the_program_of_the_readme_runs(project: Path, service: Service) -> None:
+    [program] = list_runnable_scripts((CLIENT / "README.md").read_text(), "ts")
+    with service.admin() as admin:
+        key = admin.post("/keys", json={"kind": "service"}).json()["key"]
+    program = program.replace("http://127.0.0.1:8000", service.url).replace("ts_service_…", key)
+    assert key in program
+    (project / "readme.mts").write_text(program)
+    expect_success(run_tsc(project, "--strict", "--target", "es2022", "--module", "node16", "readme.mts"))
+    assert '"timezone": "Asia/Tokyo"' in expect_success(run_node(project, "readme.mjs"))
+
+
+def test_its_tools_have_the_versions_that_the_tests_install() -> None:
+    installed = json.loads((ROOT / "tests/third_party/package.json").read_text())["devDependencies"]
+    wanted = json.loads((CLIENT / "package.json").read_text())["devDependencies"]
+    assert wanted.items() <= installed.items()
