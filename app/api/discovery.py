@@ -10,12 +10,12 @@ from starlette.types import Scope
 
 from app.api.strict_route import StrictRoute
 from app.auth.permissions import Caller, Permission
-from app.catalog.tool_names import make_aliases
 from app.container import Container
 from app.dependencies import ContainerDep, DiscoverCaller
+from app.discovery.changes import RenderedTool, ToolsetChanges, hash_toolset, render_changes, render_toolset
 from app.discovery.discover import discover
 from app.discovery.explain import AnswerConfidence, Reason, explain
-from app.discovery.formats import Format, hash_toolset, render_definitions, to_mcp
+from app.discovery.formats import Format, to_mcp
 from app.discovery.models import Discovery
 from app.discovery.selection import SelectedTool
 from app.errors import InvalidInput
@@ -93,17 +93,17 @@ def _render_confidence(confidence: AnswerConfidence) -> AnswerConfidenceOut:
 
 def render_discovery(discovery: Discovery, api_format: Format) -> bytes:
     """Write the JSON directly: stored schemas are passed on as text, and building models would take longer."""
-    tools = [tool.definition for tool in discovery.tools]
-    aliases = make_aliases(tools)
-    definitions = render_definitions(tools, aliases, api_format)
+    rendered = discovery.rendered
+    if rendered is None:
+        rendered = render_toolset([tool.definition for tool in discovery.tools], api_format)
     return orjson.dumps(
         {
             "discovery_id": discovery.id,
             "tools": [
-                _render_tool(tool, alias, discovery.connect_urls)
-                for tool, alias in zip(discovery.tools, aliases, strict=True)
+                _render_tool(tool, each, discovery.connect_urls)
+                for tool, each in zip(discovery.tools, rendered, strict=True)
             ],
-            "definitions": [orjson.Fragment(definition) for definition in definitions],
+            "definitions": [orjson.Fragment(each.definition) for each in rendered],
             "total_searched": discovery.searched,
             "search_duration_ms": discovery.duration_ms,
             "embedding_generated": discovery.embedding_generated,
@@ -119,17 +119,30 @@ def render_discovery(discovery: Discovery, api_format: Format) -> bytes:
                 "all": discovery.tokens_all,
                 "saved_percent": round(discovery.saved_percent, 1),
             },
-            "toolset_hash": hash_toolset(definitions),
+            "toolset_hash": hash_toolset([each.definition_hash for each in rendered]),
+            **_render_changes(discovery.changes, api_format),
         }
     )
 
 
-def _render_tool(selected: SelectedTool, alias: str, connect_urls: Mapping[str, str] | None) -> dict[str, Any]:
+def _render_changes(changes: ToolsetChanges | None, api_format: Format) -> dict[str, Any]:
+    if changes is None:
+        return dict.fromkeys(("toolset_hash_before", "added", "removed", "changes"))
+    return {
+        "toolset_hash_before": changes.hash_before,
+        "added": [tool.tool_key for tool in changes.added],
+        "removed": [tool.tool_key for tool in changes.removed],
+        "changes": render_changes(changes, api_format),
+    }
+
+
+def _render_tool(selected: SelectedTool, named: RenderedTool, connect_urls: Mapping[str, str] | None) -> dict[str, Any]:
     tool = selected.definition
     rendered: dict[str, Any] = {
         "tool": to_mcp(tool, tool.name),
         "tool_key": tool.tool_id,
-        "alias": alias,
+        "alias": named.alias,
+        "definition_hash": named.definition_hash,
         "server_id": tool.server_id,
         "server_name": tool.server_name,
         "similarity": _round(selected.similarity),

@@ -98,14 +98,19 @@ def _meta_sql(meta: str) -> str:
     return f"CASE WHEN octet_length(({meta})::text) <= {MAX_META_BYTES} THEN ({meta})::text END"
 
 
+HAS_SHARED_NAME = """
+    EXISTS (SELECT FROM mcp_tools o JOIN mcp_tool_embeddings w
+            ON w.user_id = o.user_id AND w.tool_id = o.id AND w.model = %(model)s
+            WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
+            AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(w.projects)))
+    OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name)
+"""
+"""Whether another tool of the scope has the name of `mcp_tools t`."""
+
 TOOL_COLUMNS = f"""
     t.id, t.server_id, v.server_name, t.name, {own_texts.TITLE}, {own_texts.DESCRIPTION},
     t.input_schema::text, t.output_schema::text, ({own_texts.ANNOTATIONS})::text, t.tokens,
-    EXISTS (SELECT FROM mcp_tools o JOIN mcp_tool_embeddings w
-            ON w.user_id = o.user_id AND w.tool_id = o.id AND w.model = v.model
-            WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
-            AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(w.projects)))
-    OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name),
+    {HAS_SHARED_NAME},
     ARRAY(SELECT DISTINCT finding ->> 'flag' FROM jsonb_array_elements(t.findings) finding ORDER BY 1),
     {server_status_sql("s")}, {_icons_sql("t.icons")}, {_meta_sql("t.meta")}
 """

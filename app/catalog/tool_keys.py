@@ -107,7 +107,7 @@ class ToolKeyIndex:
     def find(self, key: str) -> list[KeyedTool]:
         return [match.tool for match in _pick_best(self._list_matches(key))]
 
-    def resolve_keys(self, keys: Iterable[str]) -> list[str]:
+    def resolve_keys(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the ids of the tools that the keys name; see the function `resolve_keys`."""
         return _resolve_keys(keys, self._list_matches)
 
@@ -130,8 +130,8 @@ def is_tool_id(key: str) -> bool:
     return _ID.fullmatch(key) is not None
 
 
-async def resolve_keys(session: Session, scope: Scope, keys: Sequence[str]) -> list[str]:
-    """Return the ids of the visible tools and core tools that the keys name, in one statement.
+async def resolve_keys(session: Session, scope: Scope, keys: Sequence[str]) -> dict[str, str]:
+    """Return the ids of the visible tools and core tools that the keys name, by key, in one statement.
 
     Keys that name no tool, or several, are left out. Ids are returned as they are.
     """
@@ -139,14 +139,20 @@ async def resolve_keys(session: Session, scope: Scope, keys: Sequence[str]) -> l
     return _resolve_keys(keys, lambda key: [match for match in matches[key] if match.is_visible])
 
 
-def _resolve_keys(keys: Iterable[str], list_matches: Callable[[str], Sequence[_Match]]) -> list[str]:
-    ids: list[str] = []
+async def resolve_stored_keys(session: Session, scope: Scope, keys: Sequence[str]) -> dict[str, str]:
+    """Like `resolve_keys`, but also among the user's hidden tools and those that their servers have removed."""
+    matches = await _find_matches(session, scope, [key for key in keys if not is_tool_id(key)])
+    return _resolve_keys(keys, lambda key: matches[key])
+
+
+def _resolve_keys(keys: Iterable[str], list_matches: Callable[[str], Sequence[_Match]]) -> dict[str, str]:
+    ids: dict[str, str] = {}
     for key in keys:
         if is_tool_id(key):
-            ids.append(key)
-        else:
-            ids += [match.tool.tool_id for match in _pick_best(list_matches(key))[:1] if match.is_key]
-    return list(dict.fromkeys(ids))
+            ids[key] = key
+        elif (best := _pick_best(list_matches(key))) and best[0].is_key:
+            ids[key] = best[0].tool.tool_id
+    return ids
 
 
 def list_possible_names(key: str) -> set[str]:

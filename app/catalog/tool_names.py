@@ -32,6 +32,13 @@ def make_aliases(definitions: Sequence[ToolDefinitionView]) -> list[str]:
     return [name for tool in definitions if (name := names[tool.tool_id]) is not None]
 
 
+def make_alias(tool_id: str, server_name: str | None, name: str, *, has_shared_name: bool) -> str:
+    """Return the alias of a tool that is in no answer: the one that it had, unless another tool has taken its name."""
+    if _VALID_NAME.fullmatch(name) and not has_shared_name:
+        return name
+    return _join_name(tool_id, server_name or "", name, MIN_DIGEST)
+
+
 def is_alias_of(alias: str, tool: ToolDefinitionView) -> bool:
     digits = len(parse_digest(alias))
     return alias == tool.name or (digits >= MIN_DIGEST and alias == _generate_name(tool, digits))

@@ -28,12 +28,14 @@ from app.catalog.definitions import (
     list_visible_definitions,
     read_definitions,
 )
+from app.catalog.removed_tools import read_aliases
 from app.catalog.tool_keys import is_tool_id, resolve_keys
 from app.catalog.visibility import Scope
 from app.connections.connector import Connector
 from app.connections.tickets import Ticket, make_link
 from app.crypto import Sealer
 from app.db.engine import Database, Reader
+from app.discovery.changes import compare_toolsets, render_toolset
 from app.discovery.cloud_search import CloudAnswer, CloudSearch, judge_matches
 from app.discovery.ids import new_discovery_id
 from app.discovery.match_sentence import describe_match
@@ -139,9 +141,37 @@ async def discover_each(
         prepared = _Prepared()
     elif is_plain and snapshot is None:
         discoverer.snapshots.note_miss(user, scope)
-    if not all(map(is_tool_id, request.keep)):
-        request = replace(request, keep=await _resolve_kept(discoverer, scope, request.keep, prepared.snapshot))
-    return [await _discover(discoverer, caller, replace(request, query=query), options, prepared) for query in expanded]
+    if not all(map(is_tool_id, request.kept_keys)):
+        request = await _resolve_kept(discoverer, scope, request, prepared.snapshot)
+    found = [await _discover(discoverer, caller, replace(request, query=each), options, prepared) for each in expanded]
+    return found if request.keep is None else [await _add_changes(discoverer, request, each) for each in found]
+
+
+async def _add_changes(discoverer: Discoverer, request: DiscoveryRequest, discovery: Discovery) -> Discovery:
+    """Compare the tools with those that the model has. Tools that it has unchanged come first, in their old order."""
+    rendered = render_toolset([tool.definition for tool in discovery.tools], request.api_format)
+    changes = compare_toolsets(request.keep or (), rendered)
+    unnamed = [tool.tool_key for tool in changes.removed if tool.alias is None]
+    if unnamed and request.api_format == "anthropic":  # the other formats name no removed tool
+        changes = changes.name_removed(await _read_aliases(discoverer, discovery.options, unnamed), rendered)
+    added = {tool.tool_key for tool in changes.added}
+    return replace(
+        discovery,
+        tools=sorted(discovery.tools, key=lambda tool: tool.definition.tool_id in added),
+        rendered=sorted(rendered, key=lambda tool: tool.tool_key in added),
+        changes=changes,
+    )
+
+
+async def _read_aliases(discoverer: Discoverer, options: SearchOptions, keys: Sequence[str]) -> dict[str, str]:
+    """Return the aliases of tools that are not in the answer, as far as the caller may know them."""
+    scope = options.scope
+    try:
+        async with discoverer.database.snapshot(scope.user_id) as session:
+            return await read_aliases(session, scope, keys, confined=options.confined)
+    except QueryFailed:
+        logger.exception("failed to read the names of removed tools")
+        return {}
 
 
 @dataclass(frozen=True)
@@ -153,17 +183,22 @@ class _Prepared:
 
 
 async def _resolve_kept(
-    discoverer: Discoverer, scope: Scope, keys: Sequence[str], snapshot: Snapshot | None
-) -> list[str]:
-    """Return the ids of the kept tools. If the look-up of names fails, only ids are kept."""
+    discoverer: Discoverer, scope: Scope, request: DiscoveryRequest, snapshot: Snapshot | None
+) -> DiscoveryRequest:
+    """Return the request with the ids of the kept tools, each once. A key that names no visible tool remains, to be
+    reported as removed. If the look-up of names fails, only ids are kept."""
+    keys, ids = request.kept_keys, dict[str, str]()
     if snapshot is not None:
-        return snapshot.resolve_keys(keys)
-    try:
-        async with discoverer.database.snapshot(scope.user_id) as session:
-            return await resolve_keys(session, scope, keys)
-    except QueryFailed:
-        logger.exception("failed to resolve the names of kept tools")
-        return [key for key in keys if is_tool_id(key)]
+        ids = snapshot.resolve_keys(keys)
+    else:
+        try:
+            async with discoverer.database.snapshot(scope.user_id) as session:
+                ids = await resolve_keys(session, scope, keys)
+        except QueryFailed:
+            logger.exception("failed to resolve the names of kept tools")
+    return replace(
+        request, keep=[replace(kept, tool_key=ids.get(kept.tool_key, kept.tool_key)) for kept in request.keep or ()]
+    )
 
 
 @trace_call("discover", "strategy", "degraded_reason", "searched", "no_match")
@@ -322,7 +357,7 @@ async def _read_found(
     evidence: dict[str, Evidence] = {}
     words: dict[str, Sequence[str]] | None = None
     result = await searcher.find(reader, query, options, embedding, limit=options.limit, ann=user.ann, stats=stats)
-    tool_ids = [*request.keep, *(hit.tool_id for hit in result.ranking.needed)]
+    tool_ids = [*request.kept_keys, *(hit.tool_id for hit in result.ranking.needed)]
     definitions = await discoverer.definition_cache.get_many(
         reader, options.scope, result.version, tool_ids, core=request.include_core_tools
     )
@@ -347,7 +382,7 @@ def _find_in_snapshot(
 ) -> _Found:
     query = request.query
     ranking = snapshot.find(searcher.make_params(query, options, embedding), embedding.vectors, options.limit)
-    tool_ids = [*request.keep, *(hit.tool_id for hit in ranking.needed)]
+    tool_ids = [*request.kept_keys, *(hit.tool_id for hit in ranking.needed)]
     definitions = snapshot.get_definitions(tool_ids, core=request.include_core_tools)
     words = snapshot.find_matching_words(query, tool_ids) if request.describe else None
     reason: NoMatchReason | None = None
@@ -374,7 +409,7 @@ async def _select_from_cloud(
 ) -> Discovery:
     """Answer with those tools of the cloud's answer that are visible now, whatever was visible when it was asked."""
     scope = options.scope
-    tool_ids = [*request.keep, *(match.tool_key for match in answer.matches)]
+    tool_ids = [*request.kept_keys, *(match.tool_key for match in answer.matches)]
     async with discoverer.database.snapshot(scope.user_id) as session:
         definitions = await read_definitions(session, scope, tool_ids, core=request.include_core_tools)
         searched, tokens = await count_visible(session, scope)
@@ -442,7 +477,7 @@ async def _return_all_tools(
     user_id = options.scope.user_id
     async with discoverer.database.snapshot(user_id) as session:
         visible = await list_visible_definitions(session, options.scope, options.limit)
-        definitions = await read_definitions(session, options.scope, request.keep, core=request.include_core_tools)
+        definitions = await read_definitions(session, options.scope, request.kept_keys, core=request.include_core_tools)
         confidence: Confidence = "low" if visible.searched else "none"
         no_match_reason = await _find_no_match_reason(session, options, confidence, visible.searched)
     found = [SelectedTool(definition, "fallback") for definition in visible.definitions]
@@ -485,6 +520,6 @@ def _select(
     """Put kept tools, core tools and found tools together. A core tool that is kept remains a core tool."""
     core = {definition.tool_id: SelectedTool(definition, "core") for definition in definitions.core}
     known = core | {tool_id: SelectedTool(definition, "kept") for tool_id, definition in definitions.tools.items()}
-    kept = [known[key] for key in request.keep if key in known]
+    kept = [known[key] for key in request.kept_keys if key in known]
     max_tools = discoverer.limit_tools(options)
     return select_tools(kept, list(core.values()), found, max_tools=max_tools, max_tokens=request.max_tokens)

@@ -3,7 +3,6 @@
 Schemas are passed on as the JSON text that is stored, without parsing.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -58,7 +57,3 @@ _RENDERERS: Mapping[Format, Callable[[ToolDefinitionView, str], dict[str, Any]]]
 
 def render_definitions(tools: Sequence[ToolDefinitionView], names: Sequence[str], api_format: Format) -> list[bytes]:
     return [orjson.dumps(_RENDERERS[api_format](tool, name)) for tool, name in zip(tools, names, strict=True)]
-
-
-def hash_toolset(definitions: Sequence[bytes]) -> str:
-    return hashlib.sha256(b"\n".join(definitions)).hexdigest()[:16]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from app.discovery.changes import RenderedTool, ToolsetChanges
 from app.discovery.cloud_search import CloudAnswer
 from app.discovery.selection import Omission, OmissionReason, SelectedTool, count_tokens, summarize_omitted
 from app.embeddings.base import Vector
@@ -48,6 +49,10 @@ class Discovery:
     """What the cloud found; None if the cloud was not asked, or could not answer."""
     connect_urls: Mapping[str, str] | None = field(default=None, repr=False)
     """Where the user signs in to servers that want it, by the server's id; None: the request did not ask."""
+    rendered: Sequence[RenderedTool] | None = field(default=None, repr=False)
+    """The tools in the request's format; None if nobody has compared them with those that the model has."""
+    changes: ToolsetChanges | None = field(default=None, repr=False)
+    """What has changed since the model was last given tools; None: the request did not say what it has."""
 
     @property
     def omitted(self) -> Omission | None:

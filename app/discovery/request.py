@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from app.auth.permissions import Caller
 from app.catalog.projects import Project
 from app.catalog.visibility import Scope
+from app.discovery.changes import GivenTool
 from app.discovery.cut import resolve_cut
+from app.discovery.formats import Format
 from app.search.query import Query
 from app.search.scoring import Strategy
 from app.search.searcher import Searcher, SearchOptions
@@ -31,8 +33,11 @@ class DiscoveryRequest:
     threshold: float | None = None
     include_core_tools: bool = True
     max_tokens: int | None = None
-    keep: Sequence[str] = ()
-    """The keys of tools that the model was given earlier in the conversation."""
+    keep: Sequence[GivenTool] | None = None
+    """The tools that the model was given earlier in the conversation; None: the caller does not say, and is not told
+    what has changed."""
+    api_format: Format = "mcp"
+    """How the tools are rendered, which decides whether the model's definition of one differs."""
     explain: bool = False
     describe: bool = False
     """Say in a sentence why each tool was found, which costs less than `explain`."""
@@ -42,6 +47,10 @@ class DiscoveryRequest:
     """Do not count the discovery as a user's, do not log it and do not learn from it."""
     interface: Interface = "rest"
     """Where the request came in, for the decision log."""
+
+    @property
+    def kept_keys(self) -> Sequence[str]:
+        return [tool.tool_key for tool in self.keep or ()]
 
 
 async def resolve_options(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> SearchOptions:

@@ -51,9 +51,9 @@ def select_tools(
 ) -> ToolSelection:
     """Return kept tools in their old order, then core tools, then found tools, each tool once.
 
-    Kept tools come first so that the provider's prompt cache stays valid. Core tools are always included: they do not
-    count for `max_tools`, and kept and found tools share what they leave of `max_tokens`. Kept tools are never dropped
-    for `max_tools`, and they leave room for a few new tools.
+    Kept tools come first so that an answer only appends to what the model has. Core tools are always included: they do
+    not count for `max_tools`, and kept and found tools share what they leave of `max_tokens`. Kept tools are never
+    dropped for `max_tools`, and they leave room for a few new tools.
     """
     core_ids = {_get_key(tool) for tool in core}
     kept_count = len({_get_key(tool) for tool in kept} - core_ids)

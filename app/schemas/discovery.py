@@ -12,7 +12,8 @@ from app.discovery.models import NoMatchReason
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag
-from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, ToolKey, make_synonyms
+from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, make_synonyms
+from app.schemas.kept_tools import KeptTools, to_given_tools
 from app.search.confidence import Confidence
 from app.search.query import Query, parse_query
 from app.search.scoring import AnsweredStrategy, Strategy
@@ -80,8 +81,12 @@ class DiscoverBody(CamelCaseInput):
         description="the maximum size of the definitions together; core tools are included even if they exceed it, and "
         "kept and found tools share what they leave",
     )
-    keep: Annotated[list[ToolKey], Field(max_length=200)] | None = Field(
-        None, description="keys of tools that the model was given before: they come first, in the same order"
+    keep: KeptTools | None = Field(
+        None,
+        description="the tools that the model was given before, `[]` for none: those that are still visible come "
+        "first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a "
+        "tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the "
+        "difference exact",
     )
     format: Format = Field("mcp", description="the format of `definitions`")
     explain: bool = Field(False, description="explain for each tool why it ranks where it does")
@@ -122,7 +127,8 @@ class DiscoverBody(CamelCaseInput):
             threshold=self.similarity_threshold,
             include_core_tools=self.include_core_tools,
             max_tokens=self.max_tokens,
-            keep=self.keep or (),
+            keep=None if self.keep is None else to_given_tools(self.keep),
+            api_format=self.format,
             explain=self.explain,
             connect=self.connect,
         )
@@ -140,6 +146,7 @@ class SelectedOut(Output):
     tool: dict[str, Any] = Field(description="the tool as MCP defines it")
     tool_key: str = Field(description="its `id` in `/tools`")
     alias: str = Field(description="the tool's name in `definitions`")
+    definition_hash: str = Field(description="a hash of its definition in `definitions`")
     server_id: str | None
     server_name: str | None
     similarity: float | None = Field(description="the plain cosine")
@@ -206,6 +213,24 @@ class DiscoverOut(Output):
     omitted: OmittedOut | None = Field(description="what was left out for want of room; null if there was room for all")
     tokens: TokensOut
     toolset_hash: str = Field(description="a hash of the definitions: the same tools have the same hash")
+    toolset_hash_before: str | None = Field(
+        description="with `keep`: the `toolset_hash` of the tools that the model has; null if one of them is not known "
+        "any more"
+    )
+    added: list[str] | None = Field(
+        description="with `keep`: the keys of tools that the model does not have, or has with another definition or "
+        "alias; null without `keep`, as are the other two"
+    )
+    removed: list[str] | None = Field(
+        description="with `keep`: the keys of tools that the model must not use any more, because they are hidden, "
+        "held, gone, changed or without room; a changed one is in `added`, too"
+    )
+    changes: dict[str, Any] | None = Field(
+        description="with `keep`: what to append to the conversation instead of sending another `tools`. `anthropic`: "
+        "a system message with `tool_removal` and `tool_addition` blocks, and the `betas` for the header "
+        "`anthropic-beta`; `openai_responses`: an item `additional_tools`, which knows no removal; null for other "
+        "formats, and if nothing has changed"
+    )
 
 
 class AnswerConfidenceOut(Output):

@@ -170,7 +170,7 @@ class Snapshot:
         known = {tool_id: self.definitions.get(rows[tool_id]) for tool_id in tool_ids if tool_id in rows}
         return DefinitionSet(known, self.core if core else (), self.version)
 
-    def resolve_keys(self, keys: Sequence[str]) -> list[str]:
+    def resolve_keys(self, keys: Sequence[str]) -> dict[str, str]:
         """Return the ids of the visible tools and core tools that the keys name; see `tool_keys.resolve_keys`."""
         names, possible = self.index.names, {name for key in keys for name in list_possible_names(key)}
         rows = [row for name in possible for row in names.by_name.get(name.lower(), ())]

@@ -1,5 +1,6 @@
 """The request and response models. Fields that a newer Toolscout adds are ignored."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from functools import cache
@@ -40,6 +41,8 @@ def _to_camel(name: str) -> str:
 def _convert(hint: Any, data: Any) -> Any:
     if data is None:
         return None
+    if hint is ToolsetChanges:
+        return ToolsetChanges({name: value for name, value in data.items() if name != "betas"}, data.get("betas", []))
     if is_dataclass(hint):
         model: Any = hint
         types = _field_types(model)
@@ -61,6 +64,14 @@ class Page(Generic[T]):
     next_cursor: str | None
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation whose tools Toolscout remembers: pass it as `keep`."""
+
+    id: str
+    """Your own id of the chat."""
+
+
 class DiscoveryOptions(TypedDict, total=False):
     """Options of `discover` and `why`. None is the same as leaving the option out."""
 
@@ -76,8 +87,11 @@ class DiscoveryOptions(TypedDict, total=False):
     project_id: str | None
     strategy: Strategy | None
     max_tokens: int | None
-    keep: list[str] | None
-    """Keys of tools that the model was given earlier: they come first, in this order."""
+    keep: "Keep | None"
+    """The tools that the model was given earlier: the last `Discovery`, its tools, their keys, or a `Conversation`.
+    They come first, and the answer says what has changed."""
+    turn: int | None
+    """The number of the user's message in the `Conversation`, from 1: a retry sends the same one."""
     format: Format
     explain: bool
     connect: bool
@@ -103,6 +117,8 @@ class DiscoveredTool:
     connect_url: str | None = None
     """Where the user signs in, if the discovery asked for it with `connect`."""
     explanation: Json | None = None
+    definition_hash: str | None = None
+    """Of its definition in the requested format; None from the release 0.2.0 and older ones."""
 
 
 Found = DiscoveredTool
@@ -126,6 +142,16 @@ class Omitted:
 
 
 @dataclass(frozen=True)
+class ToolsetChanges:
+    """What to append to the conversation, so that `tools` need not change."""
+
+    message: Json
+    """For Anthropic a message, for OpenAI's Responses API an item of `input`."""
+    betas: list[str] = field(default_factory=list)
+    """For Anthropic, the `betas` of the request."""
+
+
+@dataclass(frozen=True)
 class Discovery:
     discovery_id: str
     tools: list[DiscoveredTool]
@@ -145,10 +171,18 @@ class Discovery:
     omitted: Omitted | None = None
     no_match_reason: str | None = None
     """Why no tool was found: `no_tools`, `no_match`, `discovery_off` or `filtered_out`."""
+    added: list[str] | None = None
+    """With `keep`, the keys of tools that are new or have changed; None without, as are the next three."""
+    removed: list[str] | None = None
+    """The keys of tools that the model must not use any more; a changed one is in `added`, too."""
+    changes: ToolsetChanges | None = None
+    """Both for the wire, if the format has a way to say it and there is something to say."""
+    toolset_hash_before: str | None = None
+    """The `toolset_hash` of the tools in `keep`; None also if one of them is not known any more."""
 
     @property
     def tool_keys(self) -> list[str]:
-        """The keys to pass as `keep` in the next discovery of the conversation."""
+        """The keys of the tools. As `keep`, the discovery itself says more: also which definitions the model has."""
         return [tool.tool_key for tool in self.tools]
 
     def key_of(self, alias: str) -> str:
@@ -157,6 +191,24 @@ class Discovery:
             if tool.alias == alias:
                 return tool.tool_key
         raise NotFound(f"the discovery has no tool named {alias!r}", code="TOOL_NOT_FOUND")
+
+
+Keep = Discovery | Conversation | Sequence[str | DiscoveredTool]
+"""What `discover` takes as `keep`."""
+
+
+def render_keep(keep: Keep) -> Json | list[str | Json]:
+    """Return `keep` as `POST /discover` takes it."""
+    if isinstance(keep, Conversation):
+        return {"conversation_id": keep.id}
+    tools = keep.tools if isinstance(keep, Discovery) else keep
+    return [tool if isinstance(tool, str) else _render_kept(tool) for tool in tools]
+
+
+def _render_kept(tool: DiscoveredTool) -> str | Json:
+    if tool.definition_hash is None:  # from a service that takes nothing but keys
+        return tool.tool_key
+    return {"tool_key": tool.tool_key, "alias": tool.alias, "definition_hash": tool.definition_hash}
 
 
 @dataclass(frozen=True)

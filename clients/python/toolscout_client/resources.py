@@ -46,6 +46,7 @@ from toolscout_client.models import (
     Transport,
     User,
     UserChanges,
+    render_keep,
 )
 from toolscout_client.retries import Request, Sleep, Steps
 from toolscout_client.transport import FetchPage, Resource, TransportT, endpoint, make_request, paginated
@@ -58,19 +59,25 @@ _FIRST_POLL_S = 0.05
 _MAX_POLL_S = 1.0
 
 
+def _render_options(query: str | None, options: DiscoveryOptions) -> Json:
+    body: Json = {"query": query, **options}
+    return body if body.get("keep") is None else body | {"keep": render_keep(body["keep"])}
+
+
 class ChatResource(Resource[TransportT]):
     """What a chat backend calls for each message, and checks of the service."""
 
     @endpoint
     def discover(self, query: str | None = None, **options: Unpack[DiscoveryOptions]) -> Steps[Discovery]:
         """Return the few tools that a message, or recent `messages`, need, with definitions for the model."""
-        return self._fetch(Discovery, make_request("POST /discover", json={"query": query, **options}, retry_safe=True))
+        body = _render_options(query, options)
+        return self._fetch(Discovery, make_request("POST /discover", json=body, retry_safe=True))
 
     @endpoint
     def why(self, tool: str, query: str | None = None, **options: Unpack[DiscoveryOptions]) -> Steps[list[Reason]]:
         """Explain why a discovery does, or does not, return a tool: its key, its name or `SERVER.TOOL`. There is one
         `Reason` for each tool of that name."""
-        body = {"tool": tool, "query": query, **options}
+        body = {"tool": tool, **_render_options(query, options)}
         return self._fetch_list(Reason, make_request("POST /discover/why", json=body, retry_safe=True))
 
     @endpoint

@@ -1684,9 +1684,9 @@ export interface components {
             max_tokens?: number | null;
             /**
              * Keep
-             * @description keys of tools that the model was given before: they come first, in the same order
+             * @description the tools that the model was given before, `[]` for none: those that are still visible come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact
              */
-            keep?: string[] | null;
+            keep?: (string | components["schemas"]["KeptToolIn"])[] | null;
             /**
              * Format
              * @description the format of `definitions`
@@ -1774,6 +1774,28 @@ export interface components {
              * @description a hash of the definitions: the same tools have the same hash
              */
             toolset_hash: string;
+            /**
+             * Toolset Hash Before
+             * @description with `keep`: the `toolset_hash` of the tools that the model has; null if one of them is not known any more
+             */
+            toolset_hash_before: string | null;
+            /**
+             * Added
+             * @description with `keep`: the keys of tools that the model does not have, or has with another definition or alias; null without `keep`, as are the other two
+             */
+            added: string[] | null;
+            /**
+             * Removed
+             * @description with `keep`: the keys of tools that the model must not use any more, because they are hidden, held, gone, changed or without room; a changed one is in `added`, too
+             */
+            removed: string[] | null;
+            /**
+             * Changes
+             * @description with `keep`: what to append to the conversation instead of sending another `tools`. `anthropic`: a system message with `tool_removal` and `tool_addition` blocks, and the `betas` for the header `anthropic-beta`; `openai_responses`: an item `additional_tools`, which knows no removal; null for other formats, and if nothing has changed
+             */
+            changes: {
+                [key: string]: unknown;
+            } | null;
         };
         /** EvalBody */
         EvalBody: {
@@ -2270,6 +2292,24 @@ export interface components {
             items: components["schemas"]["UserOut"][];
             /** Next Cursor */
             next_cursor?: string | null;
+        };
+        /**
+         * KeptToolIn
+         * @description A tool as the model has it: these fields of an item of `tools` in the last answer.
+         */
+        KeptToolIn: {
+            /** Tool Key */
+            tool_key: string;
+            /**
+             * Alias
+             * @description null: the one that it has now
+             */
+            alias?: string | null;
+            /**
+             * Definition Hash
+             * @description in the same `format`; null: that of its definition now
+             */
+            definition_hash?: string | null;
         };
         /** KeyOut */
         KeyOut: {
@@ -3372,6 +3412,11 @@ export interface components {
              * @description the tool's name in `definitions`
              */
             alias: string;
+            /**
+             * Definition Hash
+             * @description a hash of its definition in `definitions`
+             */
+            definition_hash: string;
             /** Server Id */
             server_id: string | null;
             /** Server Name */
@@ -4315,9 +4360,9 @@ export interface components {
             max_tokens?: number | null;
             /**
              * Keep
-             * @description keys of tools that the model was given before: they come first, in the same order
+             * @description the tools that the model was given before, `[]` for none: those that are still visible come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact
              */
-            keep?: string[] | null;
+            keep?: (string | components["schemas"]["KeptToolIn"])[] | null;
             /**
              * Format
              * @description the format of `definitions`

@@ -359,6 +359,11 @@ IDS_ELSEWHERE: dict[str, MakeRequest] = {
         "/discover",
         {"json": {"query": "nothing that is there", "strategy": "bm25", "keep": [b.ids["tool_id"]]}},
     ),
+    "keep of a discovery that names removed tools": lambda b: (
+        "POST",
+        "/discover",
+        {"json": {"query": "nothing", "strategy": "bm25", "keep": [b.ids["tool_id"]], "format": "anthropic"}},
+    ),
     "a server's name in a discovery's message": lambda b: (
         "POST",
         "/discover",
@@ -398,7 +403,9 @@ async def test_an_id_of_another_user_in_a_body_or_query_finds_exactly_what_a_mis
         method, path, content = make_request(belongings)
         answer = await world.me.http.request(method, path, **content)
         shown = {key: value for key, value in answer.json().items() if key not in VOLATILE}
-        return answer.status_code, shown, answer.text
+        if shown.get("removed"):  # it repeats what was sent
+            assert shown.pop("removed") == content["json"]["keep"]
+        return answer.status_code, shown, str(shown)
 
     foreign_status, foreign, foreign_text = await request(world.theirs)
     missing_status, missing, _ = await request(missing_belongings())

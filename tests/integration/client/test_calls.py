@@ -83,6 +83,22 @@ async def test_feedback_is_counted_once(any_client: AnyClient, user: TestUser) -
     await expect_error(any_client(lambda client: client.feedback(str(uuid.uuid4()), key, "called")), NotFound)
 
 
+async def test_a_discovery_with_keep_says_what_has_changed(any_client: AnyClient, user: TestUser) -> None:
+    server_id = await user.add_tools(FORECAST, MAIL)
+    first: Discovery = await any_client(lambda client: client.discover(MESSAGE, limit=1, keep=[], format="anthropic"))
+    assert first.changes is not None
+    assert (first.added, first.changes.message["role"]) == (first.tool_keys, "system")
+    assert len(first.changes.betas) == 2
+    await user.push(server_id, [FORECAST | {"description": "Weather: rain, wind, snow."}, MAIL])
+    again: Discovery = await any_client(
+        lambda client: client.discover(MESSAGE, limit=1, keep=first, format="anthropic")
+    )
+    assert again.added == again.removed == first.tool_keys
+    assert again.toolset_hash_before == first.toolset_hash
+    by_key: Discovery = await any_client(lambda client: client.discover(MESSAGE, limit=1, keep=first.tool_keys))
+    assert (by_key.added, by_key.removed, by_key.changes) == ([], [], None)
+
+
 async def test_a_discovery_tells_its_confidence(any_client: AnyClient, user: TestUser) -> None:
     await user.add_tools(FORECAST, MAIL)
     found: Discovery = await any_client(lambda client: client.discover(MESSAGE))

@@ -114,7 +114,7 @@ and the air quality there?
 
 @pytest.mark.parametrize("api_format", ["mcp", "anthropic", "openai"])
 async def test_ten_turns_only_append_to_the_definitions(demo: TestUser, api_format: str) -> None:
-    """The provider's prompt cache stays valid."""
+    """A model that is given the whole array finds what it had before in the same bytes."""
     keep: list[str] = []
     given: list[str] = []
     messages: list[Json] = []

@@ -50,6 +50,10 @@ async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
         "omitted",
         "tokens",
         "toolset_hash",
+        "toolset_hash_before",
+        "added",
+        "removed",
+        "changes",
     }
     [found] = answer["tools"]
     assert found["tool"] == FORECAST

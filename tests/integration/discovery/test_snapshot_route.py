@@ -15,6 +15,7 @@ from app.api.discovery import render_discovery
 from app.auth.permissions import Caller
 from app.container import Container, open_container
 from app.demo.seed import load_catalogue
+from app.discovery.changes import GivenTool
 from app.discovery.discover import Discoverer, discover
 from app.discovery.request import DiscoveryRequest
 from app.embeddings.factory import make_embedder
@@ -112,7 +113,7 @@ class World:
         return [
             plain,
             replace(plain, strategy=strategy, fill=choose.random() < 0.5, describe=True),
-            replace(plain, query=parse_query(f"use {named} for this"), keep=keep, max_tokens=1_000),
+            replace(plain, query=parse_query(f"use {named} for this"), keep=[*map(GivenTool, keep)], max_tokens=1_000),
             replace(plain, query=parse_query(None, CONVERSATION), limit=choose.choice([None, 1, 20])),
             replace(plain, threshold=choose.choice([0.0, 0.3, 0.6]), include_core_tools=False),
             replace(plain, tags=[choose.choice(TAGS)]),

@@ -8,6 +8,7 @@ import pytest
 from app.auth.users import User
 from app.catalog.visibility import Scope
 from app.container import Container, open_container
+from app.discovery.changes import GivenTool
 from app.discovery.discover import discover
 from app.discovery.request import DiscoveryRequest
 from app.search.query import parse_query
@@ -175,7 +176,7 @@ async def test_a_failed_load_leaves_the_search_to_postgres(container: Container,
 
 async def test_a_discovery_with_a_snapshot_runs_no_statement(container: Container, ada: TestUser) -> None:
 
-    request = DiscoveryRequest(parse_query("show the file"), keep=["files.delete_page"], describe=True)
+    request = DiscoveryRequest(parse_query("show the file"), keep=[GivenTool("files.delete_page")], describe=True)
     caller = await container.authenticator.authenticate(ada.key, None)
     first = await discover(container.discoverer, caller, request)
     await discover(container.discoverer, caller, request)

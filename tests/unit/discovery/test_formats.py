@@ -8,7 +8,7 @@ import pytest
 
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tool_names import make_aliases
-from app.discovery.formats import Format, hash_toolset, render_definitions
+from app.discovery.formats import Format, render_definitions
 
 TOOL = ToolDefinitionView(
     tool_id="11111111-2222-3333-4444-555555555555",
@@ -102,9 +102,3 @@ def test_each_api_gets_its_own_format(api_format: Format, expected: dict[str, ob
 def test_the_schema_is_passed_on_byte_for_byte() -> None:
     [definition] = render_definitions([TOOL], ["n"], "anthropic")
     assert TOOL.input_schema.encode() in definition
-
-
-def test_different_toolsets_have_different_hashes() -> None:
-    one, two = render_definitions([TOOL, replace(TOOL, description="Else.")], ["n", "m"], "mcp")
-    assert hash_toolset([one, two]) == hash_toolset([one, two])
-    assert len({hash_toolset([one, two]), hash_toolset([two, one]), hash_toolset([one])}) == 3

@@ -1,0 +1,37 @@
+"""Aliases of tools that a model was given and that are no longer in an answer, so that it can be told by name."""
+
+from collections.abc import Sequence
+
+from app.catalog.definitions import HAS_SHARED_NAME
+from app.catalog.tool_keys import is_tool_id, resolve_stored_keys
+from app.catalog.tool_names import make_alias
+from app.catalog.visibility import Scope
+from app.db.engine import Session
+from app.db.tables import EVERYONE
+
+# Tools that their servers have removed are stored for a while, without a search row.
+_STORED = f"""
+    SELECT t.id, s.name, t.name, {HAS_SHARED_NAME}
+    FROM mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
+    WHERE t.user_id = %(user_id)s AND t.id = ANY(%(tool_ids)s) AND (NOT %(confined)s OR EXISTS (
+        SELECT FROM mcp_tool_embeddings v WHERE v.user_id = t.user_id AND v.tool_id = t.id AND v.model = %(model)s
+        AND %(project)s::bigint = ANY(v.projects)))
+    UNION ALL
+    SELECT c.id, NULL, c.name, false FROM core_tools c
+    WHERE c.user_id IN (%(user_id)s, %(everyone)s) AND c.id = ANY(%(tool_ids)s)
+"""
+
+
+async def read_aliases(session: Session, scope: Scope, keys: Sequence[str], *, confined: bool) -> dict[str, str]:
+    """Return the aliases of the tools, by key, whether they are visible or not. Unknown ones are left out.
+
+    A caller that is confined to the project of the scope gets only those of its tools, named by their ids: a name
+    that it could guess would tell whether there is such a tool outside of the project.
+    """
+    ids = {key: key for key in keys if is_tool_id(key)} if confined else await resolve_stored_keys(session, scope, keys)
+    parameters = scope.parameters() | {"tool_ids": list(ids.values()), "confined": confined, "everyone": EVERYONE}
+    aliases = {
+        tool_id: make_alias(tool_id, server, name, has_shared_name=shared)
+        for tool_id, server, name, shared in await session.rows(_STORED, parameters)
+    }
+    return {key: aliases[tool_id] for key, tool_id in ids.items() if tool_id in aliases}
