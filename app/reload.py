@@ -46,6 +46,7 @@ RELOADABLE = frozenset(
         "max_tools",
         "max_tools_per_server",
         "mcp_list_cache_s",
+        "mcp_result_tokens",
         "oauth_clients",
         "outbound_allow",
         "public_url",

@@ -20,10 +20,11 @@ from app.catalog.definitions import ToolDefinitionView, read_definitions
 from app.catalog.visibility import VISIBLE, Scope
 from app.db.engine import Session
 from app.db.tables import EVERYONE
-from app.errors import AmbiguousTool, NotFound, ToolNotFound
+from app.errors import AmbiguousTool, NotFound, ToolNotFound, ToolscoutError
 from app.text.suggestions import suggest_name
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PLAIN_KEY = re.compile(r"\w[\w .@/+-]{0,199}")
 _MAX_SEPARATORS = 32
 _MAX_MATCHES = 5_000
 _MAX_NEAR_NAMES = 250
@@ -155,6 +156,17 @@ def _resolve_keys(keys: Iterable[str], list_matches: Callable[[str], Sequence[_M
     return ids
 
 
+def make_short_key(tool: ToolDefinitionView) -> str | None:
+    """Return `server.tool`, or None if this could also name another tool, or would be hard to copy.
+
+    A tool's name without a dot is enough: then no other server's name in the key is longer.
+    """
+    if tool.server_name is None or "." in tool.name:
+        return None
+    key = f"{tool.server_name}.{tool.name}"
+    return key if _PLAIN_KEY.fullmatch(key) and key.count(".") <= _MAX_SEPARATORS else None
+
+
 def list_possible_names(key: str) -> set[str]:
     """Return the names that the tool may have which a key names."""
     return {name for _, _, name in _list_readings(key, ".")}
@@ -224,6 +236,28 @@ async def resolve_owned_key(session: Session, scope: Scope, key: str) -> str:
     if tool_id is None:
         raise NotFound("there is no such tool")
     return tool_id
+
+
+async def read_tools(
+    session: Session, scope: Scope, keys: Sequence[str]
+) -> dict[str, ToolDefinitionView | ToolscoutError]:
+    """Return the visible tool that each key names, or why there is none: `ToolNotFound` or `AmbiguousTool`."""
+    matches = await _find_matches(session, scope, [key for key in keys if not is_tool_id(key)])
+    visible = {key: _pick_best([match for match in matches[key] if match.is_visible]) for key in keys}
+    ids = {
+        key: key if is_tool_id(key) else next((m.tool.tool_id for m in visible[key] if m.is_key), "") for key in keys
+    }
+    definitions = (await read_definitions(session, scope, list(ids.values()), core=False)).tools
+    found: dict[str, ToolDefinitionView | ToolscoutError] = {}
+    for key in keys:
+        if ids[key] in definitions:
+            found[key] = definitions[ids[key]]
+            continue
+        try:  # for its error
+            found[key] = await read_tool(session, scope, key)
+        except (ToolNotFound, AmbiguousTool) as error:
+            found[key] = error
+    return found
 
 
 async def read_tool(session: Session, scope: Scope, key: str, given_key: str | None = None) -> ToolDefinitionView:

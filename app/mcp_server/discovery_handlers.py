@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from app.catalog.tool_keys import read_tools
 from app.discovery.discover import discover, discover_each
 from app.discovery.models import Discovery
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import interleave_selections
 from app.errors import ArgumentsInvalid
-from app.mcp_server import responses
+from app.mcp_server import tool_results
+from app.mcp_server.catalog_handlers import split_found
 from app.mcp_server.tool_call import ToolCall
 from app.search.query import Query, parse_query_with_context
 from app.text.invisible import remove_hidden
@@ -20,6 +22,18 @@ _NOTHING_HERE = (
 
 
 async def discover_tools(call: ToolCall) -> Json:
+    """Search, or show whole definitions."""
+    return await (_describe_tools(call) if "describe" in call.arguments else _search(call))
+
+
+async def _describe_tools(call: ToolCall) -> Json:
+    keys = list(dict.fromkeys(call.arguments["describe"]))
+    async with call.container.database.transaction(call.scope.user_id) as session:
+        found = await read_tools(session, call.scope, keys)
+    return tool_results.render_definitions(*split_found(found))
+
+
+async def _search(call: ToolCall) -> Json:
     """Leave out core tools: the application already has them and runs them itself."""
     discoverer, arguments = call.container.discoverer, call.arguments
     queries = [
@@ -39,7 +53,8 @@ async def discover_tools(call: ToolCall) -> Json:
         _describe_omission(discoveries, "maxResults"),
     )
     hint = " ".join(each for each in hints if each is not None) or None
-    return responses.render_tools(found, hint, brief=arguments.get("detail") == "brief")
+    detail = arguments.get("detail") or tool_results.choose_detail(found, call.container.settings.mcp_result_tokens)
+    return tool_results.render_tools(found, hint, detail=detail)
 
 
 def _parse_query(query: str, context: str, position: int) -> Query:
@@ -112,4 +127,4 @@ async def search_tools(call: ToolCall) -> Json:
     )
     discovery = await discover(discoverer, call.caller, request)
     hints = _make_hint([discovery], [arguments["query"]]), _describe_omission([discovery], "top_k")
-    return responses.render_schemas(discovery.tools, " ".join(each for each in hints if each is not None) or None)
+    return tool_results.render_schemas(discovery.tools, " ".join(each for each in hints if each is not None) or None)

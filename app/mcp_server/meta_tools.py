@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from app.auth.permissions import Permission
-from app.errors import InvalidInput
+from app.errors import ArgumentsInvalid, InvalidInput
 from app.execution.argument_validation import check_arguments
 from app.mcp_server.catalog_handlers import get_tool_details, list_servers, list_tools
 from app.mcp_server.discovery_handlers import discover_tools, search_tools
@@ -26,6 +26,8 @@ _SYNONYMS = {
     "arguments": "args input params parameters tool_input",
     "toolKey": "tool tool_name tool_id name id key",
     "query": "message text prompt task q",
+    "describe": "tool_keys keys tools",
+    "toolKeys": "tools keys ids",
     "maxResults": "limit top_k k",
     "top_k": "limit max_results k",
     "server": "server_name name",
@@ -34,12 +36,15 @@ _SYNONYMS = {
 
 
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 50}
+_KEYS_SCHEMA = {"type": "array", "minItems": 1, "maxItems": 20, "items": {"type": "string"}}
 _UNLISTED_PROPERTIES: dict[str, Json] = {
     "tool_discovery": {
         # `maxItems` before `items`, so that a list that is too long is rejected before its items use up the budget.
         "query": {"type": "array", "minItems": 1, "maxItems": 10, "items": {"type": "string"}},
+        "describe": _KEYS_SCHEMA,
         "maxResults": _COUNT_SCHEMA,
     },
+    "get_tool_details": {"toolKeys": _KEYS_SCHEMA},
     "tool_execute": {"confirmationToken": {"type": "string"}},
     "search_tools": {"top_k": _COUNT_SCHEMA},
 }
@@ -64,14 +69,31 @@ class MetaTool:
     async def run(self, call: ToolCall) -> Json:
         call.caller.require_permission(self.permission)
         arguments = self._coerce_arguments(call.arguments)
+        replacement = self._find_replacement(arguments)
+        schema = self.input_schema if replacement is None else self._replacement_schema
         # In a thread, because checking a megabyte of arguments takes long.
-        await asyncio.to_thread(check_arguments, self.input_schema, arguments, self._synonyms)
+        await asyncio.to_thread(check_arguments, schema, arguments, self._synonyms)
+        if replacement is not None and replacement.replaced in arguments:
+            problem = f"send either {replacement.replaced} or {replacement.name}, not both"
+            error = {"loc": ["arguments", replacement.name], "msg": problem, "type": "not"}
+            raise ArgumentsInvalid(f"arguments.{replacement.name}: {problem}", errors=[error])
         return await self.handler(replace(call, arguments=arguments))
 
     def _coerce_arguments(self, arguments: Json) -> Json:
-        """Models often send a string instead of a list of strings, or an object as JSON text."""
+        """Models often send a string instead of a list of strings, an object as JSON text, or an empty value for what
+        another argument replaces."""
         types = {name: schema.get("type") for name, schema in self.definition["inputSchema"]["properties"].items()}
-        return {name: _coerce(value, types.get(name)) for name, value in arguments.items()}
+        coerced = {name: _coerce(value, types.get(name)) for name, value in arguments.items()}
+        replacement = _REPLACEMENTS.get(self.name)
+        if replacement is not None:
+            given = {name for name in replacement if coerced.get(name)}
+            empty = set(replacement) - given if given else {replacement.name}
+            coerced = {name: value for name, value in coerced.items() if name not in empty or value}
+        return coerced
+
+    def _find_replacement(self, arguments: Json) -> "_Replacement | None":
+        replacement = _REPLACEMENTS.get(self.name)
+        return replacement if replacement is not None and replacement.name in arguments else None
 
     @cached_property
     def _synonyms(self) -> dict[str, str]:
@@ -81,10 +103,35 @@ class MetaTool:
     @cached_property
     def input_schema(self) -> str:
         """The schema that arguments are checked against. Unlike the listed one, which is kept short, it rejects unknown
-        arguments."""
+        arguments, and requires what is not replaced."""
+        replacement = _REPLACEMENTS.get(self.name)
+        return self._make_schema(self._required if replacement is None else [*self._required, replacement.replaced])
+
+    @cached_property
+    def _replacement_schema(self) -> str:
+        return self._make_schema(self._required)
+
+    @property
+    def _required(self) -> list[str]:
+        return list(self.definition["inputSchema"].get("required", ()))
+
+    def _make_schema(self, required: Sequence[str]) -> str:
         listed = self.definition["inputSchema"]
         properties = listed["properties"] | _UNLISTED_PROPERTIES.get(self.name, {})
-        return orjson.dumps(listed | {"properties": properties, "additionalProperties": False}).decode()
+        strict = {"properties": properties, "required": required, "additionalProperties": False}
+        return orjson.dumps(listed | strict).decode()
+
+
+class _Replacement(NamedTuple):
+    replaced: str
+    name: str
+
+
+_REPLACEMENTS = {
+    "tool_discovery": _Replacement("query", "describe"),
+    "get_tool_details": _Replacement("toolKey", "toolKeys"),
+}
+"""The argument that each of these tools requires, unless another argument replaces it."""
 
 
 def _coerce(value: Any, expected_type: str | None) -> Any:
@@ -140,11 +187,15 @@ BASIC_TOOLS: Sequence[MetaTool] = (
                     "items": _string_schema(),
                     "description": "a phrase for each thing to do: create a calendar event",
                 },
+                "describe": {
+                    "type": "array",
+                    "items": _string_schema(),
+                    "description": "instead of query: toolKeys whose whole definition to show",
+                },
                 "context": _string_schema("what it is about"),
                 "maxResults": {"type": "integer"},
-                "detail": {"enum": ["full", "brief"], "description": "brief: no schemas"},
+                "detail": {"enum": ["compact", "full", "brief"]},
             },
-            "query",
         ),
         _DISCOVERY_OUTPUT_SCHEMA,
         names_contents=True,
@@ -187,8 +238,8 @@ ALL_TOOLS: Sequence[MetaTool] = (
         "get_tool_details",
         Permission.READ_TOOLS,
         get_tool_details,
-        "Get a tool's full definition, to read before tool_execute.",
-        _object_schema({"toolKey": _string_schema()}, "toolKey"),
+        "Get full definitions of tools.",
+        _object_schema({"toolKey": _string_schema(), "toolKeys": {"type": "array", "items": _string_schema()}}),
         readOnlyHint=True,
     ),
     _make_tool(

@@ -63,3 +63,9 @@ class ServerSettings(BaseModel):
         description="seconds for which lists of servers and tools are cached for MCP clients (`list_servers`, "
         "`list_tools`); a change of the catalogue is seen at once; 0 caches no lists",
     )
+    mcp_result_tokens: int = Field(
+        2_000,
+        ge=0,
+        description="tokens that a result of `tool_discovery` may take in full; a longer one shows signatures instead "
+        "of schemas, unless the caller asks for `detail`; 0 always shows signatures",
+    )

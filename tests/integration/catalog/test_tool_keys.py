@@ -8,7 +8,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from app.catalog.tool_keys import KeyedTool, ToolKeyIndex, resolve_keys
+from app.catalog.definitions import ToolDefinitionView, read_definitions
+from app.catalog.tool_keys import KeyedTool, ToolKeyIndex, make_short_key, read_tools, resolve_keys
 from app.catalog.visibility import Scope
 from app.container import Container
 from tests.support.calls import assert_ok, list_executions
@@ -294,3 +295,29 @@ async def test_only_visible_tools_are_suggested_and_a_hidden_one_answers_as_a_mi
 async def test_a_key_of_many_dots_is_answered(user: TestUser) -> None:
     assert_problem(await execute(user, "." * 300), 404, "TOOL_NOT_FOUND")
     assert_problem(await execute(user, "." * 301), 422)
+
+
+async def test_a_short_key_names_its_own_tool_or_there_is_none(
+    container: Container, user: TestUser, dotted: dict[str, str]
+) -> None:
+    await user.add_tools(tool("run"), server="My Server @ home")
+    await user.add_tools(tool("run"), server="quoted (name)")
+    scope, ids = Scope(user.id, container.model.id), list((await ids_by_name(user)).values())
+    async with container.database.transaction(user.id) as session:
+        definitions = (await read_definitions(session, scope, ids, core=False)).tools
+        short_keys = {tool_id: make_short_key(definition) for tool_id, definition in definitions.items()}
+        given = {key: tool_id for tool_id, key in short_keys.items() if key is not None}
+        found = await read_tools(session, scope, list(given))
+    assert {key: each.tool_id for key, each in found.items() if isinstance(each, ToolDefinitionView)} == given
+    assert set(given) == {"a.c", "a.only", "a.b.c", "a.b.repos/list", "My Server @ home.run"}
+
+
+async def test_several_tools_are_read_with_few_statements(
+    container: Container, user: TestUser, dotted: dict[str, str]
+) -> None:
+    scope, keys = Scope(user.id, container.model.id), ["a.c", "a.only", "a.b.c", dotted["a.b.x:y"]]
+    async with container.database.transaction(user.id) as session:
+        with recorded_statements() as statements:
+            found = await read_tools(session, scope, keys)
+    assert all(isinstance(each, ToolDefinitionView) for each in found.values())
+    assert len(statements) == 2

@@ -329,6 +329,7 @@ async def test_a_discovery_returns_all_that_a_call_needs(tools_user: TestUser) -
     assert first.pop("explanation").startswith("matches “rain”")
     assert first == {
         "toolKey": (await get_keys(tools_user))["get_forecast"],
+        "shortKey": "weather.get_forecast",
         "toolName": "get_forecast",
         "serverName": "weather",
         "description": FORECAST["description"],
@@ -408,6 +409,73 @@ async def test_a_brief_result_is_much_smaller_and_finds_the_same_tools(user: Tes
     assert [item["toolKey"] for item in results] == [item["toolKey"] for item in whole]
     assert len(orjson.dumps(brief)) * 4 < len(orjson.dumps(full))
     assert full == await call_meta_tool(user.http, "tool_discovery", {"query": query})
+
+
+async def test_a_compact_result_is_much_smaller_and_finds_the_same_tools(container: Container, user: TestUser) -> None:
+    properties = {f"field_{n}": {"type": "string", "description": "The value of this field."} for n in range(10)}
+    long = "Tells the weather of a city.\n" + "More about it. " * 20
+    schema = {"type": "object", "properties": properties, "required": ["field_7"]}
+    await user.add_tools(*(tool(f"weather_{n}", long, inputSchema=schema) for n in range(5)), server="sky")
+    query = {"query": ["tell me the weather of a city"]}
+    full, compact = [
+        await call_meta_tool(user.http, "tool_discovery", {**query, "detail": detail}) for detail in ("full", "compact")
+    ]
+    results, whole = [answer["structuredContent"]["results"] for answer in (compact, full)]
+    assert [item["toolKey"] for item in results] == [item["shortKey"] for item in whole]
+    assert results[0]["signature"].startswith(f"{results[0]['toolName']}(field_7: string, field_0?: string, ")
+    assert "inputSchema" not in results[0]
+    for part in ("content", "structuredContent"):
+        tokens = [container.count_tokens(orjson.dumps(answer[part]).decode()) for answer in (compact, full)]
+        assert tokens[0] < 0.35 * tokens[1]
+
+
+async def test_without_a_detail_a_large_result_is_compact(open_service: OpenService) -> None:
+    async with open_service(mcp_result_tokens=300) as service, new_user(service) as user:
+        await user.add_tools(*(tool(f"weather_{n}", "Tells the weather.") for n in range(8)))
+        large, small = await call_discovery(user, WEATHER), await call_discovery(user, WEATHER, maxResults=1)
+        assert all("signature" in item and "inputSchema" not in item for item in large["results"])
+        assert "describe [toolKey] shows a whole definition" in large["hint"]
+        assert ["inputSchema" in item for item in small["results"]] == [True]
+        assert "whole definition" not in small.get("hint", "")
+        asked = await call_discovery(user, WEATHER, detail="full")
+        assert all("inputSchema" in item for item in asked["results"])
+
+
+@pytest.mark.parametrize("argument", ["describe", "toolKeys"])
+async def test_several_definitions_are_shown_at_once(tools_user: TestUser, other_user: TestUser, argument: str) -> None:
+    name, results = ("tool_discovery", "results") if argument == "describe" else ("get_tool_details", "tools")
+    ids = await get_keys(tools_user)
+    keys = ["weather.get_forecast", ids["create_event"], "weather.get_forecsat", ids["get_forecast"]]
+    answer = await call_structured(tools_user, name, {argument: keys})
+    forecast, event = answer[results]
+    assert (forecast["toolKey"], event["toolKey"]) == (ids["get_forecast"], ids["create_event"])
+    for field in ("description", "inputSchema", "outputSchema", "annotations"):
+        assert forecast[field] == FORECAST[field]
+    [error] = answer["errors"]
+    assert (error["toolKey"], error["code"]) == ("weather.get_forecsat", "TOOL_NOT_FOUND")
+    assert error["message"].endswith("did you mean weather.get_forecast?")
+    foreign = await call_meta_tool(other_user.http, name, {argument: keys[:2]}, FULL)
+    assert foreign["isError"]
+    assert [item["code"] for item in foreign["structuredContent"]["errors"]] == ["TOOL_NOT_FOUND"] * 2
+
+
+async def test_an_ambiguous_name_is_described_with_its_choices(user: TestUser) -> None:
+    for server in ("one", "two"):
+        await user.add_tools(tool("run"), server=server)
+    answer = await call_structured(user, "tool_discovery", {"describe": ["run", "one.run"]})
+    assert [item["shortKey"] for item in answer["results"]] == ["one.run"]
+    assert [choice["name"] for choice in answer["errors"][0]["choices"]] == ["one.run", "two.run"]
+
+
+async def test_an_empty_argument_gives_way_to_the_one_that_replaces_it(tools_user: TestUser) -> None:
+    described = await call_structured(tools_user, "tool_discovery", {"query": [], "describe": "weather.get_forecast"})
+    assert [item["toolName"] for item in described["results"]] == ["get_forecast"]
+    assert (await discover_names(tools_user, RAIN, describe=[]))[0] == "get_forecast"
+    both = {"query": [RAIN], "describe": ["weather.get_forecast"]}
+    code, text = await call_expecting_error(tools_user, "tool_discovery", both)
+    assert (code, "send either query or describe" in text) == ("TOOL_VALIDATION_ERROR", True)
+    too_many = {"describe": [f"weather.t{n}" for n in range(21)]}
+    assert (await call_expecting_error(tools_user, "tool_discovery", too_many))[0] == "TOOL_VALIDATION_ERROR"
 
 
 async def test_the_context_resolves_an_ambiguous_query(tools_user: TestUser) -> None:
@@ -730,11 +798,11 @@ INVALID_ARGUMENTS: list[tuple[str, Json, str]] = [
     ("tool_discovery", {"query": ["a"], "maxResults": "5"}, "arguments.maxResults"),
     ("tool_discovery", {"query": ["a"], "maxResults": 1.5}, "arguments.maxResults"),
     ("tool_discovery", {"query": ["a"], "maxResults": True}, "arguments.maxResults"),
-    ("tool_discovery", {"query": ["a"], "detail": "some"}, "'some' is not one of ['full', 'brief']"),
+    ("tool_discovery", {"query": ["a"], "detail": "some"}, "'some' is not one of ['compact', 'full', 'brief']"),
     (
         "tool_discovery",
         {"query": ["a"], "limit": 5},
-        "'limit'; the allowed ones are query, context, maxResults, detail",
+        "'limit'; the allowed ones are query, describe, context, maxResults, detail",
     ),
     ("tool_execute", {"arguments": {}}, "'toolKey' is a required property"),
     ("tool_execute", {"toolKey": 1}, "arguments.toolKey"),
