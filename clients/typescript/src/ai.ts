@@ -33,7 +33,9 @@ export interface AiSdkTool<Schema = unknown> {
 
 export type AiSdkTools<Schema = unknown> = Record<string, AiSdkTool<Schema>>;
 
-export interface AiSdkOptions<Schema> extends Pick<ExecuteOptions, "timeoutMs" | "projectId"> {
+/** Also options of `execute` that apply to every call, such as `projectId` and `timeoutMs`. */
+export interface AiSdkOptions<Schema>
+  extends Omit<ExecuteOptions, "idempotencyKey" | "confirmationToken" | "discoveryId"> {
   /** The function of this name from `ai`. */
   jsonSchema: (schema: object) => Schema;
 }

@@ -19,6 +19,7 @@ import {
   type LabelledMessage,
   type Readiness,
   type Reason,
+  renderKeep,
   type Selection,
   type ServerImport,
   type Stats,
@@ -258,6 +259,7 @@ function makeSearch(
   options: DiscoverOptions & RequestOptions,
 ): SearchRequest {
   const given = typeof query === "string" ? { query, ...options } : { ...query, ...options };
-  const { signal, timeoutMs, ...fields } = given;
-  return { body: toWire(fields) as Body<"POST /discover">, signal, timeoutMs };
+  const { signal, timeoutMs, keep, ...fields } = given;
+  const body = { ...toWire(fields), ...(keep == null ? {} : { keep: renderKeep(keep) }) };
+  return { body: body as Body<"POST /discover">, signal, timeoutMs };
 }

@@ -72,11 +72,37 @@ export type DiscoverOptions<F extends Format = Format> = Omit<
 > & {
   /** Recent messages, in OpenAI's or Anthropic's format, instead of a query. */
   messages?: readonly object[] | null;
-  /** The tools that the model was given before: the keys of the tools. They come first, in this order. */
-  keep?: readonly string[] | null;
+  /**
+   * The tools that the model was given before: the last discovery, its tools, their keys, or the conversation, which
+   * Toolscout remembers. They come first, and the answer says what has changed.
+   */
+  keep?: Keep | null;
   /** The format of `definitions`. */
   format?: F;
 };
+
+/** A conversation by your own id for it, unique for the user. */
+export interface Conversation {
+  conversationId: string;
+}
+
+export type Keep = Discovery | readonly (string | KeptTool)[] | Conversation;
+export type KeptTool = Pick<DiscoveredTool, "tool_key" | "alias" | "definition_hash">;
+
+/** Return `keep` as the API takes it: of tools only what identifies them as the model has them. */
+export function renderKeep(keep: Keep): unknown {
+  if ("conversationId" in keep) {
+    return { conversation_id: keep.conversationId };
+  }
+  const tools = keep instanceof Discovery ? keep.tools : keep;
+  return tools.map((tool) => {
+    if (typeof tool === "string") {
+      return tool;
+    }
+    const { tool_key, alias, definition_hash } = tool;
+    return { tool_key, alias, definition_hash };
+  });
+}
 
 export interface McpDefinition {
   name: string;
@@ -117,15 +143,48 @@ export type Definition<F extends Format = Format> = Definitions[F];
 type DiscoverAnswer = Answer<"POST /discover">;
 export type DiscoveredTool = DiscoverAnswer["tools"][number];
 
-export interface Discovery<F extends Format = Format> extends Omit<DiscoverAnswer, "definitions"> {
+/** A message of Anthropic's API that takes tools away and adds others. */
+export interface AnthropicChanges {
+  role: "system";
+  content: (
+    | { type: "tool_removal"; tool: { type: "tool_reference"; name: string } }
+    | { type: "tool_addition"; tool: { type: "tool_definition"; definition: AnthropicDefinition } }
+  )[];
+}
+
+/** An item of the `input` of OpenAI's Responses API that adds tools. */
+export interface OpenAIResponsesChanges {
+  type: "additional_tools";
+  role: "developer";
+  tools: OpenAIResponsesDefinition[];
+}
+
+interface ChangesByFormat {
+  mcp: never;
+  openai: never;
+  openai_responses: OpenAIResponsesChanges;
+  anthropic: AnthropicChanges;
+}
+
+/** What to append to the conversation instead of sending another `tools`. */
+export interface ToolsetChanges<F extends Format = Format> {
+  /** For Anthropic a message, for OpenAI's Responses API an item of `input`. */
+  message: ChangesByFormat[F];
+  /** For Anthropic, the `betas` of the request. */
+  betas: string[];
+}
+
+export interface Discovery<F extends Format = Format> extends Omit<DiscoverAnswer, "definitions" | "changes"> {
   /** The definitions for the model, in the requested `format`. */
   definitions: Definition<F>[];
+  /** With `keep`: null if nothing has changed, and in the formats `mcp` and `openai`, which know no such thing. */
+  changes: ToolsetChanges<F> | null;
 }
 
 /** The answer of `discover`, with the fields of the API. */
 export class Discovery<F extends Format = Format> {
-  constructor(answer: DiscoverAnswer) {
-    Object.assign(this, answer);
+  constructor({ changes, ...answer }: DiscoverAnswer) {
+    Object.assign(this, answer, { changes: splitChanges(changes) });
   }
 
   /** The keys to pass as `keep` in the next discovery of the conversation. */
@@ -141,6 +200,15 @@ export class Discovery<F extends Format = Format> {
     }
     return found.tool_key;
   }
+}
+
+/** `betas` belongs into a header, not into the message. */
+function splitChanges(changes: DiscoverAnswer["changes"] | undefined): ToolsetChanges | null {
+  if (changes == null) {
+    return null;
+  }
+  const { betas = [], ...message } = changes as JsonObject & { betas?: string[] };
+  return { message: message as unknown as ToolsetChanges["message"], betas };
 }
 
 type ExecuteAnswer = Answer<"POST /execute">;

@@ -11,8 +11,10 @@ import {
   ConfirmationRequired,
   Conflict,
   ConnectionFailed,
+  type Discovery,
   Forbidden,
   InvalidInput,
+  type Keep,
   NotFound,
   RateLimited,
   ToolFailed,
@@ -51,6 +53,31 @@ test("a discovery takes its message in the first argument or in the options", as
   assert.deepEqual(await sent((c) => c.discover({ messages: [{ role: "user" }] }, { signal })), {
     messages: [{ role: "user" }],
   });
+});
+
+test("tools to keep are a discovery, tools, keys or a conversation", async () => {
+  const tool = { tool_key: "k", alias: "a", definition_hash: "h", tokens: 100, tool: { name: "a" } };
+  const kept = async (keep: (found: Discovery) => Keep): Promise<unknown> => {
+    const { received } = await runAgainst(
+      [jsonResponse({ ...DISCOVERY, tools: [tool] }), jsonResponse(DISCOVERY)],
+      async (client) => client.discover("and then?", { keep: keep(await client.discover("hello")) }),
+    );
+    return (JSON.parse(received[1]?.body ?? "") as { keep: unknown }).keep;
+  };
+  const identity = { tool_key: "k", alias: "a", definition_hash: "h" };
+  assert.deepEqual(await kept((found) => found), [identity]);
+  assert.deepEqual(await kept((found) => found.tools), [identity]);
+  assert.deepEqual(await kept((found) => [...found.toolKeys, identity]), ["k", identity]);
+  assert.deepEqual(await kept(() => ({ conversationId: "c" })), { conversation_id: "c" });
+});
+
+test("the betas of changes are apart from the message", async () => {
+  const changes = { role: "system", content: [], betas: ["a-beta"] };
+  const { outcome } = await runAgainst([jsonResponse({ ...DISCOVERY, changes })], (client) =>
+    client.discover("hello", { format: "anthropic", keep: [] }),
+  );
+  assert.ok(!(outcome instanceof ToolscoutError));
+  assert.deepEqual(outcome.changes, { message: { role: "system", content: [] }, betas: ["a-beta"] });
 });
 
 test("an execution sends what it was given, and waits longer than the tool may run", async () => {

@@ -73,6 +73,26 @@ describe("against a real Toolscout", { skip }, () => {
     assert.ok(again.definitions[0]?.input_schema);
   });
 
+  test("changes of the tools come ready for the model's API", async () => {
+    const first = await demo.discover("what time is it in Tokyo?", { format: "anthropic", keep: [] });
+    assert.deepEqual([first.added, first.removed], [first.toolKeys, []]);
+    assert.equal(first.changes?.message.role, "system");
+    assert.ok(first.changes.betas.length > 0);
+    const [block] = first.changes.message.content;
+    assert.ok(block?.type === "tool_addition");
+    assert.deepEqual(block.tool.definition, first.definitions[0]);
+
+    const same = await demo.discover("what time is it in Tokyo?", { format: "anthropic", keep: first });
+    assert.deepEqual([same.added, same.removed, same.changes], [[], [], null]);
+    assert.equal(same.toolset_hash_before, first.toolset_hash);
+    const next = await demo.discover("calculate (17.5 + 4) * 3", { format: "openai_responses", keep: first.toolKeys });
+    assert.ok((next.added?.length ?? 0) > 0);
+    const names = next.changes?.message.tools.map((tool) => tool.name);
+    assert.deepEqual(names, next.tools.filter((tool) => next.added?.includes(tool.tool_key)).map((tool) => tool.alias));
+    const without = await demo.discover("what time is it in Tokyo?", { format: "anthropic" });
+    assert.deepEqual([without.added, without.removed, without.changes], [null, null, null]);
+  });
+
   test("a call with the same idempotency key runs once, and a destructive call needs a confirmation", async () => {
     const options = { idempotencyKey: crypto.randomUUID() };
     const first = await demo.execute("toolbox.add_note", { text: "buy milk" }, options);

@@ -1,0 +1,117 @@
+/** Tools for the Vercel AI SDK, against scripted answers. The example's tests run them with the SDK itself. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { type AiSdkTool, requireApproval, toAiSdkTools } from "../src/ai.js";
+import type { Discovery, Toolscout } from "../src/index.js";
+import { jsonResponse, problemResponse, type Received, runAgainst, type Script } from "./wire.js";
+
+const PARAMETERS = { type: "object", properties: { note_id: { type: "integer" } } };
+const DISCOVERY = {
+  discovery_id: "d",
+  tools: [
+    { tool_key: "k1", alias: "delete_note", tool: { annotations: { destructiveHint: true } } },
+    { tool_key: "k2", alias: "list_notes", tool: { annotations: null } },
+  ],
+  definitions: [
+    { type: "function", function: { name: "delete_note", description: "Deletes.", parameters: PARAMETERS } },
+    { type: "function", function: { name: "list_notes", parameters: { type: "object" } } },
+  ],
+};
+const CONFIRM = problemResponse("409 Conflict", "CONFIRMATION_REQUIRED", { confirmation_token: "t" });
+const RESULT = { content: [{ type: "text", text: "deleted" }], structuredContent: { id: 7 } };
+const EXECUTED = jsonResponse({ result: RESULT, tool_key: "k1", server_id: "s", duration_ms: 1, truncated: false });
+
+type Run = (tools: Record<string, AiSdkTool>, found: Discovery<"openai">) => Promise<unknown>;
+
+/** Discover, make the tools and use them. Return the result, or what was thrown, and the requests after the first. */
+async function useTools(script: Script, run: Run): Promise<{ outcome: unknown; received: Received[] }> {
+  const operation = async (client: Toolscout): Promise<unknown> => {
+    const found = await client.discover("delete note 7", { format: "openai" });
+    const tools = toAiSdkTools(found, client, { jsonSchema: (schema) => schema, projectId: "p" });
+    return run(tools, found).catch((error: unknown) => error);
+  };
+  const { outcome, received } = await runAgainst([jsonResponse(DISCOVERY), ...script], operation);
+  return { outcome, received: received.slice(1) };
+}
+
+function approval(toolCallId: string, approved: boolean): object[] {
+  return [
+    { role: "user", content: "delete note 7" },
+    { role: "assistant", content: [{ type: "tool-approval-request", approvalId: "a", toolCallId }] },
+    { role: "tool", content: [{ type: "tool-approval-response", approvalId: "a", approved }] },
+  ];
+}
+
+const call = (messages: object[]): Run => (tools) =>
+  tools["delete_note"]?.execute({ note_id: 7 }, { toolCallId: "c", messages }) ?? Promise.reject(new Error("no tool"));
+
+test("tools have the model's names, the descriptions and the schemas", async () => {
+  const { outcome } = await useTools([], async (tools, found) => {
+    assert.deepEqual(Object.keys(tools), ["delete_note", "list_notes"]);
+    assert.deepEqual(requireApproval(found), { delete_note: "user-approval" });
+    return [tools["delete_note"]?.description, tools["delete_note"]?.inputSchema, tools["list_notes"]?.description];
+  });
+  assert.deepEqual(outcome, ["Deletes.", PARAMETERS, ""]);
+});
+
+test("a call runs by the tool's key, with the discovery and the given options", async () => {
+  const { outcome, received } = await useTools([EXECUTED], call([]));
+  assert.deepEqual(outcome, RESULT);
+  const expected = { tool_key: "k1", arguments: { note_id: 7 }, discovery_id: "d", project_id: "p" };
+  assert.deepEqual(JSON.parse(received[0]?.body ?? ""), expected);
+});
+
+test("a call that the user has approved is confirmed", async () => {
+  const { outcome, received } = await useTools([CONFIRM, EXECUTED], call(approval("c", true)));
+  assert.deepEqual(outcome, RESULT);
+  assert.equal((JSON.parse(received[1]?.body ?? "") as { confirmation_token: string }).confirmation_token, "t");
+});
+
+for (const [name, messages] of Object.entries({
+  "was asked for nothing": [],
+  "has denied it": approval("c", false),
+  "has approved another call": approval("another", true),
+})) {
+  test(`a call is not confirmed if the user ${name}`, async () => {
+    const { outcome, received } = await useTools([CONFIRM, EXECUTED], call(messages));
+    assert.ok(outcome instanceof Error);
+    assert.match(outcome.message, /^CONFIRMATION_REQUIRED: /);
+    assert.equal(received.length, 1);
+  });
+}
+
+test("a server that wants a sign-in is an output with the link, which the model does not see", async () => {
+  const members = { authorization_url: "https://example.com/sign-in", server: "notes" };
+  const script = [problemResponse("403 Forbidden", "AUTHORIZATION_REQUIRED", members)];
+  const { outcome } = await useTools(script, async (tools, found) => {
+    const output = await call([])(tools, found);
+    return { output, read: tools["delete_note"]?.toModelOutput({ output }) };
+  });
+  const { output, read } = outcome as { output: unknown; read: { type: string; value: string } };
+  assert.deepEqual(output, { signInRequired: { server: "notes", url: members.authorization_url } });
+  assert.equal(read.type, "error-text");
+  assert.match(read.value, /sign in to notes/);
+  assert.ok(!read.value.includes("https"));
+});
+
+test("an error is thrown with its code", async () => {
+  const { outcome } = await useTools([problemResponse("404 Not Found", "TOOL_NOT_FOUND")], call([]));
+  assert.equal((outcome as Error).message, "TOOL_NOT_FOUND: a sentence");
+});
+
+test("the model reads texts, else the structured content, and failures as such", async () => {
+  const { outcome } = await useTools([], async (tools) => {
+    const read = (output: unknown): unknown => tools["list_notes"]?.toModelOutput({ output });
+    return [
+      read(RESULT),
+      read({ content: [], structuredContent: { id: 7 } }),
+      read({ content: [{ type: "text", text: "no such note" }], isError: true }),
+    ];
+  });
+  assert.deepEqual(outcome, [
+    { type: "text", value: "deleted" },
+    { type: "text", value: '{"id":7}' },
+    { type: "error-text", value: "no such note" },
+  ]);
+});
