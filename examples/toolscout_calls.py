@@ -10,10 +10,15 @@ from toolscout_client import Conflict, InvalidInput, NotFound, ToolFailed, Tools
 CHECK = "Check that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys."
 
 
-def open_toolscout() -> Toolscout:
+def get_toolscout_address() -> tuple[str, str]:
+    """Return the URL and the key of Toolscout."""
     if "TOOLSCOUT_KEY" not in os.environ:
         sys.exit("set TOOLSCOUT_KEY to a user's key: `.venv/bin/toolscout key create --user demo` creates one")
-    return Toolscout(os.environ.get("TOOLSCOUT_URL", "http://127.0.0.1:8000"), os.environ["TOOLSCOUT_KEY"])
+    return os.environ.get("TOOLSCOUT_URL", "http://127.0.0.1:8000"), os.environ["TOOLSCOUT_KEY"]
+
+
+def open_toolscout() -> Toolscout:
+    return Toolscout(*get_toolscout_address())
 
 
 def run_tool(toolscout: Toolscout, call: Mapping[str, Any], **options: Any) -> tuple[str, bool]:

@@ -1,5 +1,6 @@
 """A real Toolscout with a user whose tools really run, and its client, for the adapters of all frameworks."""
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ from tests.support.clients import TestUser
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.weather_server import add_weather_tools
 from toolscout_client import AsyncToolscout, Toolscout
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise importing litellm fetches a list of prices
 
 
 @pytest.fixture

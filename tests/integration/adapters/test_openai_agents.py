@@ -1,12 +1,14 @@
 """Tests of the adapter for the OpenAI Agents SDK: its real runner with a scripted model, and tools that really run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from agents import (
     Agent,
+    ModelSettings,
+    OpenAIResponsesModel,
     RunConfig,
     Runner,
     RunResult,
@@ -17,7 +19,9 @@ from agents import (
 )
 from agents.items import ToolCallOutputItem
 from agents.testing import ModelCall, ScriptedModel, assistant_message, function_call
+from openai import AsyncOpenAI, BadRequestError
 
+from examples.fake_model import FakeModel, Turn, View, running_fake_model
 from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, Fault, status
@@ -26,6 +30,8 @@ from toolscout_client import AsyncToolscout, ConnectionFailed, Unauthenticated
 from toolscout_client.adapters.openai_agents import SEARCH_TOOL, ToolscoutTools
 
 OSLO = {"place": "Oslo"}
+NOTHING = "thanks, that is all"
+"""A message that needs no tool."""
 DONE = [assistant_message("done")]
 
 
@@ -99,7 +105,7 @@ async def test_tools_that_the_model_searches_for_can_be_called_in_the_next_turn(
 ) -> None:
     steps = call(SEARCH_TOOL, {"query": MESSAGE}), call("get_forecast", OSLO, "call_2")
     agent, model = make_agent(*steps)
-    result = await run(toolscout, agent, "thanks, that is all", limit=1)
+    result = await run(toolscout, agent, NOTHING, limit=1)
     assert names(model.calls[0]) == [SEARCH_TOOL]
     assert names(model.calls[1]) == [SEARCH_TOOL, "get_forecast"]
     found, forecast = outputs(result)
@@ -110,14 +116,14 @@ async def test_tools_that_the_model_searches_for_can_be_called_in_the_next_turn(
 async def test_two_searches_at_the_same_time_lose_nothing(toolscout: AsyncToolscout, weather: FakeMcpServer) -> None:
     searches = [call(SEARCH_TOOL, {"query": query}, query) for query in (MESSAGE, "send a mail to somebody")]
     model = ScriptedModel([searches, DONE])
-    await run(toolscout, Agent[None](name="assistant", model=model), "thanks, that is all", limit=1)
+    await run(toolscout, Agent[None](name="assistant", model=model), NOTHING, limit=1)
     assert sorted(names(model.last_call)) == sorted([SEARCH_TOOL, "get_forecast", "send_mail"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"query": "thanks, that is all"}, "No further tool was found."),
+        ({"query": NOTHING}, "No further tool was found."),
         ({}, "The arguments must be a JSON object with `query`"),
         ("{", "The arguments must be a JSON object with `query`"),
         ({"query": ""}, "invalid_input: "),
@@ -328,3 +334,83 @@ async def test_a_name_that_no_model_api_accepts_becomes_an_alias(
     assert "/" not in found.name
     agent, _ = make_agent(call(found.name, {}))
     assert outputs(await run(toolscout, agent)) == ["snow"]
+
+
+MAIL_MESSAGE = "send a mail to somebody"
+
+
+@pytest.fixture
+def fake_model() -> FakeModel:
+    """Rejects reasoning if anything before it has changed, as `tools`."""
+    return FakeModel(decide=call_newest_tool)
+
+
+@pytest.fixture
+async def reasoning_agent(fake_model: FakeModel) -> AsyncIterator[Agent[None]]:
+    """An agent with the SDK's real model for the Responses API."""
+    with running_fake_model(fake_model) as url:
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            model = OpenAIResponsesModel("fake", client)
+            settings = ModelSettings(store=False, response_include=["reasoning.encrypted_content"])
+            yield Agent[None](name="assistant", model=model, model_settings=settings)
+
+
+def call_newest_tool(view: View) -> Turn:
+    """Search if nothing was found for the message, then call the tool that was given last, and repeat its result."""
+    searched = any(result.startswith("You can call") for result in view.results)
+    if view.message == NOTHING and not searched:
+        return Turn(tool=SEARCH_TOOL, arguments={"query": MESSAGE})
+    if view.results and not (searched and len(view.results) == 1):
+        return Turn(text=view.results[-1])
+    return Turn(tool=next(iter(view.tools)), arguments=OSLO if "forecast" in next(iter(view.tools)) else {})
+
+
+async def converse(tools: ToolscoutTools, agent: Agent[None], *messages: str) -> list[str]:
+    """Return the answers to the messages of one conversation."""
+    items: list[Any] = []
+    answers = []
+    for message in messages:
+        items.append({"role": "user", "content": message})
+        result = await Runner.run(await tools.equip(agent, items), items)
+        items = result.to_input_list()
+        answers.append(result.final_output)
+    return answers
+
+
+async def test_additional_tools_leave_the_prefix_as_it_was(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, reasoning_agent: Agent[None], fake_model: FakeModel
+) -> None:
+    tools = ToolscoutTools(toolscout, limit=1, additional_tools=True)
+    answers = await converse(tools, reasoning_agent, MESSAGE, MAIL_MESSAGE, MESSAGE)
+    assert answers == ["Oslo: snow", "The tool failed: no such address", "The tool failed: no such address"]
+    assert (fake_model.rejections, fake_model.redundant) == ([], [])
+
+
+async def test_in_the_array_new_tools_change_the_prefix(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, reasoning_agent: Agent[None], fake_model: FakeModel
+) -> None:
+    with pytest.raises(BadRequestError, match="what precedes it has changed"):
+        await converse(ToolscoutTools(toolscout, limit=1), reasoning_agent, MESSAGE, MAIL_MESSAGE)
+
+
+async def test_additional_tools_can_be_searched_for_during_a_run(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, reasoning_agent: Agent[None], fake_model: FakeModel
+) -> None:
+    tools = ToolscoutTools(toolscout, limit=1, additional_tools=True)
+    assert await converse(tools, reasoning_agent, NOTHING, MAIL_MESSAGE) == [
+        "Oslo: snow",
+        "The tool failed: no such address",
+    ]
+    assert fake_model.rejections == []
+
+
+async def test_an_additional_tool_that_is_gone_is_refused_in_words(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, reasoning_agent: Agent[None], fake_model: FakeModel
+) -> None:
+    tools = ToolscoutTools(toolscout, limit=1, additional_tools=True)
+    assert await converse(tools, reasoning_agent, MESSAGE) == ["Oslo: snow"]
+    [found] = [found async for found in toolscout.tools.list(name="get_forecast")]
+    await toolscout.tools.update(found.id, enabled=False)
+    [answer] = await converse(tools, reasoning_agent, "bye")
+    assert answer.startswith("TOOL_NOT_FOUND: ")
+    assert fake_model.rejections == []

@@ -30,15 +30,17 @@ from toolscout_client.errors import ConfirmationRequired, ToolscoutError
 from toolscout_client.models import Discovery, DiscoveryOptions, Json
 
 try:
-    from agents import Agent, FunctionTool, Handoff, ToolOutputImage, ToolOutputText
+    from agents import Agent, FunctionTool, Handoff, Model, MultiProvider, ToolOutputImage, ToolOutputText
     from agents.items import ItemHelpers, TResponseInputItem
     from agents.memory import Session
     from agents.tool import FunctionToolCustomDataContext, Tool
     from agents.tool_context import ToolContext
+
+    from toolscout_client.adapters._appending_model import AppendingModel, FoundTool, ToolAdditions
 except ImportError as error:
     raise missing_extra("agents", error) from error
 
-__all__ = ["SEARCH_TOOL", "CallableTool", "ToolscoutTools", "is_destructive"]
+__all__ = ["SEARCH_TOOL", "CallableTool", "FoundTool", "ToolscoutTools", "is_destructive"]
 
 ContextT = TypeVar("ContextT")
 
@@ -68,7 +70,12 @@ class ToolscoutTools:
     `needs_approval` says which calls a person must approve: the run stops with `interruptions` then. By default these
     are the tools that say that they are destructive. An approved call counts as confirmed for Toolscout, too, where
     the operator wants such calls to be confirmed. `search_tool` is the name of the tool with which the model searches
-    for more tools; None: it cannot. All other options are those of `AsyncToolscout.discover`.
+    for more tools; None: it cannot.
+
+    `additional_tools` gives found tools to the model as items of its input, so that a new tool costs neither the prompt
+    cache nor the model's reasoning. It needs a model of OpenAI's Responses API that accepts such items.
+
+    All other options are those of `AsyncToolscout.discover`.
     """
 
     def __init__(
@@ -77,12 +84,15 @@ class ToolscoutTools:
         *,
         needs_approval: bool | Callable[[CallableTool], bool] = is_destructive,
         search_tool: str | None = SEARCH_TOOL,
+        additional_tools: bool = False,
         **options: Unpack[DiscoveryOptions],
     ) -> None:
         self._client = client
         self._needs_approval = needs_approval
         self._search_tool = search_tool
         self._options: DiscoveryOptions = {"include_core_tools": False, **options, "format": "openai_responses"}
+        self._additions = ToolAdditions() if additional_tools else None
+        self._given: dict[str, CallableTool] = {}
         self._found: Discovery | None = None
         self._searching = asyncio.Lock()
 
@@ -98,7 +108,9 @@ class ToolscoutTools:
         messages = trim_messages([*history, *ItemHelpers.input_to_new_input_list(message)])
         if has_user_text(messages):  # otherwise there is nothing to search for, and the earlier tools stay
             await self._discover(messages=messages)
-        equipped = agent.clone(tools=[tool for tool in agent.tools if not isinstance(tool, _ToolscoutTool)])
+        equipped = agent.clone(tools=[tool for tool in agent.tools if not isinstance(tool, FoundTool | _SearchTool)])
+        if self._additions is not None:
+            equipped.model = AppendingModel(_resolve_model(agent), self._additions)
         if self._search_tool is not None:
             equipped.tools.append(self._make_search_tool(self._search_tool, equipped))
         self._set_tools(equipped, own=list(equipped.tools))
@@ -116,13 +128,16 @@ class ToolscoutTools:
         """Replace the found tools in the list that a running agent reads, and return them."""
         found = [] if self._found is None else callable_tools(self._found)
         tools = rename_taken(found, _list_names(agent, own))
-        agent.tools[:] = [*own, *map(self._make_tool, tools)]
+        current = {tool.name: tool for tool in tools}
+        # what was added to the input cannot be taken back: Toolscout answers the call of a tool that is gone
+        self._given = current if self._additions is None else self._given | current
+        agent.tools[:] = [*own, *map(self._make_tool, self._given.values())]
         return tools
 
     def _make_tool(self, tool: CallableTool) -> FunctionTool:
         policy = self._needs_approval
         run = _ToolRun(self._client, tool, policy if isinstance(policy, bool) else policy(tool))
-        return _ToolscoutTool(
+        return FoundTool(
             name=tool.name,
             description=tool.description,
             params_json_schema=tool.input_schema,
@@ -145,12 +160,12 @@ class ToolscoutTools:
             tools = self._set_tools(agent, [*own, search_tool])
             return _describe_new([tool for tool in tools if tool.discovered.tool_key in new])
 
-        search_tool = _ToolscoutTool(name, _SEARCH_DESCRIPTION, _SEARCH_SCHEMA, search)
+        search_tool = _SearchTool(name, _SEARCH_DESCRIPTION, _SEARCH_SCHEMA, search)
         return search_tool
 
 
-class _ToolscoutTool(FunctionTool):
-    """Tells the tools of Toolscout from an agent's own, for an agent that is equipped again."""
+class _SearchTool(FunctionTool):
+    """Tells the search tool from an agent's own, for an agent that is equipped again."""
 
 
 class _ToolRun:
@@ -191,6 +206,13 @@ class _ToolRun:
         if outcome.error is not None:
             data |= {"code": outcome.error.code, "authorization_url": outcome.error.authorization_url}
         return data
+
+
+def _resolve_model(agent: Agent[Any]) -> Model:
+    """Return the model of the agent, without what an earlier conversation has put before it."""
+    if isinstance(agent.model, AppendingModel):
+        return agent.model.model
+    return agent.model if isinstance(agent.model, Model) else MultiProvider().get_model(agent.model)
 
 
 def _list_names(agent: Agent[Any], own: Sequence[Tool]) -> set[str]:
