@@ -1,4 +1,4 @@
-"""What the adapters share that search with a framework's messages: turns to send, and failures to go on after."""
+"""What the adapters share that search with the messages of a framework's own types."""
 
 import json
 import logging
@@ -10,38 +10,28 @@ from toolscout_client.models import Json
 
 OnError = Literal["raise", "continue"]
 """What to do if Toolscout cannot be reached: raise its error, or go on with the tools that are there already."""
-
-MAX_TURNS = 20
-MAX_TURN_CHARS = 4_000
-"""Both are more than a search reads, and small enough for one request."""
+MAX_KEPT = 20
+"""A conversation with more tools keeps only those that were called."""
 
 _logger = logging.getLogger("toolscout_client")
 
 
-def make_turn(role: Literal["user", "assistant", "tool"], text: str, calls: Sequence[tuple[str, Any]] = ()) -> Json:
+def make_message(role: Literal["user", "assistant", "tool"], text: str, calls: Sequence[tuple[str, Any]] = ()) -> Json:
     """Return a message in OpenAI's format. `calls` are the names and arguments of the assistant's tool calls."""
-    half = MAX_TURN_CHARS // 2
-    turn: Json = {"role": role, "content": text if len(text) <= MAX_TURN_CHARS else f"{text[:half]}\n{text[-half:]}"}
+    message: Json = {"role": role, "content": text}
     if calls:
-        turn["tool_calls"] = [_make_call(name, arguments) for name, arguments in calls]
-    return turn
+        message["tool_calls"] = [_make_call(name, arguments) for name, arguments in calls]
+    return message
 
 
 def _make_call(name: str, arguments: Any) -> Json:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
-    return {"type": "function", "function": {"name": name, "arguments": text[:MAX_TURN_CHARS]}}
+    return {"type": "function", "function": {"name": name, "arguments": text}}
 
 
-def recent_turns(turns: Sequence[Json]) -> list[Json] | None:
-    """Return the turns to search with, or None if the user has not written anything.
-
-    They begin at least with the user's last message: an agent may have called many tools since.
-    """
-    asked = [position for position, turn in enumerate(turns) if turn["role"] == "user" and turn["content"].strip()]
-    if not asked:
-        return None
-    start = min(len(turns) - MAX_TURNS, asked[-1])
-    return list(turns[max(start, 0) :][:MAX_TURNS])
+def was_called(name: str, called: set[str]) -> bool:
+    """Whether the model has called a tool, which may have been renamed by `rename_taken`."""
+    return name in called or f"toolscout_{name}" in called
 
 
 def continue_without(error: ToolscoutError, on_error: OnError) -> None:

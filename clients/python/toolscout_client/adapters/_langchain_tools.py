@@ -1,7 +1,7 @@
 """LangChain tools that Toolscout finds and runs. `langchain.py` and `langgraph.py` build on them."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, Unpack
 
@@ -13,9 +13,11 @@ from toolscout_client.adapters._calls import (
     callable_tools,
     describe_error,
     describe_result,
+    rename_taken,
 )
-from toolscout_client.adapters._discovery import OnError, continue_without, make_turn, recent_turns, with_properties
+from toolscout_client.adapters._discovery import OnError, continue_without, make_message, with_properties
 from toolscout_client.adapters._extras import missing_extra
+from toolscout_client.adapters._messages import has_user_text, trim_messages
 from toolscout_client.client import AsyncToolscout, Toolscout
 from toolscout_client.errors import ConfirmationRequired, ToolscoutError
 from toolscout_client.models import DiscoveredTool, Discovery, DiscoveryOptions, Json, parse
@@ -119,22 +121,25 @@ class ToolscoutTools:
             raise TypeError("an AsyncToolscout cannot block: use `ainvoke`, `afor_message` …, or pass a Toolscout")
         return client
 
-    def restore(self, record: Json) -> "ToolscoutTool":
-        """Return a tool from its `ToolscoutTool.record`."""
-        discovered = parse(DiscoveredTool, record["discovered"])
-        return self._make_tool(CallableTool(**{**record, "discovered": discovered}))
+    def restore(self, records: Sequence[Json], taken: Collection[str] = ()) -> list["ToolscoutTool"]:
+        """Return tools from their `ToolscoutTool.record`, with other names in place of those that are taken."""
+        found = [
+            CallableTool(**{**record, "discovered": parse(DiscoveredTool, record["discovered"])}) for record in records
+        ]
+        return [self._make_tool(tool) for tool in rename_taken(found, taken)]
 
     def _make_request(
         self, message: str | Sequence[BaseMessage], keep: Sequence["ToolscoutTool | str"]
     ) -> dict[str, Any] | None:
         """Return None if the user has not written anything."""
-        turns = [make_turn("user", message)] if isinstance(message, str) else _to_turns(message)
-        if (recent := recent_turns(turns)) is None:
+        converted = [make_message("user", message)] if isinstance(message, str) else _convert_messages(message)
+        messages = trim_messages(converted)
+        if not has_user_text(messages):
             return None
         # without core tools: the application has its own tools, and runs them itself
         request: dict[str, Any] = {"include_core_tools": False, **self.options, "format": "openai"}
         kept = [tool if isinstance(tool, str) else tool.tool_key for tool in keep]
-        return request | {"messages": recent} | ({"keep": kept} if kept else {})
+        return request | {"messages": messages} | ({"keep": kept} if kept else {})
 
     def _make_tools(self, found: Discovery) -> list["ToolscoutTool"]:
         return [self._make_tool(tool) for tool in callable_tools(found)]
@@ -227,18 +232,18 @@ def _to_output(outcome: CallOutcome) -> tuple[str | list[Json], Json]:
     return content, outcome.result
 
 
-def _to_turns(messages: Sequence[BaseMessage]) -> list[Json]:
+def _convert_messages(messages: Sequence[BaseMessage]) -> list[Json]:
     """Return the conversation without the system's messages, which say nothing about what the user wants."""
-    turns = []
+    converted = []
     for message in messages:
         if isinstance(message, HumanMessage):
-            turns.append(make_turn("user", str(message.text)))
+            converted.append(make_message("user", str(message.text)))
         elif isinstance(message, AIMessage):
             calls = [(call["name"], call["args"]) for call in message.tool_calls]
-            turns.append(make_turn("assistant", str(message.text), calls))
+            converted.append(make_message("assistant", str(message.text), calls))
         elif isinstance(message, ToolMessage):
-            turns.append(make_turn("tool", str(message.text)))
-    return turns
+            converted.append(make_message("tool", str(message.text)))
+    return converted
 
 
 def unknown_tool(call: ToolCall, names: Iterable[str]) -> ToolMessage:

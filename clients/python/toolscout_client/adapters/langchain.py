@@ -8,6 +8,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Annotated, Any, NotRequired
 
+from toolscout_client.adapters._discovery import MAX_KEPT, was_called
 from toolscout_client.adapters._extras import missing_extra
 from toolscout_client.adapters._langchain_tools import (
     SEARCH_DESCRIPTION,
@@ -42,12 +43,9 @@ __all__ = [
     "user_from_config",
 ]
 
-MAX_KEPT = 20
-"""A conversation with more tools keeps only those that were called."""
 FIND_TOOLS = "find_tools"
 _NO_SUCH_TOOL = "is not a valid tool"
 """In the answer of LangGraph's `ToolNode`."""
-_MAX_NAME = 64
 ToolResult = ToolMessage | Command[Any]
 
 
@@ -114,31 +112,28 @@ class ToolscoutMiddleware(AgentMiddleware[ToolscoutState, Any, Any]):
         if len(tools) <= MAX_KEPT:
             return tools
         called = _list_called(state["messages"])
-        return [tool for tool in tools if called & {tool.name, _rename(tool.name)}]
+        return [tool for tool in tools if was_called(tool.name, called)]
 
-    def _list_found(self, state: Any) -> list[ToolscoutTool]:
-        return [self._toolscout.restore(record) for record in state.get("toolscout_tools", [])]
+    def _list_found(self, state: Any, own: Iterable[BaseTool | Json] = ()) -> list[ToolscoutTool]:
+        return self._toolscout.restore(state.get("toolscout_tools", []), {_get_name(tool) for tool in own})
 
     def _add_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        own = {_get_name(tool) for tool in request.tools}
-        found = self._list_found(request.state)
-        renamed = [tool.model_copy(update={"name": _rename(tool.name)}) if tool.name in own else tool for tool in found]
-        return request.override(tools=[*request.tools, *renamed])
+        return request.override(tools=[*request.tools, *self._list_found(request.state, request.tools)])
 
     def _add_tool(self, request: ToolCallRequest) -> ToolCallRequest:
         if request.tool is not None:
             return request
-        name = request.tool_call["name"]
-        found = self._list_found(request.state)
-        tool = next((tool for tool in found if name in (tool.name, _rename(tool.name))), None)
-        return request if tool is None else request.override(tool=tool.model_copy(update={"name": name}))
+        found = self._list_found(request.state, request.runtime.tools)
+        tool = next((tool for tool in found if tool.name == request.tool_call["name"]), None)
+        return request if tool is None else request.override(tool=tool)
 
     def _explain(self, request: ToolCallRequest, result: ToolResult) -> ToolResult:
         """Name the found tools, too, in the answer to a call of a tool that there is not."""
         if request.tool is not None or not isinstance(result, ToolMessage) or _NO_SUCH_TOOL not in result.text:
             return result
-        own = [tool.name for tool in request.runtime.tools]
-        return unknown_tool(request.tool_call, [*own, *(tool.name for tool in self._list_found(request.state))])
+        own = request.runtime.tools
+        tools = [*own, *self._list_found(request.state, own)]
+        return unknown_tool(request.tool_call, [tool.name for tool in tools])
 
     def _make_search_tool(self) -> BaseTool:
         def find_tools(query: str, runtime: ToolRuntime) -> Command[Any]:
@@ -165,8 +160,3 @@ def _get_name(tool: BaseTool | Json) -> str:
     if isinstance(tool, BaseTool):
         return tool.name
     return str(tool.get("name") or tool.get("function", {}).get("name", ""))
-
-
-def _rename(name: str) -> str:
-    """Return the name of a found tool if the agent has one of its own of that name."""
-    return f"toolscout_{name}"[:_MAX_NAME]
