@@ -8,12 +8,14 @@ from dataclasses import replace
 from app.errors import ConfirmationRequired, Forbidden
 from app.execution.confirmations import add_token_to_state
 from app.mcp_client.connection import INPUT_REQUIRED
+from app.mcp_server.responses import ERROR_META
 from app.mcp_types import Dialogue
 from app.text.strict_json import Json, dump_json
 
 _QUESTION = "toolscout-confirmation"
 _FIELD = "confirm"
 _MAX_ARGUMENTS = 2_000
+_CALL_ALONE = "the user must confirm this call, and nothing was run: call it alone, so that the user is asked"
 _DECLINED = "the user did not confirm this call: nothing was run. Do not call it again unless the user asks for it"
 
 
@@ -40,6 +42,15 @@ def make_question(required: ConfirmationRequired, arguments: Json) -> Json:
         "resultType": INPUT_REQUIRED,
         "inputRequests": {_QUESTION: question},
         "requestState": add_token_to_state(required.token, None),
+    }
+
+
+def refuse_in_batch(required: ConfirmationRequired) -> Json:
+    """Return the error for one of several calls: alone, it makes the client ask its user. No model sees the token."""
+    return {
+        "content": [{"type": "text", "text": f"{required.code}: {_CALL_ALONE}"}],
+        "isError": True,
+        "_meta": {ERROR_META: {"code": required.code, "message": _CALL_ALONE}},
     }
 
 

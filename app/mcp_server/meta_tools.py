@@ -28,6 +28,7 @@ _SYNONYMS = {
     "query": "message text prompt task q",
     "describe": "tool_keys keys tools",
     "toolKeys": "tools keys ids",
+    "calls": "tool_calls requests batch",
     "maxResults": "limit top_k k",
     "top_k": "limit max_results k",
     "server": "server_name name",
@@ -37,6 +38,16 @@ _SYNONYMS = {
 
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 50}
 _KEYS_SCHEMA = {"type": "array", "minItems": 1, "maxItems": 20, "items": {"type": "string"}}
+_CALL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "toolKey": {"type": "string"},
+        "arguments": {"type": "object"},
+        "confirmationToken": {"type": "string"},
+    },
+    "required": ["toolKey"],
+    "additionalProperties": False,
+}
 _UNLISTED_PROPERTIES: dict[str, Json] = {
     "tool_discovery": {
         # `maxItems` before `items`, so that a list that is too long is rejected before its items use up the budget.
@@ -45,7 +56,10 @@ _UNLISTED_PROPERTIES: dict[str, Json] = {
         "maxResults": _COUNT_SCHEMA,
     },
     "get_tool_details": {"toolKeys": _KEYS_SCHEMA},
-    "tool_execute": {"confirmationToken": {"type": "string"}},
+    "tool_execute": {
+        "confirmationToken": {"type": "string"},
+        "calls": {"type": "array", "minItems": 1, "maxItems": 10, "items": _CALL_SCHEMA},
+    },
     "search_tools": {"top_k": _COUNT_SCHEMA},
 }
 """Properties that are checked in place of the listed ones, and arguments that an error tells a model about when it
@@ -84,6 +98,8 @@ class MetaTool:
         another argument replaces."""
         types = {name: schema.get("type") for name, schema in self.definition["inputSchema"]["properties"].items()}
         coerced = {name: _coerce(value, types.get(name)) for name, value in arguments.items()}
+        if isinstance(coerced.get("calls"), list):
+            coerced["calls"] = [_coerce_call(each) for each in coerced["calls"]]
         replacement = _REPLACEMENTS.get(self.name)
         if replacement is not None:
             given = {name for name in replacement if coerced.get(name)}
@@ -129,6 +145,7 @@ class _Replacement(NamedTuple):
 
 _REPLACEMENTS = {
     "tool_discovery": _Replacement("query", "describe"),
+    "tool_execute": _Replacement("toolKey", "calls"),
     "get_tool_details": _Replacement("toolKey", "toolKeys"),
 }
 """The argument that each of these tools requires, unless another argument replaces it."""
@@ -136,11 +153,21 @@ _REPLACEMENTS = {
 
 def _coerce(value: Any, expected_type: str | None) -> Any:
     if isinstance(value, str) and expected_type == "array":
+        with suppress(InvalidInput):
+            parsed = parse_json(value.encode())
+            return parsed if isinstance(parsed, list) else [value]
         return [value]
     if isinstance(value, str) and expected_type == "object":
         with suppress(InvalidInput):
             return parse_json(value.encode())
     return value
+
+
+def _coerce_call(call: Any) -> Any:
+    call = _coerce(call, "object")
+    if not isinstance(call, dict) or "arguments" not in call:
+        return call
+    return call | {"arguments": _coerce(call["arguments"], "object")}
 
 
 def _string_schema(description: str | None = None) -> Json:
@@ -205,13 +232,17 @@ BASIC_TOOLS: Sequence[MetaTool] = (
         "tool_execute",
         Permission.EXECUTE,
         execute_tool,
-        "Run a tool by the toolKey that tool_discovery gave. Returns its result; an error says what to correct.",
+        "Run a tool that tool_discovery found, or several at once. Returns its result; an error says what to correct.",
         _object_schema(
             {
                 "toolKey": _string_schema(),
-                "arguments": {"type": "object", "description": "as its input schema says"},
-            },
-            "toolKey",
+                "arguments": {"type": "object"},
+                "calls": {
+                    "type": "array",
+                    "items": {"type": "object"},
+                    "description": "for several: [{toolKey, arguments}]",
+                },
+            }
         ),
     ),
 )
