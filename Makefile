@@ -11,7 +11,7 @@ PYTHON_THIRD_PARTY := tests/third_party/requirements.lock
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-scale bench-relevance bench-embedder bench-console docs lock clean
+.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-scale bench-relevance bench-embedder bench-console bench-changes docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench-embedder: $(DEV) ## measure time, memory and vectors of the local embeddin
 
 bench-console: $(DEV) ## measure how long each page of the console takes with 10,000 tools
 	$(BIN)/python -m bench.console
+
+bench-changes: $(DEV) ## play a chat of ten messages with both vendors' APIs, and count the tokens of each way to give it its tools
+	PYTHONPATH=clients/python $(BIN)/python -m bench.tool_changes $(ARGS)
 
 docs: $(RUN) $(THIRD_PARTY) ## write the pages of docs/reference and the types of the TypeScript client from the code
 	$(BIN)/python -m docs.generate

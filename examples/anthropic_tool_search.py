@@ -26,7 +26,7 @@ from anthropic.types.beta import BetaToolParam, BetaToolUseBlock
 
 from examples.fake_model import running_fake_model
 from examples.toolscout_calls import CHECK, open_toolscout, run_tool
-from toolscout_client import Toolscout, ToolscoutError
+from toolscout_client import Discovery, Toolscout, ToolscoutError
 
 Json = dict[str, Any]
 
@@ -44,40 +44,38 @@ MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5-5")
 MAX_TURNS = 10
 
 
-def find_tools(toolscout: Toolscout, query: str, known: dict[str, Json]) -> tuple[str, list[Json]]:
-    """Return the text for the model, and the blocks that add those tools that it does not have yet."""
+def find_tools(toolscout: Toolscout, query: str, last: Discovery | None) -> tuple[str, Discovery]:
+    """Return the text for the model, and what was found together with the tools that it has."""
     # without core tools: a backend has its own tools in `tools` from the start, and runs them itself
-    found = toolscout.discover(query, limit=5, include_core_tools=False, format="anthropic")
-    definitions = {tool["name"]: tool for tool in found.definitions if tool["name"] != FIND_TOOLS["name"]}
-    names = ", ".join(definitions)
+    found = toolscout.discover(query, limit=5, keep=last or [], include_core_tools=False, format="anthropic")
+    names = ", ".join(tool.alias for tool in found.tools)
     tokens = f"({found.tokens.selected} tokens instead of {found.tokens.all})"
     print(f"searched   {json.dumps(query)}: {names or 'nothing'} {tokens}")
-    new = [tool for name, tool in definitions.items() if known.get(name) != tool]
-    known |= definitions
-    additions = [{"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}} for tool in new]
-    return f"Found: {names}" if names else "No tool fits. Rephrase the query, or answer without a tool.", additions
+    return f"Your tools: {names}" if names else "No tool fits. Rephrase the query, or answer without a tool.", found
 
 
-def answer_calls(toolscout: Toolscout, calls: list[BetaToolUseBlock], known: dict[str, Json]) -> list[Any]:
-    """Return the messages that follow the calls: their results and, if there are new tools, these."""
+def answer_calls(
+    toolscout: Toolscout, messages: list[Any], calls: list[BetaToolUseBlock], last: Discovery | None
+) -> Discovery | None:
+    """Append the results of the calls and, behind them, the tools that the searches found."""
     results, changes = [], []
     for call in calls:
         result: Json = {"type": "tool_result", "tool_use_id": call.id}
         if call.name == FIND_TOOLS["name"]:
-            text, additions = find_tools(toolscout, str(call.input["query"]), known)
+            text, last = find_tools(toolscout, str(call.input["query"]), last)
             results.append(result | {"content": text})
-            changes += additions
+            changes += [] if last.changes is None else [last.changes.message]
         else:
             print(f"called     {call.name} {json.dumps(call.input)}")
             text, failed = run_tool(toolscout, call.to_dict())
             results.append(result | {"content": text, "is_error": failed})
-    messages: list[Json] = [{"role": "user", "content": results}]
-    return [*messages, {"role": "system", "content": changes}] if changes else messages
+    messages += [{"role": "user", "content": results}, *changes]
+    return last
 
 
 def converse(model: Anthropic, toolscout: Toolscout, message: str) -> str:
     messages: list[Any] = [{"role": "user", "content": message}]
-    known: dict[str, Json] = {}
+    found: Discovery | None = None
     for _ in range(MAX_TURNS):
         reply = model.beta.messages.create(
             model=MODEL,
@@ -91,7 +89,7 @@ def converse(model: Anthropic, toolscout: Toolscout, message: str) -> str:
         if not calls:
             return "".join(block.text for block in reply.content if block.type == "text")
         messages.append({"role": "assistant", "content": reply.content})  # with its thinking, as it came
-        messages += answer_calls(toolscout, calls, known)
+        found = answer_calls(toolscout, messages, calls, found)
     raise RuntimeError(f"no answer after {MAX_TURNS} turns")
 
 

@@ -1,14 +1,17 @@
 """A chat backend on one page: find the tools that a message needs, call the model, run the tools that it calls.
 
+Everything that the model was sent stays as it was, and new tools are appended to the conversation, so that the prompt
+stays cached and the model keeps its reasoning.
+
     make run                                         # in another terminal; prints a demo user's key on its first start
     .venv/bin/pip install ./clients/python           # once: toolscout_client
     export TOOLSCOUT_KEY=ts_user_...
     .venv/bin/python -m examples.chat_backend "what time is it in Tokyo?" "calculate (17.5 + 4) * 3"
 
-Each argument is a message of the user. With OPENAI_API_KEY the example uses OpenAI, or a compatible API at
-OPENAI_BASE_URL (OPENAI_MODEL names the model), without it `fake_model.py`. The demo's server `toolbox` runs its tools;
-all its other servers are invented: their tools are found, and the model gets an error when it calls one. TOOLSCOUT_URL
-is the address of Toolscout.
+Each argument is a message of the user. With OPENAI_API_KEY the example uses OpenAI's Responses API (OPENAI_MODEL names
+the model: gpt-5.5 or later), without it `fake_model`. The demo's server `toolbox` runs its tools; all its other servers
+are invented: their tools are found, and the model gets an error when it calls one. TOOLSCOUT_URL is the address of
+Toolscout. `anthropic_chat.py` does the same with Claude.
 """
 
 import os
@@ -16,65 +19,66 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
-from openai import OpenAI, omit
+from openai import OpenAI
+from openai.types.responses import ResponseFunctionToolCall
 
 from examples.fake_model import running_fake_model
-from toolscout_client import Conflict, InvalidInput, NotFound, ToolFailed, Toolscout, ToolscoutError
+from examples.toolscout_calls import CHECK, open_toolscout, print_found, run_tool
+from toolscout_client import Discovery, Toolscout, ToolscoutError
 
-MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.5")
+MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.6-sol")
 MAX_TURNS = 10
-MAX_TOOLS = 20
 
 
-def run_tool(toolscout: Toolscout, call: Any) -> str:
-    """Return the text for the model: the result or the error."""
-    print(f"called     {call.function.name} {call.function.arguments}")
-    try:
-        done = toolscout.execute(tool_call=call.to_dict())
-        text, failed = done.text, done.is_error
-    except (NotFound, Conflict, InvalidInput, ToolFailed) as error:
-        text, failed = str(error), True
-    print(f"result     {text}{' (an error)' if failed else ''}")
-    return f"The tool failed: {text}" if failed else text
+def add_tools(toolscout: Toolscout, items: list[Any], last: Discovery | None) -> Discovery:
+    """Append the tools that the last message needs and the model does not have yet."""
+    # without core tools: a backend has its own tools in `tools`, which never changes, and runs them itself
+    found = toolscout.discover(
+        messages=items[-20:], keep=last or [], include_core_tools=False, format="openai_responses"
+    )
+    print_found(found)
+    if found.changes is not None:
+        items.append(found.changes.message)
+    return found
 
 
-def answer(toolscout: Toolscout, model: OpenAI, messages: list[Any], kept: list[str]) -> str:
-    """Return the model's answer. `messages` and `kept` are updated for the next message."""
-    # without core tools: a backend has its own tools and runs them itself
-    found = toolscout.discover(messages=messages[-20:], keep=kept, include_core_tools=False, format="openai")
-    # the same tools come first next time, so that the prompt stays cached; start over when there are too many
-    kept[:] = found.tool_keys if len(found.tools) < MAX_TOOLS else []
-    print(f"found      {', '.join(tool.alias for tool in found.tools) or 'nothing'} ({found.tokens.selected} tokens)")
-    definitions: Any = found.definitions or omit
+def answer(toolscout: Toolscout, model: OpenAI, items: list[Any]) -> str:
+    """Return the model's answer. `items` grows at its end, and nowhere else."""
     for _ in range(MAX_TURNS):
-        reply = model.chat.completions.create(model=MODEL, messages=messages, tools=definitions).choices[0].message
-        messages.append(reply.to_dict())
-        if not reply.tool_calls:
-            return reply.content or ""
-        results = [(call.id, run_tool(toolscout, call)) for call in reply.tool_calls]
-        messages += [{"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in results]
+        reply = model.responses.create(model=MODEL, input=items, store=False, include=["reasoning.encrypted_content"])
+        items += [item.to_dict() for item in reply.output]  # with its reasoning, as it came
+        calls = [item for item in reply.output if isinstance(item, ResponseFunctionToolCall)]
+        if not calls:
+            return reply.output_text
+        items += [answer_call(toolscout, call) for call in calls]
     raise RuntimeError(f"no answer after {MAX_TURNS} turns")
 
 
+def answer_call(toolscout: Toolscout, call: ResponseFunctionToolCall) -> dict[str, str]:
+    print(f"called     {call.name} {call.arguments}")
+    text, failed = run_tool(toolscout, call.to_dict())
+    output = f"The tool failed: {text}" if failed else text  # the API has no field for it
+    return {"type": "function_call_output", "call_id": call.call_id, "output": output}
+
+
 def main(*user_messages: str) -> None:
-    key, url = os.environ.get("OPENAI_API_KEY"), os.environ.get("TOOLSCOUT_URL", "http://127.0.0.1:8000")
-    if "TOOLSCOUT_KEY" not in os.environ:
-        sys.exit("set TOOLSCOUT_KEY to a user's key: `.venv/bin/toolscout key create --user demo` creates one")
-    messages: list[Any] = []
-    kept: list[str] = []
+    key = os.environ.get("OPENAI_API_KEY")
+    items: list[Any] = []
+    found = None
     with (
         nullcontext(os.environ.get("OPENAI_BASE_URL")) if key else running_fake_model() as model_url,
         OpenAI(base_url=model_url, api_key=key or "none") as model,
-        Toolscout(url, os.environ["TOOLSCOUT_KEY"]) as toolscout,
+        open_toolscout() as toolscout,
     ):
         for message in user_messages:
             print(f"user       {message}")
-            messages.append({"role": "user", "content": message})
-            print(f"model      {answer(toolscout, model, messages, kept)}")
+            items.append({"role": "user", "content": message})
+            found = add_tools(toolscout, items, found)
+            print(f"model      {answer(toolscout, model, items)}")
 
 
 if __name__ == "__main__":
     try:
         main(*(sys.argv[1:] or ["what time is it in Tokyo?", "calculate (17.5 + 4) * 3"]))
     except ToolscoutError as error:
-        sys.exit(f"{error}\nCheck that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys.")
+        sys.exit(f"{error}\n{CHECK}")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from toolscout_client import Conflict, InvalidInput, NotFound, ToolFailed, Toolscout
+from toolscout_client import Conflict, Discovery, InvalidInput, NotFound, ToolFailed, Toolscout
 
 CHECK = "Check that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys."
 
@@ -19,6 +19,13 @@ def get_toolscout_address() -> tuple[str, str]:
 
 def open_toolscout() -> Toolscout:
     return Toolscout(*get_toolscout_address())
+
+
+def print_found(found: Discovery) -> None:
+    """Print the tools that a conversation gains and loses."""
+    added = ", ".join(tool.alias for tool in found.tools if tool.tool_key in (found.added or [])) or "nothing new"
+    lost = f", {len(found.removed)} lost" if found.removed else ""
+    print(f"found      {added} (now {len(found.tools)} tools, {found.tokens.selected} tokens{lost})")
 
 
 def run_tool(toolscout: Toolscout, call: Mapping[str, Any], **options: Any) -> tuple[str, bool]:

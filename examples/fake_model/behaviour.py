@@ -23,7 +23,8 @@ class View:
     message: str = ""
     message_number: int = 0
     tools: Mapping[str, Json] = field(default_factory=dict)
-    """Input schemas by name, of the tools that it can call now. Those that it was given last come first."""
+    """Input schemas by name, of the tools that it can call now. Those that it was given last come first,
+    those that it was given together in their order."""
     search: tuple[str, Json] | None = None
     """Name and input schema of the tool that finds tools, unless it was called for this message already."""
     results: list[str] = field(default_factory=list)

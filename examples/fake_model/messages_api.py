@@ -32,6 +32,7 @@ class MessagesRequest:
         self.tools: list[Json] = request.get("tools", [])
         self._defined = {tool["name"]: tool for tool in self.tools}
         self._available = {name: tool for name, tool in self._defined.items() if not tool.get("defer_loading")}
+        self._given_at = dict.fromkeys(self._available, -1)
         self.view = View()
         self.parts: list[str] = []
         self.dropped: list[str] = []
@@ -76,7 +77,7 @@ class MessagesRequest:
                 self._calls[block["id"]] = block["name"]
                 self._has_searched |= block["name"] in SEARCH_NAMES
             elif block["type"] == "tool_result":
-                self._read_result(block)
+                self._read_result(block, index)
             elif message["role"] == "user":
                 self.view.begin_message(block["text"])
                 self._has_searched = False
@@ -103,12 +104,13 @@ class MessagesRequest:
         for missing in self._calls.keys() - answered:
             raise InvalidRequest(f"`tool_use` ids were found without `tool_result` blocks immediately after: {missing}")
 
-    def _read_result(self, block: Json) -> None:
+    def _read_result(self, block: Json, index: int) -> None:
         content = block.get("content") or []
         content = [{"type": "text", "text": content}] if isinstance(content, str) else content
         for name in [item["tool_name"] for item in content if item["type"] == "tool_reference"]:
             reject_if(name not in self._defined, f"Tool reference '{name}' not found in available tools")
             self._available[name] = self._defined[name]
+            self._given_at[name] = index
             self.parts.append(serialize(self._defined[name]))
         if self._calls.pop(block["tool_use_id"]) not in SEARCH_NAMES:
             self.view.results.append("\n".join(item["text"] for item in content if item["type"] == "text"))
@@ -125,9 +127,9 @@ class MessagesRequest:
         for position, block in enumerate(blocks):
             self.parts.append(serialize(["system", block]))
             if block["type"] in ("tool_addition", "tool_removal"):
-                self._apply_change(f"messages.{index}.content.{position}", block)
+                self._apply_change(f"messages.{index}.content.{position}", block, index)
 
-    def _apply_change(self, path: str, block: Json) -> None:
+    def _apply_change(self, path: str, block: Json, index: int) -> None:
         tool, is_removal = block["tool"], block["type"] == "tool_removal"
         is_definition = tool["type"] == "tool_definition"
         accepted = {INLINE_TOOLS} if is_definition else {INLINE_TOOLS, TOOL_CHANGES}
@@ -149,17 +151,16 @@ class MessagesRequest:
             return
         self.redundant += [path] if name in self._available else []
         self._defined[name] = definition
-        self._available.pop(name, None)  # so that it counts as given last
         self._available[name] = definition
+        self._given_at[name] = index
 
     def _finish_view(self) -> None:
         search = next((tool for name, tool in self._available.items() if name in SEARCH_NAMES), None)
         if search is not None and not self._has_searched:
             self.view.search = (search["name"], search["input_schema"])
-        given_last_first = reversed(self._available.values())
-        self.view.tools = {
-            tool["name"]: tool["input_schema"] for tool in given_last_first if tool["name"] not in SEARCH_NAMES
-        }
+        names = [name for name in self._available if name not in SEARCH_NAMES]
+        names.sort(key=self._given_at.__getitem__, reverse=True)
+        self.view.tools = {name: self._available[name]["input_schema"] for name in names}
 
     @property
     def asks_for_cache(self) -> bool:

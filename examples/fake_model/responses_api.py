@@ -33,19 +33,20 @@ class ResponsesRequest:
         """Tools that the model had already, with the same definition."""
         self._unanswered: dict[str, str] = {}
         self._has_searched = False
-        self._add_tools(self.tools)
+        self._given_at: dict[str, int] = {}
+        self._add_tools(self.tools, -1)
         for index, item in enumerate(self.items):
             self._read_item(index, item)
         for call_id in self._unanswered:
             raise InvalidRequest(f"No tool output found for function call {call_id}.")
         self._finish_view()
 
-    def _add_tools(self, tools: list[Json]) -> None:
+    def _add_tools(self, tools: list[Json], index: int) -> None:
         for tool in tools:
             if tool["type"] == "function":
                 self.redundant += [tool["name"]] if self._available.get(tool["name"]) == tool else []
-                self._available.pop(tool["name"], None)  # so that it counts as given last
                 self._available[tool["name"]] = tool
+                self._given_at[tool["name"]] = index
 
     def _read_item(self, index: int, item: Json) -> None:
         kind = item.get("type", "message")
@@ -56,12 +57,12 @@ class ResponsesRequest:
         self.parts += [serialize(item)] if tools is None else [kind, *(serialize(tool) for tool in tools)]
         if kind == "additional_tools":
             reject_if(item.get("role") != "developer", f"Invalid value: input[{index}].role must be 'developer'.")
-            self._add_tools(item["tools"])
+            self._add_tools(item["tools"], index)
         elif kind in _OUTPUT_TYPES:
             self._unanswered[item["call_id"]] = _OUTPUT_TYPES[kind]
             self._has_searched |= kind == "tool_search_call"
         elif kind in _OUTPUT_TYPES.values():
-            self._read_output(kind, item)
+            self._read_output(kind, item, index)
         elif item.get("role") == "user":
             content = item["content"]
             text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
@@ -82,11 +83,11 @@ class ResponsesRequest:
     def _sign(self, items: list[Json]) -> str:
         return sign_prefix(self.tools, self.request.get("instructions"), items)
 
-    def _read_output(self, kind: str, item: Json) -> None:
+    def _read_output(self, kind: str, item: Json, index: int) -> None:
         unexpected = self._unanswered.pop(item["call_id"], None) != kind
         reject_if(unexpected, f"No tool call found for function call output with call_id {item['call_id']}.")
         if kind == "tool_search_output":
-            self._add_tools(item["tools"])
+            self._add_tools(item["tools"], index)
         else:
             self.view.results.append(item["output"])
 
@@ -94,10 +95,10 @@ class ResponsesRequest:
         search = next((tool for tool in self.tools if tool["type"] == "tool_search"), None)
         if search is not None and not self._has_searched:
             self.view.search = ("tool_search", search["parameters"])
-        allowed = self._available.keys() & self._read_allowed_names()
-        self.view.tools = {
-            name: tool["parameters"] for name, tool in reversed(self._available.items()) if name in allowed
-        }
+        allowed = self._read_allowed_names()
+        names = [name for name in self._available if name in allowed]
+        names.sort(key=self._given_at.__getitem__, reverse=True)
+        self.view.tools = {name: self._available[name]["parameters"] for name in names}
 
     def _read_allowed_names(self) -> set[str]:
         choice = self.request.get("tool_choice") or "auto"

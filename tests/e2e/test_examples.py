@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from examples import anthropic_tool_search, chat_backend, openai_tool_search
+from examples import anthropic_chat, anthropic_tool_search, chat_backend, openai_tool_search
+from examples.toolscout_calls import run_tool
 from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
@@ -92,7 +93,7 @@ async def test_a_search_without_results_ends_without_a_call(
     assert printed["model"] == "I have no tool for that."
 
 
-@pytest.mark.parametrize("example", ["anthropic_tool_search", "chat_backend", "openai_tool_search"])
+@pytest.mark.parametrize("example", ["anthropic_chat", "anthropic_tool_search", "chat_backend", "openai_tool_search"])
 @pytest.mark.parametrize("kind", ["bad", "service"])
 async def test_a_key_that_is_refused_is_explained(
     address: str, admin: httpx.AsyncClient, example: str, kind: str
@@ -113,15 +114,23 @@ async def test_a_key_that_is_refused_is_explained(
     assert "TOOLSCOUT_KEY" in advice
 
 
-async def chat(capsys: pytest.CaptureFixture[str], *user_messages: str) -> list[tuple[str, str]]:
+async def chat(
+    example: Callable[..., None], capsys: pytest.CaptureFixture[str], *user_messages: str
+) -> list[tuple[str, str]]:
     """Return the label and the text of each printed line."""
-    await asyncio.to_thread(chat_backend.main, *user_messages)
+    await asyncio.to_thread(example, *user_messages)
     return [(line[:11].strip(), line[11:]) for line in capsys.readouterr().out.splitlines()]
 
 
+with_both_chats = pytest.mark.parametrize(
+    "example", [anthropic_chat.main, chat_backend.main], ids=["anthropic", "openai"]
+)
+
+
+@with_both_chats
 @pytest.mark.usefixtures("environment")
-async def test_a_chat_finds_tools_for_each_message_and_keeps_earlier_ones(
-    user: TestUser, mcp: FakeMcpServer, capsys: pytest.CaptureFixture[str]
+async def test_a_chat_adds_the_tools_that_a_message_needs_to_those_that_it_has(
+    example: Callable[..., None], user: TestUser, mcp: FakeMcpServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mcp.tools = TOOLS
     mcp.on_call["get_forecast"] = lambda arguments: {
@@ -130,69 +139,87 @@ async def test_a_chat_finds_tools_for_each_message_and_keeps_earlier_ones(
     mcp.on_call["send_mail"] = lambda _: {"content": [{"type": "text", "text": "no such address"}], "isError": True}
     await user.connect(mcp, "weather")
     user_line, found_line, call_line, result_line, model_line, *rest = await chat(
-        capsys, MESSAGE, "send a mail about it"
+        example, capsys, MESSAGE, "send a mail about it", "and now the weather in Rome"
     )
-    without_keep = await user.discover("send a mail about it")
     assert user_line == ("user", MESSAGE)
-    assert found_line[1].startswith("get_forecast")
+    assert found_line[1].startswith("get_forecast (now 1 tools, ")
     assert call_line == ("called", 'get_forecast {"place": "Oslo"}')
     assert result_line == ("result", "Oslo: snow")
     assert model_line == ("model", "The tool says: Oslo: snow")
-    assert rest[1][1].startswith("get_forecast, send_mail (")  # the tool of the first message stays first
-    assert without_keep["tools"][0]["alias"] == "send_mail"  # without `keep` it would not
+    assert rest[1][1].startswith("send_mail (now 2 tools, ")
     assert rest[3] == ("result", "no such address (an error)")
-    assert rest[4] == ("model", "The tool says: The tool failed: no such address")
-    assert mcp.calls == [("get_forecast", {"place": "Oslo"}), ("send_mail", {})]
+    assert rest[4][1].endswith("no such address")
+    assert rest[6][1].startswith("nothing new (now 2 tools, ")
+    assert [name for name, _ in mcp.calls][:2] == ["get_forecast", "send_mail"]
 
 
+@with_both_chats
 @pytest.mark.usefixtures("environment")
-async def test_a_chat_with_too_many_tools_starts_over(
-    user: TestUser, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+async def test_a_chat_loses_a_tool_that_has_vanished(
+    example: Callable[..., None],
+    user: TestUser,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await user.add_tools(*TOOLS)
-    user_messages = (MESSAGE, "send a mail to somebody")
+    server_id = await user.add_tools(*TOOLS)
+    loop = asyncio.get_running_loop()
 
-    async def find_last_tools() -> str:
-        return [text for label, text in await chat(capsys, *user_messages) if label == "found"][-1]
+    def vanish_after_the_first_answer(*arguments: Any) -> str:
+        answered = answer(*arguments)
+        asyncio.run_coroutine_threadsafe(user.push(server_id, TOOLS[1:]), loop).result(30)
+        return answered
 
-    assert (await find_last_tools()).startswith("get_forecast, send_mail (")
-    monkeypatch.setattr(chat_backend, "MAX_TOOLS", 1)
-    assert (await find_last_tools()).startswith("send_mail")
+    module = sys.modules[example.__module__]
+    answer: Callable[..., str] = module.answer
+    monkeypatch.setattr(module, "answer", vanish_after_the_first_answer)
+    printed = await chat(example, capsys, MESSAGE, "send a mail about it")
+    found = [text for label, text in printed if label == "found"]
+    assert found[0].startswith("get_forecast (now 1 tools, ")
+    assert found[1].startswith("send_mail (now 1 tools, ")
+    assert found[1].endswith(", 1 lost)")
 
 
+@with_both_chats
 @pytest.mark.usefixtures("environment")
 async def test_the_model_of_a_chat_gets_the_error_of_a_tool_that_cannot_run(
-    user: TestUser, capsys: pytest.CaptureFixture[str]
+    example: Callable[..., None], user: TestUser, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await user.add_tools(*TOOLS)
-    printed = dict(await chat(capsys, MESSAGE))
+    printed = dict(await chat(example, capsys, MESSAGE))
     assert printed["result"].startswith("SERVER_CONNECTION_ERROR: ")
     assert "SERVER_CONNECTION_ERROR" in printed["model"]
 
 
-async def test_the_model_of_a_chat_gets_the_choices_if_several_tools_have_the_name(
+async def test_the_model_gets_the_choices_if_several_tools_have_the_name(
     address: str, user: TestUser, mcp: FakeMcpServer
 ) -> None:
     mcp.tools = TOOLS
     await user.connect(mcp, "weather")
     await user.add_tools(*TOOLS, server="sailing")
 
-    def run(name: str) -> str:
-        function = {"name": name, "arguments": '{"place": "Oslo"}'}
-        call = ChatCompletionMessageFunctionToolCall.model_validate(
-            {"id": "1", "type": "function", "function": function}
-        )
+    def run(name: str) -> tuple[str, bool]:
         with Toolscout(address, user.key) as toolscout:
-            return chat_backend.run_tool(toolscout, call)
+            return run_tool(toolscout, {"id": "1", "type": "tool_use", "name": name, "input": {"place": "Oslo"}})
 
-    advice = await asyncio.to_thread(run, "get_forecast")
+    advice, failed = await asyncio.to_thread(run, "get_forecast")
     assert advice.endswith("choose one of sailing.get_forecast, weather.get_forecast")
+    assert failed
     assert mcp.calls == []
     await asyncio.to_thread(run, "weather.get_forecast")
     assert mcp.calls == [("get_forecast", {"place": "Oslo"})]
 
 
+NOTHING = ("found", "nothing new (now 0 tools, 0 tokens)")
+
+
 @pytest.mark.usefixtures("environment")
 async def test_a_chat_without_tools_answers_without_a_call(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = await chat(capsys, MESSAGE)
-    assert printed == [("user", MESSAGE), ("found", "nothing (0 tokens)"), ("model", "I have no tool for that.")]
+    printed = await chat(chat_backend.main, capsys, MESSAGE)
+    assert printed == [("user", MESSAGE), NOTHING, ("model", "I have no tool for that.")]
+
+
+@pytest.mark.usefixtures("environment")
+async def test_a_chat_with_claude_has_a_tool_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = await chat(anthropic_chat.main, capsys, MESSAGE)
+    assert printed[:3] == [("user", MESSAGE), NOTHING, ("called", "get_date_of_today {}")]
+    assert re.fullmatch(r"The tool says: \d{4}-\d\d-\d\d", printed[3][1])

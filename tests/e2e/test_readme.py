@@ -18,6 +18,7 @@ import pytest
 from app.db.migrate import head_revision
 from app.local_postgres.postgres import EmbeddedPostgres
 from bench.service import Service, free_port, running_service
+from examples.fake_model import running_fake_model
 from tests.support.documents import (
     DOCS,
     PAGES,
@@ -64,6 +65,7 @@ EXPECTED_OUTPUT = {
 SCRIPT_OUTPUT = {
     "README.md": r'^\{"timezone": "Asia/Tokyo"',
     "clients/python/README.md": r'^\{"timezone": "Asia/Tokyo"',
+    "docs/guides/tool-changes.md": r"(?:The tool says: .*Asia/Tokyo[\s\S]*\nThe tool says: .*64\.5[\s\S]*){2}",
     "docs/guides/mcp-clients.md": r"^\['tool_discovery', 'tool_execute'\]\nget_current_time \{'timezone': 'Asia/Tokyo'",
 }
 """A pattern in the output of the runnable Python programs of each page."""
@@ -146,10 +148,10 @@ def test_commands_work_while_the_service_runs(demo: Service) -> None:
     assert str(head_revision()) in run_toolscout(demo, "migrate").stdout
 
 
-def run_as_reader(service: Service, folder: Path, commands: str) -> subprocess.CompletedProcess[str]:
+def run_as_reader(service: Service, folder: Path, commands: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """With the keys that the first start printed, and the service's data folder."""
     keys = {kind: key for key, kind in re.findall(r"(ts_(admin|user)_[\w-]+)", read_output(service))}
-    variables = {"KEY": keys["user"], "ADMIN_KEY": keys["admin"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
+    variables |= {"KEY": keys["user"], "ADMIN_KEY": keys["admin"], "TOOLSCOUT_DATA_DIR": str(service.folder / "data")}
     variables |= SLOW_MACHINE_ENV
     return run_commands(commands, folder, service.port, variables)
 
@@ -165,10 +167,16 @@ def test_the_runnable_commands_of_a_page_run(demo: Service, tmp_path: Path, page
 @pytest.mark.parametrize("page", [page for page in PAGES if list_runnable_scripts(page.read_text())], ids=page_name)
 def test_the_runnable_python_programs_of_a_page_run(demo: Service, tmp_path: Path, page: Path) -> None:
     service_key = run_toolscout(demo, "key", "create", "--kind", "service").stdout.strip()
-    [program] = list_runnable_scripts(page.read_text())
-    adapted = program.replace(":8000", f":{demo.port}").replace("ts_service_…", service_key)
-    (tmp_path / "program.py").write_text(adapted)
-    done = run_as_reader(demo, tmp_path, f"PYTHONPATH={ROOT / 'clients/python'} .venv/bin/python program.py")
+    commands = []
+    for number, program in enumerate(list_runnable_scripts(page.read_text())):
+        adapted = program.replace(":8000", f":{demo.port}").replace("ts_service_…", service_key)
+        (tmp_path / f"program_{number}.py").write_text(adapted)
+        commands.append(f".venv/bin/python program_{number}.py")
+    with running_fake_model() as model:
+        vendors = {f"{vendor}_BASE_URL": model for vendor in ("ANTHROPIC", "OPENAI")}
+        keys = {f"{vendor}_API_KEY": "none" for vendor in ("ANTHROPIC", "OPENAI")}
+        client = {"PYTHONPATH": str(ROOT / "clients/python")}
+        done = run_as_reader(demo, tmp_path, "\n".join(commands), **vendors, **keys, **client)
     assert done.returncode == 0, done.stderr
     assert re.search(SCRIPT_OUTPUT[page_name(page)], done.stdout), done.stdout
 

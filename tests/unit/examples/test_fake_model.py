@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from examples.anthropic_tool_search import FIND_TOOLS
-from examples.fake_model import FakeModel, InvalidRequest, Turn, arguments_for
+from examples.fake_model import FakeModel, InvalidRequest, Turn, View, arguments_for
 from examples.fake_model.messages_api import BINDING_CONTROLS, INLINE_TOOLS, TOOL_CHANGES
 from examples.openai_tool_search import TOOL_SEARCH
 
@@ -162,6 +162,19 @@ def test_a_tool_that_is_added_in_a_message_is_called() -> None:
     answer = send(model, "messages", change_tools([{"role": "user", "content": MESSAGE}], ADDITION), INLINE_TOOLS)
     assert answer["content"][-1]["name"] == "get_forecast"
     assert answer["content"][-1]["input"] == {"place": "Oslo"}
+
+
+def test_tools_that_are_added_together_keep_their_order() -> None:
+    names: list[str] = []
+
+    def decide(view: View) -> Turn:
+        names.extend(view.tools)
+        return TEXT
+
+    model = FakeModel(decide)
+    other = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {**FORECAST, "name": "other"}}}
+    send(model, "messages", change_tools([{"role": "user", "content": MESSAGE}], ADDITION, other), INLINE_TOOLS)
+    assert names == ["get_forecast", "other", "write_note"]
 
 
 def test_a_thinking_block_survives_a_change_of_tools_in_a_message() -> None:
