@@ -542,6 +542,7 @@ def _build_executor(infrastructure: _Infrastructure, upstream: _Upstream, shutdo
         timeout_s=infrastructure.settings.call_timeout_s,
         max_timeout_s=infrastructure.settings.max_call_timeout_s,
         max_result_bytes=infrastructure.settings.max_result_bytes,
+        max_resource_bytes=infrastructure.settings.max_resource_bytes,
         shutdown=shutdown,
         tracing=infrastructure.tracing,
         confirm_destructive=infrastructure.settings.confirm_destructive,

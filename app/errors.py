@@ -25,6 +25,7 @@ ToolscoutError
 │   └── IdentityProviderDown  503  unavailable        its keys or its answer cannot be had
 ├── ServerUnreachable       502  SERVER_CONNECTION_ERROR  no call has reached the server
 │   └── AuthorizationRequired  403  AUTHORIZATION_REQUIRED  the user must sign in to the server first; nothing ran
+├── RequestRejected         502  SERVER_REQUEST_REJECTED  the server answered with an error; nothing changed
 ├── ToolFailed              502  TOOL_EXECUTION_ERROR     says whether the tool may have run
 │   └── ToolTimedOut        504  TOOL_EXECUTION_TIMEOUT
 ├── ServiceFailed           500  internal_error       a service that the operator has configured
@@ -325,6 +326,20 @@ class AuthorizationRequired(ServerUnreachable):
     def members(self) -> dict[str, Any]:
         expires_at = None if self.expires_at is None else self.expires_at.isoformat()
         return {"authorization_url": self.authorization_url, "expires_at": expires_at}
+
+
+class RequestRejected(ToolscoutError):
+    """A server answered a request for a resource or a prompt with an error. The message may quote the server, so it is
+    for the caller only and is not stored."""
+
+    code = "SERVER_REQUEST_REJECTED"
+    status = 502
+    title = "MCP server rejected the request"
+
+    def __init__(self, message: str, *, is_callers_fault: bool = False) -> None:
+        super().__init__(message)
+        self.is_callers_fault = is_callers_fault
+        """Whether the server says that the request is wrong: an unknown resource, a missing argument."""
 
 
 CallOutcome = Literal["failed", "unknown"]

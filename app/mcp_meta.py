@@ -11,7 +11,7 @@ from mcp_types import SERVER_INFO_META_KEY
 from app.text.strict_json import Json
 
 _RESERVED = ("toolscout/", SERVER_INFO_META_KEY)
-_UI_URI = "ui/resourceUri"
+UI_URI_KEY = "ui/resourceUri"
 """The key that MCP Apps used at first; hosts still read it."""
 
 
@@ -29,8 +29,8 @@ def filter_tool_meta(meta: Json) -> Json:
     ui = filtered.get("ui")
     if isinstance(ui, dict) and not is_ui_uri(ui.get("resourceUri", "ui://")):
         filtered["ui"] = {name: value for name, value in ui.items() if name != "resourceUri"}
-    if not is_ui_uri(filtered.get(_UI_URI, "ui://")):
-        del filtered[_UI_URI]
+    if not is_ui_uri(filtered.get(UI_URI_KEY, "ui://")):
+        del filtered[UI_URI_KEY]
     return filtered
 
 

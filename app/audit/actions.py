@@ -4,6 +4,8 @@ from typing import Literal, get_args
 
 Action = Literal[
     "tool.execute",
+    "resource.read",
+    "prompt.get",
     "tool.change",
     "tool.approve",
     "tool.examples",

@@ -49,10 +49,10 @@ _NEXT_VERSION = catalog_versions.next_value()
 
 # a rejected empty listing is no failure of the server: its stored tools stay usable; nor is a server that wants its
 # user to sign in: its tools are found and marked
-_FAILING = "s.last_error IS NOT NULL AND coalesce(s.last_cause, '') NOT IN ('empty_listing', 'authorization_required')"
+FAILING = "s.last_error IS NOT NULL AND coalesce(s.last_cause, '') NOT IN ('empty_listing', 'authorization_required')"
 
 _FACTS = f"""
-    SELECT t.id, t.name, s.id, s.name, s.enabled, {_FAILING},
+    SELECT t.id, t.name, s.id, s.name, s.enabled, {FAILING},
            s.tool_permissions, s.tags, t.tags, t.switched, t.state,
            {IS_READ_ONLY}
     FROM mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
@@ -101,7 +101,7 @@ _STALE_SERVERS = f"""
            OR t.state = 'new' AND t.hidden_by IS NULL AND policy.hold_new)
     UNION
     SELECT s.user_id, s.id FROM mcp_servers s, policy
-    WHERE {_FAILING} AND NOT policy.find_failing AND EXISTS (
+    WHERE {FAILING} AND NOT policy.find_failing AND EXISTS (
         SELECT FROM mcp_tools t
         WHERE t.user_id = s.user_id AND t.server_id = s.id AND t.hidden_by IS NULL AND t.vanished_at IS NULL)
 """

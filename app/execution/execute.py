@@ -40,9 +40,11 @@ from app.errors import (
 from app.execution.argument_validation import check_arguments, check_serializable, remove_invalid_parts
 from app.execution.call_record import CallRecord
 from app.execution.confirmations import take_token_from_state
+from app.execution.content_cache import ContentCache
 from app.execution.models import ExecutionRequest, ExecutionResult, TargetTool
 from app.execution.progress import ProgressReports
 from app.execution.results import truncate
+from app.execution.shutdown import fail_on_shutdown
 from app.mcp_client.connection import INPUT_REQUIRED
 from app.mcp_client.pool import McpPool
 from app.mcp_types import Endpoint
@@ -57,6 +59,7 @@ _NO_DIGEST = "-"
 _MAX_SCHEMA_BYTES = 32 * 1024 * 1024
 _SCHEMA_TTL_S = 3600.0
 _SCHEMA_ENTRY_BYTES = 500
+_SHUTTING_DOWN = "the service is shutting down and stopped waiting for the result; the tool may have run"
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Executor:
     max_timeout_s: float
     """The highest timeout that a request can set; higher ones count as this one."""
     max_result_bytes: int
+    max_resource_bytes: int
     shutdown: asyncio.Event
     """Set when the service stops waiting for running calls."""
     usable_schemas: TTLCache[bytes, str] = field(
@@ -82,6 +86,7 @@ class Executor:
         )
     )
     """The valid parts of input schemas, by the SHA-256 digest of the schema."""
+    content_cache: ContentCache = field(default_factory=ContentCache)
     tracing: Tracing = field(default_factory=Tracing)
     confirm_destructive: bool = False
     """Whether calls of tools that say that they are destructive need a confirmation."""
@@ -235,32 +240,10 @@ async def _call_server(
         )
 
     with observe_duration(executor.metrics.upstream_seconds, "call"):
-        async with _fail_on_shutdown(executor.shutdown):
+        async with fail_on_shutdown(executor.shutdown, ToolFailed(_SHUTTING_DOWN, outcome="unknown")):
             answer = await executor.connector.use(endpoint, call)
     duration_ms = round((time.perf_counter() - started) * 1000, 2)
     result, truncated = truncate(answer, executor.max_result_bytes)
     if truncated and answer.get("resultType") == INPUT_REQUIRED:
         raise ToolFailed("the tool asks the user for input, but its question is too large", outcome="failed")
     return ExecutionResult(result, tool.definition.tool_id, endpoint.server_id, duration_ms, truncated)
-
-
-@asynccontextmanager
-async def _fail_on_shutdown(shutdown: asyncio.Event) -> AsyncIterator[None]:
-    """Raise `ToolFailed` when the event is set, while the caller can still be answered and the outcome recorded."""
-    try:
-        async with asyncio.timeout(None) as deadline:
-            watching = asyncio.create_task(_expire_on(shutdown, deadline))
-            try:
-                yield
-            finally:
-                watching.cancel()
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        message = "the service is shutting down and stopped waiting for the result; the tool may have run"
-        raise ToolFailed(message, outcome="unknown") from error
-
-
-async def _expire_on(event: asyncio.Event, deadline: asyncio.Timeout) -> None:
-    await event.wait()
-    deadline.reschedule(asyncio.get_running_loop().time())

@@ -22,10 +22,11 @@ from mcp_types import (
     CallToolResult,
     Implementation,
     InputRequiredResult,
+    ServerCapabilities,
     ToolListChangedNotification,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from app import __version__
 from app.errors import ServerUnreachable, ToolFailed, ToolTimedOut
@@ -108,7 +109,8 @@ class Connection:
         self._session_task: asyncio.Task[None] | None = None
         self._stuck = False
         self._protocol_version: str | None = None
-        self._declares_tools = False
+        self.capabilities = ServerCapabilities()
+        """What the server declares, once the connection is open."""
         self._stderr = StderrTail()
 
     @property
@@ -151,7 +153,7 @@ class Connection:
         except OutcomeUnknown as error:
             raise error.failure from error
         except MCPError as error:
-            if error.code == METHOD_NOT_FOUND and not self._declares_tools:
+            if error.code == METHOD_NOT_FOUND and self.capabilities.tools is None:
                 return ToolList([])  # a server without tools need not implement tools/list
             raise ServerUnreachable(
                 "server_error", f"the server answered tools/list with error {error.code}"
@@ -169,7 +171,7 @@ class Connection:
         seen_cursors: set[str] = set()
         bytes_left = self.limits.max_bytes
         for _ in range(_MAX_PAGES):
-            page = await self._request(partial(self._client.list_tools, cursor=cursor))
+            page = await self.request(partial(self.client.list_tools, cursor=cursor))
             # Not dumped as JSON, which would silently turn values that JSON cannot represent into null.
             tools += [tool.model_dump(by_alias=True, exclude_unset=True) for tool in page.tools]
             tools += restore_invalid_tools(page.meta)
@@ -215,11 +217,9 @@ class Connection:
             raise ToolFailed(message, outcome="failed") from error
         except ValidationError:
             raise ToolFailed("the tool ran, but the server's answer is not valid MCP", outcome="unknown") from None
-        answer: Json = result.model_dump(by_alias=True, mode="json", exclude_unset=True)
-        if LONE_SURROGATE in result.model_dump_json(by_alias=True, exclude_unset=True):
-            answer = show_replacement(answer)
+        answer = dump_result(result)
         if isinstance(result, InputRequiredResult):
-            if dialogue is None or not _can_answer(dialogue, result):
+            if dialogue is None or not can_answer(dialogue, result):
                 raise ToolFailed(_CANNOT_ANSWER, outcome="failed")
             return answer | {"resultType": INPUT_REQUIRED}
         answer.pop("resultType", None)
@@ -236,10 +236,10 @@ class Connection:
         capabilities = None if dialogue is None else dialogue.capabilities
 
         async def send() -> CallToolResult | InputRequiredResult:
-            return await self._client.session.send_request(request, _CALL_RESULT, progress_callback=on_progress)
+            return await self.client.session.send_request(request, _CALL_RESULT, progress_callback=on_progress)
 
         try:
-            return await self._request(send, capabilities)
+            return await self.request(send, capabilities)
         except MCPError as error:
             if error.code != HEADER_MISMATCH or not self._is_modern:
                 raise
@@ -247,17 +247,17 @@ class Connection:
         # the list of tools.
         with suppress(MCPError, ValidationError, OutcomeUnknown, ServerUnreachable):
             await self._list_all_pages()
-        return await self._request(send, capabilities)
+        return await self.request(send, capabilities)
 
     @property
     def _is_modern(self) -> bool:
         return self._protocol_version in MODERN_PROTOCOL_VERSIONS
 
     @property
-    def _client(self) -> Client:
+    def client(self) -> Client:
         return self._connected.result()
 
-    async def _request(self, send: Callable[[], Coroutine[Any, Any, T]], capabilities: Json | None = None) -> T:
+    async def request(self, send: Callable[[], Coroutine[Any, Any, T]], capabilities: Json | None = None) -> T:
         """Wait for the result, for a failure that the HTTP transport has noticed, or for the end of the session."""
         assert self._session_task is not None  # noqa: S101 `open` was called
         exchange = Request(capabilities)
@@ -321,7 +321,7 @@ class Connection:
         ):
             # Kept, because the SDK does not know them any more once a session has ended.
             self._protocol_version = client.protocol_version
-            self._declares_tools = client.server_capabilities.tools is not None
+            self.capabilities = client.server_capabilities
             if not self._connected.done():
                 self._connected.set_result(client)
             watching = asyncio.create_task(self._watch_tool_changes(client))
@@ -376,7 +376,14 @@ class Connection:
             pause_s, is_first = min(2 * pause_s, _MAX_SUBSCRIBE_PAUSE_S), False
 
 
-def _can_answer(dialogue: Dialogue, question: InputRequiredResult) -> bool:
+def dump_result(result: BaseModel) -> Json:
+    """Return the result as the server sent it, with a visible replacement for what is no character."""
+    answer: Json = result.model_dump(by_alias=True, mode="json", exclude_unset=True)
+    is_readable = LONE_SURROGATE not in result.model_dump_json(by_alias=True, exclude_unset=True)
+    return answer if is_readable else show_replacement(answer)
+
+
+def can_answer(dialogue: Dialogue, question: InputRequiredResult) -> bool:
     """Return whether the caller declares every capability that the question needs: the first part of its methods."""
     methods = [request.method for request in (question.input_requests or {}).values()]
     return all(method.partition("/")[0] in dialogue.capabilities for method in methods)

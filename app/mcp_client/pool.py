@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from app.errors import ServerUnreachable, ToolFailed, Unavailable
+from app.errors import RequestRejected, ServerUnreachable, ToolFailed, Unavailable
 from app.mcp_client.connection import Connection, Limits, OnProgress, OnToolsChanged
+from app.mcp_client.content import ContentKind, ContentList, ContentRequest, list_content, request_content
 from app.mcp_client.outcomes import suggest_sse
 from app.mcp_client.stdio_servers import StdioServerRegistry
 from app.mcp_client.url_guard import Guard
@@ -144,6 +145,24 @@ class McpPool:
 
         return await self._with_one_reconnect(endpoint, call, stale=_STALE, deadline=deadline)
 
+    async def list_content(self, endpoint: Endpoint, kind: ContentKind, max_items: int) -> ContentList:
+        """Return the server's resources, templates of resources, or prompts."""
+        return await self._with_one_reconnect(
+            endpoint, lambda connection: list_content(connection, kind, max_items), stale=_STALE_FOR_LISTING
+        )
+
+    async def request_content(
+        self, endpoint: Endpoint, request: ContentRequest, timeout_s: float, dialogue: Dialogue | None = None
+    ) -> Json:
+        """Read a resource or get a prompt. `timeout_s` covers the handshake and the request."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+
+        def send(connection: Connection) -> Awaitable[Json]:
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            return request_content(connection, request, remaining_s, dialogue)
+
+        return await self._with_one_reconnect(endpoint, send, stale=_STALE_FOR_LISTING, deadline=deadline)
+
     def forget(self, user_id: str, server_id: str) -> None:
         """Stop using the connection of a server that was changed or deleted. Running calls may finish."""
         entry = self._entries.get((user_id, server_id))
@@ -276,7 +295,9 @@ def _key(endpoint: Endpoint) -> tuple[str, str]:
 
 def _leaves_session_intact(error: BaseException) -> bool:
     """The server has answered, or the caller has stopped waiting."""
-    return isinstance(error, asyncio.CancelledError) or (isinstance(error, ToolFailed) and error.outcome == "failed")
+    if isinstance(error, asyncio.CancelledError | RequestRejected):
+        return True
+    return isinstance(error, ToolFailed) and error.outcome == "failed"
 
 
 async def _close_connection(entry: _Entry) -> None:

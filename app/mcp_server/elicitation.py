@@ -67,5 +67,5 @@ def make_sign_in_error(error: AuthorizationRequired) -> UrlElicitationRequiredEr
 
 def _describe(error: AuthorizationRequired) -> str:
     if error.called_tool is None:
-        return "Sign in to the tool's server, then the tool can run."
+        return "Sign in to the server, then try again."
     return f"Sign in to {error.called_tool.server}, so that the tool {error.called_tool.tool} can run."

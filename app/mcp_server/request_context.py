@@ -1,19 +1,32 @@
-"""What the handlers of MCP messages know about the request: its caller, its project, and what its client can do."""
+"""What the handlers of MCP messages share: the caller and the project of a request, what its client can do, and how it
+is cancelled and counted."""
 
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from mcp import MCPError
 from mcp.server.context import ServerRequestContext
+from mcp.server.streamable_http import REQUEST_CANCELLED
+from mcp_types import INTERNAL_ERROR
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from app.auth.permissions import Caller
 from app.catalog.projects import get_project
 from app.container import Container
-from app.errors import AuthorizationRequired, InvalidInput
+from app.errors import AuthorizationRequired, InvalidInput, ToolscoutError
 from app.mcp_server import elicitation
-from app.mcp_server.cancellation import CallId, RunningCalls
+from app.mcp_server.cancellation import CallCancelled, CallId, RunningCalls
 from app.mcp_types import Dialogue
+from app.observability.logging import request_id
 from app.text.strict_json import Json
+
+logger = logging.getLogger("toolscout.mcp")
+
+T = TypeVar("T")
 
 REQUEST_CONTEXT = "toolscout.mcp_request_context"
 _DIALOGUE_CAPABILITIES = frozenset({"elicitation", "sampling", "roots"})
@@ -93,3 +106,31 @@ def make_sign_in_request(context: Context, request: McpRequestContext, error: Au
     if is_modern(context) and elicitation.can_open_urls(dialogue.capabilities) and not was_asked:
         return elicitation.make_sign_in_request(error, dialogue)
     return None
+
+
+async def run_cancellable(context: Context, request: McpRequestContext, call: Coroutine[Any, Any, T]) -> T:
+    """Run the call so that its client can cancel it."""
+    try:
+        return await request.running_calls.run(request.call_id(context.request_id), call)
+    except CallCancelled as error:
+        raise MCPError(REQUEST_CANCELLED, "the call was cancelled") from error
+
+
+@contextmanager
+def count_call(request: McpRequestContext, name: str) -> Iterator[None]:
+    """Count a call by its outcome. An unexpected error is logged, since the caller gets no internals."""
+    outcome = "failed"
+    try:
+        yield
+        outcome = "succeeded"
+    except ToolscoutError:
+        raise
+    except asyncio.CancelledError:
+        outcome = "cancelled"
+        raise
+    except Exception as error:  # boundary of the interface
+        logger.exception("unexpected error")
+        message = f"unexpected error; it is in the log with request id {request_id.get()}"
+        raise MCPError(INTERNAL_ERROR, message) from error
+    finally:
+        request.container.metrics.mcp_calls.labels(name, outcome).inc()

@@ -20,6 +20,7 @@ from app.errors import InvalidInput, ToolscoutError
 from app.mcp_server.cancellation import RunningCalls
 from app.mcp_server.elicitation import can_open_urls, mark_session
 from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS
+from app.mcp_server.passthrough_handlers import PASSTHROUGH_HANDLERS
 from app.mcp_server.request_context import REQUEST_CONTEXT, McpRequestContext
 from app.mcp_server.server import MetaServer
 from app.observability.logging import request_id
@@ -54,7 +55,7 @@ def mcp_router() -> APIRouter:
     """Every caller needs the permission to discover; each meta-tool declares the permission that it needs."""
     router = APIRouter(tags=["mcp"], dependencies=[Depends(check_host_and_origin)], route_class=_McpRoute)
     running_calls = RunningCalls()
-    basic_server, full_server = MetaServer(BASIC_TOOLS), MetaServer(ALL_TOOLS)
+    basic_server, full_server = MetaServer(BASIC_TOOLS), MetaServer(ALL_TOOLS, PASSTHROUGH_HANDLERS)
 
     @router.post("/mcp", response_class=Response, responses=_RESPONSES, openapi_extra=_BODY)
     async def mcp(request: Request, caller: DiscoverCaller, container: ContainerDep) -> Response:
@@ -64,7 +65,8 @@ def mcp_router() -> APIRouter:
 
     @router.post("/mcp/full", response_class=Response, responses=_RESPONSES, openapi_extra=_BODY)
     async def mcp_full(request: Request, caller: DiscoverCaller, container: ContainerDep) -> Response:
-        """The two tools of `/mcp`, and `list_servers`, `list_tools`, `get_tool_details` and `search_tools`."""
+        """The two tools of `/mcp`, `list_servers`, `list_tools`, `get_tool_details` and `search_tools`, and resources
+        and prompts of the servers."""
         context = McpRequestContext(container, caller, _get_session(request), running_calls)
         return await _handle(full_server, request, context)
 
@@ -79,7 +81,7 @@ def mcp_router() -> APIRouter:
     async def mcp_project_full(
         project_id: str, request: Request, caller: DiscoverCaller, container: ContainerDep
     ) -> Response:
-        """All six tools, scoped to a project."""
+        """All six tools, and the resources and prompts, scoped to a project."""
         return await mcp_full(request, await _bind_to_project(container, caller, project_id), container)
 
     return router

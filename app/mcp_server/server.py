@@ -1,8 +1,7 @@
 """The SDK's MCP server with the meta-tools. It is stateless: any replica can answer any request."""
 
-import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,6 @@ from mcp import MCPError
 from mcp.server.caching import CacheHint
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
-from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Receive, Scope, Send
 
@@ -19,21 +17,21 @@ from app import __version__
 from app.catalog.visibility import Scope as CatalogScope
 from app.errors import AuthorizationRequired, ToolscoutError
 from app.mcp_server import responses
-from app.mcp_server.cancellation import CallCancelled
 from app.mcp_server.contents import read_contents
 from app.mcp_server.meta_tools import MetaTool
 from app.mcp_server.request_context import (
     Context,
     McpRequestContext,
+    count_call,
     get_meta,
     get_request_context,
     is_modern,
     make_dialogue,
     make_sign_in_request,
     resolve_project,
+    run_cancellable,
 )
 from app.mcp_server.tool_call import ToolCall
-from app.observability.logging import request_id
 from app.text.strict_json import Json
 
 logger = logging.getLogger("toolscout.mcp")
@@ -46,7 +44,8 @@ _LIST_TTL_MS = 300_000
 class MetaServer:
     """A server with a fixed set of meta-tools. Only a description differs between users; see `contents`."""
 
-    def __init__(self, tools: Sequence[MetaTool]) -> None:
+    def __init__(self, tools: Sequence[MetaTool], handlers: Mapping[str, Any] | None = None) -> None:
+        """`handlers` of other messages, by the names of the SDK's parameters."""
         self._tools = {tool.name: tool for tool in tools}
         self._server: Server[Any] = Server(
             "toolscout",
@@ -56,6 +55,7 @@ class MetaServer:
             get_tool_input_schema=self._get_input_schema,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
+            **(handlers or {}),
         )
         self._server.middleware[:] = [_log_rejected_results]
 
@@ -79,36 +79,23 @@ class MetaServer:
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
         request = get_request_context(context)
-        call_id = request.call_id(context.request_id)
-        try:
-            return await request.running_calls.run(call_id, self._run_tool(context, params, request))
-        except CallCancelled as error:
-            raise MCPError(REQUEST_CANCELLED, "the call was cancelled") from error
+        return await run_cancellable(context, request, self._run_tool(context, params, request))
 
     async def _run_tool(
         self, context: Context, params: types.CallToolRequestParams, request: McpRequestContext
     ) -> Json:
-        tool, outcome = self._tools.get(params.name), "failed"
+        tool = self._tools.get(params.name)
         if tool is None:
             raise MCPError(
                 types.INVALID_PARAMS, f"unknown tool {params.name!r}; the tools are {', '.join(self._tools)}"
             )
         try:
-            result = await tool.run(await _make_tool_call(context, params, request))
-            outcome = "succeeded"
+            with count_call(request, tool.name):
+                result = await tool.run(await _make_tool_call(context, params, request))
         except AuthorizationRequired as error:
             result = make_sign_in_request(context, request, error) or responses.render_error(error)
         except ToolscoutError as error:
             result = responses.render_error(error)
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        except Exception as error:  # boundary of the interface: the caller gets no internals
-            logger.exception("unexpected error")
-            message = f"unexpected error; it is in the log with request id {request_id.get()}"
-            raise MCPError(types.INTERNAL_ERROR, message) from error
-        finally:
-            request.container.metrics.mcp_calls.labels(tool.name, outcome).inc()
         if not is_modern(context):
             result = responses.adapt_to_older_clients(result)
         return {"resultType": "complete", **result}

@@ -15,6 +15,7 @@ from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tool_keys import make_short_key
 from app.discovery.selection import SelectedTool
 from app.errors import ToolscoutError
+from app.execution.resource_uris import rewrite_ui_links
 from app.mcp_server.responses import make_result, shorten_description
 from app.text.parameter_notes import make_parameter_notes
 from app.text.signatures import CUT, format_signature
@@ -246,8 +247,16 @@ def _make_tools_meta(definitions: Mapping[str, ToolDefinitionView]) -> Json:
         if left < 0:
             break
         if fields:
-            tools[key] = {name: load_json(text) for name, text in fields.items()}
+            parsed = {name: load_json(text) for name, text in fields.items()}
+            tools[key] = _rewrite_links(parsed, definition)
     return {"_meta": {TOOLS_META: tools}} if tools else {}
+
+
+def _rewrite_links(fields: Json, definition: ToolDefinitionView) -> Json:
+    """Let links to user interfaces lead to the tool's server. Those of push servers are for the backend to read."""
+    if "_meta" not in fields or definition.server_id is None or definition.server_status == "push":
+        return fields
+    return fields | {"_meta": rewrite_ui_links(definition.server_id, fields["_meta"])}
 
 
 def _parse_schemas(definition: ToolDefinitionView) -> Json:

@@ -53,7 +53,12 @@ class Metrics:
         self.requests_waiting = self._gauge("requests_waiting", "HTTP requests queued behind others of the same user")
         self.refused = self._counter("requests_refused", "HTTP requests rejected to protect the service", "reason")
         _start_at_zero(self.refused, [("rate_limited",), ("overloaded",)])
-        self.mcp_calls = self._counter("mcp_calls", "Calls of the tools of the MCP endpoint", "tool", "outcome")
+        self.mcp_calls = self._counter(
+            "mcp_calls",
+            "Calls of the tools of the MCP endpoint, and requests for resources and prompts, by method",
+            "tool",
+            "outcome",
+        )
         self.upstream_seconds = self._histogram("upstream_seconds", "Response time of MCP servers", "deed", "outcome")
 
     def _create_discovery_metrics(self) -> None:

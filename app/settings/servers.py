@@ -55,6 +55,12 @@ class ServerSettings(BaseModel):
         ge=1024,
         description="maximum size in bytes of the result of a tool; a larger one is truncated and marked",
     )
+    max_resource_bytes: int = Field(
+        4 * 1024 * 1024,
+        ge=1024,
+        description="maximum size in bytes of a resource or a prompt that `/mcp/full` passes on; a larger one is "
+        "refused",
+    )
     mcp_list_cache_s: float = Field(
         3600.0,
         ge=0,

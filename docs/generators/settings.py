@@ -42,8 +42,8 @@ _SECTIONS = {
     "MCP servers": "outbound_allow stdio_servers credential_url credential_key credential_timeout_s "
     "oauth_clients redirect_origins "
     "connect_timeout_s list_timeout_s call_timeout_s "
-    "max_call_timeout_s upstream_idle_s upstream_connections upstream_max_bytes max_result_bytes mcp_list_cache_s "
-    "mcp_result_tokens",
+    "max_call_timeout_s upstream_idle_s upstream_connections upstream_max_bytes max_result_bytes max_resource_bytes "
+    "mcp_list_cache_s mcp_result_tokens",
     "Registry": "registry_url registry_allow",
     "Tracing": "otel_endpoint",
 }

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -25,7 +26,15 @@ from mcp.server.sse import SseServerTransport
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
-from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams, PaginatedRequestParams
+from mcp.types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    GetPromptRequestParams,
+    PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ServerCapabilities,
+)
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -38,6 +47,7 @@ Json = dict[str, Any]
 Transport = Literal["streamable_http", "sse"]
 Era = Literal["modern", "legacy"]
 
+_CONTENT_LISTS = ("resources/list", "resources/templates/list", "prompts/list")
 THREAD_NAME = "fake-mcp-server"  # distinguishes its log records from ours
 
 
@@ -173,6 +183,13 @@ class FakeMcpServer:
     page_size: int | None = None
     cursors: Literal["honest", "repeat", "endless"] = "honest"
     fail_page: int | None = None
+    declares_content: bool = True  # resources and prompts
+    resources: list[Json] = field(default_factory=list)
+    resource_templates: list[Json] = field(default_factory=list)
+    prompts: list[Json] = field(default_factory=list)
+    content_page_size: int | None = None
+    on_read: dict[str, Callable[[], Json]] = field(default_factory=dict)  # by URI; may raise MCPError
+    on_prompt: dict[str, Callable[[Json], Json]] = field(default_factory=dict)  # by name; may raise MCPError
     on_call: dict[str, Callable[[Json], Json]] = field(default_factory=dict)  # may raise MCPError
     progress: dict[str, int] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)  # to the caller's user, in the form of the older protocol
@@ -240,6 +257,29 @@ class FakeMcpServer:
             raise MCPError(INVALID_PARAMS, f"Unknown tool: {name}")
         return {"content": [{"type": "text", "text": json.dumps(arguments)}]}
 
+    def make_content_page(self, method: str, cursor: str | None) -> Json:
+        """Return a page of resources, templates or prompts; the cursor is the number of the first item."""
+        field_name = {"prompts/list": "prompts", "resources/list": "resources"}.get(method, "resourceTemplates")
+        items = {"prompts": self.prompts, "resources": self.resources}.get(field_name, self.resource_templates)
+        first = int(cursor or 0)
+        end = first + (self.content_page_size or max(1, len(items)))
+        return {field_name: items[first:end], **({"nextCursor": str(end)} if end < len(items) else {})}
+
+    def read_resource(self, uri: str) -> Json:
+        if uri in self.on_read:
+            return self.on_read[uri]()
+        if not any(resource["uri"] == uri for resource in self.resources):
+            raise MCPError(INVALID_PARAMS, f"Unknown resource: {uri}")
+        return {"contents": [{"uri": uri, "mimeType": "text/plain", "text": f"the text of {uri}"}]}
+
+    def get_prompt(self, name: str, arguments: Json) -> Json:
+        if name in self.on_prompt:
+            return self.on_prompt[name](arguments)
+        if not any(prompt["name"] == name for prompt in self.prompts):
+            raise MCPError(INVALID_PARAMS, f"Unknown prompt: {name}")
+        text = f"{name} with {json.dumps(arguments)}"
+        return {"messages": [{"role": "user", "content": {"type": "text", "text": text}}]}
+
     def find_tool(self, name: str) -> Json | None:
         return next((tool for tool in self.tools if tool.get("name") == name), None)
 
@@ -261,13 +301,19 @@ class _Mcp(Server[Any]):
         for prefix in ("", "unfiltered/"):
             self.add_request_handler(f"{prefix}tools/list", PaginatedRequestParams, self.list_tools)
             self.add_request_handler(f"{prefix}tools/call", CallToolRequestParams, self.call_tool)
+            for method in _CONTENT_LISTS:
+                self.add_request_handler(
+                    f"{prefix}{method}", PaginatedRequestParams, partial(self.list_content, method)
+                )
+            self.add_request_handler(f"{prefix}resources/read", ReadResourceRequestParams, self.read_resource)
+            self.add_request_handler(f"{prefix}prompts/get", GetPromptRequestParams, self.get_prompt)
         self.middleware.append(self.bypass_validation)
 
     async def bypass_validation(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
         """Rename the methods: in those it knows, the SDK drops unknown fields and rejects malformed tools."""
         if ctx.method == "initialize":
             self.sessions.append(ctx.session)
-        if ctx.method in ("tools/list", "tools/call"):
+        if ctx.method in ("tools/list", "tools/call", "resources/read", "prompts/get", *_CONTENT_LISTS):
             ctx = replace(ctx, method=f"unfiltered/{ctx.method}")
         return await call_next(ctx)
 
@@ -277,6 +323,24 @@ class _Mcp(Server[Any]):
         """Declare that changes of the tool list are announced, which the session manager leaves out."""
         options_with_changes = notification_options or NotificationOptions(tools_changed=True)
         return super().create_initialization_options(options_with_changes, *more, **options)
+
+    def get_capabilities(self, *arguments: Any, **options: Any) -> ServerCapabilities:
+        declared = super().get_capabilities(*arguments, **options)
+        return (
+            declared if self.fake.declares_content else declared.model_copy(update={"resources": None, "prompts": None})
+        )
+
+    async def list_content(self, method: str, ctx: ServerRequestContext[Any], params: PaginatedRequestParams) -> Json:
+        await self.wait_as_configured(method)
+        return self.fake.make_content_page(method, params.cursor) | _make_caching(ctx)
+
+    async def read_resource(self, ctx: ServerRequestContext[Any], params: ReadResourceRequestParams) -> Json:
+        await self.wait_as_configured(params.uri)
+        return _make_caching(ctx) | self.fake.read_resource(params.uri)
+
+    async def get_prompt(self, _ctx: ServerRequestContext[Any], params: GetPromptRequestParams) -> Json:
+        await self.wait_as_configured(params.name)
+        return self.fake.get_prompt(params.name, dict(params.arguments or {}))
 
     async def list_tools(self, ctx: ServerRequestContext[Any], params: PaginatedRequestParams) -> Json:
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -311,6 +375,11 @@ class _Mcp(Server[Any]):
         await self.bus.publish(ToolsListChanged())
         for session in self.sessions:  # ended sessions ignore it
             await session.send_tool_list_changed()
+
+
+def _make_caching(ctx: ServerRequestContext[Any]) -> Json:
+    is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+    return {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"} if is_modern else {}
 
 
 class _ServerThread:

@@ -1158,7 +1158,8 @@ export interface paths {
         put?: never;
         /**
          * Mcp Full
-         * @description The two tools of `/mcp`, and `list_servers`, `list_tools`, `get_tool_details` and `search_tools`.
+         * @description The two tools of `/mcp`, `list_servers`, `list_tools`, `get_tool_details` and `search_tools`, and resources
+         *     and prompts of the servers.
          */
         post: operations["mcp_full"];
         delete?: never;
@@ -1198,7 +1199,7 @@ export interface paths {
         put?: never;
         /**
          * Mcp Project Full
-         * @description All six tools, scoped to a project.
+         * @description All six tools, and the resources and prompts, scoped to a project.
          */
         post: operations["mcp_project_full"];
         delete?: never;

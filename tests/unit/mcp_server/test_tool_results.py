@@ -176,7 +176,8 @@ FOR_HOSTS: dict[str, Any] = {"icons": orjson.dumps([ICON]).decode(), "meta": orj
 
 
 def test_icons_and_meta_are_for_hosts_and_in_nothing_that_a_model_reads() -> None:
-    expected = {tool_results.TOOLS_META: {"key-1": {"icons": [ICON], "_meta": UI}}}
+    link = {"ui": {"resourceUri": "ui://toolscout/server-1/weather/forecast.html"}}
+    expected = {tool_results.TOOLS_META: {"key-1": {"icons": [ICON], "_meta": link}}}
     for result in (
         tool_results.render_tools([select_tool(**FOR_HOSTS)], None, detail="full"),
         tool_results.render_details(make_definition(**FOR_HOSTS)),
@@ -185,6 +186,11 @@ def test_icons_and_meta_are_for_hosts_and_in_nothing_that_a_model_reads() -> Non
         for read_by_models in (result["content"], result["structuredContent"]):
             assert b"rain.png" not in orjson.dumps(read_by_models)
             assert b"ui://" not in orjson.dumps(read_by_models)
+
+
+def test_links_of_push_servers_stay_because_the_backend_reads_them() -> None:
+    result = tool_results.render_details(make_definition(**FOR_HOSTS, server_status="push"))
+    assert result["_meta"][tool_results.TOOLS_META]["key-1"]["_meta"] == UI
 
 
 def test_a_result_without_definitions_has_no_icons_and_no_meta() -> None:
