@@ -3,7 +3,7 @@
     make run                                                            # in another terminal; prints a demo user's key
     .venv/bin/pip install './clients/python[pydantic-ai]' openai        # once: toolscout_client with its adapter
     export TOOLSCOUT_KEY=ts_user_...
-    .venv/bin/python -m examples.pydantic_ai_agent "what time is it in Tokyo?" "calculate (17.5 + 4) * 3"
+    .venv/bin/python -m examples.pydantic_ai_agent "what is the current time in Tokyo?" "calculate (17.5 + 4) * 3"
 
 Each argument is a message of the user in one conversation. With OPENAI_API_KEY the agent uses the model OPENAI_MODEL,
 without it `fake_model`, which rejects reasoning behind a changed prompt: tools of a later message are sent behind the
@@ -62,6 +62,6 @@ async def main(*user_messages: str) -> None:
 
 if __name__ == "__main__":
     try:
-        asyncio.run(main(*(sys.argv[1:] or ["what time is it in Tokyo?", "calculate (17.5 + 4) * 3"])))
+        asyncio.run(main(*(sys.argv[1:] or ["what is the current time in Tokyo?", "calculate (17.5 + 4) * 3"])))
     except ToolscoutError as error:
         sys.exit(f"{error}\nCheck that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys.")

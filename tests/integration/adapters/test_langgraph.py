@@ -89,6 +89,31 @@ async def test_a_tool_that_is_switched_off_is_no_longer_given_to_the_model(
     assert "get_forecast" not in [tool.name for tool in await make_registry(toolscout).aget_tools(keys)]
 
 
+async def test_a_held_definition_is_asked_for_again_after_some_minutes(
+    toolscout: AsyncToolscout, unreachable_toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    registry = make_registry(toolscout)
+    [forecast, *_] = await registry.aretrieve_tools(MESSAGE)
+    await toolscout.tools.update(forecast, enabled=False)
+    assert [tool.name for tool in await registry.aget_tools([forecast])] == ["get_forecast"]
+    held = {key: (tool, float("-inf")) for key, (tool, _) in registry._held.items()}
+    registry._held.update(held)
+    assert await registry.aget_tools([forecast]) == []
+    going_on = make_registry(unreachable_toolscout, on_error="continue")
+    going_on._held.update(held)  # an outdated definition is better than none
+    assert [tool.name for tool in await going_on.aget_tools([forecast])] == ["get_forecast"]
+
+
+async def test_own_tools_run_and_made_up_ones_are_explained_before_any_search(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    model = ScriptedChatModel(answers=[call("get_forecast", OSLO), call("tell_joke"), AIMessage("Ha.")])
+    _, unknown, _, joke, _ = await chat(create_agent(model, make_registry(toolscout), tools=[tell_joke]).compile())
+    assert unknown.content.endswith("Call one of: retrieve_tools, tell_joke.")
+    assert joke.content == "a joke"
+    assert weather.calls == []
+
+
 async def test_one_graph_serves_users_apart(
     admin: httpx.AsyncClient, address: str, user: TestUser, other_user: TestUser, weather: FakeMcpServer
 ) -> None:

@@ -1,6 +1,9 @@
 """Tests of what adapters make of results, errors and messages."""
 
+import importlib
 import json
+import re
+import sys
 from typing import Any
 
 import pytest
@@ -63,6 +66,24 @@ def test_a_missing_framework_names_the_extra_to_install() -> None:
     error = missing_extra("agents", ImportError("no", name="agents"))
     assert str(error).endswith("pip install 'toolscout-client[agents]'")
     assert error.name == "agents"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "framework", "extra"),
+    [
+        ("langchain", "langchain_core.tools", "langchain"),
+        ("langgraph", "langchain_core.tools", "langgraph"),
+        ("pydantic_ai", "pydantic_ai", "pydantic-ai"),
+    ],
+)
+def test_an_adapter_without_its_framework_names_the_extra(
+    adapter: str, framework: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("toolscout_client.adapters.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, framework, None)  # as if it were not installed
+    with pytest.raises(ImportError, match=re.escape(f"pip install 'toolscout-client[{extra}]'")):
+        importlib.import_module(f"toolscout_client.adapters.{adapter}")
 
 
 def test_a_tool_whose_name_is_taken_gets_another_one() -> None:

@@ -13,6 +13,9 @@ OnError = Literal["raise", "continue"]
 MAX_KEPT = 20
 """A conversation with more tools keeps only those that were called."""
 
+SEARCH_DESCRIPTION = "Find tools for a task. Call it when you have no suitable tool, with the task in one sentence."
+"""Of the tool with which a model searches."""
+
 _logger = logging.getLogger("toolscout_client")
 
 
@@ -45,3 +48,10 @@ def continue_without(error: ToolscoutError, on_error: OnError) -> None:
 def with_properties(schema: Mapping[str, Any]) -> Json:
     """Return the schema as frameworks and model APIs want it: of an object, with `properties`."""
     return {"type": "object", "properties": {}, **schema}
+
+
+def describe_found(names: Sequence[str]) -> str:
+    """Return the answer to a model's search."""
+    if not names:
+        return "No tool fits. Describe the task in other words, or do without."
+    return f"Available tools: {', '.join(names)}"

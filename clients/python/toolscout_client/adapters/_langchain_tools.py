@@ -5,6 +5,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, Unpack
 
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config
+from langchain_core.tools import BaseTool, ToolException
+from pydantic import Field, SkipValidation
+
 from toolscout_client.adapters._calls import (
     CallableTool,
     CallOutcome,
@@ -16,22 +22,11 @@ from toolscout_client.adapters._calls import (
     rename_taken,
 )
 from toolscout_client.adapters._discovery import OnError, continue_without, make_message, with_properties
-from toolscout_client.adapters._extras import missing_extra
 from toolscout_client.adapters._messages import has_user_text, trim_messages
 from toolscout_client.client import AsyncToolscout, Toolscout
 from toolscout_client.errors import ConfirmationRequired, ToolscoutError
 from toolscout_client.models import DiscoveredTool, Discovery, DiscoveryOptions, Json, parse
 
-try:
-    from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
-    from langchain_core.runnables import RunnableConfig
-    from langchain_core.runnables.config import ensure_config
-    from langchain_core.tools import BaseTool, ToolException
-    from pydantic import Field, SkipValidation
-except ImportError as error:
-    raise missing_extra("langchain", error) from error
-
-SEARCH_DESCRIPTION = "Find tools for a task. Call it when you have no suitable tool, with the task in one sentence."
 Confirm = Callable[[str, Json, ConfirmationRequired], bool]
 """Asks the user to confirm a call, given the tool's name, the arguments and Toolscout's error."""
 
@@ -250,9 +245,3 @@ def unknown_tool(call: ToolCall, names: Iterable[str]) -> ToolMessage:
     """Return the answer to a call of a tool that the model has made up."""
     text = f"There is no tool named {call['name']!r}. Nothing was run. Call one of: {', '.join(names) or 'none'}."
     return ToolMessage(text, name=call["name"], tool_call_id=call["id"], status="error")
-
-
-def describe_found(tools: Sequence[BaseTool]) -> str:
-    """Return the answer to a model's search."""
-    names = ", ".join(tool.name for tool in tools)
-    return f"Available tools: {names}" if tools else "No tool fits. Describe the task in other words, or do without."

@@ -2,23 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextContent,
+    ToolAvailabilityDeltaPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
 from toolscout_client.adapters._calls import CallableTool
 from toolscout_client.adapters._discovery import MAX_KEPT, make_message, was_called
-from toolscout_client.adapters._extras import missing_extra
 from toolscout_client.models import Json
-
-try:
-    from pydantic_ai.messages import (
-        ModelMessage,
-        ModelRequest,
-        ModelResponse,
-        TextContent,
-        ToolAvailabilityDeltaPart,
-        ToolReturnPart,
-        UserPromptPart,
-    )
-except ImportError as error:
-    raise missing_extra("pydantic-ai", error) from error
 
 _METADATA_KEY = "toolscout_tools"
 

@@ -8,17 +8,8 @@
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Annotated, Any, NotRequired
 
-from toolscout_client.adapters._discovery import MAX_KEPT, was_called
+from toolscout_client.adapters._discovery import MAX_KEPT, SEARCH_DESCRIPTION, describe_found, was_called
 from toolscout_client.adapters._extras import missing_extra
-from toolscout_client.adapters._langchain_tools import (
-    SEARCH_DESCRIPTION,
-    Confirm,
-    ToolscoutTool,
-    ToolscoutTools,
-    describe_found,
-    unknown_tool,
-    user_from_config,
-)
 from toolscout_client.models import Json
 
 try:
@@ -30,6 +21,13 @@ try:
     from langgraph.runtime import Runtime
     from langgraph.types import Command, Overwrite
 
+    from toolscout_client.adapters._langchain_tools import (
+        Confirm,
+        ToolscoutTool,
+        ToolscoutTools,
+        unknown_tool,
+        user_from_config,
+    )
     from toolscout_client.adapters.langgraph import confirm_by_interrupt
 except ImportError as error:
     raise missing_extra("langchain", error) from error
@@ -146,7 +144,9 @@ class ToolscoutMiddleware(AgentMiddleware[ToolscoutState, Any, Any]):
 
 
 def _answer_search(runtime: ToolRuntime[Any, Any], found: Sequence[ToolscoutTool]) -> Command[Any]:
-    message = ToolMessage(describe_found(found), name=FIND_TOOLS, tool_call_id=runtime.tool_call_id)
+    message = ToolMessage(
+        describe_found([tool.name for tool in found]), name=FIND_TOOLS, tool_call_id=runtime.tool_call_id
+    )
     return Command(update={"toolscout_tools": [tool.record for tool in found], "messages": [message]})
 
 

@@ -7,20 +7,13 @@ it. The state is that of `langgraph_bigtool.create_agent`: `messages` and `selec
 tools are those of the config's user, so that one graph serves all users.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
+from toolscout_client.adapters._discovery import SEARCH_DESCRIPTION, describe_found
 from toolscout_client.adapters._extras import missing_extra
-from toolscout_client.adapters._langchain_tools import (
-    SEARCH_DESCRIPTION,
-    Confirm,
-    ToolscoutTool,
-    ToolscoutTools,
-    describe_found,
-    unknown_tool,
-    user_from_config,
-)
 from toolscout_client.errors import ConfirmationRequired
 from toolscout_client.models import Json
 
@@ -33,6 +26,14 @@ try:
     from langgraph.prebuilt import ToolNode
     from langgraph.prebuilt.tool_node import ToolCallRequest
     from langgraph.types import Command, Send, interrupt
+
+    from toolscout_client.adapters._langchain_tools import (
+        Confirm,
+        ToolscoutTool,
+        ToolscoutTools,
+        unknown_tool,
+        user_from_config,
+    )
 except ImportError as error:
     raise missing_extra("langgraph", error) from error
 
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 _MAX_HELD = 2_000
+_FRESH_S = 300.0
+"""How long a definition is used before Toolscout is asked again."""
 ToolResult = ToolMessage | Command[Any]
 
 
@@ -73,7 +76,7 @@ class ToolscoutRegistry(Mapping[str, ToolscoutTool]):
 
     def __init__(self, tools: ToolscoutTools) -> None:
         self._tools = tools
-        self._held: OrderedDict[tuple[str | None, str], ToolscoutTool] = OrderedDict()
+        self._held: OrderedDict[tuple[str | None, str], tuple[ToolscoutTool, float]] = OrderedDict()
 
     def retrieve_tools(self, query: str) -> list[str]:
         """Find tools for a task. Call it when you have no suitable tool; describe the task in one sentence."""
@@ -86,18 +89,20 @@ class ToolscoutRegistry(Mapping[str, ToolscoutTool]):
     def get_tools(self, tool_keys: Sequence[str]) -> list[ToolscoutTool]:
         """Return these tools in this order, without those that the user cannot see."""
         if missing := self._find_missing(tool_keys):
-            self._hold(self._tools.for_message(" ".join(missing), keep=missing))
+            self._hold(self._tools.for_message(_name_keys(missing), keep=missing))
         return self._list_held(tool_keys)
 
     async def aget_tools(self, tool_keys: Sequence[str]) -> list[ToolscoutTool]:
         """The same for asyncio."""
         if missing := self._find_missing(tool_keys):
-            self._hold(await self._tools.afor_message(" ".join(missing), keep=missing))
+            self._hold(await self._tools.afor_message(_name_keys(missing), keep=missing))
         return self._list_held(tool_keys)
 
     def __getitem__(self, tool_key: str) -> ToolscoutTool:
-        held = self._list_held([tool_key])
-        if tools := held or self.get_tools([tool_key]):
+        # any age will do: bigtool looks tools up where it must not wait
+        if (held := self._held.get((self._tools.client(None).user_id, tool_key))) is not None:
+            return held[0]
+        if tools := self.get_tools([tool_key]):
             return tools[0]
         raise KeyError(tool_key)
 
@@ -108,22 +113,31 @@ class ToolscoutRegistry(Mapping[str, ToolscoutTool]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def _find_missing(self, tool_keys: Sequence[str]) -> list[str]:
+    def _find_missing(self, tool_keys: Sequence[str]) -> list[ToolscoutTool | str]:
+        """Return the keys of tools that it does not hold, and tools whose definitions may be outdated."""
         user_id = self._tools.client(None).user_id
-        return [key for key in tool_keys if (user_id, key) not in self._held]
+        fresh = {tool.tool_key for tool in self._list_held(tool_keys)}
+        held = {key: self._held[user_id, key][0] for key in tool_keys if (user_id, key) in self._held}
+        return [held.get(key, key) for key in tool_keys if key not in fresh]
 
     def _list_held(self, tool_keys: Sequence[str]) -> list[ToolscoutTool]:
-        user_id = self._tools.client(None).user_id
-        return [tool for key in tool_keys if (tool := self._held.get((user_id, key))) is not None]
+        user_id, oldest = self._tools.client(None).user_id, time.monotonic() - _FRESH_S
+        held = [found for key in tool_keys if (found := self._held.get((user_id, key))) is not None]
+        return [tool for tool, since in held if since > oldest]
 
     def _hold(self, tools: Sequence[ToolscoutTool]) -> list[str]:
         user_id = self._tools.client(None).user_id
         for tool in tools:
-            self._held[user_id, tool.tool_key] = tool
+            self._held[user_id, tool.tool_key] = tool, time.monotonic()
             self._held.move_to_end((user_id, tool.tool_key))
         while len(self._held) > _MAX_HELD:
             self._held.popitem(last=False)
         return [tool.tool_key for tool in tools]
+
+
+def _name_keys(tools: Sequence[ToolscoutTool | str]) -> str:
+    """Return a text to search with where only the kept tools matter."""
+    return " ".join(tool if isinstance(tool, str) else tool.tool_key for tool in tools)
 
 
 def _add_new(selected: list[str], found: list[str]) -> list[str]:
@@ -209,6 +223,6 @@ class _Agent:
 
 def _answer_search(call: ToolCall, found: list[str] | str, tools: Sequence[BaseTool]) -> Json:
     """Return the update of the state. `found` is a text if the arguments of the search are invalid."""
-    text = found if isinstance(found, str) else describe_found(tools)
+    text = found if isinstance(found, str) else describe_found([tool.name for tool in tools])
     message = ToolMessage(text, name=call["name"], tool_call_id=call["id"])
     return {"messages": [message], "selected_tool_ids": [] if isinstance(found, str) else found}

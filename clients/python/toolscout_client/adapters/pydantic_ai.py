@@ -22,10 +22,16 @@ from toolscout_client.adapters._calls import (
     describe_result,
     rename_taken,
 )
-from toolscout_client.adapters._discovery import OnError, continue_without, make_message, with_properties
+from toolscout_client.adapters._discovery import (
+    SEARCH_DESCRIPTION,
+    OnError,
+    continue_without,
+    describe_found,
+    make_message,
+    with_properties,
+)
 from toolscout_client.adapters._extras import missing_extra
 from toolscout_client.adapters._messages import has_user_text, trim_messages
-from toolscout_client.adapters._pydantic_ai_history import announce_tools, convert_messages, list_kept, record_tools
 from toolscout_client.client import AsyncToolscout
 from toolscout_client.errors import ArgumentsInvalid, ConfirmationRequired, ToolscoutError
 from toolscout_client.models import DiscoveryOptions, Json
@@ -36,6 +42,8 @@ try:
     from pydantic_ai.messages import BinaryContent, ToolReturn
     from pydantic_ai.tools import AgentDepsT, ToolDefinition
     from pydantic_core import SchemaValidator, core_schema
+
+    from toolscout_client.adapters._pydantic_ai_history import announce_tools, convert_messages, list_kept, record_tools
 except ImportError as error:
     raise missing_extra("pydantic-ai", error) from error
 
@@ -47,7 +55,6 @@ _SEARCH_SCHEMA = {
     "properties": {"query": {"type": "string", "description": "the task in one sentence"}},
     "required": ["query"],
 }
-_SEARCH_DESCRIPTION = "Find tools for a task. Call it when none of your tools fits; then call a tool that it found."
 _ANY_ARGUMENTS = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
 """Toolscout checks the arguments against the tool's schema."""
 
@@ -164,8 +171,7 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
         tools = rename_taken(found, self._list_own_names(ctx))
         held = {tool.discovered.tool_key for tool in self._found}
         self._found = [*self._found, *(tool for tool in tools if tool.discovered.tool_key not in held)]
-        names = ", ".join(tool.name for tool in tools)
-        return f"Available tools: {names}" if tools else "No tool fits. Use other words, or do without."
+        return describe_found([tool.name for tool in tools])
 
     def _list_own_names(self, ctx: RunContext[AgentDepsT]) -> set[str]:
         """Return the names of the agent's functions: the framework refuses two tools of one name."""
@@ -192,7 +198,7 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
 
     def _make_search_tool(self, ctx: RunContext[AgentDepsT]) -> ToolsetTool[AgentDepsT]:
         definition = ToolDefinition(
-            name=FIND_TOOLS, description=_SEARCH_DESCRIPTION, parameters_json_schema=_SEARCH_SCHEMA
+            name=FIND_TOOLS, description=SEARCH_DESCRIPTION, parameters_json_schema=_SEARCH_SCHEMA
         )
         return self._wrap(ctx, definition, None)
 
