@@ -1,4 +1,4 @@
-"""The TypeScript client: its own tests against a real service, its package in an empty project, its README."""
+"""The TypeScript client: its tests against a real service, its package in an empty project, its README and example."""
 
 import json
 import re
@@ -20,6 +20,7 @@ from tests.support.paths import NPM_PACKAGES, ROOT
 pytestmark = pytest.mark.needs_npm
 
 CLIENT = ROOT / "clients/typescript"
+EXAMPLE = ROOT / "examples/nextjs-chat"
 SETTINGS = {"TOOLSCOUT_DEMO": "1", "TOOLSCOUT_CONFIRM_DESTRUCTIVE": "1", **SLOW_MACHINE_ENV}
 CONSUMER = """
 import { Toolscout, ToolFailed, collect, type Discovery, type Server } from "@toolscout/client";
@@ -82,9 +83,28 @@ def project(client: Path, packed: Json) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def example(client: Path, project: Path) -> Path:
+    """A copy of the Next.js example, with the packed client. Its packages are found in the folder above it."""
+    folder = client.parent / "example"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules", ".next", "next-env.d.ts"))
+    (folder / "node_modules").mkdir()
+    (folder / "node_modules/@toolscout").symlink_to(project / "node_modules/@toolscout")
+    (folder.parent / "node_modules").symlink_to(NPM_PACKAGES)
+    return folder
+
+
 def expect_success(done: Done) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def expect_tests(done: Done, at_least: int) -> None:
+    """Check that so many tests of Node.js have passed, and that none was skipped."""
+    output = expect_success(done)
+    counts = {name: int(count) for name, count in re.findall(r"^\S (\w+) (\d+)$", output, re.MULTILINE)}
+    assert counts["pass"] >= at_least, output
+    assert (counts["fail"], counts["skipped"]) == (0, 0), output
 
 
 def test_the_types_are_those_of_the_openapi_document() -> None:
@@ -104,10 +124,7 @@ def test_the_client_has_every_route_of_the_service() -> None:
 
 def test_its_own_tests_pass_against_a_real_service(client: Path, service: Service) -> None:
     done = run_npm(client, "test", TOOLSCOUT_URL=service.url, TOOLSCOUT_ADMIN_KEY=ADMIN_KEY, NODE_OPTIONS="")
-    output = expect_success(done)
-    counts = {name: int(count) for name, count in re.findall(r"^\S (\w+) (\d+)$", output, re.MULTILINE)}
-    assert counts["pass"] > 60, output
-    assert (counts["fail"], counts["skipped"]) == (0, 0)
+    expect_tests(done, at_least=70)
 
 
 def test_the_package_has_what_it_needs_and_nothing_else(packed: Json) -> None:
@@ -157,7 +174,29 @@ def test_the_program_of_the_readme_runs(project: Path, service: Service) -> None
     assert '"timezone": "Asia/Tokyo"' in expect_success(run_node(project, "readme.mjs"))
 
 
-def test_its_tools_have_the_versions_that_the_tests_install() -> None:
+def test_the_example_compiles_and_its_route_runs_tools(example: Path, service: Service) -> None:
+    expect_success(run_tsc(example, "--strict"))
+    done = run_npm(example, "test", TOOLSCOUT_URL=service.url, TOOLSCOUT_ADMIN_KEY=ADMIN_KEY, NODE_OPTIONS="")
+    expect_tests(done, at_least=10)
+    assert service.url not in (example / "app/page.tsx").read_text()
+
+
+def test_a_mistake_in_the_example_is_found(example: Path) -> None:
+    route = example / "app/api/chat/route.ts"
+    (example / "app/api/chat/mistake.ts").write_text(route.read_text().replace("requireApproval(found)", "found"))
+    done = run_tsc(example, "--strict")
+    (example / "app/api/chat/mistake.ts").unlink()
+    assert "mistake.ts" in done.stdout
+
+
+@pytest.mark.parametrize("folder", [CLIENT, EXAMPLE])
+def test_the_versions_are_those_that_the_tests_install(folder: Path) -> None:
+    """Except Next.js itself, which is large: the example's route and page do not import it."""
     installed = json.loads((ROOT / "tests/third_party/package.json").read_text())["devDependencies"]
-    wanted = json.loads((CLIENT / "package.json").read_text())["devDependencies"]
-    assert wanted.items() <= installed.items()
+    package = json.loads((folder / "package.json").read_text())
+    wanted = package["devDependencies"] | package.get("dependencies", {})
+    assert wanted.items() - installed.items() <= {
+        *((name, version) for name, version in wanted.items() if name in ("next", "react-dom", "@toolscout/client"))
+    }
+    source = "".join(path.read_text() for path in [*folder.glob("app/**/*.ts*"), *folder.glob("lib/*.ts")])
+    assert "next/" not in source

@@ -15,6 +15,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     ROOT / "clients/python/README.md",
     ROOT / "clients/typescript/README.md",
+    ROOT / "examples/nextjs-chat/README.md",
     *sorted(DOCS.rglob("*.md")),
 ]
 

@@ -1,11 +1,11 @@
 /**
- * Tools for the Vercel AI SDK, versions 5 to 7: `streamText({ tools: toAiSdkTools(found, toolscout, { jsonSchema }) })`.
+ * Tools for the Vercel AI SDK 7: `streamText({ tools: toAiSdkTools(found, toolscout, { jsonSchema }) })`.
  *
  * The SDK is not imported; its `jsonSchema` is given.
  */
 
 import type { Toolscout } from "./client.js";
-import { AuthorizationRequired, ConfirmationRequired, ToolscoutError } from "./errors.js";
+import { AuthorizationRequired, ConfirmationRequired } from "./errors.js";
 import type { Discovery, ExecuteOptions, ToolResult } from "./models.js";
 
 /** What a tool returns, for the user interface: the MCP server's own result, or where the user must sign in first. */
@@ -83,7 +83,10 @@ export function requireApproval(found: Discovery<"openai">): Record<string, "use
   return Object.fromEntries(destructive.map(({ alias }) => [alias, "user-approval"]));
 }
 
-/** Confirm a call that the user has approved, return a sign-in as an output, and throw anything else for the model. */
+/**
+ * Confirm a call that the user has approved, and return a sign-in as an output. Throw anything else: the SDK tells the
+ * model, as `String(error)`.
+ */
 async function recover(
   error: unknown,
   call: AiSdkCall,
@@ -95,8 +98,7 @@ async function recover(
   if (error instanceof AuthorizationRequired) {
     return { signInRequired: { server: error.server, url: error.authorizationUrl } };
   }
-  // the SDK shows the model the message alone, and the model needs the code
-  throw error instanceof ToolscoutError ? new Error(String(error), { cause: error }) : error;
+  throw error;
 }
 
 interface Part {

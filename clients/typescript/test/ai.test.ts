@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { type AiSdkTool, requireApproval, toAiSdkTools } from "../src/ai.js";
-import type { Discovery, Toolscout } from "../src/index.js";
+import { ConfirmationRequired, type Discovery, NotFound, type Toolscout } from "../src/index.js";
 import { jsonResponse, problemResponse, type Received, runAgainst, type Script } from "./wire.js";
 
 const PARAMETERS = { type: "object", properties: { note_id: { type: "integer" } } };
@@ -75,8 +75,7 @@ for (const [name, messages] of Object.entries({
 })) {
   test(`a call is not confirmed if the user ${name}`, async () => {
     const { outcome, received } = await useTools([CONFIRM, EXECUTED], call(messages));
-    assert.ok(outcome instanceof Error);
-    assert.match(outcome.message, /^CONFIRMATION_REQUIRED: /);
+    assert.ok(outcome instanceof ConfirmationRequired);
     assert.equal(received.length, 1);
   });
 }
@@ -95,9 +94,10 @@ test("a server that wants a sign-in is an output with the link, which the model 
   assert.ok(!read.value.includes("https"));
 });
 
-test("an error is thrown with its code", async () => {
+test("an error is thrown, and its text has the code", async () => {
   const { outcome } = await useTools([problemResponse("404 Not Found", "TOOL_NOT_FOUND")], call([]));
-  assert.equal((outcome as Error).message, "TOOL_NOT_FOUND: a sentence");
+  assert.ok(outcome instanceof NotFound);
+  assert.equal(String(outcome), "TOOL_NOT_FOUND: a sentence");
 });
 
 test("the model reads texts, else the structured content, and failures as such", async () => {
