@@ -11,7 +11,7 @@ PYTHON_THIRD_PARTY := tests/third_party/requirements.lock
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-scale bench-relevance bench-embedder bench-console bench-changes docs lock clean
+.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-scale bench-relevance bench-embedder bench-console bench-changes bench-tokens docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench-relevance: $(BENCH) ## measure how often the right tools are found, beside
 
 bench-embedder: $(DEV) ## measure time, memory and vectors of the local embedding model in both precisions
 	$(BIN)/python -m bench.embedder
+
+bench-tokens: $(DEV) ## count the tokens of results over MCP, and let a scripted client call tools by signatures (ARGS="--messages 100", …)
+	$(BIN)/python -m bench.mcp_tokens $(ARGS)
 
 bench-console: $(DEV) ## measure how long each page of the console takes with 10,000 tools
 	$(BIN)/python -m bench.console

@@ -81,12 +81,13 @@ class _Formatter:
         return f"{_format_name(name)}{'' if is_required else '?'}: {kind}"
 
     def _format(self, schema: Any, depth: int, *, is_nullable: bool = True) -> str:
+        return "|".join(self._get_options(schema, depth, is_nullable=is_nullable))
+
+    def _get_options(self, schema: Any, depth: int, *, is_nullable: bool = True) -> list[str]:
         options = list(dict.fromkeys(self._list_options(schema, depth, _MAX_NESTING)))
         if not is_nullable and len(options) > 1:
             options = [option for option in options if option != "null"]
-        if _ANY in options:
-            return _ANY
-        return "|".join(options[:_MAX_OPTIONS] + [CUT] * (len(options) > _MAX_OPTIONS))
+        return [_ANY] if _ANY in options else options[:_MAX_OPTIONS] + [CUT] * (len(options) > _MAX_OPTIONS)
 
     def _list_options(self, schema: Any, depth: int, nesting: int) -> Iterator[str]:
         """Yield the alternatives of a type. `nesting` limits alternatives inside alternatives."""
@@ -128,9 +129,9 @@ class _Formatter:
             return f"{CUT}[{size}]"
         if positions := _get_list(schema, "prefixItems"):
             return f"[{', '.join(self._format(each, depth - 1) for each in positions[:_MAX_OPTIONS])}]"
-        item = self._format(schema.get("items", True), depth - 1)
-        is_one_word = item.startswith("{") or not ("|" in item or " " in item)
-        return f"{item}[{size}]" if is_one_word else f"({item})[{size}]"
+        options = self._get_options(schema.get("items", True), depth - 1)
+        is_one_word = len(options) == 1 and (options[0][0] in "{[" or " " not in options[0])
+        return f"{options[0]}[{size}]" if is_one_word else f"({'|'.join(options)})[{size}]"
 
     def _format_object(self, schema: Json, depth: int) -> str:
         properties = list(_list_properties(schema))

@@ -63,6 +63,7 @@ def test_a_signature_has_required_parameters_first_and_marks_the_others() -> Non
         ({"type": "array"}, "any[]"),
         ({"items": {"type": "integer", "minimum": 1}}, "(integer 1..)[]"),
         ({"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1}, '("a"|"b")[1..]'),
+        ({"items": {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}}, "({a?: any}|{b?: any})[]"),
         ({"type": "array", "prefixItems": [STRING, {"type": "integer"}]}, "[string, integer]"),
         ({"type": "object"}, "object"),
         ({"type": "object", "additionalProperties": STRING}, "{[key]: string}"),
