@@ -22,12 +22,14 @@ from app.connections import repository as connections_repository
 from app.connections.config import ConnectorConfig
 from app.connections.connector import Connector
 from app.connections.credential_source import make_credential_source
+from app.conversations import repository as conversations_repository
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.migrate import migrate
 from app.db.notifications import Channel, Notifications
 from app.db.retention import run_retention
 from app.discovery.cloud_search import CloudSearch
+from app.discovery.conversations import Conversations
 from app.discovery.discover import Discoverer
 from app.discovery.inline.documents import InlineToolParser
 from app.discovery.inline.search import InlineSearcher
@@ -419,6 +421,7 @@ def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, 
     expired = [
         idempotency.expired_rows(),
         confirmations.expired_rows(),
+        conversations_repository.expired_rows(timedelta(hours=settings.conversation_ttl_hours)),
         connections_repository.expired_rows(),
         *repository.expired_rows(),
         *discovery_vectors.expired_rows(),
@@ -518,6 +521,12 @@ def _build_discoverer(
         cloud=CloudSearch(searcher, cloud),
         snapshots=snapshots,
         connector=connector,
+        conversations=Conversations(
+            infrastructure.database,
+            max_tools=infrastructure.settings.conversation_max_tools,
+            idle_turns=infrastructure.settings.conversation_idle_turns,
+            ttl=timedelta(hours=infrastructure.settings.conversation_ttl_hours),
+        ),
         max_tools=infrastructure.settings.max_tools,
     )
 

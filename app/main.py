@@ -12,6 +12,7 @@ from app import __version__
 from app.api import (
     audit,
     connections,
+    conversations,
     decisions,
     discovery,
     evaluation,
@@ -55,6 +56,7 @@ _ROUTE_MODULES = (
     inline_search,
     execution,
     feedback,
+    conversations,
     evaluation,
     servers,
     registry,

@@ -11,6 +11,7 @@ from app.api.problems import problem_body
 from app.api.sse import HEARTBEAT, HEARTBEAT_S, MEDIA_TYPE, render_event, stream_response
 from app.api.strict_route import StrictRoute
 from app.catalog.visibility import Scope
+from app.conversations.repository import make_key
 from app.dependencies import ContainerDep, ExecuteCaller, Tenant, reject_repeated, run_while_connected
 from app.errors import ArgumentsInvalid, ToolscoutError
 from app.execution.execute import Executor, execute
@@ -53,6 +54,7 @@ async def execute_tool(
         timeout_s=None if body.timeout_ms is None else body.timeout_ms / 1000,
         idempotency_key=idempotency_key,
         discovery_id=body.discovery_id,
+        conversation=None if body.conversation_id is None else make_key(caller, body.conversation_id),
         confirmation_token=body.confirmation_token,
     )
     if MEDIA_TYPE in request.headers.get("accept", ""):

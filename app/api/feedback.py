@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from app.api.strict_route import StrictRoute
 from app.catalog.visibility import Scope
+from app.conversations.repository import make_key
 from app.dependencies import AuditReader, ContainerDep, DiscoverCaller
 from app.discovery.feedback import give_feedback
 from app.schemas.base import UtcDatetime
@@ -20,7 +21,8 @@ async def send_feedback(body: FeedbackBody, caller: DiscoverCaller, container: C
     Repeated feedback counts once. Tools that `/execute` runs are counted without feedback.
     """
     scope = Scope(caller.require_user().id, container.model.id, project_id=caller.project_id)
-    await give_feedback(container.discoverer, scope, body.discovery_id, body.tool_key, body.outcome)
+    conversation = None if body.conversation_id is None else make_key(caller, body.conversation_id)
+    await give_feedback(container.discoverer, scope, body.discovery_id, body.tool_key, body.outcome, conversation)
 
 
 @router.get("/stats")

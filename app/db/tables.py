@@ -544,6 +544,28 @@ call_confirmations = Table(
     Index("call_confirmations_expires_at", "expires_at"),
 )
 
+# keys, aliases, hashes and turns, never a text
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    # of the caller's key, which may be bound to a project; empty otherwise
+    _not_null("project_id", Text),
+    _not_null("id", Text),
+    # changes with every write: a writer replaces only what it has read
+    _not_null("revision", Text),
+    _not_null("turn", Integer),
+    # of each tool: key, alias, definition hash, the turn it was added, the turn it was removed or null
+    _not_null("spans", JSONB),
+    # the turn of a tool's last call, by its key
+    _not_null("calls", JSONB),
+    _not_null("oldest_turn", Integer),
+    Column("updated_at", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("user_id", "project_id", "id"),
+    Index("conversations_user_id_updated_at", "user_id", "updated_at"),
+    Index("conversations_updated_at", "updated_at"),
+)
+
 # no foreign key to the tools: counting must not wait for deletions
 tool_usage = Table(
     "tool_usage",

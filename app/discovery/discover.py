@@ -13,7 +13,7 @@ Every request starts at the top, so that the service recovers by itself.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from app.auth.permissions import Caller
@@ -37,11 +37,12 @@ from app.crypto import Sealer
 from app.db.engine import Database, Reader
 from app.discovery.changes import compare_toolsets, render_toolset
 from app.discovery.cloud_search import CloudAnswer, CloudSearch, judge_matches
+from app.discovery.conversations import Conversations
 from app.discovery.ids import new_discovery_id
 from app.discovery.match_sentence import describe_match
 from app.discovery.models import Discovery, NoMatchReason
 from app.discovery.recording import DiscoveryRecorder
-from app.discovery.request import DiscoveryRequest, make_options, make_scope
+from app.discovery.request import ConversationTurn, DiscoveryRequest, make_options, make_scope
 from app.discovery.selection import (
     SelectedTool,
     ToolSelection,
@@ -79,6 +80,7 @@ class Discoverer:
     cloud: CloudSearch
     snapshots: SnapshotCache
     connector: Connector
+    conversations: Conversations
     max_tools: int
 
     @property
@@ -99,8 +101,31 @@ async def discover(discoverer: Discoverer, caller: Caller, request: DiscoveryReq
 
     Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
     """
-    [discovery] = await discover_each(discoverer, caller, request, [request.query])
+    if request.conversation is None:
+        discovery = await _discover_once(discoverer, caller, request)
+    else:
+        discovery = await _discover_in_conversation(discoverer, caller, request, request.conversation)
     return replace(discovery, connect_urls=_make_links(discoverer, caller, discovery)) if request.connect else discovery
+
+
+async def _discover_once(discoverer: Discoverer, caller: Caller, request: DiscoveryRequest) -> Discovery:
+    [discovery] = await discover_each(discoverer, caller, request, [request.query])
+    return discovery
+
+
+async def _discover_in_conversation(
+    discoverer: Discoverer, caller: Caller, request: DiscoveryRequest, conversation: ConversationTurn
+) -> Discovery:
+    """Record one discovery, however often other requests of the conversation make it search again."""
+    started = time.perf_counter()
+
+    def search(request: DiscoveryRequest) -> Awaitable[Discovery]:
+        return _discover_once(discoverer, caller, replace(request, dry_run=True))
+
+    discovery = await discoverer.conversations.discover(caller, request, conversation, search)
+    if not request.dry_run:
+        discoverer.recorder.record(caller, request, discovery, time.perf_counter() - started)
+    return discovery
 
 
 def _make_links(discoverer: Discoverer, caller: Caller, discovery: Discovery) -> dict[str, str]:
@@ -521,5 +546,7 @@ def _select(
     core = {definition.tool_id: SelectedTool(definition, "core") for definition in definitions.core}
     known = core | {tool_id: SelectedTool(definition, "kept") for tool_id, definition in definitions.tools.items()}
     kept = [known[key] for key in request.kept_keys if key in known]
+    if request.retirement is not None:
+        kept = request.retirement.apply(kept, core.keys(), found)
     max_tools = discoverer.limit_tools(options)
     return select_tools(kept, list(core.values()), found, max_tools=max_tools, max_tokens=request.max_tokens)

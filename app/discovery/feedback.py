@@ -4,6 +4,8 @@ from app.auth.users import get_user, update_user
 from app.catalog.definitions import read_definitions
 from app.catalog.tool_keys import resolve_visible_key
 from app.catalog.visibility import Scope
+from app.conversations.calls import note_call
+from app.conversations.repository import ConversationKey
 from app.db.engine import Session
 from app.discovery.cut import resolve_cut
 from app.discovery.discover import Discoverer
@@ -15,12 +17,18 @@ from app.usage.repository import FeedbackOutcome, list_outcomes, record_feedback
 
 
 async def give_feedback(
-    discoverer: Discoverer, scope: Scope, discovery_id: str, tool_key: str, outcome: FeedbackOutcome
+    discoverer: Discoverer,
+    scope: Scope,
+    discovery_id: str,
+    tool_key: str,
+    outcome: FeedbackOutcome,
+    conversation: ConversationKey | None = None,
 ) -> None:
     """Record an outcome once for each discovery and tool, let it move the user's cut, and learn from it.
 
     Raises `NotFound` if the discovery is not this user's or the tool is not visible. Feedback on a core tool is
-    accepted and not recorded: every answer includes it, so there is nothing to learn.
+    accepted and not recorded: every answer includes it, so there is nothing to learn. In a conversation, a tool that
+    was called stays for longer.
     """
     discovery = read_discovery_id(discoverer.sealer, discovery_id, scope.user_id)
     if discovery is None:
@@ -41,6 +49,8 @@ async def give_feedback(
         elif all(definition.tool_id != tool_id for definition in definitions.core):
             raise NotFound("tool not found")
     recorder.usage_counters.mark_priors_stale(scope.user_id)
+    if conversation is not None and outcome != "irrelevant":
+        await note_call(discoverer.database, conversation, tool_id)
 
 
 async def _adapt_cut(

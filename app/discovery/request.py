@@ -1,7 +1,7 @@
 """What a caller asks of a discovery, and the defaults for what it leaves open."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from app.auth.permissions import Caller
 from app.catalog.projects import Project
@@ -9,6 +9,7 @@ from app.catalog.visibility import Scope
 from app.discovery.changes import GivenTool
 from app.discovery.cut import resolve_cut
 from app.discovery.formats import Format
+from app.discovery.selection import Retirement
 from app.search.query import Query
 from app.search.scoring import Strategy
 from app.search.searcher import Searcher, SearchOptions
@@ -16,6 +17,20 @@ from app.usage.decision_log import Interface
 
 DEFAULT_LIMIT = 8
 DEFAULT_STRATEGY: Strategy = "hybrid"
+
+
+@dataclass(frozen=True)
+class ConversationTurn:
+    """A turn of a conversation whose tools Toolscout remembers."""
+
+    id: str
+    turn: int | None = None
+    """From 1; None: the next one."""
+    ages_of_calls: Mapping[str, int] = field(default_factory=dict)
+    """In how many turns ago each tool was last called, by its alias, as far as the request tells."""
+
+    def get_turns_of_calls(self, turn: int) -> dict[str, int]:
+        return {alias: turn - age for alias, age in self.ages_of_calls.items()}
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,10 @@ class DiscoveryRequest:
     keep: Sequence[GivenTool] | None = None
     """The tools that the model was given earlier in the conversation; None: the caller does not say, and is not told
     what has changed."""
+    conversation: ConversationTurn | None = None
+    """Where Toolscout remembers the kept tools, instead of `keep`."""
+    retirement: Retirement | None = None
+    """Which of the kept tools the conversation can do without; None: all are kept."""
     api_format: Format = "mcp"
     """How the tools are rendered, which decides whether the model's definition of one differs."""
     explain: bool = False

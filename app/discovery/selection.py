@@ -1,6 +1,6 @@
 """Select the tools of an answer and put them in order. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,6 +39,28 @@ class ToolSelection:
     tools: Sequence[SelectedTool]
     omitted: Mapping[str, OmissionReason] = field(default_factory=dict)
     """Why there was no room for a kept or found tool, by its id."""
+
+
+@dataclass(frozen=True)
+class Retirement:
+    """Which kept tools leave a conversation that has too many."""
+
+    max_tools: int
+    idle: Collection[str]
+    """The ids of those that were not used for a while."""
+
+    def apply(
+        self, kept: Sequence[SelectedTool], core: Collection[str], found: Sequence[SelectedTool]
+    ) -> list[SelectedTool]:
+        """Return the kept tools that stay: all of them, unless there are too many tools, apart from core tools.
+
+        A tool that is found again stays.
+        """
+        found_ids = {_get_key(tool) for tool in found}
+        if len({_get_key(tool) for tool in kept}.union(found_ids).difference(core)) <= self.max_tools:
+            return list(kept)
+        retired = set(self.idle).difference(found_ids, core)
+        return [tool for tool in kept if _get_key(tool) not in retired]
 
 
 def select_tools(

@@ -25,6 +25,7 @@ from typing import Any
 from app.audit.record import SUCCEEDED, record_event
 from app.catalog import servers
 from app.catalog.tools import get_definition_hash, tool_exists
+from app.conversations.calls import note_call
 from app.crypto import Sealer
 from app.db.engine import Database, Session
 from app.errors import (
@@ -240,6 +241,9 @@ class CallRecord:
                 await self._audit(session, outcome)
         except (DatabaseDown, QueryFailed):
             logger.exception("failed to record a tool call", extra={"outcome": outcome})
+        conversation, has_started = self.request.conversation, self._state in (CallState.STARTED, CallState.DONE)
+        if conversation is not None and self.tool is not None and has_started:
+            await note_call(self._database, conversation, self.tool.definition.tool_id)
 
     def _count_usage(self, outcome: str, failure: ToolscoutError | None) -> None:
         """Count a call that may have run. One that asks the user for input is counted once it has its answer."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.visibility import Scope
+from app.conversations.repository import ConversationKey
 from app.errors import CalledTool
 from app.mcp_types import Dialogue, Endpoint
 from app.text.strict_json import Json, load_json
@@ -24,6 +25,8 @@ class ExecutionRequest:
     idempotency_key: str | None = None
     discovery_id: str | None = None
     """The discovery that returned the tool, if the caller says so."""
+    conversation: ConversationKey | None = None
+    """The conversation in which the tool is called, if the caller says so."""
     dialogue: Dialogue | None = None
     """Set if the caller can answer questions of the tool."""
     confirmation_token: str | None = field(default=None, repr=False)

@@ -9,13 +9,13 @@ from app.catalog.availability import Status
 from app.discovery.cut import CalibrationSource
 from app.discovery.formats import Format
 from app.discovery.models import NoMatchReason
-from app.discovery.request import DiscoveryRequest
+from app.discovery.request import ConversationTurn, DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag
 from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, make_synonyms
-from app.schemas.kept_tools import KeptTools, to_given_tools
+from app.schemas.kept_tools import ConversationIn, Keep, to_given_tools
 from app.search.confidence import Confidence
-from app.search.query import Query, parse_query
+from app.search.query import Query, find_ages_of_calls, parse_query
 from app.search.scoring import AnsweredStrategy, Strategy
 from app.text.invisible import remove_hidden
 
@@ -81,12 +81,21 @@ class DiscoverBody(CamelCaseInput):
         description="the maximum size of the definitions together; core tools are included even if they exceed it, and "
         "kept and found tools share what they leave",
     )
-    keep: KeptTools | None = Field(
+    keep: Keep | None = Field(
         None,
         description="the tools that the model was given before, `[]` for none: those that are still visible come "
         "first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a "
         "tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the "
-        "difference exact",
+        'difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for '
+        "TOOLSCOUT_CONVERSATION_TTL_HOURS",
+    )
+    turn: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="with a `conversation_id`: the number of the user's message in the conversation, from 1. A "
+        "repeated turn gets the same answer, and a smaller one continues from there, as after an edited message; "
+        "null: each request is the next turn",
     )
     format: Format = Field("mcp", description="the format of `definitions`")
     explain: bool = Field(False, description="explain for each tool why it ranks where it does")
@@ -127,11 +136,17 @@ class DiscoverBody(CamelCaseInput):
             threshold=self.similarity_threshold,
             include_core_tools=self.include_core_tools,
             max_tokens=self.max_tokens,
-            keep=None if self.keep is None else to_given_tools(self.keep),
+            keep=to_given_tools(self.keep) if isinstance(self.keep, list) else None,
+            conversation=self._get_conversation(),
             api_format=self.format,
             explain=self.explain,
             connect=self.connect,
         )
+
+    def _get_conversation(self) -> ConversationTurn | None:
+        if not isinstance(self.keep, ConversationIn):
+            return None
+        return ConversationTurn(self.keep.conversation_id, self.turn, find_ages_of_calls(self.messages or ()))
 
 
 class WhyBody(DiscoverBody):

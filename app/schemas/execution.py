@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, field
 
 from app.errors import ArgumentsInvalid, InvalidInput
 from app.schemas.base import FieldError, Identifier, Input, ToolKey, make_synonyms
+from app.schemas.kept_tools import ConversationId
 from app.text.strict_json import parse_json
 
 _MAX_TIMEOUT_MS = 3_600_000
@@ -76,6 +77,7 @@ class ExecuteBody(Input):
         timeout_ms="timeout timeout_s timeout_seconds",
         project_id="project",
         discovery_id="discovery",
+        conversation_id="conversation",
         confirmation_token="confirmation token confirm",  # noqa: S106 words, not a secret
     )
 
@@ -102,6 +104,9 @@ class ExecuteBody(Input):
         "null: the newest discovery of the last 15 minutes that returned it",
     )
 
+    conversation_id: ConversationId | None = Field(
+        None, description="the conversation of `keep` in which the tool is called: it stays there for longer"
+    )
     confirmation_token: str | None = Field(
         None,
         max_length=256,

@@ -5,6 +5,7 @@ from datetime import datetime
 from pydantic import Field
 
 from app.schemas.base import Identifier, Input, Output, ToolKey, make_synonyms
+from app.schemas.kept_tools import ConversationId
 from app.usage.repository import FeedbackOutcome
 from app.usage.stats import Step
 
@@ -13,12 +14,16 @@ class FeedbackBody(Input):
     synonyms = make_synonyms(
         tool_key="tool tool_name tool_id",
         discovery_id="id discovery",
+        conversation_id="conversation",
         outcome="result status feedback",
     )
 
     discovery_id: Identifier = Field(description="the id of a discovery of the last 30 days")
     tool_key: ToolKey = Field(description="any tool that is visible to the caller, named as in `POST /execute`")
     outcome: FeedbackOutcome = Field(description="`called` if the result of the call is unknown")
+    conversation_id: ConversationId | None = Field(
+        None, description="the conversation of `keep` in which the tool was called: it stays there for longer"
+    )
 
 
 class FiguresOut(Output):

@@ -2,12 +2,30 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, WrapValidator
+from pydantic import AfterValidator, Field, TypeAdapter, WrapValidator
 
 from app.discovery.changes import GivenTool
-from app.schemas.base import CamelCaseInput, ToolKey, make_synonyms
+from app.schemas.base import CamelCaseInput, ToolKey, Visible, make_synonyms
 
 _MAX_KEPT = 200
+
+
+def _require_no_slash(text: str) -> str:
+    if "/" in text:
+        raise ValueError("must not contain a slash, because it is part of the path `/conversations/{id}`")
+    return text
+
+
+ConversationId = Annotated[Visible, AfterValidator(_require_no_slash)]
+"""Chosen by the caller."""
+
+
+class ConversationIn(CamelCaseInput):
+    """A conversation whose tools Toolscout remembers."""
+
+    synonyms = make_synonyms(conversation_id="id conversation chat_id thread_id session_id")
+
+    conversation_id: ConversationId = Field(description="your own id of the chat", examples=["chat-7"])
 
 
 class KeptToolIn(CamelCaseInput):
@@ -38,6 +56,18 @@ KeptTools = Annotated[
     list[Annotated[ToolKey | KeptToolIn, WrapValidator(_parse_item)]],
     Field(max_length=_MAX_KEPT),
 ]
+_KEPT_TOOLS: TypeAdapter[list[str | KeptToolIn]] = TypeAdapter(KeptTools)
+
+
+def _parse_keep(value: Any, _handler: object) -> list[str | KeptToolIn] | ConversationIn:
+    if isinstance(value, list):
+        return _KEPT_TOOLS.validate_python(value)
+    if isinstance(value, dict):
+        return ConversationIn.model_validate(value)
+    raise ValueError('must be a list of tool keys, or {"conversation_id": "…"}')
+
+
+Keep = Annotated[KeptTools | ConversationIn, WrapValidator(_parse_keep)]
 
 
 def to_given_tools(items: list[str | KeptToolIn]) -> list[GivenTool]:

@@ -170,6 +170,18 @@ def parse_query(query: str | None, messages: Sequence[Mapping[str, Any]] | None 
     return replace(parsed, search_text=search_text, subqueries=(), follows_offer=follows_offer)
 
 
+def find_ages_of_calls(messages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many messages of the user followed the last call of each tool, by the name that the model called."""
+    ages: dict[str, int] = {}
+    age = 0
+    for turn in reversed(messages):
+        for name in _find_tool_calls(turn):
+            ages.setdefault(name, age)
+        if turn.get("role") == "user" and _extract_text(turn.get("content")):
+            age += 1
+    return ages
+
+
 def parse_query_with_context(query: str, context: str) -> Query:
     """Return the query for a caller that gives the context separately."""
     return _make_query(query.strip(), replace_entities(context.strip()))

@@ -30,6 +30,18 @@ class DiscoverySettings(BaseModel):
         "user sets a higher `limit`; core tools are not counted, and there is always room for 5 new tools beside "
         "those in `keep`",
     )
+    conversation_max_tools: int = Field(
+        20,
+        ge=1,
+        description="number of tools of a conversation (`keep` with a `conversation_id`) above which those are removed "
+        "that were not called for `TOOLSCOUT_CONVERSATION_IDLE_TURNS`; core tools are not counted",
+    )
+    conversation_idle_turns: int = Field(
+        8, ge=1, description="turns without a call after which a tool may be removed from a conversation"
+    )
+    conversation_ttl_hours: int = Field(
+        24, ge=1, le=8_760, description="hours after its last turn for which the tools of a conversation are remembered"
+    )
     search_ann_above: int = Field(
         20_000, ge=0, description="number of tools of one user above which the search uses the HNSW index"
     )

@@ -140,8 +140,10 @@ async def leave_a_sharing(container: Container, user_id: str) -> None:
 
 
 async def leave_a_call(container: Container, user_id: str) -> None:
-    """Insert the record of a call with an `Idempotency-Key`, and of one that waits for a confirmation."""
+    """Insert a call with an `Idempotency-Key`, one that waits for a confirmation, and a conversation."""
     statements = (
+        "INSERT INTO conversations (user_id, project_id, id, revision, turn, spans, calls, oldest_turn, updated_at) "
+        "VALUES (%(owner)s, '', %(key)s, '', 1, '[]', '{}', 0, now())",
         "INSERT INTO tool_calls (user_id, key, request, given_up_at) VALUES (%(owner)s, %(key)s, '', now())",
         "INSERT INTO call_confirmations (user_id, token_hash, call, expires_at) "
         "VALUES (%(owner)s, convert_to(%(key)s, 'UTF8'), '', now())",

@@ -10,6 +10,7 @@ import httpx
 from toolscout_client.reports import CatalogResource, ReportResource
 from toolscout_client.resources import (
     ChatResource,
+    Conversations,
     Keys,
     Projects,
     Registry,
@@ -43,6 +44,10 @@ class _Client(ChatResource[TransportT], CatalogResource[TransportT], ReportResou
     def user_id(self) -> str | None:
         """The user that `for_user` has named; None leaves the user to the key."""
         return self._transport.user_id
+
+    @property
+    def conversations(self) -> Conversations[TransportT]:
+        return Conversations(self._transport)
 
     @property
     def servers(self) -> Servers[TransportT]:

@@ -90,6 +90,7 @@ class ChatResource(Resource[TransportT]):
         timeout: float | None = None,
         project_id: str | None = None,
         discovery_id: str | None = None,
+        conversation_id: str | None = None,
         idempotency_key: str | None = None,
         confirmation_token: str | None = None,
     ) -> Steps[Execution]:
@@ -97,13 +98,15 @@ class ChatResource(Resource[TransportT]):
 
         A request whose answer was lost is sent again with the same idempotency key, and Toolscout returns the outcome
         of the first one. `discovery_id` is the discovery that returned the tool: a success teaches that the tool was
-        right for its message. Releases up to 0.2.0 reject it.
+        right for its message. `conversation_id` is the `Conversation` in which the tool is called: it stays there for
+        longer. Releases up to 0.2.0 reject both.
 
         Raises `ConfirmationRequired` if the tool is destructive and the operator wants such calls confirmed: let the
         user confirm it, and send the same call with the error's `token` as `confirmation_token`.
         """
         body = {"tool_key": tool_key, "arguments": arguments, "tool_call": tool_call, "project_id": project_id}
         body |= {} if discovery_id is None else {"discovery_id": discovery_id}
+        body |= {} if conversation_id is None else {"conversation_id": conversation_id}
         body |= {} if confirmation_token is None else {"confirmation_token": confirmation_token}
         request = make_request(
             "POST /execute",
@@ -115,9 +118,12 @@ class ChatResource(Resource[TransportT]):
         return self._fetch(Execution, request)
 
     @endpoint
-    def feedback(self, discovery_id: str, tool_key: str, outcome: Outcome) -> Steps[None]:
-        """Report what became of a discovered tool."""
+    def feedback(
+        self, discovery_id: str, tool_key: str, outcome: Outcome, *, conversation_id: str | None = None
+    ) -> Steps[None]:
+        """Report what became of a discovered tool, and in which `Conversation` it was called."""
         body = {"discovery_id": discovery_id, "tool_key": tool_key, "outcome": outcome}
+        body |= {} if conversation_id is None else {"conversation_id": conversation_id}
         return self._send_without_result(make_request("POST /feedback", json=body))
 
     @endpoint
@@ -162,6 +168,15 @@ class Runs(_RunResource[TransportT]):
         """Wait until the run has ended, and check its `state`. After `timeout` seconds it is returned as it is."""
         run = yield from self._get_run(run_id)
         return (yield from self._wait_until_ended(run, timeout))
+
+
+class Conversations(Resource[TransportT]):
+    """Conversations whose tools Toolscout remembers; see `Conversation`."""
+
+    @endpoint
+    def delete(self, conversation_id: str) -> Steps[None]:
+        """Forget the tools of a conversation that has ended. Raises `NotFound` if none are remembered."""
+        return self._send_without_result(make_request("DELETE /conversations/{}", conversation_id))
 
 
 class Servers(_RunResource[TransportT]):

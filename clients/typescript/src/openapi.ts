@@ -195,6 +195,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/conversations/{conversation_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Delete Conversation
+         * @description Forget the tools of a conversation that has ended.
+         *
+         *     Without it they are forgotten a day after the last turn (`TOOLSCOUT_CONVERSATION_TTL_HOURS`).
+         */
+        delete: operations["delete_conversation"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/eval": {
         parameters: {
             query?: never;
@@ -1493,6 +1515,18 @@ export interface components {
              */
             redirect_url?: string | null;
         };
+        /**
+         * ConversationIn
+         * @description A conversation whose tools Toolscout remembers.
+         */
+        ConversationIn: {
+            /**
+             * Conversation Id
+             * @description your own id of the chat
+             * @example chat-7
+             */
+            conversation_id: string;
+        };
         /** CoreToolsBody */
         CoreToolsBody: {
             /**
@@ -1685,9 +1719,14 @@ export interface components {
             max_tokens?: number | null;
             /**
              * Keep
-             * @description the tools that the model was given before, `[]` for none: those that are still visible come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact
+             * @description the tools that the model was given before, `[]` for none: those that are still visible come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for TOOLSCOUT_CONVERSATION_TTL_HOURS
              */
-            keep?: (string | components["schemas"]["KeptToolIn"])[] | null;
+            keep?: (string | components["schemas"]["KeptToolIn"])[] | components["schemas"]["ConversationIn"] | null;
+            /**
+             * Turn
+             * @description with a `conversation_id`: the number of the user's message in the conversation, from 1. A repeated turn gets the same answer, and a smaller one continues from there, as after an edited message; null: each request is the next turn
+             */
+            turn?: number | null;
             /**
              * Format
              * @description the format of `definitions`
@@ -1966,6 +2005,11 @@ export interface components {
              */
             discovery_id?: string | null;
             /**
+             * Conversation Id
+             * @description the conversation of `keep` in which the tool is called: it stays there for longer
+             */
+            conversation_id?: string | null;
+            /**
              * Confirmation Token
              * @description from the `CONFIRMATION_REQUIRED` that answered the same call, once the user has confirmed it; used up when the call is sent
              */
@@ -2007,6 +2051,11 @@ export interface components {
              * @enum {string}
              */
             outcome: "called" | "succeeded" | "failed" | "irrelevant";
+            /**
+             * Conversation Id
+             * @description the conversation of `keep` in which the tool was called: it stays there for longer
+             */
+            conversation_id?: string | null;
         };
         /** FindingOut */
         FindingOut: {
@@ -4361,9 +4410,14 @@ export interface components {
             max_tokens?: number | null;
             /**
              * Keep
-             * @description the tools that the model was given before, `[]` for none: those that are still visible come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact
+             * @description the tools that the model was given before, `[]` for none: those that are still visible come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for TOOLSCOUT_CONVERSATION_TTL_HOURS
              */
-            keep?: (string | components["schemas"]["KeptToolIn"])[] | null;
+            keep?: (string | components["schemas"]["KeptToolIn"])[] | components["schemas"]["ConversationIn"] | null;
+            /**
+             * Turn
+             * @description with a `conversation_id`: the number of the user's message in the conversation, from 1. A repeated turn gets the same answer, and a smaller one continues from there, as after an edited message; null: each request is the next turn
+             */
+            turn?: number | null;
             /**
              * Format
              * @description the format of `definitions`
@@ -4653,6 +4707,32 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["StatsOut"];
                 };
+            };
+            "4XX": components["responses"]["Problem"];
+            "5XX": components["responses"]["Problem"];
+        };
+    };
+    delete_conversation: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description the user that a service key or an administrator acts for */
+                "x-user-id"?: string | null;
+            };
+            path: {
+                /** @description as in `keep` of `POST /discover` */
+                conversation_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             "4XX": components["responses"]["Problem"];
             "5XX": components["responses"]["Problem"];

@@ -145,6 +145,8 @@ async def add_belongings(user: TestUser) -> Belongings:
     project = await user.http.post("/projects", json={"name": mark, "server_ids": [server_id], "rules": rules})
     assert project.status_code == 201, project.text
     ids = {"server_id": server_id, "tool_id": tool_id, "run_id": run["id"], "project_id": project.json()["id"]}
+    ids["conversation_id"] = f"{mark}-chat"
+    await user.discover(f"{mark}_read", keep={"conversation_id": ids["conversation_id"]})
     return Belongings(mark, ids)
 
 
@@ -166,7 +168,7 @@ async def add_everything(container: Container, user: TestUser) -> Belongings:
 
 
 def missing_belongings() -> Belongings:
-    names = "server_id", "tool_id", "run_id", "project_id", "discovery_id"
+    names = "server_id", "tool_id", "run_id", "project_id", "discovery_id", "conversation_id"
     return Belongings("nobody", {name: str(uuid.uuid4()) for name in names})
 
 
@@ -279,6 +281,7 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("GET", "/projects/{project_id}", None),
     ("PATCH", "/projects/{project_id}", {"optimization": None, "rules": [{"pattern": ["*"], "enabled": False}]}),
     ("DELETE", "/projects/{project_id}", None),
+    ("DELETE", "/conversations/{conversation_id}", None),
     ("POST", "/projects/{project_id}/mcp", PING),
     ("POST", "/projects/{project_id}/mcp/full", PING),
 ]

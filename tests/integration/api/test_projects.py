@@ -480,6 +480,7 @@ async def test_a_bound_key_may_only_use_its_project(
     assert {(route.method, route.path) for route in routes} - refused == {
         ("POST", "/discover"),
         ("POST", "/discover/why"),
+        ("DELETE", "/conversations/{conversation_id}"),
         ("POST", "/catalog/search"),
         ("POST", "/feedback"),
         ("POST", "/eval"),

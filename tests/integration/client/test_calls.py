@@ -25,6 +25,7 @@ from toolscout_client import (
     CatalogSearch,
     CatalogTool,
     Conflict,
+    Conversation,
     Discovery,
     Evaluation,
     Forbidden,
@@ -97,6 +98,22 @@ async def test_a_discovery_with_keep_says_what_has_changed(any_client: AnyClient
     assert again.toolset_hash_before == first.toolset_hash
     by_key: Discovery = await any_client(lambda client: client.discover(MESSAGE, limit=1, keep=first.tool_keys))
     assert (by_key.added, by_key.removed, by_key.changes) == ([], [], None)
+
+
+async def test_the_tools_of_a_conversation_are_remembered_until_it_is_deleted(
+    any_client: AnyClient, user: TestUser
+) -> None:
+    await user.add_tools(FORECAST, MAIL)
+    chat = Conversation("chat-1")
+    first: Discovery = await any_client(lambda client: client.discover(MESSAGE, limit=1, keep=chat, turn=1))
+    again: Discovery = await any_client(lambda client: client.discover(MESSAGE, limit=1, keep=chat, turn=2))
+    assert (first.added, again.added) == (first.tool_keys, [])
+    called = {"conversation_id": "chat-1"}
+    await any_client(lambda client: client.feedback(first.discovery_id, first.tool_keys[0], "called", **called))
+    await any_client(lambda client: client.conversations.delete("chat-1"))
+    await expect_error(any_client(lambda client: client.conversations.delete("chat-1")), NotFound)
+    new: Discovery = await any_client(lambda client: client.discover(MESSAGE, limit=1, keep=chat, turn=3))
+    assert new.added == first.tool_keys
 
 
 async def test_a_discovery_tells_its_confidence(any_client: AnyClient, user: TestUser) -> None:
