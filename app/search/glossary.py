@@ -11,8 +11,9 @@ another language they are also part of the text that is embedded, since the mode
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Self
@@ -72,12 +73,9 @@ class Glossary:
 
         Raises `ConfigurationError` if the own file cannot be read or a line of it is invalid.
         """
-        splits = {ENGLISH: _make_split(_remove_plural)}
-        splits |= {language: _make_split(_make_stem(name)) for language, name in _STEMMERS.items()}
-        splits |= dict.fromkeys(_UNSPACED_LANGUAGES, _split_characters)
-        self._lists = {language: _WordList.build(_read_shipped(language), split) for language, split in splits.items()}
+        self._lists = _load_shipped_lists()
         self.own_entries = [] if own_file is None else _read_own(own_file)
-        self._own = _WordList.build(self.own_entries, splits[ENGLISH])
+        self._own = _WordList.build(self.own_entries, self._lists[ENGLISH].split)
         self._own_unspaced = _WordList.build(self.own_entries, _split_characters)
 
     def expand(self, query: Query) -> Query:
@@ -131,8 +129,14 @@ def _make_stem(language: str) -> Callable[[str], str]:
     return lambda word: _ACCENTS.sub("", unicodedata.normalize("NFKD", stem_word(word)))
 
 
-def _read_shipped(language: str) -> list[tuple[str, str]]:
-    return _parse((_WORDS / f"{language}.txt").read_text(encoding="utf-8"))
+@cache
+def _load_shipped_lists() -> Mapping[str, _WordList]:
+    """Return the list of each language. Stemming all phrases takes half a second, which a reload need not repeat."""
+    splits = {ENGLISH: _make_split(_remove_plural)}
+    splits |= {language: _make_split(_make_stem(name)) for language, name in _STEMMERS.items()}
+    splits |= dict.fromkeys(_UNSPACED_LANGUAGES, _split_characters)
+    texts = {language: (_WORDS / f"{language}.txt").read_text(encoding="utf-8") for language in splits}
+    return {language: _WordList.build(_parse(texts[language]), split) for language, split in splits.items()}
 
 
 def _read_own(path: Path) -> list[tuple[str, str]]:

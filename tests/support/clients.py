@@ -5,6 +5,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 import httpx
@@ -12,7 +13,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.container import Container
-from app.main import create_app
+from app.main import create_app, create_routes
+from app.settings import Role
 from tests.support.factories import ADMIN_KEY
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.openapi_contract import OpenApiContract
@@ -29,9 +31,15 @@ def get_app(container: Container) -> FastAPI:
     return app
 
 
+@cache
+def describe(role: Role) -> dict[str, Any]:
+    """Return the OpenAPI document of an application with this role, built once: no other setting changes it."""
+    return create_routes(role).openapi()
+
+
 def get_contract(container: Container) -> OpenApiContract:
-    """Return the comparison of responses with the OpenAPI document, which is also made once."""
-    contract: OpenApiContract = container.__dict__.get("contract") or OpenApiContract(get_app(container))
+    """Return the comparison of this container's responses with the OpenAPI document."""
+    contract: OpenApiContract = container.__dict__.get("contract") or OpenApiContract(describe(container.settings.role))
     container.__dict__["contract"] = contract
     return contract
 

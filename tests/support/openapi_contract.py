@@ -2,10 +2,10 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
@@ -16,8 +16,8 @@ _MAX_COMPARED = 20
 
 
 class OpenApiContract:
-    def __init__(self, app: FastAPI) -> None:
-        self._document = app.openapi()
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
         resource = Resource.from_contents(self._document, default_specification=DRAFT202012)
         self._registry: Registry[Any] = Registry().with_resource(_DOCUMENT, resource)
         # a path without parameters goes before one that has them

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.support.clients import TestUser, get_app, get_contract
+from tests.support.clients import TestUser, describe, get_app, get_contract
 from tests.support.openapi_contract import OpenApiContract
 
 
@@ -12,10 +12,14 @@ def make_response(method: str, path: str, status: int, **content: object) -> htt
     return httpx.Response(status, request=httpx.Request(method, f"http://toolscout{path}"), **content)  # type: ignore[arg-type]
 
 
+def test_responses_are_compared_with_the_document_of_the_application(container: Container) -> None:
+    assert describe(container.settings.role) == get_app(container).openapi()
+
+
 async def test_described_responses_pass(user: TestUser, container: Container) -> None:
     assert (await user.http.get("/servers")).status_code == 200
     assert (await user.http.get("/servers/unknown")).status_code == 404
-    contract = OpenApiContract(get_app(container))
+    contract = OpenApiContract(describe(container.settings.role))
     await contract.check(make_response("GET", "/healthz", 200, json={"status": "ok"}))
     await contract.check(make_response("GET", "/not-described", 418, text="a teapot"))
     assert user.http.event_hooks["response"] == [get_contract(container).check]
@@ -37,4 +41,4 @@ async def test_described_responses_pass(user: TestUser, container: Container) ->
 )
 async def test_a_response_that_differs_is_noticed(container: Container, response: httpx.Response, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        await OpenApiContract(get_app(container)).check(response)
+        await OpenApiContract(describe(container.settings.role)).check(response)
