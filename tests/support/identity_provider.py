@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -88,6 +88,13 @@ class FakeIdentityProvider:
     def __post_init__(self) -> None:
         self.gate.set()
         self._nonces: dict[str, str] = {}
+
+    def reset(self) -> None:
+        """Forget what was seen, and undo the changes."""
+        fresh = FakeIdentityProvider(self.port)
+        for each in fields(self):
+            setattr(self, each.name, getattr(fresh, each.name))
+        self._nonces.clear()
 
     @property
     def issuer(self) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from http.cookies import SimpleCookie
 from typing import Any
@@ -31,16 +32,27 @@ from tests.support.identity_provider import (
 START, CALLBACK = "/console/sign-in/provider", "/console/sign-in/callback"
 
 
-@pytest.fixture
-def provider() -> Iterator[FakeIdentityProvider]:
-    with running_identity_provider() as running:
-        yield running
+CLIENT = {"oidc_client_id": CLIENT_ID, "oidc_client_secret": SecretStr(CLIENT_SECRET)}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[FakeIdentityProvider]:
+    with running_identity_provider() as opened:
+        yield opened
 
 
 @pytest.fixture
-async def service(open_service: OpenService, provider: FakeIdentityProvider) -> AsyncIterator[Container]:
-    client = {"oidc_client_id": CLIENT_ID, "oidc_client_secret": SecretStr(CLIENT_SECRET)}
-    async with open_service(**provider.settings(**client, oidc_name="Example Login")) as opened:
+def provider(running: FakeIdentityProvider) -> FakeIdentityProvider:
+    """The provider as it is at the start. The person who signs in is a new one."""
+    running.reset()
+    running.claims["sub"] = f"user-{uuid.uuid4().hex[:12]}"
+    return running
+
+
+@pytest.fixture(scope="module")
+async def service(open_shared_service: OpenService, running: FakeIdentityProvider) -> AsyncIterator[Container]:
+    """It reads the metadata of the provider once: a test that changes these opens a service of its own."""
+    async with open_shared_service(**running.settings(**CLIENT, oidc_name="Example Login")) as opened:
         yield opened
 
 
@@ -75,7 +87,7 @@ async def test_a_person_signs_in_and_out(console: ConsoleClient, provider: FakeI
     response = await sign_in(console, provider)
     assert response.status_code == 200
     assert '<meta http-equiv="refresh" content="0; url=/console">' in response.text
-    assert "Signed in as</span> <strong>alice" in await console.get_page("/console")
+    assert f"Signed in as</span> <strong>{provider.claims['sub']}" in await console.get_page("/console")
     signed_out = await console.submit("/console/sign-out")
     page = await console.get_page(signed_out.headers["location"])
     assert f'href="{provider.issuer}/sign-out?client_id={CLIENT_ID}"' in page
@@ -100,10 +112,11 @@ async def test_the_request_has_what_the_provider_needs_and_no_secret(
 
 
 async def test_a_provider_without_basic_authentication_gets_the_secret_in_the_form(
-    console: ConsoleClient, provider: FakeIdentityProvider
+    open_service: OpenService, provider: FakeIdentityProvider
 ) -> None:
     provider.metadata = {"token_endpoint_auth_methods_supported": ["client_secret_post"]}
-    await sign_in(console, provider)
+    async with open_service(**provider.settings(**CLIENT)) as service, open_client(service) as http:
+        await sign_in(ConsoleClient(http), provider)
     [(form, headers)] = provider.token_requests
     assert form["client_secret"] == CLIENT_SECRET
     assert "authorization" not in headers
@@ -162,12 +175,13 @@ async def test_others_are_users(console: ConsoleClient, provider: FakeIdentityPr
 async def test_signing_in_is_audited_and_creates_the_user(
     console: ConsoleClient, provider: FakeIdentityProvider, operator: httpx.AsyncClient
 ) -> None:
+    person = provider.claims["sub"]
     await sign_in(console, provider)
     await console.get_page("/console")
     await console.submit("/console/sign-out")
-    events = (await operator.get("/audit", headers={"X-User-Id": "alice"})).json()["items"]
+    events = (await operator.get("/audit", headers={"X-User-Id": person})).json()["items"]
     assert [(event["action"], event["actor"]) for event in reversed(events)] == [
-        (action, "user:oidc:alice") for action in ("user.create", "console.sign_in", "console.sign_out")
+        (action, f"user:oidc:{person}") for action in ("user.create", "console.sign_in", "console.sign_out")
     ]
 
 
@@ -177,9 +191,9 @@ async def test_a_session_ends_with_its_user_and_does_not_pass_to_a_namesake(
     await sign_in(console, provider)
     assert (await console.http.get("/console/servers")).status_code == 200
     cookie = console.http.cookies[SESSION_COOKIE]
-    assert (await operator.delete("/users/alice")).status_code == 204
+    assert (await operator.delete(f"/users/{provider.claims['sub']}")).status_code == 204
     assert (await console.http.get("/console/servers")).status_code == 303
-    await operator.post("/users", json={"id": "alice"})
+    await operator.post("/users", json={"id": provider.claims["sub"]})
     console.http.cookies.clear()
     console.http.cookies.set(SESSION_COOKIE, cookie, path="/console")
     assert (await console.http.get("/console/servers")).status_code == 303
