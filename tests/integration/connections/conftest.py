@@ -43,12 +43,13 @@ def protected(
     return server
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 async def service(
-    open_service: OpenService, authorization: AuthorizationServer, protected: ProtectedServer
+    open_shared_service: OpenService, running: tuple[AuthorizationServer, ProtectedServer]
 ) -> AsyncIterator[Container]:
-    allowed = f"{authorization.address},{protected.address}"
-    async with open_service(outbound_allow=allowed, redirect_origins="https://chat.example.com") as opened:
+    """One service for all tests, which stay apart by their users."""
+    allowed = ",".join(server.address for server in running)
+    async with open_shared_service(outbound_allow=allowed, redirect_origins="https://chat.example.com") as opened:
         yield opened
 
 

@@ -98,8 +98,10 @@ async def test_an_address_that_is_no_longer_allowed_is_not_asked_for_new_tokens(
     server_id = await sign_in.connect()
     await sign_in.age_token(3_601)
     service.mcp_pool.guard.allow([sign_in.protected.address])
-    assert_problem(await sign_in.user.execute("list_notes"), 502, "SERVER_CONNECTION_ERROR")
-    service.mcp_pool.guard.allow([sign_in.protected.address, sign_in.authorization.address])
+    try:
+        assert_problem(await sign_in.user.execute("list_notes"), 502, "SERVER_CONNECTION_ERROR")
+    finally:
+        service.mcp_pool.guard.allow([sign_in.protected.address, sign_in.authorization.address])
     assert (await sign_in.user.execute("list_notes")).status_code == 200
     assert server_id
 

@@ -21,14 +21,22 @@ PUBLIC = "https://tools.example.com"
 DOCUMENT = f"{PUBLIC}/oauth/client-metadata.json"
 
 
+@pytest.fixture(scope="module")
+async def public_service(
+    open_shared_service: OpenService, running: tuple[AuthorizationServer, ProtectedServer]
+) -> AsyncIterator[Container]:
+    allowed = ",".join(server.address for server in running)
+    async with open_shared_service(outbound_allow=allowed, public_url=f"{PUBLIC}/") as opened:
+        yield opened
+
+
 @pytest.fixture
 async def public(
-    open_service: OpenService, authorization: AuthorizationServer, protected: ProtectedServer
+    public_service: Container, authorization: AuthorizationServer, protected: ProtectedServer
 ) -> AsyncIterator[SignIn]:
     """A user of a service with a public address."""
-    allowed = f"{authorization.address},{protected.address}"
-    async with open_service(outbound_allow=allowed, public_url=f"{PUBLIC}/") as service, new_user(service) as user:
-        yield SignIn(service, user, authorization, protected)
+    async with new_user(public_service) as user:
+        yield SignIn(public_service, user, authorization, protected)
 
 
 def get_client_id(url: str) -> str:

@@ -2,18 +2,32 @@
 
 import base64
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 from starlette.responses import JSONResponse, Response
 
 from app.connections.repository import count_undecryptable_accounts, reseal_connections
+from app.container import Container
 from app.crypto import Sealer
 from app.db.tables import metadata
 from app.management.servers import reseal_credentials
-from tests.support.factories import SECRET_KEY
+from tests.support.authorization_server import AuthorizationServer
+from tests.support.factories import SECRET_KEY, OpenService
+from tests.support.protected_server import ProtectedServer
 from tests.support.sign_in import SignIn
 
 OLD_KEY, NEW_KEY = base64.b64decode(SECRET_KEY), b"n" * 32
+
+
+@pytest.fixture
+async def service(
+    open_service: OpenService, authorization: AuthorizationServer, protected: ProtectedServer
+) -> AsyncIterator[Container]:
+    """A service whose database holds no accounts of other tests: all of its rows are dumped, counted or resealed."""
+    allowed = f"{authorization.address},{protected.address}"
+    async with open_service(outbound_allow=allowed, redirect_origins="https://chat.example.com") as opened:
+        yield opened
 
 
 async def dump_database(sign_in: SignIn) -> str:

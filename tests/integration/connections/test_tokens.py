@@ -74,7 +74,7 @@ async def test_a_token_is_refreshed_before_it_ends_while_the_old_one_serves(sign
 async def test_a_session_is_kept_when_only_the_token_changes(sign_in: SignIn) -> None:
     server_id = await sign_in.connect()
     await sign_in.user.execute("list_notes")
-    [entry] = sign_in.service.mcp_pool._entries.values()
+    entry = sign_in.service.mcp_pool._entries[sign_in.user.id, server_id]
     await sign_in.age_token(EXPIRED)
     await sign_in.user.execute("list_notes")
     assert sign_in.service.mcp_pool._entries[sign_in.user.id, server_id] is entry
@@ -256,7 +256,7 @@ async def share_notes(sign_in: SignIn, admin: httpx.AsyncClient) -> str:
 
 async def test_a_member_is_not_asked_to_sign_in_when_the_operators_account_is_lost(sign_in: SignIn) -> None:
     async with open_client(sign_in.service, Authorization=f"Bearer {ADMIN_KEY}") as admin:
-        await share_notes(sign_in, admin)
+        shared_id = await share_notes(sign_in, admin)
         assert get_text(await sign_in.user.execute("list_notes")) == "the notes of ada"
         more_rights = await sign_in.user.execute("delete_note", {"name": "plan"})
         sign_in.authorization.refresh_tokens.clear()
@@ -269,3 +269,4 @@ async def test_a_member_is_not_asked_to_sign_in_when_the_operators_account_is_lo
         ):
             problem = assert_problem(refused, 502, "SERVER_CONNECTION_ERROR")
             assert (problem["cause"], "administrator" in problem["detail"]) == ("operator_credentials", True)
+        assert (await admin.delete(f"/shared-servers/{shared_id}")).status_code == 204
