@@ -43,6 +43,7 @@ from app.errors import ConfigurationError, Unavailable
 from app.execution import confirmations, idempotency
 from app.execution.execute import Executor
 from app.indexing import cache_retention, public_listings
+from app.indexing.categories.background import Categorizer
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.known_tools.pack import load_known_tools
 from app.indexing.large_tenants import maintain_large_tenants
@@ -109,6 +110,7 @@ class Container:
     indexer: Indexer
     worker: Worker
     shared_server_sync: SharedServerSync
+    categorizer: Categorizer
     usage_counters: UsageCounters
     selections: SelectionLog
     decisions: DecisionLog
@@ -215,6 +217,7 @@ class _Upstream:
     indexer: Indexer
     worker: Worker
     shared_server_sync: SharedServerSync
+    categorizer: Categorizer
 
 
 @dataclass(frozen=True)
@@ -313,7 +316,9 @@ async def _open_upstream(
     worker = Worker(indexer, _worker_config(settings))
     connector.enqueue_listing = worker.enqueue_listing
     mcp_pool.on_tools_changed = worker.on_tools_changed
-    return _Upstream(mcp_pool, connector, indexer, worker, SharedServerSync(indexer, sealer))
+    categorizer = Categorizer(database, lambda: models.current.model.id, infrastructure.metrics)
+    worker.on_indexed = categorizer.notify
+    return _Upstream(mcp_pool, connector, indexer, worker, SharedServerSync(indexer, sealer), categorizer)
 
 
 def _start_indexing(
@@ -328,6 +333,9 @@ def _start_indexing(
         if settings.index_concurrency:
             upstream.shared_server_sync.start()
             stack.push_async_callback(upstream.shared_server_sync.stop)
+            if settings.categories:
+                upstream.categorizer.start()
+                stack.push_async_callback(upstream.categorizer.stop)
     stack.push_async_callback(upstream.worker.stop)
 
 
@@ -474,6 +482,7 @@ def _build_container(
         indexer=upstream.indexer,
         worker=upstream.worker,
         shared_server_sync=upstream.shared_server_sync,
+        categorizer=upstream.categorizer,
         usage_counters=infrastructure.usage_counters,
         selections=infrastructure.selections,
         decisions=infrastructure.decisions,

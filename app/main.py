@@ -11,6 +11,7 @@ from fastapi.routing import iter_route_contexts
 from app import __version__
 from app.api import (
     audit,
+    categories,
     connections,
     conversations,
     decisions,
@@ -64,6 +65,7 @@ _ROUTE_MODULES = (
     shared_servers,
     runs,
     tools,
+    categories,
     rules,
     projects,
     users,

@@ -20,6 +20,7 @@ TAGS = [
     {"name": "shared servers", "description": "Servers that an administrator registers once for many users"},
     {"name": "runs", "description": "Index the tools of servers: push or list them, and watch the progress"},
     {"name": "tools", "description": "A user's tools: switch, tag, pin and approve them; core tools"},
+    {"name": "categories", "description": "Groups of a user's tools by what they do: list and rename them"},
     {"name": "rules", "description": "Rules over tool names that decide which tools can be found and run"},
     {"name": "projects", "description": "Parts of a user's tools, with rules and limits of their own"},
     {"name": "usage", "description": "Feedback, statistics, and the selection log of users who turned it on"},

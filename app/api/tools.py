@@ -10,6 +10,7 @@ from starlette.types import Scope as HttpScope
 from app.api.strict_route import StrictRoute
 from app.auth.permissions import Caller, Permission
 from app.catalog import core_tools, tools
+from app.catalog.categories import resolve_categories
 from app.catalog.projects import get_project
 from app.catalog.tools import ToolFilter
 from app.catalog.visibility import Scope
@@ -31,7 +32,7 @@ from app.indexing.sanitize import Flag
 from app.management import core_tools as manage_core_tools
 from app.management import examples as manage_examples
 from app.management import tools as manage_tools
-from app.schemas.base import Identifier, Items, render_page
+from app.schemas.base import Identifier, Items, Visible, render_page
 from app.schemas.tools import (
     ChangedToolOut,
     ChangeOut,
@@ -89,12 +90,17 @@ async def list_tools(
     original_changed: Annotated[
         bool | None, Query(description="whether the server's definition has changed since you wrote yours")
     ] = None,
+    categories: Annotated[
+        list[Visible] | None, Query(max_length=100, description="only tools of these categories, by id or name")
+    ] = None,
     project_id: ProjectId = None,
 ) -> Items[ToolOut]:
     """List tools by name, also hidden ones, with the reason. A project's key gets the tools of its project only."""
     project = await _resolve_project(session, tenant.id, caller, project_id)
+    scope = Scope(tenant.id, container.model.id, project_id=project)
+    category_ids = None if categories is None else await resolve_categories(session, scope, categories)
     tool_filter = ToolFilter(
-        server_id, name, tag, enabled, visible, state, flag, own_texts, original_changed, project_id=project
+        server_id, name, tag, enabled, visible, state, flag, own_texts, original_changed, project, category_ids
     )
     found = await tools.list_tools(session, tenant.id, container.model.id, tool_filter, page)
     return render_page(found, ToolOut.model_validate)

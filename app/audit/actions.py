@@ -10,6 +10,8 @@ Action = Literal[
     "tool.approve",
     "tool.examples",
     "tool.forget",
+    "category.rename",
+    "category.remake",
     "server.create",
     "server.change",
     "server.delete",

@@ -15,7 +15,15 @@ from app.catalog.visibility_policy import EnabledBy, HiddenBy, State
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
-from app.db.tables import mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
+from app.db.tables import (
+    mcp_servers,
+    mcp_tool_embeddings,
+    mcp_tools,
+    tool_categories,
+    tool_category_members,
+    tool_changes,
+    users,
+)
 from app.errors import Conflict, NotFound
 from app.text.strict_json import Json
 
@@ -57,6 +65,9 @@ class Tool:
     embedded: bool
     updated_at: datetime
     server_status: Status
+    category_id: str | None
+    category: str | None
+    """The name of its category; None until it is in one."""
 
     @property
     def server_description(self) -> str:
@@ -89,6 +100,7 @@ class ToolFilter:
     original_changed: bool | None = None
     project_id: str | None = None
     """Only tools that this project sees."""
+    category_ids: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,8 @@ async def list_tools(
         statement = statement.where(mcp_tools.c.own_texts_based_on.is_not(None).is_(tool_filter.own_texts))
     if tool_filter.original_changed is not None:
         statement = statement.where(_original_changed().is_(tool_filter.original_changed))
+    if tool_filter.category_ids is not None:
+        statement = statement.where(tool_category_members.c.category_id.in_(tool_filter.category_ids))
     return await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _to_tool)
 
 
@@ -254,6 +268,9 @@ def _select_tools(user_id: str, model: str, project_id: str | None) -> Select[An
     server = (mcp_servers.c.user_id == mcp_tools.c.user_id) & (mcp_servers.c.id == mcp_tools.c.server_id)
     row = (_ROW.user_id == mcp_tools.c.user_id) & (_ROW.tool_id == mcp_tools.c.id) & (_ROW.model == model)
     columns = [column for column in mcp_tools.c if column.name != "tags"]
+    member, category = tool_category_members.c, tool_categories.c
+    is_member = (member.user_id == mcp_tools.c.user_id) & (member.tool_id == mcp_tools.c.id)
+    of_member = (category.user_id == member.user_id) & (category.id == member.category_id)
     return (
         select(
             *columns,
@@ -264,9 +281,13 @@ def _select_tools(user_id: str, model: str, project_id: str | None) -> Select[An
             _original_changed().label("original_changed"),
             _visible().label("visible"),
             _ROW.embedding.is_not(None).label("embedded"),
+            member.category_id,
+            func.coalesce(category.own_name, category.name).label("category"),
         )
         .join(mcp_servers, server)
         .outerjoin(mcp_tool_embeddings, row)
+        .outerjoin(tool_category_members, is_member)
+        .outerjoin(tool_categories, of_member)
         .where(*_still_listed(user_id), *_visible_in(project_id))
     )
 

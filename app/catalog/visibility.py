@@ -36,6 +36,9 @@ VISIBLE = """
     AND (%(server_ids)s::text[] IS NULL OR v.server_id = ANY(%(server_ids)s::text[]))
     AND (%(tags)s::text[] IS NULL OR v.tags && %(tags)s::text[]
          OR (%(project_id)s::text IS NOT NULL AND v.project_tags -> %(project_id)s::text ?| %(tags)s::text[]))
+    AND (%(category_ids)s::text[] IS NULL OR v.tool_id IN (
+         SELECT m.tool_id FROM tool_category_members m
+         WHERE m.user_id = %(user_id)s AND m.category_id = ANY(%(category_ids)s::text[])))
 """
 """A condition on `mcp_tool_embeddings v`."""
 
@@ -120,11 +123,12 @@ class Scope:
     server_ids: Sequence[str] | None = None
     tags: Sequence[str] | None = None
     project_id: str | None = None
+    category_ids: Sequence[str] | None = None
 
     @property
     def is_filtered(self) -> bool:
-        """Whether the request filters by servers or tags, so that caching its results would be of no use."""
-        return self.server_ids is not None or self.tags is not None
+        """Whether the request filters by servers, tags or categories, so that caching would be of no use."""
+        return self.server_ids is not None or self.tags is not None or self.category_ids is not None
 
     @property
     def cache_key(self) -> CacheKey:
@@ -132,7 +136,7 @@ class Scope:
         return self.user_id, self.project_id
 
     def without_filters(self) -> "Scope":
-        return replace(self, server_ids=None, tags=None)
+        return replace(self, server_ids=None, tags=None, category_ids=None)
 
     def parameters(self) -> dict[str, Any]:
         return {
@@ -142,6 +146,7 @@ class Scope:
             "project": None if self.project_id is None else project_number(self.project_id),
             "server_ids": None if self.server_ids is None else list(self.server_ids),
             "tags": None if self.tags is None else list(self.tags),
+            "category_ids": None if self.category_ids is None else list(self.category_ids),
         }
 
 

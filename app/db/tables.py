@@ -79,7 +79,10 @@ users = Table(
     _not_null("adaptation", JSONB, "'{}'"),
     # as the user's newest token or sign-in through the identity provider names them
     _not_null("groups", ARRAY(Text), "'{}'"),
+    # the version of the catalogue whose tools are in categories; see indexing/categories
+    _not_null("categories_version", BigInteger, "0"),
     _created_at(),
+    Index("users_without_categories", "id", postgresql_where=text("categories_version <> catalog_version")),
 )
 
 api_keys = Table(
@@ -300,6 +303,54 @@ large_tenant_stats = Table(
     _not_null("tokens", BigInteger),
     _not_null("tags", ARRAY(Text)),
     PrimaryKeyConstraint("user_id", "model", "project_id"),
+)
+
+# groups of a user's tools, made from their vectors by indexing/categories
+tool_categories = Table(
+    "tool_categories",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _not_null("id", Text),
+    _not_null("name", Text),
+    # the name that a person gave
+    Column("own_name", Text),
+    _not_null("words", ARRAY(Text), "'{}'"),
+    # null for the tools that are similar to no others
+    Column("centroid", HALFVEC),
+    _created_at(),
+    PrimaryKeyConstraint("user_id", "id"),
+)
+
+# no foreign key to the tools, which would lock, and so rewrite, the wide row of each
+tool_category_members = Table(
+    "tool_category_members",
+    metadata,
+    _not_null("user_id", Text),
+    _not_null("tool_id", Text),
+    _not_null("category_id", Text),
+    # a hash of what was searched of the tool when it was put there
+    _not_null("content", BigInteger),
+    PrimaryKeyConstraint("user_id", "tool_id"),
+    ForeignKeyConstraint(
+        ["user_id", "category_id"], ["tool_categories.user_id", "tool_categories.id"], ondelete="CASCADE"
+    ),
+    Index("tool_category_members_category", "user_id", "category_id"),
+)
+
+# what tools are put into categories by
+tool_clusterings = Table(
+    "tool_clusterings",
+    metadata,
+    Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    _not_null("model", Text),
+    _not_null("mean", HALFVEC),
+    # how many tools were added, changed or removed since the categories were made
+    _not_null("changed", Integer, "0"),
+    # fencing token: increases with every write
+    _not_null("revision", BigInteger, "1"),
+    Column("made_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("user_id"),
+    Index("tool_clusterings_model", "model", "user_id"),
 )
 
 projects = Table(

@@ -150,7 +150,7 @@ async def discover_each(
     The queries run one after another, so that one caller does not occupy several connections.
     """
     user, searcher = caller.require_user(), discoverer.searcher
-    scope = make_scope(searcher, caller, request)
+    scope = await make_scope(searcher, caller, request)
     expanded = [searcher.questions.expand(user.id, query) for query in queries]
     # the filters of a request differ from one to the next, and explanations are rare
     is_plain = not scope.is_filtered and not request.explain

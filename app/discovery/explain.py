@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.auth.permissions import Caller
+from app.catalog.categories import is_in_categories
 from app.catalog.tool_keys import KeyedTool, ToolKeyIndex
 from app.catalog.visibility import Scope, load_evaluator, read_facts
 from app.catalog.visibility_policy import (
@@ -129,6 +130,9 @@ async def _explain_tool(
     excluded = _check_visible(scope, facts, decision) or _check_filters(scope, facts, decision)
     if excluded is not None:
         return excluded
+    reader = discoverer.database.reader(scope.user_id)
+    if not await is_in_categories(reader, scope, facts.tool_id):
+        return Reason("outside_filter", "it is in none of the request's `categories`", facts)
     for position, tool in enumerate(discovery.tools, start=1):
         if tool.definition.tool_id == facts.tool_id:
             message = f"it is number {position} of the answer{_describe_relevance(discovery, tool)}"

@@ -1,9 +1,10 @@
 """What a caller asks of a discovery, and the defaults for what it leaves open."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.auth.permissions import Caller
+from app.catalog.categories import resolve_categories
 from app.catalog.projects import Project
 from app.catalog.visibility import Scope
 from app.discovery.changes import GivenTool
@@ -41,6 +42,8 @@ class DiscoveryRequest:
     project_id: str | None = None
     server_ids: Sequence[str] | None = None
     tags: Sequence[str] | None = None
+    categories: Sequence[str] | None = None
+    """By id or name."""
     strategy: Strategy | None = None
     limit: int | None = None
     fill: bool = False
@@ -78,15 +81,23 @@ async def resolve_options(searcher: Searcher, caller: Caller, request: Discovery
     Raises `NotFound` if the project does not exist or the caller's key is bound to another one.
     """
     user = caller.require_user()
-    scope = make_scope(searcher, caller, request)
+    scope = await make_scope(searcher, caller, request)
     project = await searcher.read_project(searcher.database.reader(user.id), scope, user.catalog_version)
     return make_options(searcher, caller, request, scope, project)
 
 
-def make_scope(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> Scope:
-    """Return where to search. Raises `NotFound` if the caller's key is bound to another project."""
-    project_id = caller.resolve_project(request.project_id)
-    return Scope(caller.require_user().id, searcher.model.id, request.server_ids, request.tags, project_id)
+async def make_scope(searcher: Searcher, caller: Caller, request: DiscoveryRequest) -> Scope:
+    """Return where to search.
+
+    Raises `NotFound` if the caller's key is bound to another project, and `InvalidInput` if a category has no such
+    name.
+    """
+    user_id, project_id = caller.require_user().id, caller.resolve_project(request.project_id)
+    scope = Scope(user_id, searcher.model.id, request.server_ids, request.tags, project_id)
+    if request.categories is None:
+        return scope
+    reader = searcher.database.reader(user_id)
+    return replace(scope, category_ids=await resolve_categories(reader, scope, request.categories))
 
 
 def make_options(

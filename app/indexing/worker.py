@@ -69,6 +69,8 @@ class Worker:
         """When each of these servers announced its last change."""
         self._not_before: TTLCache[str, float] = TTLCache(_MAX_REMEMBERED_SERVERS, config.debounce_interval_s)
         self._is_stopped = False
+        self.on_indexed: Callable[[], None] = lambda: None
+        """Called when a run has changed a user's tools, or may have."""
 
     def start(self) -> None:
         if self._slots is not None:
@@ -195,6 +197,8 @@ class Worker:
         self.indexer.metrics.index_runs.labels(state).inc()
         self.indexer.metrics.index_seconds.labels(state).observe(time.perf_counter() - started)
         logger.info("index run ended", extra={"run_id": run.id, "state": state})
+        if state == "succeeded":
+            self.on_indexed()
 
     async def _retry_or_fail(self, run: queue.Claim, error: ServerUnreachable) -> str:
         if not error.retryable or run.attempts >= queue.MAX_ATTEMPTS:

@@ -6,8 +6,9 @@ The text is short, and the same bytes until the user's servers change, so that i
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from app.catalog.categories import CategorySummary, list_categories
 from app.catalog.definitions import ServerSummary, list_server_summaries
 from app.catalog.visibility import Scope
 from app.container import Container
@@ -21,6 +22,8 @@ MAX_TOKENS = 80
 _BYTES_PER_TOKEN = 4
 _MAX_WORDS = 4
 _PLAIN_NAME = re.compile(r"\w[\w .@/&+-]{0,39}")
+_MANY_SERVERS = 15
+_MANY_TOOLS = 150
 _CACHE_KEY = ("contents",)
 
 
@@ -31,7 +34,8 @@ async def read_contents(container: Container, scope: Scope, version: int) -> str
     async def read() -> Json:
         async with container.database.transaction(scope.user_id) as session:
             servers = await list_server_summaries(session, scope)
-        return {"text": describe_contents(servers, container.count_tokens)}
+            categories = await list_categories(session, scope) if is_large(servers) else []
+        return {"text": describe_contents(servers, container.count_tokens, categories)}
 
     try:
         contents = await container.listing_cache.get_at_version(scope, version, _CACHE_KEY, read)
@@ -42,25 +46,51 @@ async def read_contents(container: Container, scope: Scope, version: int) -> str
     return text
 
 
-def describe_contents(servers: Sequence[ServerSummary], count_tokens: Callable[[str], int]) -> str:
-    """Name the servers in alphabetical order; if they are too many, those with the most tools.
+def is_large(servers: Sequence[ServerSummary]) -> bool:
+    """Whether the names of servers would say too little of what there is."""
+    return len(servers) > _MANY_SERVERS or sum(server.tools for server in servers) > _MANY_TOOLS
+
+
+def describe_contents(
+    servers: Sequence[ServerSummary], count_tokens: Callable[[str], int], categories: Sequence[CategorySummary] = ()
+) -> str:
+    """Name the servers, or the categories of a large catalogue, in alphabetical order; if they are too many, those with
+    the most tools.
 
     Names come from users and from third parties. One that does not look like a name, or that contains instructions, is
     counted but not shown.
     """
-    by_size = sorted(servers, key=lambda server: (-server.tools, server.name))
-    candidates = [server.name for server in by_size if _is_plain_name(server.name)]
+    if len(categories) > 1:
+        plain = {each.name: each.tools for each in categories if all(map(_is_plain_name, each.name.split(", ")))}
+        return _name_largest(plain, len(categories), _format_categories, count_tokens)
+    plain = {each.name: each.tools for each in servers if _is_plain_name(each.name)}
+    return _name_largest(plain, len(servers), _format_servers, count_tokens)
+
+
+def _name_largest(
+    sizes: Mapping[str, int],
+    total: int,
+    format_names: Callable[[Sequence[str], int], str],
+    count_tokens: Callable[[str], int],
+) -> str:
+    candidates = sorted(sizes, key=lambda name: (-sizes[name], name))
     text = ""
     for count in range(1, len(candidates) + 1):
         names = sorted(candidates[:count], key=lambda name: (name.casefold(), name))
-        longer = _format(names, len(servers) - count)
+        longer = format_names(names, total - count)
         if max(count_tokens(longer), len(longer.encode()) / _BYTES_PER_TOKEN) > MAX_TOKENS:
             break
         text = longer
     return text
 
 
-def _format(names: Sequence[str], others: int) -> str:
+def _format_categories(names: Sequence[str], others: int) -> str:
+    """Names of categories contain commas."""
+    more = f"; and {others} more" if others else ""
+    return f"Categories: {'; '.join(names)}{more}."
+
+
+def _format_servers(names: Sequence[str], others: int) -> str:
     more = f" and {others} more {'server' if others == 1 else 'servers'}" if others else ""
     return f"Tools of {', '.join(names)}{more}."
 

@@ -39,9 +39,16 @@ async def _search(call: ToolCall) -> Json:
     queries = [
         _parse_query(query, arguments.get("context", ""), position) for position, query in enumerate(arguments["query"])
     ]
-    limit = _to_integer(arguments.get("maxResults"))
+    category = arguments.get("category", "")
     request = DiscoveryRequest(
-        queries[0], call.project_id, limit=limit, include_core_tools=False, describe=True, interface="mcp"
+        queries[0],
+        call.project_id,
+        # models leave an argument empty that they do not use
+        categories=[category] if category.strip() else None,
+        limit=_to_integer(arguments.get("maxResults")),
+        include_core_tools=False,
+        describe=True,
+        interface="mcp",
     )
     discoveries = await discover_each(discoverer, call.caller, request, queries)
     options = discoveries[0].options

@@ -220,6 +220,7 @@ BASIC_TOOLS: Sequence[MetaTool] = (
                     "description": "instead of query: toolKeys whose whole definition to show",
                 },
                 "context": _string_schema("what it is about"),
+                "category": _string_schema(),
                 "maxResults": {"type": "integer"},
                 "detail": {"enum": ["compact", "full", "brief"]},
             },

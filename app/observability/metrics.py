@@ -99,6 +99,11 @@ class Metrics:
         self.runs_queued = self._gauge("runs_queued", "Queued index runs, of all processes")
         self.runs_running = self._gauge("runs_running", "Index runs that a worker is processing, of all processes")
         self.oldest_queued = self._gauge("oldest_queued_run_seconds", "Age of the oldest queued index run")
+        self.categorizations = self._counter("categorizations", "Users whose tools were put into categories", "outcome")
+        _start_at_zero(self.categorizations, [("changed",), ("unchanged",), ("failed",)])
+        self.categorization_seconds = self._histogram(
+            "categorization_seconds", "Time to put a user's tools into categories", buckets=_SLOW_BUCKETS
+        )
         self.tools_pending = self._gauge("tools_pending", "Tools without a vector yet, found by words alone")
 
     def _create_pool_metrics(self) -> None:

@@ -12,7 +12,7 @@ from app.discovery.models import NoMatchReason
 from app.discovery.request import ConversationTurn, DiscoveryRequest
 from app.discovery.selection import OmissionReason, Source
 from app.indexing.sanitize import Flag
-from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, make_synonyms
+from app.schemas.base import CamelCaseInput, FieldError, Identifier, Output, Tags, Visible, make_synonyms
 from app.schemas.kept_tools import ConversationIn, Keep, to_given_tools
 from app.search.confidence import Confidence
 from app.search.query import Query, find_ages_of_calls, parse_query
@@ -30,6 +30,7 @@ class DiscoverBody(CamelCaseInput):
         similarity_threshold="threshold min_score min_similarity score_threshold",
         include_core_tools="core_tools",
         server_ids="servers",
+        categories="category category_ids",
         project_id="project",
         max_tokens="token_budget",
         strategy="mode",
@@ -72,6 +73,11 @@ class DiscoverBody(CamelCaseInput):
     )
     tags: Tags | None = Field(
         None, description="search only tools with at least one of these tags; each match adds 0.2"
+    )
+    categories: Annotated[list[Visible], Field(max_length=100)] | None = Field(
+        None,
+        description="search only tools of these categories, by id or name (`GET /categories`); unknown ids are "
+        "ignored, an unknown name is an error, `[]` means none",
     )
     project_id: Identifier | None = Field(None, description="search only the tools of this project")
     strategy: Strategy | None = Field(None, description="null: the project's, the user's, or `hybrid`")
@@ -130,6 +136,7 @@ class DiscoverBody(CamelCaseInput):
             project_id=self.project_id,
             server_ids=self.server_ids,
             tags=self.tags,
+            categories=self.categories,
             strategy=self.strategy,
             limit=self.limit,
             fill=self.fill,
@@ -205,7 +212,8 @@ class DiscoverOut(Output):
     tools: list[SelectedOut]
     definitions: list[dict[str, Any]] = Field(description="ready for the model, in the order of `tools`")
     total_searched: int = Field(
-        description="the number of tools that are visible to the caller, within `tags`, `server_ids` and the project"
+        description="the number of tools that are visible to the caller, within `tags`, `server_ids`, `categories` and "
+        "the project"
     )
     search_duration_ms: float = Field(description="without the embedding of the message; with the time of a cloud")
     embedding_generated: bool = Field(description="false if the query's embedding was cached or is not needed")
@@ -222,8 +230,9 @@ class DiscoverOut(Output):
     no_match: bool = Field(description="`confidence` is `none`: the answer has core and kept tools alone")
     no_match_reason: NoMatchReason | None = Field(
         description="why no tool was found; null if one was. `no_match`: none of the tools fits; `no_tools`: this user "
-        "has none, and a misspelt `X-User-Id` looks the same; `filtered_out`: `server_ids`, `tags`, the project, rules "
-        "or switched-off servers leave none; `discovery_off`: the project's `optimization` is null"
+        "has none, and a misspelt `X-User-Id` looks the same; `filtered_out`: `server_ids`, `tags`, "
+        "`categories`, the project, rules or switched-off servers leave none; `discovery_off`: the project's "
+        "`optimization` is null"
     )
     omitted: OmittedOut | None = Field(description="what was left out for want of room; null if there was room for all")
     tokens: TokensOut

@@ -148,6 +148,10 @@ class ToolOut(Output):
     findings: list[FindingOut] = Field(description="what the flags refer to, and where in the server's definition")
     tokens: int
     embedded: bool
+    category_id: str | None
+    category: str | None = Field(
+        description="the name of its category; null until it is in one, some seconds after it was indexed"
+    )
     updated_at: datetime
 
 

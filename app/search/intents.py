@@ -66,3 +66,8 @@ def _find_first_action(text: str, max_words: int) -> Action:
         if (action := _ACTIONS_BY_STEM.get(stem(word.lower()))) is not None:
             return action
     return Action.UNKNOWN
+
+
+def is_action_word(word: str) -> bool:
+    """Whether the word says what is done, and not what it is done to."""
+    return stem(word) in _ACTIONS_BY_STEM

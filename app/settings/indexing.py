@@ -51,6 +51,11 @@ class IndexingSettings(BaseModel):
         description="index tools of well-known public servers with the example messages that ship with Toolscout; a "
         "change takes effect for each server at its next index run",
     )
+    categories: bool = Field(
+        True,
+        description="group each user's tools into categories in the background, after index runs; false keeps the "
+        "categories that there are",
+    )
 
     @field_validator("index_concurrency")
     @classmethod

@@ -68,6 +68,9 @@ _SECTIONS = {
         "listings": "lists of tools that index runs got: `server`, or `shared` if another run had fetched a public one",
         "index_seconds": "duration of index runs",
         "tools_embedded": "tools whose vector was computed in this process; cached ones do not count",
+        "categorizations": "users whose tools the background task looked at, because their catalogue had changed: "
+        "`changed` if categories were written, `unchanged`, or `failed`",
+        "categorization_seconds": "how long that took for a user",
         "runs_queued": "index runs that wait, including those whose worker has died (its lease has expired); of all "
         "processes",
         "runs_running": "index runs that a worker is processing; of all processes",

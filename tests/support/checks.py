@@ -18,6 +18,7 @@ from app.console.page_context import require as require_in_console
 from app.container import Container
 from app.db.tables import metadata
 from app.dependencies import require
+from app.indexing.categories.maker import make_categories
 from tests.support.clients import TestUser
 
 Json = dict[str, Any]
@@ -151,6 +152,14 @@ async def leave_a_call(container: Container, user_id: str) -> None:
     async with container.database.transaction(user_id) as session:
         for statement in statements:
             await session.rows(statement, {"owner": user_id, "key": uuid.uuid4().hex})
+
+
+async def leave_a_category(container: Container, user_id: str) -> str:
+    """Make the categories of a user with tools, and return the id of the first one."""
+    await make_categories(container.database, user_id, container.model.id)
+    async with container.database.transaction(user_id) as session:
+        [(category_id,), *_] = await session.rows("SELECT id FROM tool_categories ORDER BY created_at, id")
+    return str(category_id)
 
 
 async def leave_a_sign_in(container: Container, user_id: str) -> None:

@@ -33,6 +33,7 @@ def make_settings(data_dir: Path, **changes: Any) -> Settings:
         "admin_api_key": SecretStr(ADMIN_KEY),
         "demo": False,
         "database_pool_size": 5,
+        "categories": False,  # tests that need them make them, and others need not wait for them
         "reindex_every_s": 0,  # servers of finished tests would be asked again
         "query_embed_budget_ms": 60_000,  # see SLOW_MACHINE_ENV
         "catalog_embed_budget_s": 60.0,

@@ -9,6 +9,7 @@ import httpx
 
 from toolscout_client.reports import CatalogResource, ReportResource
 from toolscout_client.resources import (
+    Categories,
     ChatResource,
     Conversations,
     Keys,
@@ -68,6 +69,10 @@ class _Client(ChatResource[TransportT], CatalogResource[TransportT], ReportResou
     @property
     def tools(self) -> Tools[TransportT]:
         return Tools(self._transport)
+
+    @property
+    def categories(self) -> Categories[TransportT]:
+        return Categories(self._transport)
 
     @property
     def rules(self) -> RulesResource[TransportT]:

@@ -84,6 +84,8 @@ class DiscoveryOptions(TypedDict, total=False):
     include_core_tools: bool
     server_ids: list[str] | None
     tags: list[str] | None
+    categories: list[str] | None
+    """Search only tools of these categories, by id or name."""
     project_id: str | None
     strategy: Strategy | None
     max_tokens: int | None
@@ -436,6 +438,8 @@ class ToolFilter(TypedDict, total=False):
     flag: str | None
     own_texts: bool | None
     original_changed: bool | None
+    categories: list[str] | None
+    """By id or name."""
     project_id: str | None
     limit: int
     """The page size; all pages are read."""
@@ -503,6 +507,9 @@ class Tool:
     """Whether the server's definition has changed since you wrote your texts."""
     own_findings: list[Json] | None = None
     """What of your own texts reads like an instruction to the model; None in lists."""
+    category_id: str | None = None
+    category: str | None = None
+    """The name of its category; None until it is in one, and from the release 0.2.0 and older ones."""
     run_id: str | None = None
     """After `update`: the index run that was queued, because tags or texts have changed. See `runs.wait`."""
     warnings: list[str] = field(default_factory=list)
@@ -535,6 +542,19 @@ class ToolExamples:
 class Tag:
     tag: str
     count: int
+
+
+@dataclass(frozen=True)
+class Category:
+    """A group of tools that do similar things."""
+
+    id: str
+    name: str
+    """Your own name, or else the automatic one."""
+    own_name: str | None
+    words: list[str]
+    tools: int
+    servers: list[str]
 
 
 class Rule(TypedDict, total=False):

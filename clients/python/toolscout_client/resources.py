@@ -10,6 +10,7 @@ import httpx
 from toolscout_client.models import (
     AddedServer,
     AuthorizationLink,
+    Category,
     CoreTools,
     Discovery,
     DiscoveryOptions,
@@ -341,6 +342,22 @@ class Tools(Resource[TransportT]):
     def replace_core(self, tools: Sequence[Json]) -> Steps[CoreTools]:
         """Replace the core tools by these MCP tools. With an admin key and no user, they apply to all users."""
         return self._fetch(CoreTools, make_request("PUT /core-tools", json={"tools": tools}))
+
+
+class Categories(Resource[TransportT]):
+    @endpoint
+    def list(self, project_id: str | None = None) -> Steps[Sequence[Category]]:
+        """Return the categories of visible tools, those with the most tools first."""
+        return self._fetch_list(Category, make_request("GET /categories", params={"project_id": project_id}))
+
+    @endpoint
+    def get(self, category_id: str) -> Steps[Category]:
+        return self._fetch(Category, make_request("GET /categories/{}", category_id))
+
+    @endpoint
+    def rename(self, category_id: str, name: str | None) -> Steps[Category]:
+        """Give a category a name of your own. None restores the automatic one."""
+        return self._fetch(Category, make_request("PATCH /categories/{}", category_id, json={"name": name}))
 
 
 class RulesResource(Resource[TransportT]):

@@ -27,6 +27,7 @@ import {
   type Time,
 } from "./models.js";
 import {
+  Categories,
   Keys,
   type List,
   Projects,
@@ -145,6 +146,10 @@ export class Toolscout {
 
   get tools(): Tools {
     return new Tools(this.#transport);
+  }
+
+  get categories(): Categories {
+    return new Categories(this.#transport);
   }
 
   get rules(): RulesResource {

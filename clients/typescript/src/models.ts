@@ -32,6 +32,7 @@ export type Server = Schemas["ServerOut"];
 export type ServerImport = Schemas["ImportOut"];
 export type SharedServer = Schemas["SharedServerOut"];
 export type Stats = Schemas["StatsOut"];
+export type Category = Schemas["CategoryOut"];
 export type Tag = Schemas["TagOut"];
 export type Tool = Schemas["ToolOut"];
 export type ToolChange = Schemas["ChangeOut"];

@@ -819,6 +819,52 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/categories": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Categories
+         * @description List the categories that have a visible tool, those with the most tools first.
+         *
+         *     They are made in the background, some seconds after the tools of a server were indexed.
+         */
+        get: operations["list_categories"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/categories/{category_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Category
+         * @description Return a category. `GET /tools?categories=ID` lists its tools.
+         */
+        get: operations["get_category"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        /**
+         * Rename Category
+         * @description Give a category a name of your own. It keeps it as long as it exists, whatever tools come and go.
+         */
+        patch: operations["rename_category"];
+        trace?: never;
+    };
     "/rules": {
         parameters: {
             query?: never;
@@ -1340,6 +1386,44 @@ export interface components {
              */
             expires_at: string;
         };
+        /** CategoryChanges */
+        CategoryChanges: {
+            /**
+             * Name
+             * @description your own name; null restores the automatic one
+             */
+            name?: string | null;
+        };
+        /** CategoryOut */
+        CategoryOut: {
+            /** Id */
+            id: string;
+            /**
+             * Name
+             * @description yours, if you have given one, or else the automatic one
+             */
+            name: string;
+            /**
+             * Own Name
+             * @description the name that you gave; null if you gave none
+             */
+            own_name: string | null;
+            /**
+             * Words
+             * @description words that are typical of its tools
+             */
+            words: string[];
+            /**
+             * Tools
+             * @description how many of its tools are visible to the caller
+             */
+            tools: number;
+            /**
+             * Servers
+             * @description the names of the servers of these tools, 10 at most
+             */
+            servers: string[];
+        };
         /** ChangeOut */
         ChangeOut: {
             /** Id */
@@ -1473,6 +1557,13 @@ export interface components {
             tokens: number;
             /** Embedded */
             embedded: boolean;
+            /** Category Id */
+            category_id: string | null;
+            /**
+             * Category
+             * @description the name of its category; null until it is in one, some seconds after it was indexed
+             */
+            category: string | null;
             /**
              * Updated At
              * Format: date-time
@@ -1703,6 +1794,11 @@ export interface components {
              */
             tags?: string[] | null;
             /**
+             * Categories
+             * @description search only tools of these categories, by id or name (`GET /categories`); unknown ids are ignored, an unknown name is an error, `[]` means none
+             */
+            categories?: string[] | null;
+            /**
              * Project Id
              * @description search only the tools of this project
              */
@@ -1762,7 +1858,7 @@ export interface components {
             }[];
             /**
              * Total Searched
-             * @description the number of tools that are visible to the caller, within `tags`, `server_ids` and the project
+             * @description the number of tools that are visible to the caller, within `tags`, `server_ids`, `categories` and the project
              */
             total_searched: number;
             /**
@@ -1803,7 +1899,7 @@ export interface components {
             no_match: boolean;
             /**
              * No Match Reason
-             * @description why no tool was found; null if one was. `no_match`: none of the tools fits; `no_tools`: this user has none, and a misspelt `X-User-Id` looks the same; `filtered_out`: `server_ids`, `tags`, the project, rules or switched-off servers leave none; `discovery_off`: the project's `optimization` is null
+             * @description why no tool was found; null if one was. `no_match`: none of the tools fits; `no_tools`: this user has none, and a misspelt `X-User-Id` looks the same; `filtered_out`: `server_ids`, `tags`, `categories`, the project, rules or switched-off servers leave none; `discovery_off`: the project's `optimization` is null
              */
             no_match_reason: ("no_tools" | "no_match" | "discovery_off" | "filtered_out") | null;
             /** @description what was left out for want of room; null if there was room for all */
@@ -2258,6 +2354,13 @@ export interface components {
              *     ]
              */
             tools: string[];
+        };
+        /** Items[CategoryOut] */
+        Items_CategoryOut_: {
+            /** Items */
+            items: components["schemas"]["CategoryOut"][];
+            /** Next Cursor */
+            next_cursor?: string | null;
         };
         /** Items[ChangeOut] */
         Items_ChangeOut_: {
@@ -4075,6 +4178,13 @@ export interface components {
             tokens: number;
             /** Embedded */
             embedded: boolean;
+            /** Category Id */
+            category_id: string | null;
+            /**
+             * Category
+             * @description the name of its category; null until it is in one, some seconds after it was indexed
+             */
+            category: string | null;
             /**
              * Updated At
              * Format: date-time
@@ -4213,6 +4323,13 @@ export interface components {
             tokens: number;
             /** Embedded */
             embedded: boolean;
+            /** Category Id */
+            category_id: string | null;
+            /**
+             * Category
+             * @description the name of its category; null until it is in one, some seconds after it was indexed
+             */
+            category: string | null;
             /**
              * Updated At
              * Format: date-time
@@ -4393,6 +4510,11 @@ export interface components {
              * @description search only tools with at least one of these tags; each match adds 0.2
              */
             tags?: string[] | null;
+            /**
+             * Categories
+             * @description search only tools of these categories, by id or name (`GET /categories`); unknown ids are ignored, an unknown name is an error, `[]` means none
+             */
+            categories?: string[] | null;
             /**
              * Project Id
              * @description search only the tools of this project
@@ -5537,6 +5659,8 @@ export interface operations {
                 own_texts?: boolean | null;
                 /** @description whether the server's definition has changed since you wrote yours */
                 original_changed?: boolean | null;
+                /** @description only tools of these categories, by id or name */
+                categories?: string[] | null;
                 /** @description only tools that this project sees */
                 project_id?: string | null;
                 /** @description the maximum number of items */
@@ -5881,6 +6005,95 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["CoreToolsOut"];
+                };
+            };
+            "4XX": components["responses"]["Problem"];
+            "5XX": components["responses"]["Problem"];
+        };
+    };
+    list_categories: {
+        parameters: {
+            query?: {
+                /** @description only what this project sees */
+                project_id?: string | null;
+            };
+            header?: {
+                /** @description the user that a service key or an administrator acts for */
+                "x-user-id"?: string | null;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Items_CategoryOut_"];
+                };
+            };
+            "4XX": components["responses"]["Problem"];
+            "5XX": components["responses"]["Problem"];
+        };
+    };
+    get_category: {
+        parameters: {
+            query?: {
+                /** @description only what this project sees */
+                project_id?: string | null;
+            };
+            header?: {
+                /** @description the user that a service key or an administrator acts for */
+                "x-user-id"?: string | null;
+            };
+            path: {
+                category_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CategoryOut"];
+                };
+            };
+            "4XX": components["responses"]["Problem"];
+            "5XX": components["responses"]["Problem"];
+        };
+    };
+    rename_category: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description the user that a service key or an administrator acts for */
+                "x-user-id"?: string | null;
+            };
+            path: {
+                category_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CategoryChanges"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CategoryOut"];
                 };
             };
             "4XX": components["responses"]["Problem"];

@@ -3,6 +3,7 @@
 import {
   type AddedServer,
   type AuthorizationLink,
+  type Category,
   type CoreTools,
   type CreatedKey,
   type ExampleSource,
@@ -273,6 +274,22 @@ export class Tools extends Resource {
   replaceCore(tools: readonly object[], options: RequestOptions = {}): Promise<CoreTools> {
     const body = { tools: tools as Record<string, unknown>[] };
     return this.transport.call("PUT /core-tools", [], { body, ...options });
+  }
+}
+
+export class Categories extends Resource {
+  /** Return the categories of visible tools, those with the most tools first. */
+  list({ projectId = null, ...options }: RequestOptions & { projectId?: string | null } = {}): Promise<Category[]> {
+    return this.transport.list("GET /categories", [], { query: { project_id: projectId }, ...options });
+  }
+
+  get(categoryId: string, options: RequestOptions = {}): Promise<Category> {
+    return this.transport.call("GET /categories/{category_id}", [categoryId], options);
+  }
+
+  /** Give a category a name of your own. `null` restores the automatic one. */
+  rename(categoryId: string, name: string | null, options: RequestOptions = {}): Promise<Category> {
+    return this.transport.call("PATCH /categories/{category_id}", [categoryId], { body: { name }, ...options });
   }
 }
 

@@ -136,8 +136,10 @@ export class Transport {
   async #attempt(method: string, path: string, request: PlainRequest): Promise<Response | Failure> {
     const url = new URL(this.#url.pathname.replace(/\/+$/, "") + path, this.#url);
     for (const [name, value] of Object.entries(request.query ?? {})) {
-      if (value != null) {
-        url.searchParams.set(name, value instanceof Date ? value.toISOString() : String(value));
+      for (const each of Array.isArray(value) ? value : [value]) {
+        if (each != null) {
+          url.searchParams.append(name, each instanceof Date ? each.toISOString() : String(each));
+        }
       }
     }
     const deadline = startDeadline(request.timeoutMs ?? TIMEOUT_MS, request.signal);

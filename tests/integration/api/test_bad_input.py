@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.support.checks import JSON_TYPE, MCP_PATHS, Json, assert_problem, door_routes
+from tests.support.checks import JSON_TYPE, MCP_PATHS, Json, assert_problem, door_routes, leave_a_category
 from tests.support.clients import TestUser, get_app, new_user
 from tests.support.factories import tool
 
@@ -222,6 +222,7 @@ async def test_a_malformed_body_is_refused_by_every_route(
     [project] = (await reader.http.get("/projects")).json()["items"]
     tool_id = (await reader.tools())["list_files"]["id"]
     ids = {"server_id": server["id"], "tool_id": tool_id, "project_id": project["id"], "user_id": reader.id}
+    ids["category_id"] = await leave_a_category(container, reader.id)
     routes = [route for route in door_routes(get_app(container)) if route.takes_body and route.path not in MCP_PATHS]
     assert len(routes) > 10
     for route in routes:
@@ -316,6 +317,12 @@ QUERIES: list[tuple[str, int]] = [
     ("/tools/canary-77aa31/history?limit=0", 404),
     ("/tags", 200),
     ("/tags?project_id=canary-77aa31", 404),
+    ("/categories", 200),
+    ("/categories/canary-77aa31", 404),
+    ("/categories/%00", 422),
+    ("/categories?project_id=canary-77aa31", 404),
+    ("/tools?categories=canary-77aa31", 422),
+    ("/tools?categories=%00", 422),
     ("/rules", 200),
     ("/projects", 200),
     ("/projects?limit=0", 422),

@@ -33,6 +33,7 @@ from tests.support.checks import (
     everything,
     find_and_praise,
     leave_a_call,
+    leave_a_category,
     leave_a_sharing,
     leave_a_sign_in,
     without_request_id,
@@ -163,12 +164,14 @@ async def add_everything(container: Container, user: TestUser) -> Belongings:
     assert answer.status_code == 200
     rules = [{"pattern": [f"{mark}_*"], "server": mark, "tags": [f"{mark}-ruled"]}]
     assert (await user.http.put("/rules", json={"rules": rules})).status_code == 200
+    await until(lambda: has_no_runs(container))
+    belongings.ids["category_id"] = await leave_a_category(container, user.id)
     belongings.ids["discovery_id"] = await find_and_praise(container, user, f"{mark}_read")
     return belongings
 
 
 def missing_belongings() -> Belongings:
-    names = "server_id", "tool_id", "run_id", "project_id", "discovery_id", "conversation_id"
+    names = "server_id", "tool_id", "run_id", "project_id", "discovery_id", "conversation_id", "category_id"
     return Belongings("nobody", {name: str(uuid.uuid4()) for name in names})
 
 
@@ -278,6 +281,7 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("GET", "/tools/{tool_id}/examples", None),
     ("PUT", "/tools/{tool_id}/examples", {"messages": ["taken over"]}),
     ("DELETE", "/tools/{tool_id}/examples", None),
+    ("GET", "/categories/{category_id}", None),
     ("GET", "/projects/{project_id}", None),
     ("PATCH", "/projects/{project_id}", {"optimization": None, "rules": [{"pattern": ["*"], "enabled": False}]}),
     ("DELETE", "/projects/{project_id}", None),
@@ -285,6 +289,8 @@ ROUTES_WITH_AN_ID: list[tuple[str, str, Json | None]] = [
     ("POST", "/projects/{project_id}/mcp", PING),
     ("POST", "/projects/{project_id}/mcp/full", PING),
 ]
+CATEGORY_ROUTES: list[tuple[str, str, Json | None]] = [("PATCH", "/categories/{category_id}", {"name": "taken over"})]
+"""Routes that change what cannot be created again for each test."""
 ACCOUNT_ROUTES: list[tuple[str, str, Json | None]] = [
     ("POST", "/servers/{server_id}/connect", {}),
     ("DELETE", "/servers/{server_id}/connection", None),
@@ -297,7 +303,7 @@ def test_the_table_of_routes_with_an_id_is_complete(container: Container) -> Non
     for_admins = ("/users/", "/keys/", "/shared-servers/")
     admin_routes = {(method, path) for method, path in routes if path.startswith(for_admins)}
     registry_routes = {(method, path) for method, path in routes if path.startswith("/registry/")}  # of no user
-    listed = {(method, path) for method, path, _ in ROUTES_WITH_AN_ID + ACCOUNT_ROUTES}
+    listed = {(method, path) for method, path, _ in ROUTES_WITH_AN_ID + ACCOUNT_ROUTES + CATEGORY_ROUTES}
     assert listed == routes - admin_routes - registry_routes
 
 
@@ -314,6 +320,22 @@ async def test_an_id_of_another_user_answers_exactly_like_a_missing_id(
     assert without_request_id(foreign) == without_request_id(await request(missing_belongings()))
     assert not find_traces(foreign.text, world.theirs)
     assert (await request(world.mine if method == "GET" else await add_belongings(world.me))).is_success
+    assert await world.rows_of_other() == before
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CATEGORY_ROUTES)
+async def test_a_category_of_another_user_answers_exactly_like_a_missing_one(
+    world: World, method: str, path: str, body: Json | None
+) -> None:
+    async def request(belongings: Belongings, content: Json | None = body) -> httpx.Response:
+        return await world.me.http.request(method, path.format(**belongings.ids), json=content)
+
+    before = await world.rows_of_other()
+    foreign = await request(world.theirs)
+    assert_refused(foreign, 404)
+    assert without_request_id(foreign) == without_request_id(await request(missing_belongings()))
+    assert (await request(world.mine)).json()["own_name"] == "taken over"
+    assert (await request(world.mine, {"name": None})).is_success
     assert await world.rows_of_other() == before
 
 
@@ -389,6 +411,12 @@ IDS_ELSEWHERE: dict[str, MakeRequest] = {
         "/discover/why",
         {"json": {"query": "read the file", "tool": f"{b.mark}_read"}},
     ),
+    "a category of a discovery": lambda b: (
+        "POST",
+        "/discover",
+        {"json": {"query": "read the file", "similarity_threshold": 0, "categories": [b.ids["category_id"]]}},
+    ),
+    "a category of a list of tools": lambda b: ("GET", "/tools", {"params": {"categories": b.ids["category_id"]}}),
     "a server's name in a rule": lambda b: (
         "POST",
         "/rules/preview",
@@ -458,6 +486,11 @@ MISSING_ELSEWHERE: dict[str, MakeRequest] = {
     ),
     "project_id of a list of tools": lambda b: ("GET", "/tools", {"params": {"project_id": b.ids["project_id"]}}),
     "project_id of a list of tags": lambda b: ("GET", "/tags", {"params": {"project_id": b.ids["project_id"]}}),
+    "project_id of a list of categories": lambda b: (
+        "GET",
+        "/categories",
+        {"params": {"project_id": b.ids["project_id"]}},
+    ),
     "project_id of a preview": lambda b: (
         "POST",
         "/rules/preview",
@@ -581,6 +614,7 @@ LISTS: list[tuple[str, str, Json | None]] = [
     ("GET", "/core-tools", None),
     ("GET", "/tools/{tool_id}/history", None),
     ("GET", "/tags", None),
+    ("GET", "/categories", None),
     ("GET", "/rules", None),
     ("POST", "/rules/preview", {"rules": []}),
     ("GET", "/projects", None),

@@ -488,12 +488,15 @@ async def test_a_bound_key_may_only_use_its_project(
         ("GET", "/tools"),
         ("GET", "/tools/{tool_id}"),
         ("GET", "/tags"),
+        ("GET", "/categories"),
+        ("GET", "/categories/{category_id}"),
         *(("POST", path) for path in MCP_PATHS),
     }
     before = await everything(team.http, "/projects")
     tool_id = (await team.tools())["read_page"]["id"]
     ids = {"server_id": await get_server_id(team, "docs"), "tool_id": tool_id, "project_id": project_id}
     ids |= {"run_id": "some-run", "user_id": team.id, "key_id": "some-key", "namespace": "com.acme", "name": "weather"}
+    ids["category_id"] = "some-category"
     async with with_bound_key(container, admin, team, project_id) as bound:
         for method, path in sorted(refused):
             body: Json | None = None if method in ("GET", "DELETE") else {}
@@ -512,6 +515,7 @@ async def test_a_bound_key_may_name_only_its_own_project(
     bodies: dict[str, Json | None] = {
         "/tools": None,
         "/tags": None,
+        "/categories": None,
         "/discover": {"query": "x"},
         "/discover/why": {"query": "x", "tool": "read_page"},
         "/eval": {"items": [{"message": "x", "tools": ["read_page"]}], "suggest": True},

@@ -18,6 +18,7 @@ from tests.support.checks import (
     everything,
     find_and_praise,
     leave_a_call,
+    leave_a_category,
     leave_a_sharing,
     leave_a_sign_in,
     pages,
@@ -60,6 +61,7 @@ async def fill(container: Container, user: TestUser) -> None:
     project = {"name": "support", "server_ids": None, "rules": rules}
     assert (await user.http.post("/projects", json=project)).status_code == 201
     await leave_a_call(container, user.id)
+    await leave_a_category(container, user.id)
     await leave_a_sign_in(container, user.id)
     await leave_a_sharing(container, user.id)
     await find_and_praise(container, user, "read a file")

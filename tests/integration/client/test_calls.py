@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.container import Container
-from tests.support.checks import ONLY_BY_REQUEST
+from tests.support.checks import ONLY_BY_REQUEST, leave_a_category
 from tests.support.clients import TestUser, get_app
 from tests.support.factories import ADMIN_KEY, tool
 from tests.support.known_tools import pick_known_tools
@@ -122,6 +122,25 @@ async def test_a_discovery_tells_its_confidence(any_client: AnyClient, user: Tes
     assert (found.confidence, found.no_match) == ("high", False)
     nothing: Discovery = await any_client(lambda client: client.discover("thanks, that is all"))
     assert (nothing.confidence, nothing.no_match) == ("none", True)
+
+
+async def test_categories_are_listed_renamed_and_searched(
+    any_client: AnyClient, user: TestUser, container: Container
+) -> None:
+    await user.add_tools(FORECAST, MAIL)
+    await leave_a_category(container, user.id)
+    [category, *_] = await any_client(lambda client: client.categories.list())
+    assert await any_client(lambda client: client.categories.get(category.id)) == category
+    renamed = await any_client(lambda client: client.categories.rename(category.id, "Everyday"))
+    assert (renamed.name, renamed.own_name, renamed.tools) == ("Everyday", "Everyday", category.tools)
+    found: Discovery = await any_client(lambda client: client.discover(MESSAGE, categories=["everyday"]))
+    assert found.total_searched == category.tools
+    listed = await any_client.all(lambda client: client.tools.list(categories=[category.id]))
+    assert {each.category for each in listed} == {"Everyday"}
+    restored = await any_client(lambda client: client.categories.rename(category.id, None))
+    assert restored.name == category.name
+    mistake = any_client(lambda client: client.discover(MESSAGE, categories=["no such thing"]))
+    await expect_error(mistake, InvalidInput)
 
 
 async def test_an_answer_can_be_filled_to_the_limit(any_client: AnyClient, user: TestUser) -> None:

@@ -42,6 +42,14 @@ FULL = "/mcp/full"
 BASIC_NAMES = ["tool_discovery", "tool_execute"]
 ALL_NAMES = [*BASIC_NAMES, "list_servers", "list_tools", "get_tool_details", "search_tools"]
 NAMES = {"/mcp": BASIC_NAMES, FULL: ALL_NAMES}
+CAPABILITIES: dict[str, Json] = {
+    "/mcp": {"tools": {"list_changed": False}},
+    FULL: {
+        "tools": {"list_changed": False},
+        "resources": {"subscribe": False, "list_changed": False},
+        "prompts": {"list_changed": False},
+    },
+}
 
 FORECAST = tool(
     "get_forecast",
@@ -257,13 +265,13 @@ async def test_the_list_costs_less_than_600_tokens(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_server_declares_tools_without_list_changes_and_nothing_else(
+async def test_each_endpoint_declares_what_it_has_without_list_changes(
     address: str, tools_user: TestUser, mode: Mode
 ) -> None:
     for path, names in NAMES.items():
         async with connect_client(f"{address}{path}", tools_user.key, mode) as client:
             capabilities = client.server_capabilities.model_dump(exclude_none=True)
-            assert capabilities == {"tools": {"list_changed": False}}
+            assert capabilities == CAPABILITIES[path]
             assert [meta_tool.name for meta_tool in (await client.list_tools()).tools] == names
 
 
@@ -802,7 +810,7 @@ INVALID_ARGUMENTS: list[tuple[str, Json, str]] = [
     (
         "tool_discovery",
         {"query": ["a"], "limit": 5},
-        "'limit'; the allowed ones are query, describe, context, maxResults, detail",
+        "'limit'; the allowed ones are query, describe, context, category, maxResults, detail",
     ),
     ("tool_execute", {"arguments": {}}, "'toolKey' is a required property"),
     ("tool_execute", {"toolKey": 1}, "arguments.toolKey"),
