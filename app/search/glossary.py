@@ -11,7 +11,7 @@ another language they are also part of the text that is embedded, since the mode
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -27,6 +27,7 @@ from app.search.query import Query
 _WORDS = files("app.search") / "words"
 _STEMMERS = {"de": "german", "fr": "french", "es": "spanish", "pt": "portuguese", "it": "italian"}
 _UNSPACED_LANGUAGES = ("zh", "ja")
+_SHIPPED_LANGUAGES = {ENGLISH, *_STEMMERS, *_UNSPACED_LANGUAGES}
 _MIN_PLURAL_LENGTH = 4
 _MAX_ENTRIES = 12
 """Entries used for one text. A long text has many words that say nothing about the request."""
@@ -69,13 +70,14 @@ class _WordList:
 
 class Glossary:
     def __init__(self, own_file: Path | None = None) -> None:
-        """Load the lists that ship with Toolscout and the operator's own file, which counts in every language.
+        """Read the operator's own file, which counts in every language.
+
+        The lists that ship with Toolscout are read when a message in their language comes.
 
         Raises `ConfigurationError` if the own file cannot be read or a line of it is invalid.
         """
-        self._lists = _load_shipped_lists()
         self.own_entries = [] if own_file is None else _read_own(own_file)
-        self._own = _WordList.build(self.own_entries, self._lists[ENGLISH].split)
+        self._own = _WordList.build(self.own_entries, _make_split(_remove_plural))
         self._own_unspaced = _WordList.build(self.own_entries, _split_characters)
 
     def expand(self, query: Query) -> Query:
@@ -94,8 +96,8 @@ class Glossary:
 
     def _find_words(self, text: str, language: str) -> str:
         found: list[str] = []
-        if (words := self._lists.get(language)) is not None:
-            found += words.find(text)
+        if language in _SHIPPED_LANGUAGES:
+            found += _load_shipped(language).find(text)
         found += (self._own_unspaced if language in _UNSPACED_LANGUAGES else self._own).find(text)
         return _join_distinct(word for words in dict.fromkeys(found[:_MAX_ENTRIES]) for word in words.split())
 
@@ -130,13 +132,13 @@ def _make_stem(language: str) -> Callable[[str], str]:
 
 
 @cache
-def _load_shipped_lists() -> Mapping[str, _WordList]:
-    """Return the list of each language. Stemming all phrases takes half a second, which a reload need not repeat."""
-    splits = {ENGLISH: _make_split(_remove_plural)}
-    splits |= {language: _make_split(_make_stem(name)) for language, name in _STEMMERS.items()}
-    splits |= dict.fromkeys(_UNSPACED_LANGUAGES, _split_characters)
-    texts = {language: (_WORDS / f"{language}.txt").read_text(encoding="utf-8") for language in splits}
-    return {language: _WordList.build(_parse(texts[language]), split) for language, split in splits.items()}
+def _load_shipped(language: str) -> _WordList:
+    """Return the list of a language. The stems of all of them take a quarter of a second, which few commands need."""
+    entries = _parse((_WORDS / f"{language}.txt").read_text(encoding="utf-8"))
+    if language in _UNSPACED_LANGUAGES:
+        return _WordList.build(entries, _split_characters)
+    stem_word = _make_stem(_STEMMERS[language]) if language in _STEMMERS else _remove_plural
+    return _WordList.build(entries, _make_split(stem_word))
 
 
 def _read_own(path: Path) -> list[tuple[str, str]]:

@@ -89,6 +89,14 @@ def test_the_operators_own_words_count_in_every_language(tmp_path: Path) -> None
     assert "inventory" in expand(glossary, "青い鳥に何がありますか").search_text
 
 
+def test_own_words_stay_in_their_own_glossary(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("umbrella = parasol\n", encoding="utf-8")
+    own, other = Glossary(path), Glossary()
+    assert {"parasol", "weather"} <= set(expand(own, "do i need an umbrella").expansion.split())
+    assert "parasol" not in expand(other, "do i need an umbrella").expansion
+
+
 @pytest.mark.parametrize("line", ["no separator", "= words", "phrase = ", " = "])
 def test_an_invalid_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "words.txt"
