@@ -17,8 +17,9 @@ _MAX_NOTES = 100
 _MAX_READ = 1_000
 _MIN_NEW_WORDS = 3
 _STEM = 5
+_PLAIN_NAME = re.compile(r"[\w$.-]{1,64}")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_SENTENCE_END = re.compile(r"(?<=\w\w\w[.!?])\s|\n")
+_SENTENCE_END = re.compile(r"(?<=\w\w\w[.!?])\s|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _FORM = re.compile(
     r"e\.g\.|i\.e\.|\bexamples?\b|such as|\bformat|\bmust\b|separated|\biso\b|\butc\b|\bjson\b|\bsyntax|\bregex|encoded"
     r"|\bprefix|yyyy|[\"'`][^\"'`]{1,40}[\"'`]|\d{2,}"
@@ -34,7 +35,10 @@ _COMMON_WORDS = frozenset(
 
 
 def make_parameter_notes(tool_name: str, description: str, schema: Any) -> dict[str, str]:
-    """Return the notes by parameter, those of required parameters first."""
+    """Return the notes by parameter, those of required parameters first.
+
+    A parameter whose name is no plain word has none: line breaks in it could pass for another tool.
+    """
     properties = schema.get("properties") if isinstance(schema, dict) else None
     required = schema.get("required") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
@@ -42,7 +46,8 @@ def make_parameter_notes(tool_name: str, description: str, schema: Any) -> dict[
     is_required = set(filter(lambda name: isinstance(name, str), required if isinstance(required, list) else []))
     known, left, notes = {*_list_stems(tool_name), *_list_stems(description)}, _MAX_NOTES, {}
     for name in sorted(properties, key=lambda name: name not in is_required):
-        note = _make_note(name, properties[name], known, is_required=name in is_required)
+        is_plain = _PLAIN_NAME.fullmatch(name) is not None
+        note = _make_note(name, properties[name], known, is_required=name in is_required) if is_plain else None
         if note is not None and len(name) + len(note) <= left:
             notes[name] = note
             left -= len(name) + len(note)

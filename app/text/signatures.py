@@ -24,6 +24,9 @@ _MAX_OPTIONAL_LENGTH = 240
 _MAX_DEPTH = 4
 _MAX_NESTING = 8
 _MAX_STEPS = 1_000
+_STEP_SIZE = 25
+"""Reading or copying as many names, or characters of a reference, counts as a step: parts of a schema may be large, and
+references can lead to the same part again and again."""
 _MAX_OPTIONS = 20
 _MAX_LITERAL = 60
 _MAX_PATTERN = 40
@@ -52,10 +55,17 @@ class _Formatter:
         self._root = root
         self._steps = 0
 
+    @property
+    def _is_exhausted(self) -> bool:
+        return self._steps > _MAX_STEPS
+
+    def _count_work(self, size: int) -> None:
+        self._steps += size // _STEP_SIZE
+
     def format_parameters(self) -> str:
         """Where there is no room for a parameter, give up its inner types first, then its type."""
         schema = self._merge_all_of(self._resolve(self._root))
-        properties = list(_list_properties(schema))
+        properties = self._list_properties(schema)
         if not properties and any(name in schema for name in ("anyOf", "oneOf")):
             text = self._format(self._root, _MAX_DEPTH)
             return text if len(text) <= _MAX_REQUIRED_LENGTH else CUT
@@ -71,7 +81,7 @@ class _Formatter:
                 return ", ".join([*parts, CUT])
             parts.append(shown)
             length += len(shown) + len(", ")
-        if any(name in schema for name in _CONDITIONS):
+        if self._is_exhausted or any(name in schema for name in _CONDITIONS):
             parts.append(CUT)
         return ", ".join(parts)
 
@@ -92,7 +102,7 @@ class _Formatter:
     def _list_options(self, schema: Any, depth: int, nesting: int) -> Iterator[str]:
         """Yield the alternatives of a type. `nesting` limits alternatives inside alternatives."""
         self._steps += 1
-        if self._steps > _MAX_STEPS or nesting < 0:
+        if self._is_exhausted or nesting < 0:
             yield CUT
             return
         schema = self._merge_all_of(self._resolve(schema)) if schema is not False else schema
@@ -103,10 +113,11 @@ class _Formatter:
         elif values := _get_list(schema, "enum"):
             yield from map(_format_literal, values[: _MAX_OPTIONS + 1])
         elif alternatives := _get_list(schema, "anyOf") or _get_list(schema, "oneOf"):
+            self._count_work(len(schema))
             base = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf", "allOf")}
             for alternative in alternatives[: _MAX_OPTIONS + 1]:
                 resolved = self._resolve(alternative)
-                merged = _merge(base, resolved) if isinstance(resolved, dict) else resolved
+                merged = self._merge(base, resolved) if isinstance(resolved, dict) else resolved
                 yield from self._list_options(merged, depth, nesting - 1)
         else:
             kinds = _get_list(schema, "type") or [schema.get("type")]
@@ -134,7 +145,7 @@ class _Formatter:
         return f"{options[0]}[{size}]" if is_one_word else f"({'|'.join(options)})[{size}]"
 
     def _format_object(self, schema: Json, depth: int) -> str:
-        properties = list(_list_properties(schema))
+        properties = self._list_properties(schema)
         values = schema.get("additionalProperties")
         if not properties:
             is_map = isinstance(values, dict) and bool(values) and depth > 0
@@ -149,8 +160,12 @@ class _Formatter:
         for _ in range(_MAX_NESTING):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
+            self._count_work(len(schema) + len(schema["$ref"]))
+            if self._is_exhausted:
+                break
             beside = {name: value for name, value in schema.items() if name != "$ref"}
             target = self._look_up(schema["$ref"])
+            self._count_work(len(target) if isinstance(target, dict) else 0)
             schema = {**target, **beside} if isinstance(target, dict) else target
         return True
 
@@ -169,24 +184,29 @@ class _Formatter:
         merged = schema if isinstance(schema, dict) else {}
         for part in _get_list(merged, "allOf")[:_MAX_OPTIONS]:
             resolved = self._resolve(part)
-            merged = _merge(merged, resolved) if isinstance(resolved, dict) else merged
+            merged = self._merge(merged, resolved) if isinstance(resolved, dict) else merged
         return merged
 
+    def _merge(self, base: Json, other: Json) -> Json:
+        """Return a schema that asks for both; only the first once the work is too much."""
+        parts = (base, other, *(_get_dict(each, "properties") for each in (base, other)))
+        self._count_work(sum(map(len, (*parts, _get_list(base, "required"), _get_list(other, "required")))))
+        if self._is_exhausted:
+            return base
+        properties = _get_dict(base, "properties") | _get_dict(other, "properties")
+        required = [*_get_list(base, "required"), *_get_list(other, "required")]
+        both = base | other
+        return both | ({"properties": properties} if properties else {}) | ({"required": required} if required else {})
 
-def _merge(base: Json, other: Json) -> Json:
-    """Return a schema that asks for both."""
-    properties = _get_dict(base, "properties") | _get_dict(other, "properties")
-    required = [*_get_list(base, "required"), *_get_list(other, "required")]
-    both = base | other
-    return both | ({"properties": properties} if properties else {}) | ({"required": required} if required else {})
-
-
-def _list_properties(schema: Json) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the name and the schema of each property, and whether it is required; required ones first."""
-    properties = _get_dict(schema, "properties")
-    required = dict.fromkeys(name for name in _get_list(schema, "required") if isinstance(name, str))
-    yield from ((name, properties.get(name, True), True) for name in required)
-    yield from ((name, part, False) for name, part in properties.items() if name not in required)
+    def _list_properties(self, schema: Json) -> list[tuple[str, Any, bool]]:
+        """Return the name and the schema of each property, and whether it is required; required ones first."""
+        properties, names = _get_dict(schema, "properties"), _get_list(schema, "required")
+        self._count_work(len(properties) + len(names))
+        required = dict.fromkeys(name for name in names if isinstance(name, str))
+        return [
+            *((name, properties.get(name, True), True) for name in required),
+            *((name, part, False) for name, part in properties.items() if name not in required),
+        ]
 
 
 def _format_name(name: str) -> str:

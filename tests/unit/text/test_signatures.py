@@ -1,5 +1,6 @@
 """Tests of signatures: JSON schemas as short lines."""
 
+import time
 from typing import Any
 
 import pytest
@@ -139,6 +140,37 @@ def test_the_work_is_bounded_for_references_that_multiply() -> None:
     for _ in range(400):
         nested = {"anyOf": [nested]}
     assert format_one(nested) == CUT
+
+
+_AGAIN = [{"$ref": "#/$defs/again"}] * 20
+_LARGE = {"required": ["r"] * 50_000}
+_WIDE = {f"key_{number}": number for number in range(20_000)}
+
+
+@pytest.mark.parametrize(
+    "definitions",
+    [
+        {"large": _LARGE, "again": {"allOf": [{"$ref": "#/$defs/large"}] * 20, "anyOf": _AGAIN}},
+        {"again": {"type": "object", "properties": {f"p{n}": _AGAIN[0] for n in range(20)}, **_LARGE}},
+        {"wide": _WIDE, "again": {"anyOf": [{"$ref": "#/$defs/wide"}, *_AGAIN]}},
+        {"again": {"anyOf": [{"$ref": "#/" + "a/" * 100_000}, *_AGAIN]}},
+    ],
+    ids=["merged lists", "objects", "wide parts", "long references"],
+)
+def test_the_work_is_bounded_for_large_parts_that_are_read_again_and_again(definitions: dict[str, Any]) -> None:
+    """Each of these is a definition that the index accepts. Without the bound, the first takes a minute."""
+    started = time.process_time()
+    signature = format_signature("f", {"$defs": definitions, "properties": {"a": {"$ref": "#/$defs/again"}}})
+    assert time.process_time() - started < 1
+    assert signature.is_cut
+
+
+def test_many_properties_in_parts_that_are_merged_are_shown() -> None:
+    parts = {f"d{n}": {"properties": {f"p{n}_{m}": STRING for m in range(8)}} for n in range(4)}
+    schema = {"$defs": parts, "allOf": [{"$ref": f"#/$defs/d{n}"} for n in range(4)]}
+    signature = format_signature("f", schema)
+    assert "p3_7?: string" in signature.text
+    assert not signature.is_cut
 
 
 _KEYWORDS = (
