@@ -18,7 +18,7 @@ from app.auth.permissions import Permission
 from app.catalog.visibility import Scope
 from app.catalog.visible_servers import VisibleServer
 from app.container import Container
-from app.errors import AuthorizationRequired, Conflict, InvalidInput, NotFound, RequestRejected, ToolscoutError
+from app.errors import AuthorizationRequired, InvalidInput, NotFound, RequestRejected, ToolscoutError
 from app.execution.read_content import ContentCaller, get_prompt, read_resource
 from app.execution.resource_uris import make_uri
 from app.execution.server_content import ServerContent, list_content
@@ -32,11 +32,11 @@ from app.mcp_server.request_context import (
     get_request_context,
     is_modern,
     make_dialogue,
+    make_rpc_error,
     make_sign_in_request,
     resolve_project,
     run_cancellable,
 )
-from app.observability.logging import request_id
 from app.text.strict_json import Json
 
 SERVER_META = "toolscout/server"
@@ -204,14 +204,7 @@ async def _make_caller(context: Context, request: McpRequestContext) -> ContentC
 
 
 def _to_rpc_error(context: Context, method: str, error: ToolscoutError) -> MCPError:
-    message = f"{error.code}: {error.message}"
-    if isinstance(error, AuthorizationRequired) and error.authorization_url is not None:
-        message = f"{message}. Sign in at {error.authorization_url}, then try again"
     is_unknown = isinstance(error, NotFound) or (isinstance(error, RequestRejected) and error.is_callers_fault)
     if is_unknown and method == "resources/read" and not is_modern(context):
-        code = RESOURCE_NOT_FOUND
-    elif is_unknown or isinstance(error, InvalidInput | Conflict):
-        code = types.INVALID_PARAMS
-    else:
-        code = types.INVALID_REQUEST if error.status < 500 else types.INTERNAL_ERROR
-    return MCPError(code, message, {"code": error.code, "request_id": request_id.get(), **error.all_members})
+        return make_rpc_error(error, RESOURCE_NOT_FOUND)
+    return make_rpc_error(error, types.INVALID_PARAMS if is_unknown else None)

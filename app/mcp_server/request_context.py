@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from mcp import MCPError
 from mcp.server.context import ServerRequestContext
 from mcp.server.streamable_http import REQUEST_CANCELLED
-from mcp_types import INTERNAL_ERROR
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from app.auth.permissions import Caller
 from app.catalog.projects import get_project
 from app.container import Container
-from app.errors import AuthorizationRequired, InvalidInput, ToolscoutError
+from app.errors import AuthorizationRequired, Conflict, InvalidInput, NotFound, ToolscoutError
 from app.mcp_server import elicitation
 from app.mcp_server.cancellation import CallCancelled, CallId, RunningCalls
 from app.mcp_types import Dialogue
@@ -114,6 +114,17 @@ async def run_cancellable(context: Context, request: McpRequestContext, call: Co
         return await request.running_calls.run(request.call_id(context.request_id), call)
     except CallCancelled as error:
         raise MCPError(REQUEST_CANCELLED, "the call was cancelled") from error
+
+
+def make_rpc_error(error: ToolscoutError, code: int | None = None) -> MCPError:
+    """Return the error for a message that is no call of a tool. By default the code says whose fault it is."""
+    if code is None:
+        is_parameter = isinstance(error, InvalidInput | NotFound | Conflict)
+        code = INVALID_PARAMS if is_parameter else INVALID_REQUEST if error.status < 500 else INTERNAL_ERROR
+    message = f"{error.code}: {error.message}"
+    if isinstance(error, AuthorizationRequired) and error.authorization_url is not None:
+        message = f"{message}. Sign in at {error.authorization_url}, then try again"
+    return MCPError(code, message, {"code": error.code, "request_id": request_id.get(), **error.all_members})
 
 
 @contextmanager

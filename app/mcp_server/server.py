@@ -27,6 +27,7 @@ from app.mcp_server.request_context import (
     get_request_context,
     is_modern,
     make_dialogue,
+    make_rpc_error,
     make_sign_in_request,
     resolve_project,
     run_cancellable,
@@ -70,6 +71,13 @@ class MetaServer:
 
     async def _list_tools(self, context: Context, _params: Any) -> types.ListToolsResult:
         request = get_request_context(context)
+        try:
+            with count_call(request, "tools/list"):
+                return await self._describe_tools(context, request)
+        except ToolscoutError as error:
+            raise make_rpc_error(error) from error
+
+    async def _describe_tools(self, context: Context, request: McpRequestContext) -> types.ListToolsResult:
         container, user = request.container, request.caller.require_user()
         project_id = await resolve_project(request, get_meta(context).get("projectId"))
         scope = CatalogScope(user.id, container.model.id, project_id=project_id)

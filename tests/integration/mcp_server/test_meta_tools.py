@@ -921,6 +921,28 @@ async def test_the_endpoint_of_a_project_lists_the_same_meta_tools_with_its_own_
     assert narrowed == [discovery, *others]
 
 
+@pytest.mark.parametrize("path", NAMES)
+async def test_the_list_of_meta_tools_for_a_wrong_project_is_an_error_of_the_protocol(
+    user_with_projects: tuple[TestUser, str, str], other_user: TestUser, path: str
+) -> None:
+    user, first, second = user_with_projects
+    missing = "11111111-2222-3333-4444-555555555555"
+    errors = []
+    for caller, where, project in (
+        (user, path, 7),
+        (user, path, missing),
+        (other_user, path, first),
+        (user, f"/projects/{first}{path}", second),
+    ):
+        message = make_message("tools/list", {"_meta": {"projectId": project}})
+        error = (await send_message(caller.http, message, where)).json()["error"]
+        assert error["code"] == INVALID_PARAMS
+        errors.append((error["data"]["code"], error["message"]))
+    assert [code for code, _ in errors] == ["invalid_input", "not_found", "not_found", "not_found"]
+    assert errors[1] == errors[2], "another user's project looks like a missing one"
+    assert await list_meta_tools(user.http, path, _meta={"projectId": first})
+
+
 async def test_the_project_of_a_call_narrows_its_scope(user_with_projects: tuple[TestUser, str, str]) -> None:
     user, first, second = user_with_projects
     refund = (await get_keys(user))["refund_payment"]
