@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from app.limits.byte_cache import ByteCache
@@ -27,16 +27,20 @@ class ContentKey(NamedTuple):
 class _Entry:
     items: Sequence[Json]
     expires_at: float
+    size: int
 
 
 class ContentCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._entries: ByteCache[ContentKey, _Entry] = ByteCache(_MAX_BYTES, get_owner=itemgetter(0))
+        self._entries: ByteCache[ContentKey, _Entry] = ByteCache(
+            _MAX_BYTES, get_owner=itemgetter(0), measure=attrgetter("size")
+        )
 
     def get(self, key: ContentKey) -> Sequence[Json] | None:
         entry = self._entries.get(key)
         return None if entry is None or entry.expires_at <= self._clock() else entry.items
 
-    def store(self, key: ContentKey, items: Sequence[Json], ttl_s: float) -> None:
-        self._entries[key] = _Entry(items, self._clock() + ttl_s)
+    def store(self, key: ContentKey, items: Sequence[Json], ttl_s: float, size: int = 0) -> None:
+        """`size` is the memory of the items. Measuring it takes long, so that a thread has done it."""
+        self._entries[key] = _Entry(items, self._clock() + ttl_s, size)

@@ -18,6 +18,7 @@ from app.execution.content_cache import ContentKey
 from app.execution.execute import Executor
 from app.indexing.icons import list_valid_icons
 from app.indexing.sanitize import sanitize
+from app.limits.byte_cache import measure_bytes
 from app.mcp_client.content import ContentKind, ContentList
 from app.mcp_meta import filter_meta
 from app.mcp_types import Endpoint
@@ -87,9 +88,15 @@ async def _list_server(executor: Executor, user_id: str, server: VisibleServer, 
         logger.info("failed to list content", extra={"server_id": server.id, "kind": kind, "cause": cause})
         executor.content_cache.store(key, (), _FAILURE_TTL_S)
         return ()
-    items = list(_clean_items(listed.items, kind))
-    executor.content_cache.store(key, items, _TTL_S if listed.is_declared else _UNDECLARED_TTL_S)
+    # in a thread, because the items may be deeply nested, and others wait for the event loop
+    items, size = await asyncio.to_thread(_clean_and_measure, listed.items, kind)
+    executor.content_cache.store(key, items, _TTL_S if listed.is_declared else _UNDECLARED_TTL_S, size)
     return items
+
+
+def _clean_and_measure(items: Sequence[Json], kind: ContentKind) -> tuple[Sequence[Json], int]:
+    cleaned = list(_clean_items(items, kind))
+    return cleaned, measure_bytes(cleaned)
 
 
 async def _ask_server(executor: Executor, user_id: str, server: VisibleServer, kind: ContentKind) -> ContentList:

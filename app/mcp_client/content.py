@@ -40,6 +40,8 @@ RESOURCE_NOT_FOUND = -32002
 """Of the older protocol. The newest one uses `INVALID_PARAMS`."""
 
 _MAX_PAGES = 100
+_MAX_LIST_BYTES = 1024 * 1024
+"""Of one kind. A server need not be slow to be a burden: lists are read whenever a client asks for them."""
 _CANNOT_ANSWER = "the server asks the user for input, which this caller cannot answer"
 _CALLERS_FAULTS = (INVALID_PARAMS, RESOURCE_NOT_FOUND)
 
@@ -88,8 +90,9 @@ async def list_content(connection: Connection, kind: ContentKind, max_items: int
 
 
 async def _list_pages(connection: Connection, kind: ContentKind, max_items: int) -> list[Json]:
+    """Return the first items, as many as the limits admit. A cursor that is repeated ends the list."""
     described, items, cursor = _KINDS[kind], list[Json](), None
-    bytes_left = connection.limits.max_bytes
+    bytes_left, seen_cursors = _MAX_LIST_BYTES, set[str]()
     for _ in range(_MAX_PAGES):
         request = described.request(params=PaginatedRequestParams(cursor=cursor))
         try:
@@ -98,14 +101,16 @@ async def _list_pages(connection: Connection, kind: ContentKind, max_items: int)
             if error.code == METHOD_NOT_FOUND:  # templates are optional
                 return items
             raise
-        items += [dump_result(item) for item in getattr(page, kind)]
-        bytes_left -= len(page.model_dump_json())
-        if bytes_left < 0:
-            raise ServerUnreachable("too_large", f"the server's list of {kind} is too large")
-        if page.next_cursor is None or page.next_cursor == cursor or len(items) >= max_items:
-            break
+        for item in getattr(page, kind):
+            bytes_left -= len(item.model_dump_json())
+            if bytes_left < 0 or len(items) >= max_items:
+                return items
+            items.append(dump_result(item))
         cursor = page.next_cursor
-    return items[:max_items]
+        if cursor is None or cursor in seen_cursors:
+            break
+        seen_cursors.add(cursor)
+    return items
 
 
 async def request_content(

@@ -244,6 +244,17 @@ async def test_what_nobody_can_see_and_what_is_too_large_is_left_out(
     ]
 
 
+async def test_a_large_list_is_cut(user: TestUser, address: str, mcp: FakeMcpServer) -> None:
+    """With nested texts, 16 MiB of it would keep the process busy for many seconds."""
+    nested = {f"key {number}": [number, "\u200b"] for number in range(500)}
+    mcp.resources = [{"uri": f"file:///{number}", "name": "n", "_meta": nested} for number in range(200)]
+    mcp.content_page_size = 50
+    await user.connect(mcp, "s")
+    listed = (await send(user, "resources/list"))["resources"]
+    assert 20 < len(listed) < 150
+    assert listed[0]["_meta"]["key 0"] == [0, ""]
+
+
 async def test_an_answer_above_the_limit_is_refused(user: TestUser, address: str, mcp: FakeMcpServer) -> None:
     mcp.on_read[NOTE["uri"]] = lambda: {"contents": [{"uri": NOTE["uri"], "text": "x" * (4 * 1024 * 1024)}]}
     server_id = await user.connect(mcp)
