@@ -127,6 +127,18 @@ async def test_a_caller_switches_the_hook_off_and_narrows_it(
     assert counts == [0, 1, 0, 3]
 
 
+async def test_a_caller_cannot_change_what_the_hook_sets(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, user: TestUser
+) -> None:
+    """With another project, a caller would see tools that the operator of the proxy keeps from it."""
+    project = (await user.http.post("/projects", json={"name": "p", "server_ids": [], "optimization": "hybrid"})).json()
+    hook = ToolscoutHook(toolscout, fill=True, similarity_threshold=0.0, project_id=project["id"])
+    for widened in ({"project_id": None}, {"project_id": ""}, {"limit": 1}):
+        data = {"messages": MESSAGES, "metadata": {"toolscout": widened}}
+        assert names(await call_as_proxy(hook, data)) == [], widened
+    assert len(names(await call_as_proxy(ToolscoutHook(toolscout, fill=True, limit=1), {"messages": MESSAGES}))) == 1
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -74,7 +74,7 @@ class ToolscoutHook(CustomLogger):
     The caller's own tools stay as they are, and come first. A request stays as it is if it has no text of a user, if
     its `tool_choice` is `none`, or if Toolscout does not answer within `timeout_s`. A caller switches the hook off with
     `metadata: {"toolscout": false}`, and narrows the search with `{"toolscout": {"limit": 3, "tags": ["mail"]}}`.
-    All other options are those of `AsyncToolscout.discover`.
+    All other options are those of `AsyncToolscout.discover`; a caller cannot change those that you set.
     """
 
     def __init__(
@@ -137,7 +137,8 @@ class ToolscoutHook(CustomLogger):
             return None
         client = self._client if self._user is None or user_id is None else self._client.for_user(user_id)
         narrowed = {name: options[name] for name in _REQUEST_OPTIONS if name in options} if options else {}
-        given = cast("DiscoveryOptions", {**self._options, **narrowed, "messages": messages, "format": api.format})
+        # the operator's own options count: with another project or other tags, a caller could widen the search
+        given = cast("DiscoveryOptions", {**narrowed, **self._options, "messages": messages, "format": api.format})
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await client.discover(**given)
