@@ -134,7 +134,7 @@ export class Transport {
   }
 
   async #attempt(method: string, path: string, request: PlainRequest): Promise<Response | Failure> {
-    const url = new URL(this.#url.pathname.replace(/\/+$/, "") + path, this.#url);
+    const url = this.#resolve(path);
     for (const [name, value] of Object.entries(request.query ?? {})) {
       for (const each of Array.isArray(value) ? value : [value]) {
         if (each != null) {
@@ -158,6 +158,15 @@ export class Transport {
     } finally {
       deadline.stop();
     }
+  }
+
+  /** Return the URL of a path, which might also be a URL of its own: the key is for this address alone. */
+  #resolve(path: string): URL {
+    const url = new URL(this.#url.pathname.replace(/\/+$/, "") + path, this.#url);
+    if (url.origin !== this.#url.origin) {
+      throw new TypeError('a path must begin with one slash, such as "/servers"');
+    }
+    return url;
   }
 
   /** Read the content, too, so that a connection that breaks in the middle of it counts as a lost answer. */

@@ -200,6 +200,24 @@ test("a signal that is not aborted changes nothing, and keeps no listener", asyn
   assert.equal(listeners, 0);
 });
 
+test("a path that leads to another address is not requested", async () => {
+  const requested: string[] = [];
+  const fetch: typeof globalThis.fetch = (url) => {
+    requested.push(String(url));
+    return Promise.resolve(new Response("{}"));
+  };
+  for (const address of ["https://toolscout.example.com", "https://toolscout.example.com/base/"]) {
+    const client = new Toolscout({ url: address, key: "a-key", fetch, retries: 0 });
+    for (const path of ["https://evil.example.com/x", "//evil.example.com/x", "\\\\evil.example.com", "/\\evil.example.com"]) {
+      await client.request("GET", path).catch((error: unknown) => assert.ok(error instanceof TypeError));
+    }
+    await client.request("GET", "/healthz");
+  }
+  assert.deepEqual(requested.map((url) => new URL(url).origin).filter((origin) => !origin.endsWith("//toolscout.example.com")), []);
+  assert.ok(requested.includes("https://toolscout.example.com/base/healthz"));
+  assert.ok(requested.includes("https://toolscout.example.com/healthz"));
+});
+
 test("a redirect is not followed, so that the key goes nowhere else", async () => {
   const elsewhere = new WireServer([jsonResponse({ status: "ok" })]);
   const redirect = httpResponse("307 Temporary Redirect", "", { Location: `${await elsewhere.start()}/healthz` });
