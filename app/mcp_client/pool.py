@@ -1,6 +1,7 @@
 """A pool of connections to users' servers: opened when first needed, shared, and closed when idle."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from app.text.strict_json import Json
 T = TypeVar("T")
 
 _REAP_INTERVAL_S = 5.0
+
+MAX_SHARE = 0.8
+"""How much of the pool the connections of one user may take: one request can use several servers, and a changed server
+gets a new connection while calls still use the old one."""
 
 _STALE = frozenset({"closed", "refused", "session_gone"})
 """Causes of failure on an existing connection after the server has restarted."""
@@ -237,7 +242,7 @@ class McpPool:
     def _open(self, endpoint: Endpoint) -> _Entry:
         if self._is_closed:
             raise ServerUnreachable("closed", "Toolscout is shutting down")
-        self._evict_if_full()
+        self._evict_if_full(endpoint.user_id)
         connection = Connection(endpoint, self.guard, self.stdio_servers, self._limits, self._notify_tools_changed)
         opening = asyncio.create_task(connection.open())
         entry = self._entries[_key(endpoint)] = _Entry(connection, opening, idle_since=time.monotonic())
@@ -252,12 +257,21 @@ class McpPool:
     def _notify_tools_changed(self, endpoint: Endpoint) -> None:
         self.on_tools_changed(endpoint)
 
-    def _evict_if_full(self) -> None:
-        if len(self._entries) + len(self._retired) < self._max_connections:
+    def _evict_if_full(self, user_id: str) -> None:
+        """Make room for a connection of the user: by one of the user's own if these have their share."""
+        connections = [*self._entries.values(), *self._retired]
+        own = sum(entry.connection.endpoint.user_id == user_id for entry in connections)
+        has_share = own >= math.ceil(self._max_connections * MAX_SHARE)
+        if not has_share and len(connections) < self._max_connections:
             return
-        idle = [entry for entry in self._entries.values() if entry.users == 0]
+        idle = [
+            entry
+            for (owner, _), entry in self._entries.items()
+            if entry.users == 0 and (owner == user_id or not has_share)
+        ]
         if not idle:
-            raise Unavailable("too many servers are in use at once; try again shortly")
+            whose = "of your servers" if has_share else "servers"
+            raise Unavailable(f"too many {whose} are in use at once; try again shortly")
         self._retire(min(idle, key=lambda entry: entry.idle_since))
 
     def _retire(self, entry: _Entry) -> None:

@@ -43,7 +43,10 @@ class ServerSettings(BaseModel):
         300.0, gt=0, description="seconds after which an idle connection to an MCP server is closed"
     )
     upstream_connections: int = Field(
-        500, ge=1, description="maximum number of MCP servers that each process is connected to at the same time"
+        500,
+        ge=1,
+        description="maximum number of MCP servers that each process is connected to at the same time; one user may "
+        "have four fifths of the connections",
     )
     upstream_max_bytes: int = Field(
         16 * 1024 * 1024,

@@ -198,6 +198,24 @@ async def test_a_full_pool_without_idle_connections_is_unavailable(server: FakeM
         assert await mcp_pool.list_tools(make_endpoint(server, server_id="another"))
 
 
+async def test_one_user_does_not_fill_the_pool_for_the_others(server: FakeMcpServer) -> None:
+    gate = threading.Event()
+    server.fault = Fault(respond_after(gate, done), on={"tools/call"})
+    async with running_pool(server, max_connections=5) as mcp_pool:
+        endpoints = [make_endpoint(server, server_id=server_id) for server_id in "abcd"]
+        calls = [asyncio.create_task(mcp_pool.call_tool(each, "echo", {}, 60)) for each in endpoints]
+        await wait_until(lambda: len(server.calls) == len(calls))
+        for retired in (False, True):
+            if retired:  # connections that are still in use count, too
+                mcp_pool.forget_user("someone")
+            with pytest.raises(Unavailable, match="of your servers"):
+                await mcp_pool.list_tools(make_endpoint(server, server_id="another"))
+        assert await mcp_pool.list_tools(make_endpoint(server, user_id="somebody else"))
+        gate.set()
+        await asyncio.gather(*calls)
+        assert await mcp_pool.list_tools(make_endpoint(server, server_id="another"))
+
+
 async def test_a_failed_handshake_fails_all_waiting_requests_with_its_cause(server: FakeMcpServer) -> None:
     gate = threading.Event()
     server.fault = Fault(respond_after(gate, drop))
