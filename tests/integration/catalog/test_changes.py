@@ -83,8 +83,8 @@ async def forecast(user: TestUser) -> Json:
     return (await user.tools())["get_forecast"]
 
 
-async def history(user: TestUser) -> list[Json]:
-    answer = await user.http.get(f"/tools/{(await forecast(user))['id']}/history")
+async def history(user: TestUser, name: str = "get_forecast") -> list[Json]:
+    answer = await user.http.get(f"/tools/{(await user.tools())[name]['id']}/history")
     assert answer.status_code == 200, answer.text
     items: list[Json] = answer.json()["items"]
     return items
@@ -137,23 +137,30 @@ async def is_found(user: TestUser, **fields: Any) -> bool:
 
 
 async def test_each_field_changed_alone_is_a_change_with_its_name_its_old_and_its_new(user: TestUser) -> None:
-    server_id = await user.add_tools(FORECAST, REFUND)
-    assert (await forecast(user))["state"] == "approved"
-    assert await history(user) == []
-    for field, value in CHANGES.values():
-        changed = {name: each for name, each in {**FORECAST, field: value}.items() if each is not None}
-        run = await user.push(server_id, [changed, REFUND])
-        assert (run["counts"]["changed"], run["counts"]["unchanged"]) == (1, 1), field
-        assert (await forecast(user))["state"] == "changed", field
-        newest = (await history(user))[0]
-        assert (newest["fields"], newest["run_id"]) == ([field], run["id"])
-        assert (newest["old"], newest["new"]) == (FORECAST, changed)
-        assert (await user.push(server_id, [FORECAST, REFUND]))["counts"]["changed"] == 1
-        assert (await forecast(user))["state"] == "approved", "it is what was accepted at first"
-    assert {name: each["state"] for name, each in (await user.tools()).items()} == {
-        "get_forecast": "approved",
-        "refund_payment": "approved",
-    }
+    """There is a tool for each case, so that two runs change and revert them all."""
+    before: dict[str, Json] = {case: {**FORECAST, "name": case.replace(" ", "_")} for case in CHANGES}
+    after = {case: remove_nulls({**before[case], field: value}) for case, (field, value) in CHANGES.items()}
+    server_id = await user.add_tools(*before.values(), REFUND)
+    approved = dict.fromkeys([REFUND["name"], *(each["name"] for each in before.values())], "approved")
+    assert await list_states(user) == approved
+    run = await user.push(server_id, [*after.values(), REFUND])
+    assert (run["counts"]["changed"], run["counts"]["unchanged"]) == (len(CHANGES), 1)
+    assert await list_states(user) == dict.fromkeys(approved, "changed") | {REFUND["name"]: "approved"}
+    for case, (field, _) in CHANGES.items():
+        [change] = await history(user, before[case]["name"])
+        assert (change["fields"], change["run_id"]) == ([field], run["id"]), case
+        assert (change["old"], change["new"]) == (before[case], after[case]), case
+    assert (await user.push(server_id, [*before.values(), REFUND]))["counts"]["changed"] == len(CHANGES)
+    assert await list_states(user) == approved, "they are what was accepted at first"
+    assert await history(user, REFUND["name"]) == []
+
+
+def remove_nulls(definition: Json) -> Json:
+    return {name: value for name, value in definition.items() if value is not None}
+
+
+async def list_states(user: TestUser) -> dict[str, str]:
+    return {name: each["state"] for name, each in (await user.tools()).items()}
 
 
 async def test_a_changed_name_is_a_removed_tool_and_a_new_one(user: TestUser) -> None:
@@ -202,12 +209,12 @@ async def test_history_is_paged_newest_first_and_limited_in_length(
     monkeypatch.setattr(store, "MAX_CHANGES_PER_TOOL", 3)
     server_id = await user.add_tools({**FORECAST, "title": "0"}, REFUND)
     await user.push(server_id, [{**FORECAST, "title": "0"}, {**REFUND, "title": "once"}])
-    for number in range(1, 6):
+    for number in range(1, 5):
         await user.push(server_id, [{**FORECAST, "title": str(number)}, {**REFUND, "title": "once"}])
     paged = await pages(user.http, f"/tools/{(await forecast(user))['id']}/history", limit=2)
     assert [[(each["old"]["title"], each["new"]["title"]) for each in page] for page in paged] == [
-        [("4", "5"), ("3", "4")],
-        [("2", "3")],
+        [("3", "4"), ("2", "3")],
+        [("1", "2")],
     ]
     times = [each["at"] for page in paged for each in page]
     assert times == sorted(times, reverse=True)
