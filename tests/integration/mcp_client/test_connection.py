@@ -408,9 +408,9 @@ async def test_a_server_that_does_not_complete_the_handshake_in_time_fails(serve
 async def test_a_listing_has_a_deadline_for_all_its_pages(server: FakeMcpServer) -> None:
     server.tools = [tool(f"tool_{number}") for number in range(10)]
     server.page_size = 1
-    async with running_pool(server, list_s=2.0) as mcp_pool:
+    async with running_pool(server, list_s=1.0) as mcp_pool:
         await mcp_pool.call_tool(make_endpoint(server), "tool_1", {}, 60)
-        server.latency_s = 0.5
+        server.latency_s = 0.25
         with pytest.raises(ServerUnreachable) as failure:
             await mcp_pool.list_tools(make_endpoint(server))
         assert failure.value.cause == "timeout"
@@ -509,8 +509,11 @@ async def test_a_call_over_sse_is_never_sent_again(sse_mcp: FakeMcpServer) -> No
 
 
 @pytest.mark.parametrize("code", [401, 404])
-async def test_a_stream_that_cannot_be_resumed_leaves_the_outcome_unknown(legacy_mcp: FakeMcpServer, code: int) -> None:
+async def test_a_stream_that_cannot_be_resumed_leaves_the_outcome_unknown(
+    legacy_mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     """The SDK resumes a broken stream by GET. If the server rejects the GET, it has not rejected the call."""
+    monkeypatch.setattr("app.mcp_client.transport._MIN_GET_INTERVAL_S", 0.02)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         response: ASGIApp = status(code)

@@ -220,7 +220,8 @@ async def test_response_headers_have_a_size_limit() -> None:
 @pytest.mark.parametrize(
     ("method", "status"), [*(("POST", status) for status in (301, 302, 303, 307, 308)), ("GET", 302), ("GET", 307)]
 )
-async def test_a_redirect_is_never_followed(status: int, method: str) -> None:
+async def test_a_redirect_is_never_followed(status: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.mcp_client.transport._MIN_GET_INTERVAL_S", 0.02)
     async with running_wire_server() as server, open_client(f"http://127.0.0.1:{server.port}/mcp") as client:
         with listener() as elsewhere:
             locations = [
