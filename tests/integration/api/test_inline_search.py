@@ -1,6 +1,7 @@
 """`POST /catalog/search`: the ranking of `/discover` over the tools in the request."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -59,13 +60,14 @@ def keys(answer: Json) -> list[str]:
     return [result["toolKey"] for result in answer["results"]]
 
 
-@pytest.fixture
-async def demo_user(user: TestUser) -> TestUser:
+@pytest.fixture(scope="module")
+async def demo_user(container: Container) -> AsyncIterator[TestUser]:
     """A user with the demo catalogue without titles, which inline tools do not have."""
-    for server in load_catalogue():
-        tools = [{name: value for name, value in each.items() if name != "title"} for each in server["tools"]]
-        await user.add_tools(*tools, server=server["name"])
-    return user
+    async with new_user(container) as user:
+        for server in load_catalogue():
+            tools = [{name: value for name, value in each.items() if name != "title"} for each in server["tools"]]
+            await user.add_tools(*tools, server=server["name"])
+        yield user
 
 
 async def list_inline(user: TestUser) -> list[Json]:
@@ -138,14 +140,19 @@ async def test_a_known_tool_that_is_sent_along_has_the_vector_of_the_stored_one(
 
 
 async def test_inline_tools_rank_alike_in_a_search_by_words(demo_user: TestUser, admin: httpx.AsyncClient) -> None:
+    tools = await list_inline(demo_user)
     await admin.patch(f"/users/{demo_user.id}", json={"settings": {"strategy": "bm25", "limit": 3}})
-    for message in MESSAGES[:5]:
-        discovered = await demo_user.discover(message)
-        found = await search(demo_user, message, tools=await list_inline(demo_user))
-        assert discovered["strategy"] == "bm25"
-        assert keys(found) == [each["tool_key"] for each in discovered["tools"]]
-        assert 0 < len(keys(found)) <= 3
-        assert "close in meaning" not in str(found)
+    try:
+        for message in MESSAGES[:5]:
+            discovered = await demo_user.discover(message)
+            found = await search(demo_user, message, tools=tools)
+            assert discovered["strategy"] == "bm25"
+            assert keys(found) == [each["tool_key"] for each in discovered["tools"]]
+            assert 0 < len(keys(found)) <= 3
+            assert "close in meaning" not in str(found)
+    finally:  # the user is also that of another test
+        reset = await admin.patch(f"/users/{demo_user.id}", json={"settings": {"strategy": None, "limit": None}})
+        assert reset.json()["settings"] == {}
 
 
 async def test_the_answer_has_the_documented_fields(user: TestUser) -> None:
