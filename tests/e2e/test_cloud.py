@@ -60,20 +60,16 @@ def create_user(admin: httpx.Client, user_id: str) -> str:
     return user_id
 
 
-@pytest.fixture
-def cloud(postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[Cloud]:
-    folder = tmp_path / "cloud"
-    folder.mkdir()
-    running = Cloud(folder, make_database(postgres))
+@pytest.fixture(scope="module")
+def cloud(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    running = Cloud(tmp_path_factory.mktemp("cloud"), make_database(postgres))
     yield running
     running.close()
 
 
-@pytest.fixture
-def front(postgres: EmbeddedPostgres, cloud: Cloud, tmp_path: Path) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def front(postgres: EmbeddedPostgres, cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The Toolscout that holds the tools and asks the other one."""
-    folder = tmp_path / "front"
-    folder.mkdir()
     settings = {
         "DATABASE_URL": make_database(postgres),
         "TOOLSCOUT_SECRET_KEY": SECRET_KEY,
@@ -83,12 +79,13 @@ def front(postgres: EmbeddedPostgres, cloud: Cloud, tmp_path: Path) -> Iterator[
         "TOOLSCOUT_BREAKER_RETRY_S": "0.2",
         **SLOW_MACHINE_ENV,
     }
-    with running_service(folder, settings) as service:
+    with running_service(tmp_path_factory.mktemp("front"), settings) as service:
         yield service
 
 
-def add_project(front: Service) -> Json:
-    """Create a user with tools and a project that is searched through the cloud, and return the project."""
+@pytest.fixture(scope="module")
+def project(front: Service) -> Json:
+    """A project that is searched through the cloud, of a user with tools."""
     with front.admin() as admin:
         create_user(admin, "alice")
     with front.admin("alice") as alice:
@@ -97,8 +94,8 @@ def add_project(front: Service) -> Json:
         assert run["state"] == "succeeded", run
         created = alice.post("/projects", json={"name": "p", "optimization": "cloud"})
     assert created.status_code == 201, created.text
-    project: Json = created.json()
-    return project
+    body: Json = created.json()
+    return body
 
 
 class Load:
@@ -151,8 +148,10 @@ async def get_warnings(front: Service) -> str:
     return str(ready.json()["warnings"])
 
 
-async def test_killing_the_cloud_fails_no_request_and_starting_it_again_heals(front: Service, cloud: Cloud) -> None:
-    load = Load(front, (await asyncio.to_thread(add_project, front))["id"])
+async def test_killing_the_cloud_fails_no_request_and_starting_it_again_heals(
+    front: Service, cloud: Cloud, project: Json
+) -> None:
+    load = Load(front, project["id"])
     async with load.running():
         await load.wait_for("cloud", None)
         assert "cloud" not in await get_warnings(front)
@@ -169,8 +168,7 @@ async def test_killing_the_cloud_fails_no_request_and_starting_it_again_heals(fr
     assert {each["strategy"] for each in load.answers} == {"cloud", "bm25"}
 
 
-async def test_the_cloud_ranks_as_the_service_itself_would(front: Service, cloud: Cloud) -> None:
-    project = await asyncio.to_thread(add_project, front)
+async def test_the_cloud_ranks_as_the_service_itself_would(front: Service, project: Json) -> None:
     with front.admin("alice") as alice:
         for query in (QUESTION, "give the customer the money back", "open notes.txt", "hello, how are you?"):
             asked = alice.post("/discover", json={"query": query, "project_id": project["id"]}).json()
