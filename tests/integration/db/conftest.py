@@ -22,6 +22,12 @@ def fresh_database(postgres: EmbeddedPostgres) -> str:
     return make_empty_database(postgres)
 
 
+@pytest.fixture
+def migrated_database(postgres: EmbeddedPostgres) -> str:
+    """The URL of a database with the newest schema, as its owner: for tests of what follows the first migration."""
+    return make_database(postgres)
+
+
 @pytest.fixture(scope="module")
 async def url(postgres: EmbeddedPostgres) -> str:
     """Two users, with one server each."""

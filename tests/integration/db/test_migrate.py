@@ -40,40 +40,36 @@ def test_upgrade_downgrade_and_upgrade_again(fresh_database: str) -> None:
     assert list_tables(fresh_database) == created
 
 
-def test_downgrade_by_one_revision_and_upgrade_again(fresh_database: str) -> None:
-    migrate(fresh_database)
-    assert migrate(fresh_database, revision="-1") != head_revision()
-    assert migrate(fresh_database) == head_revision()
+def test_downgrade_by_one_revision_and_upgrade_again(migrated_database: str) -> None:
+    assert migrate(migrated_database, revision="-1") != head_revision()
+    assert migrate(migrated_database) == head_revision()
 
 
-def test_a_named_revision_is_reached_from_either_direction(fresh_database: str) -> None:
-    migrate(fresh_database)
+def test_a_named_revision_is_reached_from_either_direction(migrated_database: str) -> None:
     for revision in (BEFORE_RULES, BEFORE_RULES, head_revision() or ""):
-        assert migrate(fresh_database, revision=revision) == revision
+        assert migrate(migrated_database, revision=revision) == revision
 
 
-def test_an_unknown_revision_is_refused(fresh_database: str) -> None:
-    before = migrate(fresh_database)
+def test_an_unknown_revision_is_refused(migrated_database: str) -> None:
+    before = migrate(migrated_database)
     for unknown in ("unknown", "-99"):
         with pytest.raises(ConfigurationError, match=f"cannot migrate the schema to '{unknown}'"):
-            migrate(fresh_database, revision=unknown)
-    assert migrate(fresh_database, revision=before) == before
+            migrate(migrated_database, revision=unknown)
+    assert migrate(migrated_database, revision=before) == before
 
 
-def test_a_schema_of_a_newer_version_is_refused(fresh_database: str) -> None:
-    migrate(fresh_database)
-    with psycopg.connect(fresh_database, autocommit=True) as connection:
+def test_a_schema_of_a_newer_version_is_refused(migrated_database: str) -> None:
+    with psycopg.connect(migrated_database, autocommit=True) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '2999_newer'")
     for revision in ("head", "-1"):
         with pytest.raises(ConfigurationError, match=r"at revision 2999_newer, which this version does not know"):
-            migrate(fresh_database, revision=revision)
+            migrate(migrated_database, revision=revision)
 
 
-def test_migrating_an_up_to_date_schema_changes_nothing(fresh_database: str) -> None:
-    migrate(fresh_database)
-    with psycopg.connect(fresh_database, autocommit=True) as connection:
+def test_migrating_an_up_to_date_schema_changes_nothing(migrated_database: str) -> None:
+    with psycopg.connect(migrated_database, autocommit=True) as connection:
         connection.execute("INSERT INTO users (id) VALUES ('alice')")
-        assert migrate(fresh_database) == head_revision()
+        assert migrate(migrated_database) == head_revision()
         assert connection.execute("SELECT id FROM users").fetchall() == [("alice",)]
 
 
@@ -303,8 +299,8 @@ def test_every_form_of_a_sqlite_url_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+asyncpg", "POSTGRESQL"])
-def test_every_common_scheme_of_a_postgres_url_is_accepted(fresh_database: str, scheme: str) -> None:
-    assert migrate(fresh_database.replace("postgresql:", f"{scheme}:")) == head_revision()
+def test_every_common_scheme_of_a_postgres_url_is_accepted(migrated_database: str, scheme: str) -> None:
+    assert migrate(migrated_database.replace("postgresql:", f"{scheme}:")) == head_revision()
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -320,14 +316,14 @@ SECRET_KEYS = {
 
 @pytest.mark.parametrize(("secret_key", "reason"), SECRET_KEYS.values(), ids=SECRET_KEYS)
 async def test_a_configured_database_needs_a_valid_secret_key(
-    fresh_database: str, tmp_path: Path, secret_key: str | None, reason: str
+    migrated_database: str, tmp_path: Path, secret_key: str | None, reason: str
 ) -> None:
-    settings = make_settings(tmp_path, database_url=SecretStr(fresh_database))
+    settings = make_settings(tmp_path, database_url=SecretStr(migrated_database))
     changes = {"secret_key": None if secret_key is None else SecretStr(secret_key)}
     with pytest.raises(ConfigurationError, match=f"{reason}.*openssl rand -base64 32"):
-        async with open_container(settings.model_copy(update=changes), fresh_database):
+        async with open_container(settings.model_copy(update=changes), migrated_database):
             pass
-    async with open_container(settings, fresh_database) as service:
+    async with open_container(settings, migrated_database) as service:
         await service.database.ping()
 
 
