@@ -43,9 +43,10 @@ _DELETE_OLDEST = """
         SELECT project_id, id FROM conversations WHERE user_id = %(user_id)s
         ORDER BY updated_at DESC, project_id, id OFFSET %(max)s FOR UPDATE SKIP LOCKED)
 """
+# Only tools that the conversation has: calls of any others would let the row grow with every tool of the user.
 _RECORD_CALL = f"""
     UPDATE conversations SET calls = calls || jsonb_build_object(%(tool_key)s::text, turn), revision = %(new_revision)s
-    WHERE {_ROW}
+    WHERE {_ROW} AND spans @> jsonb_build_array(jsonb_build_array(%(tool_key)s::text))
 """
 
 
@@ -102,7 +103,7 @@ async def write_conversation(
 
 
 async def record_call(session: Session, key: ConversationKey, tool_key: str) -> None:
-    """Count the tool as called in the conversation's current turn, if there is such a conversation."""
+    """Count the tool as called in the conversation's current turn, if there is such a conversation and has the tool."""
     await session.rows(_RECORD_CALL, key.parameters() | {"tool_key": tool_key, "new_revision": uuid.uuid4().hex})
 
 

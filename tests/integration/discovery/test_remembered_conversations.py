@@ -215,6 +215,17 @@ async def test_a_call_of_an_unknown_conversation_changes_nothing(chatter: TestUs
     assert await query(container, chatter, "SELECT FROM conversations") == []
 
 
+async def test_calls_of_tools_that_the_conversation_does_not_have_are_not_stored(
+    chatter: TestUser, container: Container
+) -> None:
+    [had] = (await ask(chatter, RAIN))["tools"]
+    other = await chatter.discover(MONEY, limit=1)
+    assert (await give_feedback(chatter, other, other["tools"][0]["tool_key"], "chat-1")).status_code == 204
+    assert await query(container, chatter, "SELECT calls FROM conversations") == [({},)]
+    assert (await give_feedback(chatter, other, had["tool_key"], "chat-1")).status_code == 204
+    assert await query(container, chatter, "SELECT calls FROM conversations") == [({had["tool_key"]: 1},)]
+
+
 async def test_a_failure_to_record_a_call_does_not_fail_the_call(
     small: TestUser, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
