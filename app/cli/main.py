@@ -29,6 +29,7 @@ _COMMANDS = (
         "app.cli.own_texts",
         "Show a tool's texts, write texts of your own for it, and approve its definition.",
     ),
+    LazyCommand("categories", "app.cli.categories", "List and rename the categories of a user's tools."),
     LazyCommand("discover", "app.cli.tools", "Find the tools that a message needs."),
     LazyCommand("execute", "app.cli.tools", "Run a tool on its server."),
     LazyCommand("eval", "app.cli.evaluation", "Measure how well labelled messages find their tools."),
