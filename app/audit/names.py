@@ -15,6 +15,9 @@ _NAMES = """
     UNION ALL
     SELECT p.id, p.name FROM projects p WHERE p.user_id = ANY(%(users)s) AND p.id = ANY(%(ids)s)
     UNION ALL
+    SELECT c.id, coalesce(c.own_name, c.name) FROM tool_categories c
+    WHERE c.user_id = ANY(%(users)s) AND c.id = ANY(%(ids)s)
+    UNION ALL
     SELECT k.id, coalesce(k.name, k.prefix || '…') FROM api_keys k WHERE k.id = ANY(%(ids)s)
     UNION ALL
     SELECT u.id, u.name FROM users u WHERE u.id = ANY(%(ids)s) AND u.name IS NOT NULL

@@ -22,6 +22,7 @@ _MESSAGES = {
     "texts-reset": "The server’s texts are in use again.",
     "tool-approved": "Definition approved.",
     "tools-approved": "Definitions approved.",
+    "category-renamed": "Category renamed.",
     "examples-saved": "Examples saved. They are in effect now.",
     "examples-forgotten": "What was learnt from use is forgotten. The examples in words stay.",
     "rules-saved": "Rules saved. They are in effect now.",

@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from app.console import (
     activity,
+    categories,
     connections,
     execution,
     oauth_callback,
@@ -50,6 +51,7 @@ def add_console(app: FastAPI) -> None:
         tools,
         own_texts,
         execution,
+        categories,
         rules,
         projects,
         users,

@@ -7,8 +7,10 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from app.catalog import tools
+from app.catalog.categories import list_categories
 from app.catalog.servers import list_copy_ids, list_server_names
 from app.catalog.tools import Tool, ToolFilter
+from app.catalog.visibility import Scope
 from app.catalog.visibility_policy import State
 from app.console.definition_diff import diff_definitions
 from app.console.forms import Form, parse_form
@@ -27,18 +29,20 @@ from app.usage.examples import ToolExamples
 router = page_router()
 
 _MAX_CHANGES_SHOWN = 10
-_FILTERS = ("name", "server_id", "tag", "state", "visible", "flag", "texts")
+_FILTERS = ("name", "server_id", "category", "tag", "state", "visible", "flag", "texts")
 _YES_OR_NO = {"yes": True, "no": False}
 _SWITCH_VALUES = {"on": True, "off": False, "rules": None}
 
 
 @router.get("/tools")
 async def show_tools(context: ToolsReadPage) -> Response:
-    query, user_id = context.query, context.user.id
-    tool_filter = _parse_filter(query, context.caller.resolve_project(None))
+    query, user_id, model_id = context.query, context.user.id, context.container.model.id
+    project_id = context.caller.resolve_project(None)
+    tool_filter = _parse_filter(query, project_id)
     async with context.transaction() as session:
         request = PageRequest(cursor=query.optional_text("cursor"))
-        page = await tools.list_tools(session, user_id, context.container.model.id, tool_filter, request)
+        page = await tools.list_tools(session, user_id, model_id, tool_filter, request)
+        categories = await list_categories(session, Scope(user_id, model_id, project_id=project_id))
         servers = await list_server_names(session, user_id) if context.has_permission("catalog:read") else []
         shared_ids = await list_copy_ids(session, user_id)
     filters = {name: query.text(name) for name in _FILTERS if query.text(name)}
@@ -48,6 +52,7 @@ async def show_tools(context: ToolsReadPage) -> Response:
         page=page,
         approvable=[tool for tool in page.items if tool.server_id not in shared_ids],
         servers=servers,
+        categories=categories,
         form=query,
         is_filtered=bool(filters),
         first_page_url=_make_list_url(filters),
@@ -56,7 +61,7 @@ async def show_tools(context: ToolsReadPage) -> Response:
 
 
 def _parse_filter(query: Form, project_id: str | None) -> ToolFilter:
-    state, flag = query.optional_text("state"), query.optional_text("flag")
+    state, flag, category = query.optional_text("state"), query.optional_text("flag"), query.optional_text("category")
     if state not in (None, *get_args(State)) or flag not in (None, *get_args(Flag)):
         raise InvalidInput("unknown value in the filter")
     return ToolFilter(
@@ -69,6 +74,7 @@ def _parse_filter(query: Form, project_id: str | None) -> ToolFilter:
         own_texts={"own": True, "server": False}.get(query.text("texts")),
         original_changed={"outdated": True}.get(query.text("texts")),
         project_id=project_id,
+        category_ids=None if category is None else [category],
     )
 
 

@@ -226,6 +226,7 @@ async def test_the_longest_names_fit_on_every_page(
             f"servers/{server_id}/delete",
             "tools",
             f"tools/{tool_id}",
+            "categories",
             "projects",
             f"projects/{project['id']}",
             f"projects/{project['id']}/delete",
