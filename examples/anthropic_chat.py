@@ -19,6 +19,7 @@ calls one. TOOLSCOUT_URL is the address of Toolscout.
 import json
 import os
 import sys
+import uuid
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -28,7 +29,7 @@ from anthropic.types.beta import BetaToolParam, BetaToolUseBlock
 
 from examples.fake_model import running_fake_model
 from examples.toolscout_calls import CHECK, open_toolscout, print_found, run_tool
-from toolscout_client import Discovery, Toolscout, ToolscoutError
+from toolscout_client import Conversation, Toolscout, ToolscoutError
 
 # With at least one tool in `tools`, the first tool that is added later does not change the beginning of the prompt.
 TODAY: BetaToolParam = {
@@ -41,16 +42,17 @@ MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5-5")
 MAX_TURNS = 10
 
 
-def change_tools(toolscout: Toolscout, messages: list[Any], last: Discovery | None) -> Discovery:
+def change_tools(toolscout: Toolscout, chat: Conversation, turn: int, messages: list[Any]) -> None:
     """Append the tools that the last message needs and the model does not have yet, and those that it loses."""
-    found = toolscout.discover(messages=messages[-20:], keep=last or [], include_core_tools=False, format="anthropic")
+    found = toolscout.discover(
+        messages=messages[-20:], keep=chat, turn=turn, include_core_tools=False, format="anthropic"
+    )
     print_found(found)
     if found.changes is not None:
         messages.append(found.changes.message)
-    return found
 
 
-def answer(toolscout: Toolscout, model: Anthropic, messages: list[Any]) -> str:
+def answer(toolscout: Toolscout, chat: Conversation, model: Anthropic, messages: list[Any]) -> str:
     """Return the model's answer. `messages` grows at its end, and nowhere else."""
     for _ in range(MAX_TURNS):
         reply = model.beta.messages.create(
@@ -66,33 +68,33 @@ def answer(toolscout: Toolscout, model: Anthropic, messages: list[Any]) -> str:
         calls = [block for block in reply.content if block.type == "tool_use"]
         if not calls:
             return "".join(block.text for block in reply.content if block.type == "text")
-        messages.append({"role": "user", "content": [answer_call(toolscout, call) for call in calls]})
+        messages.append({"role": "user", "content": [answer_call(toolscout, chat, call) for call in calls]})
     raise RuntimeError(f"no answer after {MAX_TURNS} turns")
 
 
-def answer_call(toolscout: Toolscout, call: BetaToolUseBlock) -> dict[str, Any]:
+def answer_call(toolscout: Toolscout, chat: Conversation, call: BetaToolUseBlock) -> dict[str, Any]:
     print(f"called     {call.name} {json.dumps(call.input)}")
     if call.name == TODAY["name"]:
         text, failed = datetime.now(UTC).date().isoformat(), False
     else:
-        text, failed = run_tool(toolscout, call.to_dict())
+        text, failed = run_tool(toolscout, call.to_dict(), conversation_id=chat.id)
     return {"type": "tool_result", "tool_use_id": call.id, "content": text, "is_error": failed}
 
 
 def main(*user_messages: str) -> None:
     key = os.environ.get("ANTHROPIC_API_KEY")
     messages: list[Any] = []
-    found = None
+    chat = Conversation(uuid.uuid4().hex)  # a real backend has an id of each chat already
     with (
         nullcontext(os.environ.get("ANTHROPIC_BASE_URL")) if key else running_fake_model() as model_url,
         Anthropic(base_url=model_url, api_key=key or "none") as model,
         open_toolscout() as toolscout,
     ):
-        for message in user_messages:
+        for turn, message in enumerate(user_messages, 1):
             print(f"user       {message}")
             messages.append({"role": "user", "content": message})
-            found = change_tools(toolscout, messages, found)
-            print(f"model      {answer(toolscout, model, messages)}")
+            change_tools(toolscout, chat, turn, messages)
+            print(f"model      {answer(toolscout, chat, model, messages)}")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def measure(toolscout: Toolscout) -> Iterator[dict[str, Any]]:
                 "requests": tally.requests,
                 "missing_calls": script.missing,
                 "redundant_changes": model.redundant,
+                "tool_counts": list(script.tool_counts.values()),
                 "input_tokens": tally.input_tokens,
                 "cached_tokens": tally.cached_tokens,
                 "uncached_tokens": tally.uncached_tokens,

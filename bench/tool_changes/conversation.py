@@ -1,4 +1,4 @@
-"""A conversation of ten messages that was written down, and a model that plays its part again."""
+"""A conversation of ten messages, written by hand, and a script that plays the model's part."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +41,11 @@ class Script:
     exchanges: list[Exchange] = field(default_factory=read_conversation)
     missing: list[str] = field(default_factory=list)
     """Calls that the model could not make, by the name of their best tool."""
+    tool_counts: dict[int, int] = field(default_factory=dict)
+    """How many tools the model could call, by the number of the message."""
 
     def decide(self, view: View) -> Turn:
+        self.tool_counts[view.message_number] = len(view.tools)
         exchange = self.exchanges[view.message_number - 1]
         if len(view.results) == len(exchange.calls):
             return Turn(text=exchange.text, thinking=exchange.thinking)

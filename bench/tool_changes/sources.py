@@ -1,4 +1,4 @@
-"""Four ways to give a model its tools, message by message."""
+"""Five ways to give a model its tools, message by message."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -105,5 +105,6 @@ WAYS: dict[str, Callable[[Toolscout, Any], ToolSource]] = {
     "all tools, without Toolscout": AllTools,
     "new `tools` for each message": FullArrays,
     "`keep`, tools appended to `tools`": KeptArrays,
-    "changes": ListedChanges,
+    "changes, the backend keeps the last answer": ListedChanges,
+    "changes, Toolscout remembers the conversation": RememberedChanges,
 }

@@ -1,6 +1,7 @@
 """Tests of the examples with the fake model, the real application on a socket, and a real MCP server."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.container import Container
 from examples import anthropic_chat, anthropic_tool_search, chat_backend, openai_tool_search
 from examples.toolscout_calls import run_tool
 from tests.support.clients import TestUser
@@ -151,6 +153,27 @@ async def test_a_chat_adds_the_tools_that_a_message_needs_to_those_that_it_has(
     assert rest[4][1].endswith("no such address")
     assert rest[6][1].startswith("nothing new (now 2 tools, ")
     assert [name for name, _ in mcp.calls][:2] == ["get_forecast", "send_mail"]
+
+
+@with_both_chats
+@pytest.mark.usefixtures("environment")
+async def test_toolscout_remembers_the_turns_of_a_chat_and_the_calls_in_them(
+    example: Callable[..., None],
+    user: TestUser,
+    mcp: FakeMcpServer,
+    container: Container,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mcp.tools = TOOLS
+    await user.connect(mcp, "weather")
+    printed = await chat(example, capsys, MESSAGE, "send a mail about it")
+    assert [text.split()[0] for label, text in printed if label == "called"] == ["get_forecast", "send_mail"]
+    reader = container.database.reader(user.id)
+    [(turn, calls)] = await reader.rows(
+        "SELECT turn, calls::text FROM conversations WHERE user_id = %(id)s", {"id": user.id}
+    )
+    assert turn == 2
+    assert sorted(json.loads(calls).values()) == [1, 2]  # of the second call only `execute` could know
 
 
 @with_both_chats

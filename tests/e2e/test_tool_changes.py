@@ -23,6 +23,7 @@ from bench.tool_changes.sources import (
     KeptArrays,
     ListedChanges,
     Offer,
+    RememberedChanges,
     ToolSource,
 )
 from examples.fake_model import FakeModel, running_fake_model
@@ -34,7 +35,7 @@ Json = dict[str, Any]
 MESSAGES = 10
 
 for_both_vendors = pytest.mark.parametrize("vendor", CHATS)
-for_all_changes = pytest.mark.parametrize("source_type", [ListedChanges])
+for_all_changes = pytest.mark.parametrize("source_type", [ListedChanges, RememberedChanges])
 
 
 @dataclass
@@ -127,6 +128,12 @@ async def test_changes_pass_for_all_messages(toolscout: Toolscout, vendor: str, 
     assert replay.script.missing == []
     assert replay.source.list_changed_turns() == []
     assert sum(offer.change is not None for offer in replay.source.offers) > MESSAGES / 2
+
+
+async def test_a_remembered_conversation_loses_tools_that_were_not_called_for_long(toolscout: Toolscout) -> None:
+    counts = (await play(toolscout, "Anthropic", RememberedChanges)).script.tool_counts
+    assert counts[MESSAGES - 2] > counts[1]  # it grows before
+    assert counts[MESSAGES] < counts[MESSAGES - 2]
 
 
 @for_both_vendors
