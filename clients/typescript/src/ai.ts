@@ -33,7 +33,7 @@ export interface AiSdkTool<Schema = unknown> {
 
 export type AiSdkTools<Schema = unknown> = Record<string, AiSdkTool<Schema>>;
 
-/** Also options of `execute` that apply to every call, such as `projectId` and `timeoutMs`. */
+/** Also options of `execute` that apply to every call, such as `conversationId`, `projectId` and `timeoutMs`. */
 export interface AiSdkOptions<Schema>
   extends Omit<ExecuteOptions, "idempotencyKey" | "confirmationToken" | "discoveryId"> {
   /** The function of this name from `ai`. */

@@ -28,6 +28,7 @@ import {
 } from "./models.js";
 import {
   Categories,
+  Conversations,
   Keys,
   type List,
   Projects,
@@ -92,7 +93,7 @@ export class Toolscout {
    *
    * A request whose answer was lost is sent again with the same idempotency key, and Toolscout returns the outcome of
    * the first one. `discoveryId` is the discovery that returned the tool: a success teaches that the tool was right for
-   * its message.
+   * its message. `conversationId` is the conversation in which the tool is called: it stays there for longer.
    *
    * Throws `ConfirmationRequired` if the tool is destructive and the operator wants such calls confirmed: let the user
    * confirm it, and send the same call with the error's `token` as `confirmationToken`.
@@ -117,14 +118,18 @@ export class Toolscout {
     return new Execution(answer);
   }
 
-  /** Report what became of a discovered tool that you ran yourself, or that a discovered tool was irrelevant. */
+  /**
+   * Report what became of a discovered tool that you ran yourself, or that a discovered tool was irrelevant.
+   * `conversationId` is the conversation in which it was called: it stays there for longer.
+   */
   feedback(
     discoveryId: string,
     toolKey: string,
     outcome: FeedbackOutcome,
-    options: RequestOptions = {},
+    { conversationId = null, ...options }: RequestOptions & { conversationId?: string | null } = {},
   ): Promise<void> {
-    const body = { discovery_id: discoveryId, tool_key: toolKey, outcome };
+    const conversation = conversationId === null ? {} : { conversation_id: conversationId };
+    const body = { discovery_id: discoveryId, tool_key: toolKey, outcome, ...conversation };
     return this.#transport.callWithoutResult("POST /feedback", [], { body, ...options });
   }
 
@@ -154,6 +159,10 @@ export class Toolscout {
 
   get rules(): RulesResource {
     return new RulesResource(this.#transport);
+  }
+
+  get conversations(): Conversations {
+    return new Conversations(this.#transport);
   }
 
   get projects(): Projects {

@@ -403,6 +403,14 @@ export class SharedServers extends Resource {
   }
 }
 
+/** Conversations whose tools Toolscout remembers, by your own ids: `keep: { conversationId }`. */
+export class Conversations extends Resource {
+  /** Forget the tools of a conversation that has ended. Throws `NotFound` if none are remembered. */
+  delete(conversationId: string, options: RequestOptions = {}): Promise<void> {
+    return this.transport.callWithoutResult("DELETE /conversations/{conversation_id}", [conversationId], options);
+  }
+}
+
 /** For administrators. */
 export class Keys extends Resource {
   /** Create a key. Only this answer contains the `key` itself. */

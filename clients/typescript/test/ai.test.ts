@@ -28,7 +28,7 @@ type Run = (tools: Record<string, AiSdkTool>, found: Discovery<"openai">) => Pro
 async function useTools(script: Script, run: Run): Promise<{ outcome: unknown; received: Received[] }> {
   const operation = async (client: Toolscout): Promise<unknown> => {
     const found = await client.discover("delete note 7", { format: "openai" });
-    const tools = toAiSdkTools(found, client, { jsonSchema: (schema) => schema, projectId: "p" });
+    const tools = toAiSdkTools(found, client, { jsonSchema: (schema) => schema, projectId: "p", conversationId: "c" });
     return run(tools, found).catch((error: unknown) => error);
   };
   const { outcome, received } = await runAgainst([jsonResponse(DISCOVERY), ...script], operation);
@@ -58,7 +58,7 @@ test("tools have the model's names, the descriptions and the schemas", async () 
 test("a call runs by the tool's key, with the discovery and the given options", async () => {
   const { outcome, received } = await useTools([EXECUTED], call([]));
   assert.deepEqual(outcome, RESULT);
-  const expected = { tool_key: "k1", arguments: { note_id: 7 }, discovery_id: "d", project_id: "p" };
+  const expected = { tool_key: "k1", arguments: { note_id: 7 }, discovery_id: "d", project_id: "p", conversation_id: "c" };
   assert.deepEqual(JSON.parse(received[0]?.body ?? ""), expected);
 });
 

@@ -71,6 +71,22 @@ test("tools to keep are a discovery, tools, keys or a conversation", async () =>
   assert.deepEqual(await kept(() => ({ conversationId: "c" })), { conversation_id: "c" });
 });
 
+test("feedback and calls name their conversation if they have one", async () => {
+  const sentTo = async (operation: (client: Toolscout) => Promise<unknown>): Promise<unknown> => {
+    const { received } = await runAgainst([problemResponse("404 Not Found", "not_found")], operation);
+    return JSON.parse(received[0]?.body ?? "");
+  };
+  const report = { discovery_id: "d", tool_key: "k", outcome: "called" };
+  const conversationId = "c";
+  assert.deepEqual(await sentTo((c) => c.feedback("d", "k", "called", { conversationId })), { ...report, conversation_id: "c" });
+  assert.deepEqual(await sentTo((c) => c.feedback("d", "k", "called")), report);
+  assert.deepEqual(await sentTo((c) => c.execute("k", {}, { conversationId })), {
+    tool_key: "k",
+    arguments: {},
+    conversation_id: "c",
+  });
+});
+
 test("the betas of changes are apart from the message", async () => {
   const changes = { role: "system", content: [], betas: ["a-beta"] };
   const { outcome } = await runAgainst([jsonResponse({ ...DISCOVERY, changes })], (client) =>

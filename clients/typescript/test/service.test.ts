@@ -145,6 +145,22 @@ describe("against a real Toolscout", { skip }, () => {
     await assert.rejects(client.feedback(crypto.randomUUID(), found.toolKeys[0] ?? "", "called"), NotFound);
   });
 
+  test("a conversation is remembered for its user until it is deleted", async () => {
+    const { client } = await addUser(FORECAST, MAIL);
+    const { client: other } = await addUser(FORECAST, MAIL);
+    const options = { keep: { conversationId: "a chat" }, format: "anthropic", limit: 1, fill: true } as const;
+    const first = await client.discover(MESSAGE, { ...options, turn: 1 });
+    assert.deepEqual(first.added, first.toolKeys);
+    const feedback = { conversationId: "a chat" };
+    await client.feedback(first.discovery_id, first.toolKeys[0] ?? "", "succeeded", feedback);
+    const second = await client.discover(MESSAGE, { ...options, turn: 2 });
+    assert.deepEqual([second.toolset_hash_before, second.added], [first.toolset_hash, []]);
+    assert.deepEqual((await client.discover(MESSAGE, { ...options, turn: 1 })).added, first.added);
+    await assert.rejects(other.conversations.delete("a chat"), NotFound);
+    await client.conversations.delete("a chat");
+    await assert.rejects(client.conversations.delete("a chat"), NotFound);
+  });
+
   test("the life cycle of a server", async () => {
     const { client, serverId } = await addUser(FORECAST, MAIL);
     const run = await client.servers.reindex(serverId, { force: true });

@@ -7,7 +7,7 @@ import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { after, beforeEach, test } from "node:test";
-import { Toolscout } from "@toolscout/client";
+import { NotFound, Toolscout } from "@toolscout/client";
 import { type DynamicToolUIPart, readUIMessageStream, type UIMessage, type UIMessageChunk } from "ai";
 
 const { TOOLSCOUT_URL: url = "", TOOLSCOUT_ADMIN_KEY: key = "" } = process.env;
@@ -125,6 +125,24 @@ test("the tools of a conversation stay, and another conversation does not have t
   assert.deepEqual(second?.slice(0, first?.length), first);
   assert.ok(second?.includes("calculate") && other?.includes("calculate"));
   assert.ok(!other?.includes("get_current_time"));
+});
+
+test("an edited message continues with the tools from before it", async () => {
+  const id = crypto.randomUUID();
+  await send(id, [ask("what time is it in Tokyo?")]);
+  await send(id, [ask("calculate (17.5 + 4) * 3")]);
+  const [first, edited] = requests.map(({ tools = [] }) => tools.map((tool) => tool.function.name));
+  assert.ok(first?.includes("get_current_time"));
+  assert.ok(edited?.includes("calculate") && !edited.includes("get_current_time"));
+});
+
+test("the chat of a user is not that of another user with its id", async () => {
+  const id = crypto.randomUUID();
+  await send(id, [ask("what time is it in Tokyo?")]);
+  const admin = new Toolscout({ url, key });
+  const other = await admin.users.create(`user-${id}`);
+  await assert.rejects(admin.forUser(other.id).conversations.delete(id), NotFound);
+  await demo.conversations.delete(id);
 });
 
 test("a message that needs no tool is answered", async () => {

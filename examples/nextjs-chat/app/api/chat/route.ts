@@ -14,18 +14,17 @@ import { getUserId } from "../../../lib/session.ts";
 
 const MAX_STEPS = 8;
 
-/** Each answer says which tools the model had, so that the next turn keeps them. Toolscout checks them again. */
-type ChatMessage = UIMessage<{ toolKeys?: string[] }>;
-
 export async function POST(request: Request): Promise<Response> {
   const userId = await getUserId(request);
   if (userId === null) {
     return new Response("Sign in first.", { status: 401 });
   }
-  const { messages } = (await request.json()) as { messages: ChatMessage[] };
+  // The id of the chat comes from the browser. Toolscout keeps the chats of users apart: with the id of another user's
+  // chat, a user gets a new chat of their own.
+  const { id, messages } = (await request.json()) as { id: string; messages: UIMessage[] };
   const toolscout = connect().forUser(userId);
-  const found = await discover(toolscout, messages, request.signal);
-  const tools = found === null ? {} : toAiSdkTools(found, toolscout, { jsonSchema });
+  const found = await discover(toolscout, id, messages, request.signal);
+  const tools = found === null ? {} : toAiSdkTools(found, toolscout, { jsonSchema, conversationId: id });
   const result = streamText({
     model: openai.chat(process.env.MODEL ?? "gpt-5.1"),
     messages: await convertToModelMessages(messages, { tools, ignoreIncompleteToolCalls: true }),
@@ -35,12 +34,7 @@ export async function POST(request: Request): Promise<Response> {
     stopWhen: isStepCount(MAX_STEPS),
     abortSignal: request.signal,
   });
-  const stream = toUIMessageStream<typeof tools, ChatMessage>({
-    stream: result.stream,
-    tools,
-    messageMetadata: ({ part }) => (part.type === "start" && found ? { toolKeys: found.toolKeys } : undefined),
-  });
-  return createUIMessageStreamResponse({ stream });
+  return createUIMessageStreamResponse({ stream: toUIMessageStream({ stream: result.stream, tools }) });
 }
 
 /** The key stays here: only this file uses it, and it runs on the server alone. */
@@ -52,15 +46,22 @@ function connect(): Toolscout {
   return new Toolscout({ url, key });
 }
 
-/** Return the tools of this turn: those that the model had before, and what the message needs. */
+/**
+ * Return the tools of this turn: those that the model had before, and what the message needs.
+ *
+ * A turn is a message of the user. What follows it is not searched for: a request that continues the turn, as after an
+ * approval, gets the same tools again.
+ */
 async function discover(
   toolscout: Toolscout,
-  messages: ChatMessage[],
+  conversationId: string,
+  messages: UIMessage[],
   signal: AbortSignal,
 ): Promise<Discovery<"openai"> | null> {
-  const keep = messages.findLast((message) => message.metadata?.toolKeys)?.metadata?.toolKeys ?? [];
+  const turn = messages.filter(({ role }) => role === "user").length;
+  const asked = messages.slice(0, messages.findLastIndex(({ role }) => role === "user") + 1).map(toText);
   try {
-    return await toolscout.discover({ messages: messages.map(toText), format: "openai", keep }, { signal });
+    return await toolscout.discover({ messages: asked, format: "openai", keep: { conversationId }, turn }, { signal });
   } catch (error) {
     if (!(error instanceof ToolscoutError)) {
       throw error;
@@ -70,6 +71,6 @@ async function discover(
   }
 }
 
-function toText({ role, parts }: ChatMessage): { role: string; content: string } {
+function toText({ role, parts }: UIMessage): { role: string; content: string } {
   return { role, content: parts.flatMap((part) => (part.type === "text" ? [part.text] : [])).join("\n") };
 }
