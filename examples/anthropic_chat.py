@@ -6,7 +6,7 @@ joins the conversation behind the user's message, in a system message with `tool
 `tool_removal`.
 
     make run                                         # in another terminal; prints a demo user's key on its first start
-    .venv/bin/pip install ./clients/python           # once: toolscout_client
+    .venv/bin/pip install ./clients/python anthropic # once: toolscout_client, and the SDK of Anthropic
     export TOOLSCOUT_KEY=ts_user_...
     .venv/bin/python -m examples.anthropic_chat "what time is it in Tokyo?" "calculate (17.5 + 4) * 3"
 

@@ -6,7 +6,7 @@ whose `tools` have changed since they thought about it, and for every model the 
 the model calls a found tool by its name, and Toolscout runs it.
 
     make run                                         # in another terminal; prints a demo user's key on its first start
-    .venv/bin/pip install ./clients/python           # once: toolscout_client
+    .venv/bin/pip install ./clients/python anthropic # once: toolscout_client, and the SDK of Anthropic
     TOOLSCOUT_KEY=ts_user_... .venv/bin/python -m examples.anthropic_tool_search "what time is it in Tokyo?"
 
 With ANTHROPIC_API_KEY the example uses Claude (ANTHROPIC_MODEL names the model, which must know mid-conversation system

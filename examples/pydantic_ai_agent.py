@@ -27,7 +27,7 @@ from examples.fake_model import running_fake_model
 from toolscout_client import AsyncToolscout, ToolscoutError
 from toolscout_client.adapters.pydantic_ai import ToolscoutToolset
 
-MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.6")
+MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.6-sol")
 
 
 def print_steps(messages: Sequence[ModelMessage]) -> None:
