@@ -46,8 +46,16 @@ JSON_TYPE = {"Content-Type": "application/json"}
 HEALTH_PATHS = {"/healthz", "/readyz", "/metrics"}
 OPEN_PATHS = HEALTH_PATHS | {"/.well-known/oauth-protected-resource"}
 """They need no permission."""
-QUESTIONS = {"/catalog/search", "/discover", "/discover/why", "/eval", "/feedback", "/rules/preview"}
-"""POST requests that change nothing."""
+QUESTIONS = {
+    "/catalog/search",
+    "/conversations/{conversation_id}",
+    "/discover",
+    "/discover/why",
+    "/eval",
+    "/feedback",
+    "/rules/preview",
+}
+"""Requests that change nothing in the catalogue: questions, and what a chat says of itself."""
 MCP_PATHS = {"/mcp", "/mcp/full", "/projects/{project_id}/mcp", "/projects/{project_id}/mcp/full"}
 """The meta-tools check their own permissions."""
 ONLY_BY_REQUEST = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.container import Container
-from tests.support.clients import TestUser
+from tests.support.clients import TestUser, get_app
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.weather_server import add_weather_tools
 from toolscout_client import AsyncToolscout, Toolscout
@@ -47,5 +47,6 @@ async def unreachable_toolscout() -> AsyncIterator[AsyncToolscout]:
 @pytest.fixture
 def confirmed_destructive(container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator wants destructive calls to be confirmed (TOOLSCOUT_CONFIRM_DESTRUCTIVE)."""
-    executor = replace(container.executor, confirm_destructive=True)
-    monkeypatch.setitem(container.__dict__, "executor", executor)  # a frozen dataclass
+    current: Container = get_app(container).state.container  # a reload replaces it
+    executor = replace(current.executor, confirm_destructive=True)
+    monkeypatch.setitem(current.__dict__, "executor", executor)  # a frozen dataclass
