@@ -79,9 +79,8 @@ class ToolText:
     @cached_property
     def surfaces(self) -> Mapping[str, str]:
         """How the words are written, by their stems."""
-        return {
-            stem(word): word for text in (self.description[:_MAX_DESCRIPTION], self.name) for word in _list_words(text)
-        }
+        texts = (*self.tags, self.description[:_MAX_DESCRIPTION], self.title or "", self.name)
+        return {stem(word): word for text in texts for word in _list_words(text)}
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,11 @@ def test_the_most_common_spelling_is_used() -> None:
     assert name({"a": [*plural, ToolText("invoice_due", None, "")], "b": CODE}).startswith("invoices")
 
 
+def test_a_word_of_tags_or_titles_alone_is_written_as_they_write_it() -> None:
+    tagged = [ToolText("put", "Storage", "", ["analytics"]), ToolText("get", "Storage", "", ["analytics"])]
+    assert set(name({"a": tagged, "b": CODE}).split(", ")) == {"analytics", "storage"}
+
+
 @pytest.mark.parametrize("word", ["ignore", "SYSTEM", "x" * 40, "1234"])
 def test_a_word_that_a_single_tool_has_names_nothing(word: str) -> None:
     odd = ToolText(f"{word}_{word}", word, f"{word} {word} {word}")
