@@ -34,7 +34,7 @@ _SECTIONS = {
     "Embedding": "embedding_provider embedding_model local_model openai_api_key openai_base_url query_embed_budget_ms "
     "index_embed_timeout_s catalog_embed_budget_s query_cache_size breaker_failures breaker_retry_s",
     "Discovery": "discovery rollout_percent max_tools conversation_max_tools conversation_idle_turns "
-    "conversation_ttl_hours glossary_file search_ann_above snapshot_mb hold_changed_tools "
+    "conversation_ttl_hours glossary_file categories search_ann_above snapshot_mb hold_changed_tools "
     "hold_new_tools confirm_destructive "
     "find_failing_servers learn_from_use selection_log_days decision_log_days",
     "Cloud": "cloud_url cloud_key cloud_timeout_s",
