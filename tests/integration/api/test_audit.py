@@ -140,8 +140,10 @@ TESTED_ELSEWHERE = {
     ("POST", "/servers/{server_id}/connect"),  # the end of the sign-in leaves the row
     ("DELETE", "/servers/{server_id}/connection"),
     ("POST", "/servers/from-registry"),
+    ("PATCH", "/categories/{category_id}"),
 }
-"""Routes that need an authorization server or a registry: tests/integration/connections and registry."""
+"""Routes that need an authorization server, a registry or categories: tests/integration/connections, registry and
+discovery/test_categories.py."""
 
 
 def test_every_route_that_changes_something_is_in_the_table(container: Container) -> None:
