@@ -14,7 +14,7 @@ Tokenize = Callable[[str], int]
 def sign_prefix(*prefix: Any) -> str:
     """Return the signature of reasoning that was produced after this prefix.
 
-    Whoever sends the reasoning back sends the prefix, too, so that the fake can check it without a memory. Moving a
+    A client that sends the reasoning back sends the prefix, too: the fake needs no memory to check it. Moving a
     `cache_control` marker is no change, as the documentation of the Messages API says.
     """
     return hashlib.sha256(serialize(without_cache_control(prefix)).encode()).hexdigest()

@@ -301,7 +301,7 @@ async def test_tools_of_one_name_get_names_of_their_own(
     assert sorted(server for name, server in servers.items() if "forecast" in name) == ["sailing", "weather"]
 
 
-@pytest.mark.parametrize("announced", [True, False], ids=["announced", "declared anew"])
+@pytest.mark.parametrize("announced", [True, False], ids=["announced", "declared again"])
 async def test_a_later_tool_does_not_change_the_prompt_before_the_models_reasoning(
     toolscout: AsyncToolscout, weather: FakeMcpServer, announced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

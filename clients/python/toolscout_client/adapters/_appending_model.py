@@ -1,6 +1,6 @@
 """A model of the OpenAI Agents SDK that is given found tools as items of its input, and not in `tools`.
 
-`tools` stands before the conversation: whoever changes it loses the prompt cache and the reasoning of earlier turns. An
+`tools` stands before the conversation: a change of it costs the prompt cache and the reasoning of earlier turns. An
 item `additional_tools` changes nothing before it. This module needs the extra `agents`.
 """
 
