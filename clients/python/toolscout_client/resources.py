@@ -11,6 +11,7 @@ from toolscout_client.models import (
     AddedServer,
     AuthorizationLink,
     Category,
+    Conversation,
     CoreTools,
     Discovery,
     DiscoveryOptions,
@@ -72,7 +73,9 @@ class ChatResource(Resource[TransportT]):
     def discover(self, query: str | None = None, **options: Unpack[DiscoveryOptions]) -> Steps[Discovery]:
         """Return the few tools that a message, or recent `messages`, need, with definitions for the model."""
         body = _render_options(query, options)
-        return self._fetch(Discovery, make_request("POST /discover", json=body, retry_safe=True))
+        # without `turn`, a second request is the next turn, and its answer lacks the tools of the first
+        counts_turns = isinstance(options.get("keep"), Conversation) and options.get("turn") is None
+        return self._fetch(Discovery, make_request("POST /discover", json=body, retry_safe=not counts_turns))
 
     @endpoint
     def why(self, tool: str, query: str | None = None, **options: Unpack[DiscoveryOptions]) -> Steps[list[Reason]]:

@@ -71,7 +71,11 @@ export class Toolscout {
     options: DiscoverOptions<F> & RequestOptions = {},
   ): Promise<Discovery<F>> {
     const { body, ...request } = makeSearch(query, options);
-    return new Discovery<F>(await this.#transport.call("POST /discover", [], { body, retrySafe: true, ...request }));
+    // Without `turn`, a second request is the next turn of the conversation, and its answer lacks the tools of the first.
+    const countsTurns = body.keep != null && "conversation_id" in body.keep && body.turn == null;
+    return new Discovery<F>(
+      await this.#transport.call("POST /discover", [], { body, retrySafe: !countsTurns, ...request }),
+    );
   }
 
   /**

@@ -11,6 +11,7 @@ import { DROPPED, httpResponse, jsonResponse, problemResponse, runAgainst, SILEN
 const BUSY = problemResponse("503 Service Unavailable", "unavailable", {}, "0");
 const LIMITED = problemResponse("429 Too Many Requests", "rate_limited", {}, "0");
 const RUNNING = problemResponse("409 Conflict", "conflict");
+const DISCOVERED = jsonResponse({ discovery_id: "d", tools: [], definitions: [] });
 const NO_CONTENT = httpResponse("204 No Content");
 const HEALTHY = jsonResponse({ status: "ok", a_future_field: { x: 1 } });
 const EXECUTED = jsonResponse({ result: { content: [] }, tool_key: "k", server_id: "s", duration_ms: 1, truncated: false });
@@ -53,6 +54,13 @@ const READS: [string, (client: Toolscout) => Promise<unknown>, string][] = [
   ["health", (c) => c.health(), HEALTHY],
   ["request", (c) => c.request("GET", "/healthz"), HEALTHY],
   ["why, a POST that only reads", (c) => c.why("a_tool", "a message"), jsonResponse({ items: [] })],
+  ["discover", (c) => c.discover("a message"), DISCOVERED],
+  ["discover, with the tools of the answer before", (c) => c.discover("a message", { keep: [] }), DISCOVERED],
+  [
+    "discover, of a turn of a conversation",
+    (c) => c.discover("a message", { keep: { conversationId: "chat-7" }, turn: 3 }),
+    DISCOVERED,
+  ],
 ];
 
 for (const [name, operation, answer] of READS) {
@@ -76,6 +84,7 @@ for (const [name, operation] of Object.entries<(client: Toolscout) => Promise<un
   delete: (c) => c.servers.delete("s"),
   put: (c) => c.rules.put([]),
   request: (c) => c.request("POST", "/reindex"),
+  "a discovery that is the next turn": (c) => c.discover("a message", { keep: { conversationId: "chat-7" } }),
 })) {
   test(`a write whose answer was lost is not sent again: ${name}`, async () => {
     const { outcome, received } = await runAgainst([DROPPED, NO_CONTENT], operation);

@@ -10,7 +10,15 @@ import pytest
 
 from tests.support.python_client import Kind, Operation, expect_error, open_client
 from tests.support.wire_server import WireServer, http_response, running_wire_server
-from toolscout_client import Conflict, ConnectionFailed, RateLimited, ToolFailed, ToolscoutError, Unavailable
+from toolscout_client import (
+    Conflict,
+    ConnectionFailed,
+    Conversation,
+    RateLimited,
+    ToolFailed,
+    ToolscoutError,
+    Unavailable,
+)
 from toolscout_client.retries import MAX_PAUSE_S, Request, Sleep, Steps, send_with_retries
 from toolscout_client.transport import make_request
 
@@ -30,6 +38,22 @@ def problem_response(status: str, code: str, **members: str) -> bytes:
 BUSY = problem_response("503 Service Unavailable", "unavailable", retry_after="0")
 LIMITED = problem_response("429 Too Many Requests", "rate_limited", retry_after="0")
 RUNNING = problem_response("409 Conflict", "conflict")
+DISCOVERED = json_response(
+    {
+        "discovery_id": "d",
+        "tools": [],
+        "definitions": [],
+        "total_searched": 0,
+        "search_duration_ms": 1.0,
+        "embedding_generated": True,
+        "strategy": "hybrid",
+        "degraded": False,
+        "degraded_reason": None,
+        "no_match": True,
+        "tokens": {"selected": 0, "all": 0, "saved_percent": 0.0},
+        "toolset_hash": "0123456789abcdef",
+    }
+)
 NO_CONTENT = http_response(status="204 No Content")
 HEALTHY = json_response({"status": "ok", "a_future_field": {"x": 1}})
 
@@ -87,6 +111,23 @@ async def test_a_read_whose_answer_was_lost_is_sent_again(kind: Kind, operation:
     outcome, server = await run_against(kind, operation, DROPPED, HEALTHY)
     assert not isinstance(outcome, ToolscoutError)
     assert server.connects == 2
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"keep": []}, {"keep": Conversation("chat-7"), "turn": 3}], ids=["plain", "list", "turn"]
+)
+async def test_a_discovery_whose_answer_was_lost_is_sent_again(kind: Kind, options: Any) -> None:
+    outcome, server = await run_against(kind, lambda c: c.discover("a message", **options), DROPPED, DISCOVERED)
+    assert outcome.discovery_id == "d"
+    assert server.bodies[0] == server.bodies[1]
+
+
+async def test_a_discovery_that_counts_turns_is_not_sent_again(kind: Kind) -> None:
+    """The second request would be the next turn, and the model would never get the tools of the lost answer."""
+    keep = Conversation("chat-7")
+    outcome, server = await run_against(kind, lambda c: c.discover("a message", keep=keep), DROPPED, DISCOVERED)
+    assert type(outcome) is ConnectionFailed
+    assert server.connects == 1
 
 
 async def test_a_post_that_only_reads_is_sent_again(kind: Kind) -> None:
