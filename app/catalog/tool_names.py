@@ -32,11 +32,11 @@ def make_aliases(definitions: Sequence[ToolDefinitionView]) -> list[str]:
     return [name for tool in definitions if (name := names[tool.tool_id]) is not None]
 
 
-def make_alias(tool_id: str, server_name: str | None, name: str, *, has_shared_name: bool) -> str:
-    """Return the alias of a tool that is in no answer: the one that it had, unless another tool has taken its name."""
-    if _VALID_NAME.fullmatch(name) and not has_shared_name:
-        return name
-    return _join_name(tool_id, server_name or "", name, MIN_DIGEST)
+def make_lasting_alias(tool_id: str, server_name: str | None, name: str, *, has_shared_name: bool) -> str | None:
+    """Return the alias of a tool that is in no answer, or None if it depends on which other tools there were."""
+    if not _VALID_NAME.fullmatch(name):
+        return _join_name(tool_id, server_name or "", name, MIN_DIGEST)
+    return None if has_shared_name else name
 
 
 def is_alias_of(alias: str, tool: ToolDefinitionView) -> bool:

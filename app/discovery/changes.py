@@ -53,16 +53,11 @@ class ToolsetChanges:
     """None if a definition that the model was given is not known."""
 
     def name_removed(self, aliases: Mapping[str, str], after: Sequence[RenderedTool]) -> "ToolsetChanges":
-        """Return the changes with the aliases that removed tools probably had, by key, where they were not known.
-
-        An alias that a tool has which stays is nobody else's: its removal would take away the wrong tool.
-        """
+        """Return the changes with these aliases, by key, of removed tools whose alias was not given."""
         added = {tool.tool_key for tool in self.added}
-        taken = {tool.alias for tool in after if tool.tool_key not in added}
-        likely = {key: alias for key, alias in aliases.items() if alias not in taken}
-        return replace(
-            self, removed=[replace(tool, alias=tool.alias or likely.get(tool.tool_key)) for tool in self.removed]
-        )
+        staying = [tool for tool in after if tool.tool_key not in added]
+        named = [replace(tool, alias=tool.alias or aliases.get(tool.tool_key)) for tool in self.removed]
+        return replace(self, removed=_drop_taken_aliases(named, staying))
 
 
 def render_toolset(tools: Sequence[ToolDefinitionView], api_format: Format) -> list[RenderedTool]:
@@ -87,7 +82,10 @@ def compare_toolsets(before: Sequence[GivenTool], after: Sequence[RenderedTool])
     known_hashes = [each for each in hashes if each is not None]
     return ToolsetChanges(
         added=[tool for tool in after if tool.tool_key not in unchanged],
-        removed=[tool for tool in before if tool.tool_key not in unchanged],
+        removed=_drop_taken_aliases(
+            [tool for tool in before if tool.tool_key not in unchanged],
+            [tool for tool in after if tool.tool_key in unchanged],
+        ),
         hash_before=hash_toolset(known_hashes) if len(known_hashes) == len(hashes) else None,
     )
 
@@ -114,6 +112,12 @@ def render_changes(changes: ToolsetChanges, api_format: Format) -> dict[str, Any
     if not removals and not additions:
         return None
     return {"role": "system", "content": [*removals, *additions], "betas": ANTHROPIC_BETAS}
+
+
+def _drop_taken_aliases(removed: Sequence[GivenTool], staying: Sequence[RenderedTool]) -> list[GivenTool]:
+    """Drop the aliases that tools which stay have: a removal by such a name would take away the wrong tool."""
+    taken = {tool.alias for tool in staying}
+    return [replace(tool, alias=None) if tool.alias in taken else tool for tool in removed]
 
 
 def _is_unchanged(given: GivenTool, now: RenderedTool | None) -> bool:

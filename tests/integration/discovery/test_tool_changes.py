@@ -7,6 +7,8 @@ import httpx
 import pytest
 
 from app.container import Container
+from app.errors import QueryFailed
+from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.factories import OpenService, tool
 from tests.support.round_trips import counted_round_trips
@@ -146,6 +148,34 @@ async def test_a_second_tool_of_the_name_changes_the_alias(user: TestUser, serve
     [now] = [each for each in answer["tools"] if each["tool_key"] == to_keys(first)[0]]
     assert now["alias"] != "get_forecast"
     assert list_changes(answer)[:2] == [("tool_removal", "get_forecast"), ("tool_addition", now["alias"])]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+async def test_a_removal_has_no_name_that_the_model_may_not_know(
+    user: TestUser, server_id: str, *, exact: bool
+) -> None:
+    """A second tool of the name changes the alias of the first: only the caller knows which one the model has."""
+    first = await discover(user, RAIN)
+    await user.add_tools(tool("get_forecast", "The budget of the next quarter."), server="finance")
+    await user.http.patch(f"/tools/{to_keys(first)[0]}", json={"enabled": False})
+    answer = await discover(user, MONEY, keep=to_keep(first) if exact else to_keys(first))
+    assert answer["removed"] == to_keys(first)
+    removals = [("tool_removal", "get_forecast")] if exact else []
+    assert list_changes(answer) == [*removals, ("tool_addition", "refund_payment")]
+
+
+async def test_names_in_keep_that_cannot_be_looked_up_are_not_called_removed(
+    user: TestUser, server_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise QueryFailed("broken")
+
+    key = to_keys(await discover(user, RAIN))
+    monkeypatch.setattr("app.discovery.discover.resolve_keys", fail)
+    answer = await user.http.post("/discover", json={"query": MONEY, "keep": ["files.get_forecast"]})
+    assert_problem(answer, 503, "unavailable")
+    assert "Retry-After" in answer.headers
+    assert names(await discover(user, MONEY, keep=key)) == ["get_forecast", "refund_payment"], "ids need no look-up"
 
 
 @pytest.fixture

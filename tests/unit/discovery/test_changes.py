@@ -101,6 +101,12 @@ def test_a_definition_has_another_hash_in_another_format(api_format: Format, dif
     assert (as_mcp.definition_hash != rendered.definition_hash) is differs
 
 
+def test_a_removal_never_names_a_tool_that_stays() -> None:
+    """Two tools cannot have had one name: the list is not the one that was given."""
+    changes = compare_toolsets([GivenTool("gone", NEWS.alias), GivenTool("news")], [NEWS])
+    assert (keys(changes), render_changes(changes, "anthropic")) == (([], ["gone"]), None)
+
+
 def test_a_likely_alias_is_used_unless_a_tool_that_stays_has_it() -> None:
     changes = compare_toolsets([GivenTool("gone"), GivenTool("lost"), GivenTool("news")], [NEWS, SEARCH])
     named = changes.name_removed({"gone": "old_name", "lost": "news"}, [NEWS, SEARCH])
