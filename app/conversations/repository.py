@@ -26,7 +26,14 @@ _READ = f"""
     SELECT revision, turn, spans::text, calls::text, oldest_turn FROM conversations
     WHERE {_ROW} AND updated_at > now() - %(ttl)s::interval
 """
-_WRITE = """
+_REPLACE = f"""
+    UPDATE conversations
+    SET revision = %(new_revision)s, turn = %(turn)s, spans = %(spans)s::jsonb, calls = %(calls)s::jsonb,
+        oldest_turn = %(oldest_turn)s, updated_at = now()
+    WHERE {_ROW} AND revision = %(revision)s
+    RETURNING true
+"""
+_INSERT = """
     INSERT INTO conversations AS c
         (user_id, project_id, id, revision, turn, spans, calls, oldest_turn, updated_at)
     VALUES (%(user_id)s, %(project_id)s, %(id)s, %(new_revision)s, %(turn)s, %(spans)s::jsonb, %(calls)s::jsonb,
@@ -34,14 +41,16 @@ _WRITE = """
     ON CONFLICT (user_id, project_id, id) DO UPDATE
     SET revision = excluded.revision, turn = excluded.turn, spans = excluded.spans, calls = excluded.calls,
         oldest_turn = excluded.oldest_turn, updated_at = excluded.updated_at
-    WHERE c.revision = %(revision)s::text OR c.updated_at <= now() - %(ttl)s::interval
+    WHERE c.updated_at <= now() - %(ttl)s::interval
     RETURNING true
 """
 # Another transaction may hold one of them: it is left for the next time.
 _DELETE_OLDEST = """
     DELETE FROM conversations WHERE user_id = %(user_id)s AND (project_id, id) IN (
-        SELECT project_id, id FROM conversations WHERE user_id = %(user_id)s
-        ORDER BY updated_at DESC, project_id, id OFFSET %(max)s FOR UPDATE SKIP LOCKED)
+        SELECT project_id, id FROM conversations WHERE user_id = %(user_id)s AND (project_id, id) IN (
+            SELECT project_id, id FROM conversations WHERE user_id = %(user_id)s
+            ORDER BY updated_at DESC, project_id, id OFFSET %(max)s)
+        FOR UPDATE SKIP LOCKED)
 """
 # Only tools that the conversation has: calls of any others would let the row grow with every tool of the user.
 _RECORD_CALL = f"""
@@ -86,7 +95,8 @@ async def read_conversation(reader: Reader, key: ConversationKey, ttl: timedelta
 async def write_conversation(
     session: Session, key: ConversationKey, state: ConversationState, revision: str | None, ttl: timedelta
 ) -> bool:
-    """Replace the state that has this revision. Return False if another request has replaced it already."""
+    """Replace the state that has this revision, or store the first one. Return False if another request has replaced
+    or deleted it."""
     values = {
         "revision": revision,
         "new_revision": uuid.uuid4().hex,
@@ -96,7 +106,8 @@ async def write_conversation(
         "oldest_turn": state.oldest_turn,
         "ttl": ttl,
     }
-    is_written = bool(await session.rows(_WRITE, key.parameters() | values))
+    statement = _INSERT if revision is None else _REPLACE
+    is_written = bool(await session.rows(statement, key.parameters() | values))
     if is_written and revision is None:
         await session.rows(_DELETE_OLDEST, {"user_id": key.user_id, "max": MAX_CONVERSATIONS})
     return is_written

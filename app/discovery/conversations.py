@@ -57,14 +57,18 @@ class Conversations:
         key = make_key(caller, conversation.id)
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
+            existed = False
             for _ in range(_MAX_ATTEMPTS):
                 with _unavailable_on_failure():
                     stored = await read_conversation(self.database.reader(key.user_id), key, self.ttl)
+                is_deleted = existed and stored.revision is None
+                existed = stored.revision is not None
                 turn = conversation.turn or stored.state.turn + 1
                 before = stored.state.rewind(turn).add_calls(conversation.get_turns_of_calls(turn))
                 discovery = await search(self._add_state(request, before, turn))
                 after = before.apply(turn, _list_tools(discovery))
-                if request.dry_run or await self._write(key, after, stored.revision):
+                # One that was deleted meanwhile, maybe with its user, is not stored again.
+                if request.dry_run or is_deleted or await self._write(key, after, stored.revision):
                     return discovery
         raise Unavailable("other requests of this conversation are being answered; try again shortly")
 

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from app.auth.permissions import Caller
 from app.auth.rollout import Rollout
@@ -50,7 +51,7 @@ from app.discovery.selection import (
     select_tools,
 )
 from app.embeddings.calibration import shift_chance
-from app.errors import CloudFailed, QueryFailed
+from app.errors import CloudFailed, QueryFailed, QueryInterrupted, Unavailable
 from app.observability.tracing import Tracing, trace_call
 from app.search.confidence import Confidence, Judgement
 from app.search.language import ENGLISH
@@ -210,8 +211,8 @@ class _Prepared:
 async def _resolve_kept(
     discoverer: Discoverer, scope: Scope, request: DiscoveryRequest, snapshot: Snapshot | None
 ) -> DiscoveryRequest:
-    """Return the request with the ids of the kept tools, each once. A key that names no visible tool remains, to be
-    reported as removed. If the look-up of names fails, only ids are kept."""
+    """Return the request with the ids of the kept tools. A key that names no visible tool remains, to be reported as
+    removed: if the look-up of names fails, no answer would be true."""
     keys, ids = request.kept_keys, dict[str, str]()
     if snapshot is not None:
         ids = snapshot.resolve_keys(keys)
@@ -219,8 +220,11 @@ async def _resolve_kept(
         try:
             async with discoverer.database.snapshot(scope.user_id) as session:
                 ids = await resolve_keys(session, scope, keys)
-        except QueryFailed:
+        except QueryInterrupted:
+            raise
+        except QueryFailed as error:
             logger.exception("failed to resolve the names of kept tools")
+            raise Unavailable("the tools in `keep` could not be looked up; try again shortly") from error
     return replace(
         request, keep=[replace(kept, tool_key=ids.get(kept.tool_key, kept.tool_key)) for kept in request.keep or ()]
     )
@@ -546,7 +550,11 @@ def _select(
     core = {definition.tool_id: SelectedTool(definition, "core") for definition in definitions.core}
     known = core | {tool_id: SelectedTool(definition, "kept") for tool_id, definition in definitions.tools.items()}
     kept = [known[key] for key in request.kept_keys if key in known]
+    select = partial(select_tools, max_tools=discoverer.limit_tools(options), max_tokens=request.max_tokens)
+    selection = select(kept, list(core.values()), found)
     if request.retirement is not None:
-        kept = request.retirement.apply(kept, core.keys(), found)
-    max_tools = discoverer.limit_tools(options)
-    return select_tools(kept, list(core.values()), found, max_tools=max_tools, max_tokens=request.max_tokens)
+        retired = request.retirement.find_retired(selection.tools, found)
+        if retired:
+            staying = [tool for tool in kept if tool.definition.tool_id not in retired]
+            selection = select(staying, list(core.values()), found)
+    return selection

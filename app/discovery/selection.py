@@ -49,18 +49,15 @@ class Retirement:
     idle: Collection[str]
     """The ids of those that were not used for a while."""
 
-    def apply(
-        self, kept: Sequence[SelectedTool], core: Collection[str], found: Sequence[SelectedTool]
-    ) -> list[SelectedTool]:
-        """Return the kept tools that stay: all of them, unless there are too many tools, apart from core tools.
+    def find_retired(self, selected: Sequence[SelectedTool], found: Sequence[SelectedTool]) -> set[str]:
+        """Return the ids of the tools to leave out: none, unless an answer with these tools has too many.
 
-        A tool that is found again stays.
+        Core tools neither count nor leave, and a tool that is found again stays.
         """
-        found_ids = {_get_key(tool) for tool in found}
-        if len({_get_key(tool) for tool in kept}.union(found_ids).difference(core)) <= self.max_tools:
-            return list(kept)
-        retired = set(self.idle).difference(found_ids, core)
-        return [tool for tool in kept if _get_key(tool) not in retired]
+        others = {_get_key(tool) for tool in selected if tool.source != "core"}
+        if len(others) <= self.max_tools:
+            return set()
+        return others.intersection(self.idle).difference(map(_get_key, found))
 
 
 def select_tools(

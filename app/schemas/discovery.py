@@ -89,10 +89,10 @@ class DiscoverBody(CamelCaseInput):
     )
     keep: Keep | None = Field(
         None,
-        description="the tools that the model was given before, `[]` for none: those that are still visible come "
-        "first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a "
-        "tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the "
-        'difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for '
+        description="the tools that the model was given before, `[]` for none: those that are still visible and pass "
+        "the filters come first, in the same order, and the answer says what has changed (`added`, `removed`, "
+        "`changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last "
+        'answer, which makes the difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for '
         "TOOLSCOUT_CONVERSATION_TTL_HOURS",
     )
     turn: int | None = Field(
@@ -100,8 +100,9 @@ class DiscoverBody(CamelCaseInput):
         ge=1,
         le=1_000_000,
         description="with a `conversation_id`: the number of the user's message in the conversation, from 1. A "
-        "repeated turn gets the same answer, and a smaller one continues from there, as after an edited message; "
-        "null: each request is the next turn",
+        "repeated turn starts from the same tools and replaces the answer before, so that a request whose answer was "
+        "lost can be sent again; a smaller one continues from there, as after an edited message; null: each request is "
+        "the next turn",
     )
     format: Format = Field("mcp", description="the format of `definitions`")
     explain: bool = Field(False, description="explain for each tool why it ranks where it does")

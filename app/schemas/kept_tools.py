@@ -10,13 +10,13 @@ from app.schemas.base import CamelCaseInput, ToolKey, Visible, make_synonyms
 _MAX_KEPT = 200
 
 
-def _require_no_slash(text: str) -> str:
-    if "/" in text:
-        raise ValueError("must not contain a slash, because it is part of the path `/conversations/{id}`")
+def _require_path_segment(text: str) -> str:
+    if "/" in text or text in (".", ".."):
+        raise ValueError("must not contain a slash, or be `.` or `..`: it is part of the path `/conversations/{id}`")
     return text
 
 
-ConversationId = Annotated[Visible, AfterValidator(_require_no_slash)]
+ConversationId = Annotated[Visible, AfterValidator(_require_path_segment)]
 """Chosen by the caller."""
 
 

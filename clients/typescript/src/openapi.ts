@@ -1815,12 +1815,12 @@ export interface components {
             max_tokens?: number | null;
             /**
              * Keep
-             * @description the tools that the model was given before, `[]` for none: those that are still visible come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for TOOLSCOUT_CONVERSATION_TTL_HOURS
+             * @description the tools that the model was given before, `[]` for none: those that are still visible and pass the filters come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for TOOLSCOUT_CONVERSATION_TTL_HOURS
              */
             keep?: (string | components["schemas"]["KeptToolIn"])[] | components["schemas"]["ConversationIn"] | null;
             /**
              * Turn
-             * @description with a `conversation_id`: the number of the user's message in the conversation, from 1. A repeated turn gets the same answer, and a smaller one continues from there, as after an edited message; null: each request is the next turn
+             * @description with a `conversation_id`: the number of the user's message in the conversation, from 1. A repeated turn starts from the same tools and replaces the answer before, so that a request whose answer was lost can be sent again; a smaller one continues from there, as after an edited message; null: each request is the next turn
              */
             turn?: number | null;
             /**
@@ -4532,12 +4532,12 @@ export interface components {
             max_tokens?: number | null;
             /**
              * Keep
-             * @description the tools that the model was given before, `[]` for none: those that are still visible come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for TOOLSCOUT_CONVERSATION_TTL_HOURS
+             * @description the tools that the model was given before, `[]` for none: those that are still visible and pass the filters come first, in the same order, and the answer says what has changed (`added`, `removed`, `changes`). Each is a tool key, or an object with `tool_key`, `alias` and `definition_hash` from the last answer, which makes the difference exact. Or `{"conversation_id": "…"}`, and Toolscout remembers them for TOOLSCOUT_CONVERSATION_TTL_HOURS
              */
             keep?: (string | components["schemas"]["KeptToolIn"])[] | components["schemas"]["ConversationIn"] | null;
             /**
              * Turn
-             * @description with a `conversation_id`: the number of the user's message in the conversation, from 1. A repeated turn gets the same answer, and a smaller one continues from there, as after an edited message; null: each request is the next turn
+             * @description with a `conversation_id`: the number of the user's message in the conversation, from 1. A repeated turn starts from the same tools and replaces the answer before, so that a request whose answer was lost can be sent again; a smaller one continues from there, as after an edited message; null: each request is the next turn
              */
             turn?: number | null;
             /**

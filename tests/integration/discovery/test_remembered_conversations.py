@@ -11,10 +11,12 @@ import pytest
 
 from app.container import Container
 from app.conversations import repository
-from app.conversations.repository import expired_rows
+from app.conversations.repository import ConversationKey, expired_rows
+from app.conversations.state import ConversationState
 from app.db.retention import delete_in_batches
 from app.discovery.conversations import Conversations
 from app.discovery.discover import discover
+from app.discovery.models import Discovery
 from app.discovery.request import ConversationTurn, DiscoveryRequest
 from app.errors import QueryFailed
 from app.search.query import parse_query
@@ -151,6 +153,19 @@ async def test_a_retry_ages_nothing(small: TestUser) -> None:
         assert list_changes(await ask(small, CODE, 3)) == ["-get_forecast", "+search_repositories"]
 
 
+async def test_found_tools_without_room_retire_nothing(open_service: OpenService) -> None:
+    limits = {"conversation_max_tools": 6, "conversation_idle_turns": 1}
+    async with open_service(**limits) as container, new_user(container) as user:
+        await user.add_tools(*TOOLS, *(tool(f"song_{number}", TOPICS["play_song"][0]) for number in range(8)))
+        for message in (RAIN, MONEY, CODE):
+            given = await ask(user, message)
+        tokens = sum(each["tokens"] for each in given["tools"])
+        full = await ask(user, SONG, limit=8, fill=True, max_tokens=tokens)
+        assert (names(full), full["omitted"]["reason"]) == (names(given), "max_tokens")
+        crowded = await ask(user, SONG, limit=8, fill=True)
+        assert (len(names(crowded)), crowded["removed"]) == (8, [each["tool_key"] for each in full["tools"]])
+
+
 async def test_a_small_chat_keeps_its_idle_tools(small: TestUser) -> None:
     await ask(small, RAIN)
     await ask(small, MONEY)
@@ -264,6 +279,46 @@ async def test_a_deleted_conversation_begins_again(chatter: TestUser) -> None:
     assert names(await ask(chatter, MONEY)) == ["refund_payment"]
 
 
+@pytest.mark.parametrize("gone", ["conversation", "user"])
+async def test_a_deletion_during_a_search_is_not_undone(
+    container: Container, admin: httpx.AsyncClient, chatter: TestUser, gone: str
+) -> None:
+    await ask(chatter, RAIN)
+    caller = await container.authenticator.authenticate(chatter.key, None)
+    conversations = container.discoverer.conversations
+    deleted = False
+
+    async def search(request: DiscoveryRequest) -> Discovery:
+        nonlocal deleted
+        discovery = await discover(container.discoverer, caller, replace(request, conversation=None))
+        if not deleted and gone == "user":
+            assert (await admin.delete(f"/users/{chatter.id}")).status_code == 204
+            assert (await admin.post("/users", json={"id": chatter.id})).status_code == 201
+        elif not deleted:
+            assert (await chatter.http.delete("/conversations/chat-1")).status_code == 204
+        deleted = True
+        return discovery
+
+    turn = ConversationTurn("chat-1")
+    request = DiscoveryRequest(parse_query(MONEY), limit=1, conversation=turn)
+    discovery = await conversations.discover(caller, request, turn, search)
+    assert [tool.definition.name for tool in discovery.tools] == ["refund_payment"], "without the tools of before"
+    assert await query(container, chatter, "SELECT id FROM conversations") == []
+
+
+async def test_beginning_a_conversation_locks_no_other_one(
+    chatter: TestUser, container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "MAX_CONVERSATIONS", 2)
+    for chat in ("one", "two"):
+        await ask(chatter, RAIN, chat=chat)
+    state, key = ConversationState(1), ConversationKey(chatter.id, "three")
+    async with container.database.transaction(chatter.id) as session:
+        assert await repository.write_conversation(session, key, state, None, timedelta(hours=24))
+        free = await query(container, chatter, "SELECT id FROM conversations FOR UPDATE SKIP LOCKED")
+    assert free == [("two",)], "the other one is deleted"
+
+
 async def test_a_conversation_is_forgotten_a_day_after_its_last_turn(chatter: TestUser, container: Container) -> None:
     await ask(chatter, RAIN)
     await ask(chatter, RAIN, chat="chat-2")
@@ -362,6 +417,7 @@ async def test_a_conversation_costs_one_read_and_one_write(container: Container,
         ({}, "body.keep.conversation_id: Field required"),
         ({"conversation_id": ""}, "body.keep.conversation_id: String should have at least 1 character"),
         ({"conversation_id": "a/b"}, "body.keep.conversation_id: must not contain a slash"),
+        ({"conversation_id": ".."}, "body.keep.conversation_id: must not contain a slash, or be `.` or `..`"),
         ({"thread_id": "x"}, "unknown field `thread_id`; did you mean `conversation_id`?"),
         ("chat-1", 'body.keep: must be a list of tool keys, or {"conversation_id": "…"}'),
     ],

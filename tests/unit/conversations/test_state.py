@@ -144,8 +144,8 @@ def answer(before: ConversationState, turn: int, step: Step) -> list[RenderedToo
     """Return the tools of an answer: what is visible of the kept tools and in use, then what is found."""
     found = [select(key) for key in step.found if key in step.visible]
     kept = [select(tool.tool_key) for tool in before.tools if tool.tool_key in step.visible]
-    retirement = Retirement(MAX_TOOLS, before.find_idle(turn, IDLE_TURNS))
-    chosen = [*retirement.apply(kept, (), found), *found]
+    retired = Retirement(MAX_TOOLS, before.find_idle(turn, IDLE_TURNS)).find_retired([*kept, *found], found)
+    chosen = [tool for tool in kept if tool.definition.tool_id not in retired] + found
     unique = dict.fromkeys(tool.definition.tool_id for tool in chosen)
     return [RenderedTool(key, f"alias-{key}", b"", f"hash-{step.visible[key]}") for key in unique]
 
