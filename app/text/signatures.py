@@ -8,9 +8,10 @@ stands for what was left out. Schemas come from strangers: any JSON is taken, an
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from app.text.strict_json import Json, dump_json
 
@@ -33,8 +34,18 @@ _MAX_PATTERN = 40
 _MAX_COUNT = 1_000
 _PLAIN_NAME = re.compile(r"[^\W\d][\w$.-]{0,63}")
 _FORMAT = re.compile(r"[\w-]{1,24}")
+_MAX_INDEX_DIGITS = 6
 _ANY = "any"
-_CONDITIONS = ("anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies")
+_NEVER = "never"
+_INCOMPLETE = "\0incomplete"
+"""Marks a schema of which a part could not be found or merged. No server can send this name, as NUL is refused."""
+_CONDITIONS = ("anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies", _INCOMPLETE)
+_TIGHTEST: Mapping[str, Callable[[float, float], float]] = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems"), min),
+}
+_SHOWN = ("const", "anyOf", "oneOf", "format", "pattern", "multipleOf", "prefixItems", "items", *_TIGHTEST)
+"""Keywords that are shown, so that two different values of one cannot pass for one of them."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +106,8 @@ class _Formatter:
 
     def _get_options(self, schema: Any, depth: int, *, is_nullable: bool = True) -> list[str]:
         options = list(dict.fromkeys(self._list_options(schema, depth, _MAX_NESTING)))
-        if not is_nullable and len(options) > 1:
-            options = [option for option in options if option != "null"]
+        without = (_NEVER,) if is_nullable else (_NEVER, "null")
+        options = [option for option in options if option not in without] or options[:1]
         return [_ANY] if _ANY in options else options[:_MAX_OPTIONS] + [CUT] * (len(options) > _MAX_OPTIONS)
 
     def _list_options(self, schema: Any, depth: int, nesting: int) -> Iterator[str]:
@@ -105,16 +116,20 @@ class _Formatter:
         if self._is_exhausted or nesting < 0:
             yield CUT
             return
-        schema = self._merge_all_of(self._resolve(schema)) if schema is not False else schema
-        if schema is False:
-            yield "never"
+        resolved = self._resolve(schema)
+        schema = self._merge_all_of(resolved)
+        if resolved is False or [] in (schema.get("type"), schema.get("enum")):
+            yield _NEVER
+        elif _INCOMPLETE in schema and not _get_dict(schema, "properties"):
+            yield CUT
         elif "const" in schema:
             yield _format_literal(schema["const"])
         elif values := _get_list(schema, "enum"):
             yield from map(_format_literal, values[: _MAX_OPTIONS + 1])
         elif alternatives := _get_list(schema, "anyOf") or _get_list(schema, "oneOf"):
             self._count_work(len(schema))
-            base = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf", "allOf")}
+            base = {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")}
+            base |= {_INCOMPLETE: True} if "anyOf" in schema and "oneOf" in schema else {}
             for alternative in alternatives[: _MAX_OPTIONS + 1]:
                 resolved = self._resolve(alternative)
                 merged = self._merge(base, resolved) if isinstance(resolved, dict) else resolved
@@ -138,8 +153,9 @@ class _Formatter:
         size = _format_length(schema, "minItems", "maxItems", trivial=0)
         if depth <= 0:
             return f"{CUT}[{size}]"
-        if positions := _get_list(schema, "prefixItems"):
-            return f"[{', '.join(self._format(each, depth - 1) for each in positions[:_MAX_OPTIONS])}]"
+        if positions := _get_list(schema, "prefixItems") or _get_list(schema, "items"):
+            parts = [self._format(each, depth - 1) for each in positions[:_MAX_OPTIONS]]
+            return f"[{', '.join(parts + [CUT] * (len(positions) > _MAX_OPTIONS))}]"
         options = self._get_options(schema.get("items", True), depth - 1)
         is_one_word = len(options) == 1 and (options[0][0] in "{[" or " " not in options[0])
         return f"{options[0]}[{size}]" if is_one_word else f"({'|'.join(options)})[{size}]"
@@ -153,50 +169,93 @@ class _Formatter:
         if depth <= 0:
             return f"{{{CUT}}}"
         parts = [self._format_property(*each, depth - 1) for each in properties[:_MAX_OPTIONS]]
-        return f"{{{', '.join(parts + [CUT] * (len(properties) > _MAX_OPTIONS))}}}"
+        is_cut = len(properties) > _MAX_OPTIONS or any(name in schema for name in _CONDITIONS)
+        return f"{{{', '.join(parts + [CUT] * is_cut)}}}"
 
     def _resolve(self, schema: Any) -> Any:
-        """Follow references within the schema. One that leads nowhere stands for anything."""
-        for _ in range(_MAX_NESTING):
-            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
-                return schema
-            self._count_work(len(schema) + len(schema["$ref"]))
-            if self._is_exhausted:
-                break
+        """Follow references within the schema. One that leads nowhere, or in a circle, is marked."""
+        followed = set[str]()
+        while isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+            reference = schema["$ref"]
+            self._steps += 1
+            self._count_work(len(schema) + len(reference))
             beside = {name: value for name, value in schema.items() if name != "$ref"}
-            target = self._look_up(schema["$ref"])
+            if self._is_exhausted or reference in followed:
+                return beside | {_INCOMPLETE: True}
+            followed.add(reference)
+            target = self._look_up(reference)
             self._count_work(len(target) if isinstance(target, dict) else 0)
-            schema = {**target, **beside} if isinstance(target, dict) else target
-        return True
+            schema = self._merge(target, beside) if isinstance(target, dict) else target
+        return schema
 
     def _look_up(self, reference: str) -> Any:
-        if not reference.startswith("#"):
-            return True
-        found = self._root
-        for part in reference[1:].split("/")[1:]:
+        """Return the part of the schema that a JSON pointer names."""
+        pointer = unquote(reference.removeprefix("#"))
+        is_pointer = reference.startswith("#") and pointer[:1] in ("", "/")
+        found = self._root if is_pointer else None
+        for part in pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, dict) or key not in found:
-                return True
-            found = found[key]
-        return found
+            if isinstance(found, dict):
+                found = found.get(key)
+            elif isinstance(found, list) and key.isdecimal() and len(key) <= _MAX_INDEX_DIGITS:
+                found = next(iter(found[int(key) :]), None)
+            else:
+                found = None
+                break
+        return found if isinstance(found, dict | bool) else {_INCOMPLETE: True}
 
-    def _merge_all_of(self, schema: Any) -> Json:
-        merged = schema if isinstance(schema, dict) else {}
-        for part in _get_list(merged, "allOf")[:_MAX_OPTIONS]:
+    def _merge_all_of(self, schema: Any, nesting: int = _MAX_NESTING) -> Json:
+        """Return the schema with the parts of its `allOf`, and with theirs, merged into it."""
+        if not isinstance(schema, dict) or not _get_list(schema, "allOf"):
+            return schema if isinstance(schema, dict) else {}
+        self._count_work(len(schema))
+        merged = {name: value for name, value in schema.items() if name != "allOf"}
+        for part in schema["allOf"]:
+            self._steps += 1
+            if self._is_exhausted or nesting <= 0:
+                return merged | {_INCOMPLETE: True}
             resolved = self._resolve(part)
-            merged = self._merge(merged, resolved) if isinstance(resolved, dict) else merged
+            other = {_INCOMPLETE: True} if resolved is False else self._merge_all_of(resolved, nesting - 1)
+            merged = self._merge(merged, other)
         return merged
 
     def _merge(self, base: Json, other: Json) -> Json:
         """Return a schema that asks for both; only the first once the work is too much."""
         parts = (base, other, *(_get_dict(each, "properties") for each in (base, other)))
-        self._count_work(sum(map(len, (*parts, _get_list(base, "required"), _get_list(other, "required")))))
+        lists = (_get_list(each, name) for each in (base, other) for name in ("required", "allOf", "enum"))
+        self._count_work(sum(map(len, (*parts, *lists))))
         if self._is_exhausted:
             return base
-        properties = _get_dict(base, "properties") | _get_dict(other, "properties")
-        required = [*_get_list(base, "required"), *_get_list(other, "required")]
         both = base | other
-        return both | ({"properties": properties} if properties else {}) | ({"required": required} if required else {})
+        for name in base.keys() & other.keys():
+            if base[name] is not other[name]:
+                both |= self._merge_keyword(name, base[name], other[name])
+        return both
+
+    def _merge_keyword(self, name: str, one: Any, two: Any) -> Json:
+        """Return the value of a keyword that asks for both values, or a mark if there is no such value."""
+        if isinstance(one, dict) and isinstance(two, dict):
+            if name == "properties":
+                shared = [each for each in one if each in two and one[each] is not two[each]]
+                return {name: one | two | {each: {"allOf": [one[each], two[each]]} for each in shared}}
+            if name in ("items", "additionalProperties"):
+                return {name: {"allOf": [one, two]}}
+        if isinstance(one, list) and isinstance(two, list):
+            if name in ("required", "allOf"):
+                return {name: [*one, *two]}
+            if name == "enum":
+                return {name: self._intersect(one, two)}
+        if name == "type":
+            return {name: _intersect_types(one, two)}
+        if name in _TIGHTEST and all(isinstance(each, int | float) for each in (one, two)):
+            return {name: _TIGHTEST[name](one, two)}
+        is_same = not isinstance(one, dict | list) and one == two
+        return {_INCOMPLETE: True} if name in _SHOWN and not is_same else {}
+
+    def _intersect(self, one: Sequence[Any], two: Sequence[Any]) -> list[Any]:
+        wanted, texts = {dump_json(value) for value in two}, [dump_json(value) for value in one]
+        self._count_work(sum(map(len, (*wanted, *texts))))
+        return [value for value, text in zip(one, texts, strict=True) if text in wanted]
 
     def _list_properties(self, schema: Json) -> list[tuple[str, Any, bool]]:
         """Return the name and the schema of each property, and whether it is required; required ones first."""
@@ -207,6 +266,14 @@ class _Formatter:
             *((name, properties.get(name, True), True) for name in required),
             *((name, part, False) for name, part in properties.items() if name not in required),
         ]
+
+
+def _intersect_types(one: Any, two: Any) -> list[Any]:
+    """Every integer is a number."""
+    first, second = (each[:_MAX_OPTIONS] if isinstance(each, list) else [each] for each in (one, two))
+    wide = [*second, *(["integer"] if "number" in second else [])]
+    narrowed = ["integer"] if "integer" in second and "number" in first and "integer" not in first else []
+    return [each for each in first if each in wide] + narrowed
 
 
 def _format_name(name: str) -> str:

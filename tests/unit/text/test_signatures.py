@@ -75,14 +75,93 @@ def test_a_signature_has_required_parameters_first_and_marks_the_others() -> Non
         ),
         ({"$ref": "#/$defs/Point", "description": "where"}, "{x: number}"),
         ({"type": "array", "items": {"$ref": "#/$defs/Point"}}, "{x: number}[]"),
-        ({"$ref": "#/$defs/Missing"}, "any"),
-        ({"$ref": "elsewhere.json"}, "any"),
-        ({"$ref": "#/$defs/Loop"}, "any"),
+        ({"$ref": "#/$defs/A%20B"}, "string"),
+        ({"$ref": "#/$defs/Union/anyOf/1"}, "{x: number}"),
+        ({"$ref": "#/$defs/Chain 0"}, "string"),
+        ({"$ref": "#/$defs/Point", "properties": {"y": STRING}, "required": ["y"]}, "{x: number, y: string}"),
+        ({"items": [STRING, {"type": "integer"}]}, "[string, integer]"),
+        ({"type": "array", "prefixItems": [STRING] * 21}, f"[{'string, ' * 20}{CUT}]"),
     ],
 )
 def test_a_type_is_written_as_in_typescript(schema: Any, expected: str) -> None:
     point = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
-    assert format_one(schema, {"Point": point, "Loop": {"$ref": "#/$defs/Loop"}}) == expected
+    chain = {f"Chain {number}": {"$ref": f"#/$defs/Chain%20{number + 1}"} for number in range(9)}
+    definitions = {"Point": point, "A B": STRING, "Union": {"anyOf": [STRING, point]}, **chain, "Chain 9": STRING}
+    assert format_one(schema, definitions) == expected
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "#/$defs/Missing",
+        "elsewhere.json",
+        "#anchor",
+        "#/$defs/Loop",
+        "#/$defs/List/9",
+        "#/$defs/List/x",
+        "#/$defs/List",
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_marked(reference: str) -> None:
+    definitions = {"Loop": {"$ref": "#/$defs/Loop"}, "List": [STRING], "anchored": {"$anchor": "anchor", **STRING}}
+    assert format_one({"$ref": reference}, definitions) == CUT
+    assert format_one({"$ref": reference, "properties": {"a": STRING}}, definitions) == f"{{a?: string, {CUT}}}"
+
+
+INHERITED = {
+    "A": {"allOf": [{"$ref": "#/$defs/B"}, {"properties": {"a": STRING}, "required": ["a"]}]},
+    "B": {"allOf": [{"properties": {"b": STRING, "kind": STRING}, "required": ["b", "kind"]}]},
+}
+
+
+def test_properties_are_inherited_through_references() -> None:
+    child = {"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"kind": {"const": "child"}}}]}
+    expected = 'b: string, kind: "child", a: string'
+    assert format_signature("f", child | {"$defs": INHERITED}).text == f"f({expected})"
+    assert format_one(child, INHERITED) == f"{{{expected}}}"
+
+
+def test_no_part_of_an_all_of_is_dropped() -> None:
+    parts = [{"properties": {f"p{number}": STRING}, "required": [f"p{number}"]} for number in range(25)]
+    assert format_signature("f", {"allOf": parts}).text.count("p") == 25
+
+
+def test_parts_that_include_themselves_are_marked() -> None:
+    itself = {"properties": {"a": STRING}, "allOf": [{"$ref": "#/$defs/Again"}]}
+    assert format_one({"$ref": "#/$defs/Again"}, {"Again": itself}) == f"{{a?: string, {CUT}}}"
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        ({"enum": ["a", "b"]}, {"enum": ["b", "c"]}, '"b"'),
+        ({"enum": [1]}, {"enum": [True]}, "never"),
+        ({"type": ["string", "null"]}, {"type": ["string", "integer"]}, "string"),
+        ({"type": "number"}, {"type": "integer"}, "integer"),
+        ({"type": "integer"}, {"type": "number"}, "integer"),
+        ({"type": "string"}, {"type": "null"}, "never"),
+        ({"type": "integer", "minimum": 1, "maximum": 9}, {"minimum": 3, "maximum": 7}, "integer 3..7"),
+        ({"items": STRING}, {"items": {"maxLength": 5}}, "string(..5)[]"),
+        ({"type": "string", "description": "a"}, {"description": "b"}, "string"),
+        ({"type": "string", "pattern": "a"}, {"pattern": "b"}, CUT),
+        ({"anyOf": [{"const": 1}, {"const": 2}]}, {"anyOf": [{"const": 2}]}, CUT),
+        ({"type": "string"}, {"anyOf": [STRING, {"type": "null"}]}, "string"),
+        ({"type": "string"}, False, CUT),
+    ],
+)
+def test_a_value_that_must_be_valid_twice_is_written_as_narrow_or_marked(one: Any, two: Any, expected: str) -> None:
+    assert format_one({"allOf": [one, two]}) == expected
+
+
+@pytest.mark.parametrize("condition", [{"dependentRequired": {"a": ["b"]}}, {"if": {"required": ["a"]}}, {"not": {}}])
+def test_conditions_of_an_inner_object_are_marked(condition: Any) -> None:
+    inner = {"type": "object", "properties": {"a": STRING, "b": STRING}}
+    assert format_one(inner | condition) == f"{{a?: string, b?: string, {CUT}}}"
+    assert format_one(inner) == "{a?: string, b?: string}"
+
+
+def test_both_kinds_of_alternatives_at_once_are_marked() -> None:
+    assert format_one({"anyOf": [STRING, {"type": "null"}], "oneOf": [STRING]}) == CUT
 
 
 def test_a_parameter_that_may_be_left_out_need_not_be_null() -> None:
@@ -154,8 +233,11 @@ _WIDE = {f"key_{number}": number for number in range(20_000)}
         {"again": {"type": "object", "properties": {f"p{n}": _AGAIN[0] for n in range(20)}, **_LARGE}},
         {"wide": _WIDE, "again": {"anyOf": [{"$ref": "#/$defs/wide"}, *_AGAIN]}},
         {"again": {"anyOf": [{"$ref": "#/" + "a/" * 100_000}, *_AGAIN]}},
+        {"again": {"type": ["string"] * 50_000, "allOf": [{"type": ["null"] * 50_000}, *_AGAIN]}},
+        {"again": {"enum": ["x" * 100_000], "allOf": [{"enum": ["x" * 100_000]}, *_AGAIN]}},
+        {"again": {"properties": {f"p{n}": _AGAIN[0] for n in range(100)}, "allOf": _AGAIN}},
     ],
-    ids=["merged lists", "objects", "wide parts", "long references"],
+    ids=["merged lists", "objects", "wide parts", "long references", "types", "enums", "recursive parts"],
 )
 def test_the_work_is_bounded_for_large_parts_that_are_read_again_and_again(definitions: dict[str, Any]) -> None:
     """Each of these is a definition that the index accepts. Without the bound, the first takes a minute."""
