@@ -221,6 +221,37 @@ async def test_a_request_is_sent_without_tools_if_toolscout_is_down(
     assert "no tools were added: Toolscout failed: connection_failed" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "Jürgen"},
+        {"user": 7},
+        {"user": ["a"]},
+        {"tools": [{"type": "function", "function": None}]},
+        {"tools": 7},
+        {"metadata": 7},
+        {"metadata": {"toolscout": {"tags": {"a"}}}},
+        {"messages": {"a": 1}},
+        {"messages": [{"role": "user", "content": MESSAGE, "image": b"1"}]},
+        {"messages": [{"role": "user", "content": MESSAGE, "score": float("nan")}]},
+        {"messages": [{"role": "user", "content": MESSAGE + "\ud800"}]},
+    ],
+    ids=str,
+)
+async def test_a_request_that_the_hook_cannot_read_is_left_to_litellm(
+    service_client: AsyncToolscout, user: TestUser, fields: Json, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = ToolscoutHook(service_client, user="request")
+    data = {"messages": MESSAGES, "user": user.id, **fields}
+    for request in (
+        await call_as_proxy(hook, dict(data)),
+        await hook.async_pre_call_deployment_hook(dict(data), CallTypes.acompletion),
+    ):
+        assert request is not None
+        assert {**request, "metadata": None} == {**data, "metadata": None}
+    assert MESSAGE not in caplog.text
+
+
 async def test_a_slow_toolscout_does_not_hold_a_request_up(
     toolscout: AsyncToolscout, weather: FakeMcpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,10 +267,38 @@ async def test_the_model_gets_errors_as_texts(toolscout: AsyncToolscout, weather
     assert weather.calls == []
 
 
+DELETE_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "delete_station", "arguments": '{"place": "Oslo"}'},
+}
+
+
 @pytest.mark.usefixtures("confirmed_destructive")
-async def test_a_call_that_needs_a_confirmation_is_raised(toolscout: AsyncToolscout, weather: FakeMcpServer) -> None:
+async def test_a_call_that_needs_a_confirmation_is_raised_and_runs_with_its_token(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
     await toolscout.discover(DELETE_MESSAGE)
-    function = {"name": "delete_station", "arguments": '{"place": "Oslo"}'}
-    with pytest.raises(ConfirmationRequired):
-        await run_tool_call(toolscout, {"id": "call_1", "type": "function", "function": function})
+    with pytest.raises(ConfirmationRequired) as raised:
+        await run_tool_call(toolscout, DELETE_CALL)
     assert weather.calls == []
+    message = await run_tool_call(toolscout, DELETE_CALL, confirmation_token=raised.value.token)
+    assert message["content"] == "deleted Oslo"
+
+
+async def test_a_call_stays_within_the_project_of_the_hook(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, user: TestUser
+) -> None:
+    project = (await user.http.post("/projects", json={"name": "p", "server_ids": [], "optimization": "hybrid"})).json()
+    message = await run_tool_call(toolscout, DELETE_CALL, project_id=project["id"])
+    assert message["content"].startswith("TOOL_NOT_FOUND: ")
+    assert weather.calls == []
+    assert (await run_tool_call(toolscout, DELETE_CALL))["content"] == "deleted Oslo"
+
+
+async def test_a_call_that_is_sent_again_with_its_idempotency_key_runs_once(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    messages = [await run_tool_call(toolscout, DELETE_CALL, idempotency_key="chat-7:call_1") for _ in range(2)]
+    assert [message["content"] for message in messages] == ["deleted Oslo"] * 2
+    assert [name for name, _ in weather.calls] == ["delete_station"]

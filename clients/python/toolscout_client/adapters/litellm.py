@@ -15,7 +15,7 @@ messages=…)`. LiteLLM runs no tools: the program that sent the request runs wh
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
@@ -72,8 +72,9 @@ class ToolscoutHook(CustomLogger):
     `"request"` is the `user` of the request, for callers that you trust. None: the client's own user.
 
     The caller's own tools stay as they are, and come first. A request stays as it is if it has no text of a user, if
-    its `tool_choice` is `none`, or if Toolscout does not answer within `timeout_s`. A caller switches the hook off with
-    `metadata: {"toolscout": false}`, and narrows the search with `{"toolscout": {"limit": 3, "tags": ["mail"]}}`.
+    its `tool_choice` is `none`, if the hook cannot read it, or if Toolscout does not answer within `timeout_s`. A
+    caller switches the hook off with `metadata: {"toolscout": false}`, and narrows the search with
+    `{"toolscout": {"limit": 3, "tags": ["mail"]}}`.
     All other options are those of `AsyncToolscout.discover`; a caller cannot change those that you set.
     """
 
@@ -106,7 +107,8 @@ class ToolscoutHook(CustomLogger):
 
     async def async_pre_call_deployment_hook(self, kwargs: Json, call_type: Any) -> Json | None:
         """Called by `litellm.acompletion` and its siblings, also in the proxy, where the hook above has run before."""
-        if any(_PROXY_KEY in (kwargs.get(name) or {}) for name in _METADATA):
+        metadata = [kwargs.get(name) for name in _METADATA]
+        if any(isinstance(fields, Mapping) and _PROXY_KEY in fields for fields in metadata):
             return None
         user_id = None if self._user == "key" else kwargs.get("user")
         return await self._add_tools(kwargs, getattr(call_type, "value", call_type), user_id)
@@ -118,13 +120,15 @@ class ToolscoutHook(CustomLogger):
             return None
         request = dict(request)
         switch = _take_switch(request)
-        found = None if switch is False else await self._discover(api, request, user_id, switch)
-        if found is None:
-            return request
-        own = list(request.get("tools") or ())
-        taken = set(map(_get_name, own))
-        if tools := [*own, *(tool for tool in found.definitions if _get_name(tool) not in taken)]:
-            request["tools"] = tools  # the APIs reject an empty list
+        try:
+            found = None if switch is False else await self._discover(api, request, user_id, switch)
+            if found is not None and (tools := _append_tools(request.get("tools"), found.definitions)):
+                request["tools"] = tools  # the APIs reject an empty list
+        except (ToolscoutError, TimeoutError) as error:
+            # a chat without these tools is better than none
+            logger.warning("no tools were added: Toolscout failed: %s", str(error) or type(error).__name__)
+        except Exception as error:  # noqa: BLE001 boundary: a caller's request may contain anything
+            logger.warning("no tools were added: the request cannot be read: %s", type(error).__name__)
         return request
 
     async def _discover(self, api: _Api, request: Json, user_id: str | None, options: Any) -> Discovery | None:
@@ -139,13 +143,8 @@ class ToolscoutHook(CustomLogger):
         narrowed = {name: options[name] for name in _REQUEST_OPTIONS if name in options} if options else {}
         # the operator's own options count: with another project or other tags, a caller could widen the search
         given = cast("DiscoveryOptions", {**narrowed, **self._options, "messages": messages, "format": api.format})
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await client.discover(**given)
-        except (ToolscoutError, TimeoutError) as error:
-            # a chat without these tools is better than none
-            logger.warning("no tools were added: Toolscout failed: %s", str(error) or type(error).__name__)
-            return None
+        async with asyncio.timeout(self._timeout_s):
+            return await client.discover(**given)
 
 
 def _take_switch(request: Json) -> Any:
@@ -159,20 +158,41 @@ def _take_switch(request: Json) -> Any:
     return switch if switch is False or isinstance(switch, Mapping) else None
 
 
+def _append_tools(own: Any, found: Sequence[Json]) -> list[Any]:
+    tools = list(own or ())
+    taken = set(map(_get_name, tools))
+    return [*tools, *(tool for tool in found if _get_name(tool) not in taken)]
+
+
 def _get_name(tool: Any) -> str | None:
     """Return the name of a tool in any of the formats; None if it has none, as a provider's own tools."""
     return tool.get("function", tool).get("name") if isinstance(tool, Mapping) else None
 
 
-async def run_tool_call(client: AsyncToolscout, call: Any) -> Json:
+async def run_tool_call(
+    client: AsyncToolscout,
+    call: Any,
+    *,
+    project_id: str | None = None,
+    confirmation_token: str | None = None,
+    idempotency_key: str | None = None,
+) -> Json:
     """Run a tool call of a chat completion and return the message with its result, or with the error, for the model.
 
-    `call` is an item of `choices[0].message.tool_calls`. Raise `ConfirmationRequired` if the user must confirm the call
-    (`confirmation_token` of `AsyncToolscout.execute` does), and the errors of a key that is not valid.
+    `call` is an item of `choices[0].message.tool_calls`. Give the `project_id` that the hook has: without it the call
+    may reach tools outside of the project. With an `idempotency_key` of yours, a call that you send again runs once.
+    Raise `ConfirmationRequired` if the user must confirm the call: send it again with the error's `token`. Raise also
+    the errors of a key that is not valid.
     """
     tool_call = call if isinstance(call, Mapping) else call.model_dump()
     try:
-        outcome = describe_execution(await client.execute(tool_call=tool_call))
+        done = await client.execute(
+            tool_call=tool_call,
+            project_id=project_id,
+            confirmation_token=confirmation_token,
+            idempotency_key=idempotency_key,
+        )
+        outcome = describe_execution(done)
     except ToolscoutError as error:
         outcome = describe_error_or_raise(error)
     return {"role": "tool", "tool_call_id": tool_call["id"], "content": outcome.text}
