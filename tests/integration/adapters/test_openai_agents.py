@@ -26,12 +26,15 @@ from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer, Fault, status
 from tests.support.weather_server import DELETE_MESSAGE, FORECAST, MESSAGE
-from toolscout_client import AsyncToolscout, ConnectionFailed, Unauthenticated
+from toolscout_client import AsyncToolscout, ConnectionFailed, Conversation, Unauthenticated
+from toolscout_client.adapters import openai_agents as adapter
+from toolscout_client.adapters._appending_model import AppendingModel
 from toolscout_client.adapters.openai_agents import SEARCH_TOOL, ToolscoutTools
 
 OSLO = {"place": "Oslo"}
 NOTHING = "thanks, that is all"
 """A message that needs no tool."""
+MAIL_MESSAGE = "send a mail to somebody"
 DONE = [assistant_message("done")]
 
 
@@ -152,6 +155,60 @@ async def test_tools_stay_in_their_order_in_the_next_message(toolscout: AsyncToo
     second = await tools.equip(first, "send a mail to somebody")  # an equipped agent may be equipped again
     assert [offered.name for offered in first.tools] == ["get_forecast"]
     assert [offered.name for offered in second.tools] == ["get_forecast", "send_mail"]
+
+
+async def test_a_long_conversation_keeps_only_the_tools_that_were_called(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "MAX_KEPT", 1)
+    tools = ToolscoutTools(toolscout, limit=1, search_tool=None)
+    agent, model = make_agent(call("get_forecast", OSLO))
+    await Runner.run(await tools.equip(agent, MESSAGE), MESSAGE)
+    offered = [
+        [found.name for found in (await tools.equip(agent, text)).tools] for text in (MAIL_MESSAGE, DELETE_MESSAGE)
+    ]
+    assert offered == [["get_forecast", "send_mail"], ["get_forecast", "delete_station"]]
+    assert model.remaining_steps == 0
+
+
+async def test_another_process_continues_a_conversation_that_toolscout_remembers(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    agent, _ = make_agent(call("get_forecast", OSLO))
+    options: Any = {"limit": 1, "keep": Conversation("chat-7")}
+    first = await run(toolscout, agent, **options)
+    items = [*first.to_input_list(), {"role": "user", "content": MAIL_MESSAGE}]
+    agent, model = make_agent(call("get_forecast", OSLO))
+    result = await Runner.run(await ToolscoutTools(toolscout, **options).equip(agent, items), items)
+    assert names(model.first_call) == [SEARCH_TOOL, "get_forecast", "send_mail"]
+    assert outputs(result) == ["Oslo: snow"]
+
+
+async def test_the_tools_to_start_with_do_not_displace_those_that_are_found(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    keys = (await toolscout.discover(MESSAGE, limit=1, format="openai_responses")).tool_keys
+    tools = ToolscoutTools(toolscout, limit=1, search_tool=None, keep=keys)
+    agent, _ = make_agent()
+    for message in (MAIL_MESSAGE, DELETE_MESSAGE):
+        equipped = await tools.equip(agent, message)
+    assert [found.name for found in equipped.tools] == ["get_forecast", "send_mail", "delete_station"]
+
+
+async def test_calls_stay_within_the_project(toolscout: AsyncToolscout, weather: FakeMcpServer, user: TestUser) -> None:
+    [server] = [server async for server in toolscout.servers.list()]
+    project = await toolscout.projects.create("p", server_ids=[server.id], optimization="hybrid")
+    tools = ToolscoutTools(toolscout, limit=1, project_id=project.id, needs_approval=False)
+    agent, _ = make_agent(call("delete_station", OSLO))
+    equipped = await tools.equip(agent, DELETE_MESSAGE)
+    await toolscout.projects.update(project.id, server_ids=[])
+    [output] = outputs(await Runner.run(equipped, DELETE_MESSAGE))
+    assert output.startswith("TOOL_NOT_FOUND: ")
+    assert weather.calls == []
+    await toolscout.projects.update(project.id, server_ids=[server.id])
+    agent, _ = make_agent(call("delete_station", OSLO))
+    result = await Runner.run(await tools.equip(agent, DELETE_MESSAGE), DELETE_MESSAGE)
+    assert outputs(result) == ["deleted Oslo"]
 
 
 async def test_without_a_users_text_the_earlier_tools_stay(toolscout: AsyncToolscout, weather: FakeMcpServer) -> None:
@@ -336,9 +393,6 @@ async def test_a_name_that_no_model_api_accepts_becomes_an_alias(
     assert outputs(await run(toolscout, agent)) == ["snow"]
 
 
-MAIL_MESSAGE = "send a mail to somebody"
-
-
 @pytest.fixture
 def fake_model() -> FakeModel:
     """Rejects reasoning if anything before it has changed, as `tools`."""
@@ -414,3 +468,32 @@ async def test_an_additional_tool_that_is_gone_is_refused_in_words(
     [answer] = await converse(tools, reasoning_agent, "bye")
     assert answer.startswith("TOOL_NOT_FOUND: ")
     assert fake_model.rejections == []
+
+
+async def test_additional_tools_are_added_again_where_the_history_was_cut(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, reasoning_agent: Agent[None], fake_model: FakeModel
+) -> None:
+    tools = ToolscoutTools(toolscout, limit=1, search_tool=None, additional_tools=True)
+    items: list[Any] = [{"role": "user", "content": MESSAGE}]
+    items = (await Runner.run(await tools.equip(reasoning_agent, items), items)).to_input_list()
+    turn = [item for item in items[1:] if item.get("type") != "reasoning"]  # its signature would not fit any more
+    cut: list[Any] = [*turn, {"role": "user", "content": MAIL_MESSAGE}]
+    equipped = await tools.equip(reasoning_agent, cut)
+    given = ScriptedModel([DONE])
+    assert isinstance(equipped.model, AppendingModel)
+    equipped.model.model = given
+    await Runner.run(equipped, cut)
+    assert given.first_call is not None
+    sent: Any = given.first_call.input
+    assert sent[:-1] == cut
+    assert [added["name"] for added in sent[-1]["tools"]] == ["get_forecast", "send_mail"]
+
+
+async def test_additional_tools_need_a_model_object(toolscout: AsyncToolscout, weather: FakeMcpServer) -> None:
+    """The provider of the run, which knows what a name means, is not known to `equip`."""
+    tools = ToolscoutTools(toolscout, additional_tools=True)
+    for model in ("a-deployment", None):
+        with pytest.raises(TypeError, match="Model object"):
+            await tools.equip(Agent[None](name="assistant", model=model), MESSAGE)
+    equipped = await ToolscoutTools(toolscout).equip(Agent[None](name="assistant", model="a-deployment"), MESSAGE)
+    assert equipped.model == "a-deployment"

@@ -4,7 +4,7 @@
 item `additional_tools` changes nothing before it. This module needs the extra `agents`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,22 +26,26 @@ class ToolAdditions:
 
     _additions: list[tuple[int, Json]] = field(default_factory=list)
     """The number of items before each addition, and its item."""
-    _definitions: dict[str, Json] = field(default_factory=dict)
-    """What the model knows of each tool, by its name."""
+    _items: list[Any] = field(default_factory=list)
+    """The items of the last request, without additions."""
 
     def apply(
         self, given: str | list[TResponseInputItem], tools: list[Tool]
     ) -> tuple[list[TResponseInputItem], list[Tool]]:
         """Return the input with all additions, and the tools that are no part of them."""
         items: list[Any] = ItemHelpers.input_to_new_input_list(given)
+        # behind the first changed item, as in a history that was cut or edited, an addition has lost its place
+        unchanged = _count_common(items, self._items)
+        self._additions = [(position, item) for position, item in self._additions if position <= unchanged]
+        known = {tool["name"]: tool for _, item in self._additions for tool in item["tools"]}
         found = {tool.name: _render(tool) for tool in tools if isinstance(tool, FoundTool)}
-        if new := [tool for name, tool in found.items() if self._definitions.get(name) != tool]:
+        if new := [tool for name, tool in found.items() if known.get(name) != tool]:
             addition = {"type": "additional_tools", "role": "developer", "tools": new}
             self._additions.append((len(items), addition))
-            self._definitions |= found
+        self._items = items
         placed = list(items)
         for position, item in reversed(self._additions):
-            placed.insert(min(position, len(items)), item)  # a history that was cut is shorter than it was
+            placed.insert(position, item)
         return placed, [tool for tool in tools if not isinstance(tool, FoundTool)]
 
 
@@ -95,6 +99,11 @@ class AppendingModel(Model):
     def __getattr__(self, name: str) -> Any:
         """The SDK also asks a model for what the base class does not have, such as its support of cache keys."""
         return getattr(self.model, name)
+
+
+def _count_common(items: Sequence[Any], earlier: Sequence[Any]) -> int:
+    pairs = zip(items, earlier, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(items), len(earlier)))
 
 
 def _render(tool: FunctionTool) -> Json:

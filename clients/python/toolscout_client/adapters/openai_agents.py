@@ -11,7 +11,7 @@ Therefore `equip` returns a copy, which belongs to one run. During the run the m
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 from toolscout_client.adapters._calls import (
@@ -23,14 +23,15 @@ from toolscout_client.adapters._calls import (
     describe_error_or_raise,
     rename_taken,
 )
+from toolscout_client.adapters._discovery import MAX_KEPT
 from toolscout_client.adapters._extras import missing_extra
 from toolscout_client.adapters._messages import has_user_text, trim_messages
 from toolscout_client.client import AsyncToolscout
 from toolscout_client.errors import ConfirmationRequired, ToolscoutError
-from toolscout_client.models import Discovery, DiscoveryOptions, Json
+from toolscout_client.models import Conversation, Discovery, DiscoveryOptions, Json, Keep
 
 try:
-    from agents import Agent, FunctionTool, Handoff, Model, MultiProvider, ToolOutputImage, ToolOutputText
+    from agents import Agent, FunctionTool, Handoff, Model, ToolOutputImage, ToolOutputText
     from agents.items import ItemHelpers, TResponseInputItem
     from agents.memory import Session
     from agents.tool import FunctionToolCustomDataContext, Tool
@@ -66,6 +67,7 @@ def is_destructive(tool: CallableTool) -> bool:
 
 class ToolscoutTools:
     """The tools of one conversation. They stay from message to message, with the same names; new ones are appended.
+    Of more than 20, those stay that were called.
 
     `needs_approval` says which calls a person must approve: the run stops with `interruptions` then. By default these
     are the tools that say that they are destructive. An approved call counts as confirmed for Toolscout, too, where
@@ -73,9 +75,11 @@ class ToolscoutTools:
     for more tools; None: it cannot.
 
     `additional_tools` gives found tools to the model as items of its input, so that a new tool costs neither the prompt
-    cache nor the model's reasoning. It needs a model of OpenAI's Responses API that accepts such items.
+    cache nor the model's reasoning. It needs an agent whose `model` is an object, such as `OpenAIResponsesModel`, of a
+    model that accepts such items.
 
-    All other options are those of `AsyncToolscout.discover`.
+    All other options are those of `AsyncToolscout.discover`. `keep` are the tools that the conversation has already:
+    with a `Conversation`, Toolscout remembers them for another process.
     """
 
     def __init__(
@@ -90,9 +94,11 @@ class ToolscoutTools:
         self._client = client
         self._needs_approval = needs_approval
         self._search_tool = search_tool
+        self._keep: Keep = options.pop("keep", None) or []
         self._options: DiscoveryOptions = {"include_core_tools": False, **options, "format": "openai_responses"}
         self._additions = ToolAdditions() if additional_tools else None
         self._given: dict[str, CallableTool] = {}
+        self._called: set[str] = set()
         self._found: Discovery | None = None
         self._searching = asyncio.Lock()
 
@@ -104,13 +110,14 @@ class ToolscoutTools:
         `message` is the input of the run. If the run has a session, pass it here, too, so that the search knows what
         the conversation is about. Raise `ToolscoutError` if Toolscout does not answer.
         """
+        model = None if self._additions is None else AppendingModel(_require_model(agent), self._additions)
         history = await session.get_items(limit=_SESSION_ITEMS) if session is not None else []
         messages = trim_messages([*history, *ItemHelpers.input_to_new_input_list(message)])
         if has_user_text(messages):  # otherwise there is nothing to search for, and the earlier tools stay
             await self._discover(messages=messages)
         equipped = agent.clone(tools=[tool for tool in agent.tools if not isinstance(tool, FoundTool | _SearchTool)])
-        if self._additions is not None:
-            equipped.model = AppendingModel(_resolve_model(agent), self._additions)
+        if model is not None:
+            equipped.model = model
         if self._search_tool is not None:
             equipped.tools.append(self._make_search_tool(self._search_tool, equipped))
         self._set_tools(equipped, own=list(equipped.tools))
@@ -119,10 +126,15 @@ class ToolscoutTools:
     async def _discover(self, query: str | None = None, **request: Unpack[DiscoveryOptions]) -> list[str]:
         """Search, and return the keys of the tools that the model did not have before."""
         async with self._searching:  # a second search at the same time would lose what this one finds
-            before = [] if self._found is None else self._found.tool_keys
-            options: DiscoveryOptions = {"keep": before, **self._options, **request}
+            options: DiscoveryOptions = {**self._options, "keep": self._choose_kept(), **request}
             self._found = await self._client.discover(query, **options)
-            return [key for key in self._found.tool_keys if key not in before]
+            return self._found.added or []
+
+    def _choose_kept(self) -> Keep:
+        if self._found is None or isinstance(self._keep, Conversation):
+            return self._keep
+        keys = self._found.tool_keys
+        return keys if len(keys) <= MAX_KEPT else [key for key in keys if key in self._called]
 
     def _set_tools(self, agent: Agent[Any], own: list[Tool]) -> list[CallableTool]:
         """Replace the found tools in the list that a running agent reads, and return them."""
@@ -136,7 +148,10 @@ class ToolscoutTools:
 
     def _make_tool(self, tool: CallableTool) -> FunctionTool:
         policy = self._needs_approval
-        run = _ToolRun(self._client, tool, policy if isinstance(policy, bool) else policy(tool))
+        conversation_id = self._keep.id if isinstance(self._keep, Conversation) else None
+        options = {"project_id": self._options.get("project_id"), "conversation_id": conversation_id}
+        needs_approval = policy if isinstance(policy, bool) else policy(tool)
+        run = _ToolRun(self._client, tool, options, needs_approval=needs_approval, called=self._called)
         return FoundTool(
             name=tool.name,
             description=tool.description,
@@ -156,7 +171,8 @@ class ToolscoutTools:
             except (ValueError, LookupError, TypeError):
                 return "The arguments must be a JSON object with `query`, the task in one sentence."
             except ToolscoutError as error:
-                return describe_error_or_raise(error).text
+                describe_error_or_raise(error)
+                return str(error)
             tools = self._set_tools(agent, [*own, search_tool])
             return _describe_new([tool for tool in tools if tool.discovered.tool_key in new])
 
@@ -171,13 +187,24 @@ class _SearchTool(FunctionTool):
 class _ToolRun:
     """Runs the calls of one tool."""
 
-    def __init__(self, client: AsyncToolscout, tool: CallableTool, needs_approval: bool) -> None:
+    def __init__(
+        self,
+        client: AsyncToolscout,
+        tool: CallableTool,
+        options: Mapping[str, Any],
+        *,
+        needs_approval: bool,
+        called: set[str],
+    ) -> None:
         self._client = client
         self._tool = tool
+        self._options = options
         self.needs_approval = needs_approval
+        self._called = called
         self._outcomes: dict[str, CallOutcome] = {}
 
     async def invoke(self, context: ToolContext[Any], arguments: str) -> str | list[ToolOutputText | ToolOutputImage]:
+        self._called.add(self._tool.discovered.tool_key)
         outcome = await self._call(arguments)
         self._outcomes[context.tool_call_id] = outcome
         images = [block for block in outcome.result.get("content") or () if block.get("type") == "image"]
@@ -188,12 +215,13 @@ class _ToolRun:
 
     async def _call(self, arguments: str) -> CallOutcome:
         try:
-            return await call_tool_async(self._client, self._tool, arguments)
+            return await call_tool_async(self._client, self._tool, arguments, **self._options)
         except ConfirmationRequired as error:
             if not self.needs_approval:
                 return CallOutcome(describe_error(error), failed=True, error=error)
             # the SDK invokes such a tool only after a person has approved this call
-            return await call_tool_async(self._client, self._tool, arguments, confirmation_token=error.token)
+            options = {**self._options, "confirmation_token": error.token}
+            return await call_tool_async(self._client, self._tool, arguments, **options)
 
     def describe(self, context: FunctionToolCustomDataContext) -> Json:
         """Return what the application may want to know: it is in `custom_data` of the item, and no model sees it."""
@@ -208,11 +236,16 @@ class _ToolRun:
         return data
 
 
-def _resolve_model(agent: Agent[Any]) -> Model:
+def _require_model(agent: Agent[Any]) -> Model:
     """Return the model of the agent, without what an earlier conversation has put before it."""
     if isinstance(agent.model, AppendingModel):
         return agent.model.model
-    return agent.model if isinstance(agent.model, Model) else MultiProvider().get_model(agent.model)
+    if isinstance(agent.model, Model):
+        return agent.model
+    raise TypeError(
+        "`additional_tools` needs an agent whose `model` is a Model object, such as OpenAIResponsesModel: which model "
+        "a name means is decided by the provider of the run"
+    )
 
 
 def _list_names(agent: Agent[Any], own: Sequence[Tool]) -> set[str]:
