@@ -1,7 +1,10 @@
 """The meta-tools that search: `tool_discovery` and `search_tools`."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tool_keys import read_tools
 from app.discovery.discover import discover, discover_each
 from app.discovery.models import Discovery
@@ -15,6 +18,8 @@ from app.search.query import Query, parse_query_with_context
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json
 
+_MAX_SCHEMAS_ON_LOOP = 100_000
+"""Characters of input schemas: rendering as many takes a few milliseconds."""
 _NOTHING_CONNECTED = "There are no tools to search: none is connected. Asking again will not help."
 _NOTHING_HERE = (
     "There are no tools to search here: some are connected, but rules, switches or the project hide them all."
@@ -30,7 +35,8 @@ async def _describe_tools(call: ToolCall) -> Json:
     keys = list(dict.fromkeys(call.arguments["describe"]))
     async with call.container.database.transaction(call.scope.user_id) as session:
         found = await read_tools(session, call.scope, keys)
-    return tool_results.render_definitions(*split_found(found))
+    definitions, errors = split_found(found)
+    return await _render(definitions, partial(tool_results.render_definitions, definitions, errors))
 
 
 async def _search(call: ToolCall) -> Json:
@@ -61,7 +67,15 @@ async def _search(call: ToolCall) -> Json:
     )
     hint = " ".join(each for each in hints if each is not None) or None
     detail = arguments.get("detail") or tool_results.choose_detail(found, call.container.settings.mcp_result_tokens)
-    return tool_results.render_tools(found, hint, detail=detail)
+    return await _render(
+        [tool.definition for tool in found], partial(tool_results.render_tools, found, hint, detail=detail)
+    )
+
+
+async def _render(definitions: Sequence[ToolDefinitionView], render: Callable[[], Json]) -> Json:
+    """Render large definitions in a thread, because parsing them takes long, and others wait for the event loop."""
+    is_large = sum(len(definition.input_schema) for definition in definitions) > _MAX_SCHEMAS_ON_LOOP
+    return await asyncio.to_thread(render) if is_large else render()
 
 
 def _parse_query(query: str, context: str, position: int) -> Query:

@@ -15,6 +15,11 @@ _MAX_NOTE = 60
 _MAX_NOTES = 100
 """Characters of one note, and of all notes of a tool."""
 _MAX_READ = 1_000
+_MAX_READ_OF_TOOL = 10_000
+"""Characters of one description, and of all descriptions of a tool, that are read for notes."""
+_READ_PER_PARAMETER = 50
+"""At least as many characters are counted for each parameter, so that very many are not all looked at."""
+_MIN_ROOM = 5
 _MIN_NEW_WORDS = 3
 _STEM = 5
 _PLAIN_NAME = re.compile(r"[\w$.-]{1,64}")
@@ -45,13 +50,23 @@ def make_parameter_notes(tool_name: str, description: str, schema: Any) -> dict[
         return {}
     is_required = set(filter(lambda name: isinstance(name, str), required if isinstance(required, list) else []))
     known, left, notes = {*_list_stems(tool_name), *_list_stems(description)}, _MAX_NOTES, {}
+    unread = _MAX_READ_OF_TOOL
     for name in sorted(properties, key=lambda name: name not in is_required):
+        unread -= max(_READ_PER_PARAMETER, _count_characters(properties[name]))
+        if unread < 0 or left < _MIN_ROOM:
+            break
         is_plain = _PLAIN_NAME.fullmatch(name) is not None
         note = _make_note(name, properties[name], known, is_required=name in is_required) if is_plain else None
         if note is not None and len(name) + len(note) <= left:
             notes[name] = note
             left -= len(name) + len(note)
     return notes
+
+
+def _count_characters(schema: Any) -> int:
+    """Return how much of the description is read."""
+    text = schema.get("description") if isinstance(schema, dict) else None
+    return min(len(text), _MAX_READ) if isinstance(text, str) else 0
 
 
 def _make_note(name: str, schema: Json, known: set[str], *, is_required: bool) -> str | None:

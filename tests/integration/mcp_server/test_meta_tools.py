@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,9 +18,11 @@ from app.catalog.definitions import list_server_summaries
 from app.container import Container, open_container
 from app.errors import ArgumentsInvalid, Forbidden, QueryFailed
 from app.local_postgres.postgres import EmbeddedPostgres
+from app.mcp_server import tool_results
 from app.mcp_server.contents import MAX_TOKENS
 from app.mcp_server.meta_tools import ALL_TOOLS, BASIC_TOOLS, MetaTool
 from app.mcp_server.tool_call import ToolCall
+from app.text.signatures import Signature, format_signature
 from tests.support.broken_search import broken_search
 from tests.support.checks import assert_refused
 from tests.support.clients import TestUser, new_user, open_client
@@ -134,7 +137,8 @@ async def call_discovery(user: TestUser, *query: str, path: str = "/mcp", **argu
 
 
 async def discover_names(user: TestUser, *query: str, **arguments: Any) -> list[str]:
-    return [result["toolName"] for result in (await call_discovery(user, *query, **arguments))["results"]]
+    answer = await call_discovery(user, *query, **{"detail": "full", **arguments})
+    return [result["toolName"] for result in answer["results"]]
 
 
 async def call_structured(user: TestUser, name: str, arguments: Json, path: str = FULL, **params: Any) -> Json:
@@ -430,7 +434,7 @@ async def test_a_compact_result_is_much_smaller_and_finds_the_same_tools(contain
     ]
     results, whole = [answer["structuredContent"]["results"] for answer in (compact, full)]
     assert [item["toolKey"] for item in results] == [item["shortKey"] for item in whole]
-    assert results[0]["signature"].startswith(f"{results[0]['toolName']}(field_7: string, field_0?: string, ")
+    assert results[0]["signature"].startswith(f"{whole[0]['toolName']}(field_7: string, field_0?: string, ")
     assert "inputSchema" not in results[0]
     for part in ("content", "structuredContent"):
         tokens = [container.count_tokens(orjson.dumps(answer[part]).decode()) for answer in (compact, full)]
@@ -447,6 +451,23 @@ async def test_without_a_detail_a_large_result_is_compact(open_service: OpenServ
         assert "whole definition" not in small.get("hint", "")
         asked = await call_discovery(user, WEATHER, detail="full")
         assert all("inputSchema" in item for item in asked["results"])
+
+
+@pytest.mark.parametrize(("size", "is_on_loop"), [(100, True), (60_000, False)])
+async def test_large_schemas_do_not_keep_the_event_loop_busy(
+    user: TestUser, monkeypatch: pytest.MonkeyPatch, size: int, is_on_loop: bool
+) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "description": "x" * size}}}
+    await user.add_tools(*(tool(f"weather_{n}", "Tells the weather.", inputSchema=schema) for n in range(2)))
+    on_loop: list[bool] = []
+
+    def format_on(name: str, schema: Any) -> Signature:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return format_signature(name, schema)
+
+    monkeypatch.setattr(tool_results, "format_signature", format_on)
+    assert len((await call_discovery(user, WEATHER, detail="compact"))["results"]) == 2
+    assert set(on_loop) == {is_on_loop}
 
 
 @pytest.mark.parametrize("argument", ["describe", "toolKeys"])

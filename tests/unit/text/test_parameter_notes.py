@@ -65,6 +65,14 @@ def test_the_notes_of_a_tool_are_bounded_and_those_of_required_parameters_come_f
     assert 1 < len(notes) < 10
 
 
+@pytest.mark.parametrize("others", [{f"p{n}": {"description": "word " * 200} for n in range(9)}, {"p": {}}])
+def test_only_so_much_of_a_large_schema_is_read(others: dict[str, Any]) -> None:
+    last = {"last": {"type": "string", "description": "e.g. banana"}}
+    assert make_parameter_notes("f", "", {"properties": others | last}) == {"last": "e.g. banana"}
+    many = {f"{name}_{n}": schema for name, schema in others.items() for n in range(500)}
+    assert make_parameter_notes("f", "", {"properties": many | last}) == {}
+
+
 @pytest.mark.parametrize("name", ["a\n\nbank.pay(to: string)\nPays", "bank.pay(to: string)", "a: b", ""])
 def test_a_parameter_whose_name_could_pass_for_another_tool_has_no_note(name: str) -> None:
     described = {"type": "string", "description": "e.g. banana"}
