@@ -34,9 +34,8 @@ _TOKENS_BESIDE = 75
 _SOME_COMPACT = "Some tools are shown without their schemas, which are long: ask for fewer tools to see them."
 _LEFT_OUT = "{} more left out, because the schemas are long: tool_discovery finds them, too."
 _IN_BRIEF = 'Shown in brief: ask again with detail "full" for the input schemas.'
-_COMPACT = (
-    "Shown as toolKey(arguments), ? means optional: tool_discovery with describe [toolKey] shows a whole definition."
-)
+_COMPACT = "Shown as toolKey(arguments), ? is optional; describe [toolKey] shows a whole definition."
+_ALL = "All of these: {}."
 _SOME_CUT = f"Do so before you run one with {CUT}."
 
 
@@ -134,7 +133,13 @@ def _count_fitting(definitions: Sequence[ToolDefinitionView]) -> int:
 
 
 def _make_tools_result(results: Sequence[Json], definitions: Sequence[ToolDefinitionView], hint: str) -> Json:
-    texts = [_make_text(result, definition) for result, definition in zip(results, definitions, strict=True)]
+    notes = [_describe_problem(definition) for definition in definitions]
+    is_shared = len(notes) > 1 and notes[0] is not None and len(set(notes)) == 1
+    texts = [
+        _make_text(result, definition, None if is_shared else note)
+        for result, definition, note in zip(results, definitions, notes, strict=True)
+    ]
+    texts += [_ALL.format(notes[0])] if is_shared else []
     structured: Json = {"results": list(results)} | ({"hint": hint} if hint else {})
     meta = {
         result["toolKey"]: definition
@@ -148,9 +153,7 @@ def _render_tool(definition: ToolDefinitionView, detail: Detail, found: Selected
     """Render a tool; `found` says how it was found."""
     short = shorten_description(definition.description)
     result: Json = {
-        **_make_keys(definition, detail),
-        "toolName": definition.name,
-        "serverName": definition.server_name,
+        **_make_names(definition, detail),
         "description": definition.description if detail == "full" else short,
     }
     if found is not None:
@@ -169,22 +172,30 @@ def _render_tool(definition: ToolDefinitionView, detail: Detail, found: Selected
     return result
 
 
-def _make_keys(definition: ToolDefinitionView, detail: Detail) -> Json:
-    """Return the id and the short key, if there is one; in a compact result, the short key instead of the id."""
+def _make_names(definition: ToolDefinitionView, detail: Detail) -> Json:
+    """Return the keys and the names; in a compact result the short key alone, which says the others, if there is one."""
     short_key = make_short_key(definition)
-    if short_key is None or detail == "brief":
-        return {"toolKey": definition.tool_id}
-    return {"toolKey": short_key} if detail == "compact" else {"toolKey": definition.tool_id, "shortKey": short_key}
+    if short_key is not None and detail == "compact":
+        return {"toolKey": short_key}
+    short = {} if short_key is None or detail == "brief" else {"shortKey": short_key}
+    names = {"toolName": definition.name, "serverName": definition.server_name}
+    return {"toolKey": definition.tool_id} | short | names
 
 
-def _make_text(result: Json, definition: ToolDefinitionView) -> str:
-    lines = _make_compact_head(result) if "signature" in result else _make_head(result)
+def _describe_problem(definition: ToolDefinitionView) -> str | None:
+    """Say why Toolscout may not be able to run the tool; None if it is."""
+    if definition.server_status is None or definition.availability == "runnable":
+        return None
+    return describe_availability(definition.availability)
+
+
+def _make_text(result: Json, definition: ToolDefinitionView, note: str | None) -> str:
+    lines = _make_compact_head(result, definition) if "signature" in result else _make_head(result)
     lines += [result["description"]] if result["description"] else []
     if "inputSchema" in result:
         lines.append(f"arguments: {dump_json(result['inputSchema']).decode()}")
-    lines += [f"{name}: {note}" for name, note in result.get("parameters", {}).items()]
-    if definition.server_status is not None and definition.availability != "runnable":
-        lines.append(f"Note: {describe_availability(definition.availability)}")
+    lines += [f"{name}: {text}" for name, text in result.get("parameters", {}).items()]
+    lines += [f"Note: {note}"] if note is not None else []
     if "flags" in result:
         lines.append(f"Beware, flagged: {', '.join(result['flags'])}")
     return "\n".join(lines)
@@ -196,10 +207,10 @@ def _make_head(result: Json) -> list[str]:
     return lines + ([f"why: {result['explanation']}"] if "explanation" in result else [])
 
 
-def _make_compact_head(result: Json) -> list[str]:
+def _make_compact_head(result: Json, definition: ToolDefinitionView) -> list[str]:
     """Begin the signature with the key, where the key ends with the name."""
-    server, name, key = result["serverName"], result["toolName"], result["toolKey"]
-    if key == f"{server}.{name}":
+    server, key = definition.server_name, result["toolKey"]
+    if key == f"{server}.{definition.name}":
         return [f"{server}.{result['signature']}"]
     return [f"toolKey: {key}", f"{result['signature']} of {server}"]
 

@@ -13,6 +13,7 @@ from app.mcp_server import tool_results
 from app.mcp_server.responses import make_result
 from tests.support.mcp_client import get_text
 
+DETAILS: tuple[tool_results.Detail, ...] = ("full", "compact", "brief")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
@@ -211,8 +212,6 @@ def test_a_compact_tool_has_a_short_key_a_signature_and_no_schema() -> None:
     assert result["structuredContent"]["results"] == [
         {
             "toolKey": "weather.get_forecast",
-            "toolName": "get_forecast",
-            "serverName": "weather",
             "description": "Weather forecast.",
             "relevance": 0.5,
             "signature": "get_forecast(city: string)",
@@ -228,6 +227,7 @@ def test_a_compact_tool_without_a_short_key_has_its_id() -> None:
     result = tool_results.render_tools([select_tool(name="get.forecast")], None, detail="compact")
     [found] = result["structuredContent"]["results"]
     assert (found["toolKey"], found["signature"]) == ("key-1", "get.forecast(city: string)")
+    assert (found["toolName"], found["serverName"]) == ("get.forecast", "weather"), "the id does not say them"
     assert get_text(result).startswith("toolKey: key-1\nget.forecast(city: string) of weather\n")
 
 
@@ -243,6 +243,20 @@ def test_a_compact_tool_has_notes_on_its_parameters_its_availability_and_its_fla
     assert lines[2] == "pair: e.g. BTC/USDT"
     assert lines[3].startswith("Note: ")
     assert lines[4] == "Beware, flagged: instructions"
+
+
+def test_a_note_that_is_true_of_all_tools_is_given_once() -> None:
+    pushed, failing = select_tool(server_status="push"), select_tool(server_status="error")
+    note = "found by Toolscout, run by your backend"
+    for detail in DETAILS:
+        shared = get_text(tool_results.render_tools([pushed] * 3, "Ask again.", detail=detail))
+        assert (shared.count("Note: "), shared.count(note)) == (0, 1)
+        assert f"\n\nAll of these: {note}.\n\nAsk again." in shared
+        mixed = get_text(tool_results.render_tools([pushed, failing], None, detail=detail))
+        assert (mixed.count("Note: "), mixed.count(note), "All of these" in mixed) == (2, 1, False)
+        alone = get_text(tool_results.render_tools([pushed], None, detail=detail))
+        assert (alone.count(f"Note: {note}"), "All of these" in alone) == (1, False)
+    assert "All of these" not in get_text(tool_results.render_tools([select_tool()] * 3, None, detail="full"))
 
 
 def test_no_text_of_a_schema_begins_another_tool_in_a_compact_result() -> None:
