@@ -25,15 +25,22 @@ class RateLimiter:
         refill_s = self._burst / per_second if per_second else 0.0
         self._buckets: TTLCache[str, tuple[float, float]] = TTLCache(_MAX_BUCKETS, refill_s, clock)
 
-    def acquire(self, user_id: str) -> None:
-        """Take one token, or raise `RateLimited`, which says when there will be one."""
-        if not self._per_second:
+    def acquire(self, user_id: str, count: int = 1, *, taken: int = 0) -> None:
+        """Take all of these tokens, or none and raise `RateLimited`, which says when there will be as many.
+
+        `taken` tells how many the same request has taken before, and will take again when it is repeated.
+        """
+        if not self._per_second or count == 0:
             return
         now = self._clock()
         tokens, updated_at = self._buckets.get(user_id) or (self._burst, now)
         tokens = min(self._burst, tokens + (now - updated_at) * self._per_second)
-        if tokens < 1:
+        if tokens < count:
             self._refused.inc()
-            wait_s = math.ceil((1 - tokens) / self._per_second)
-            raise RateLimited("too many requests for this user; slow down", retry_after_s=wait_s)
-        self._buckets[user_id] = (tokens - 1, now)
+            needed, burst = count + taken, int(self._burst)
+            wait_s = max(1, math.ceil((min(needed, burst) - tokens) / self._per_second))
+            problem = (
+                "slow down" if needed <= burst else f"at most {burst} are possible at once, and these are {needed}"
+            )
+            raise RateLimited(f"too many requests for this user; {problem}", retry_after_s=wait_s)
+        self._buckets[user_id] = (tokens - count, now)

@@ -66,6 +66,30 @@ def test_refused_requests_take_no_tokens() -> None:
     assert exhaust(limits, "alice") == 1
 
 
+def test_several_tokens_are_taken_together_or_not_at_all() -> None:
+    clock = Clock()
+    limits = RateLimiter(2, Metrics(), clock)
+    limits.acquire("alice")
+    limits.acquire("alice", 5, taken=1)
+    limits.acquire("alice")
+    with pytest.raises(RateLimited, match="slow down") as refused:
+        limits.acquire("alice", 3, taken=1)
+    assert refused.value.retry_after_s == 2, "until there is room for the request, too"
+    assert exhaust(limits, "alice") == 1, "the refused ones took none"
+    limits.acquire("alice", 0)
+    clock.now += 2
+    limits.acquire("alice")
+    limits.acquire("alice", 3, taken=1)
+
+
+def test_more_than_a_bucket_holds_is_never_possible_and_the_error_says_so() -> None:
+    limits = RateLimiter(2, Metrics(), Clock())
+    limits.acquire("alice")
+    with pytest.raises(RateLimited, match="at most 8 are possible at once, and these are 9"):
+        limits.acquire("alice", 8, taken=1)
+    limits.acquire("alice", 7, taken=1)
+
+
 def test_the_number_of_buckets_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "_MAX_BUCKETS", 100)
     limits = RateLimiter(1, Metrics(), Clock())
