@@ -15,7 +15,8 @@ from app.catalog.tool_keys import read_tools
 from app.errors import Unavailable
 from app.execution.execute import Executor, execute, execute_with_progress
 from app.execution.models import ExecutionRequest, ExecutionResult
-from app.text.strict_json import Json, load_json
+from app.execution.results import truncate
+from app.text.strict_json import Json, dump_json, load_json
 
 _MAX_CONCURRENT = 4
 """Of one batch, so that it leaves connections for others."""
@@ -31,7 +32,8 @@ async def execute_batch(
     """Return the result of each call, or the exception with which it failed, in the order of the requests.
 
     All of them have the same scope and name their tools by keys. Together they may take as long as the longest call
-    that a caller can ask for; a call that is not begun by then is not run. Cancelling this function cancels all calls.
+    that a caller can ask for; a call that is not begun by then is not run. Their results share the size limit of one.
+    Cancelling this function cancels all calls.
     """
     deadline = asyncio.get_running_loop().time() + max(executor.timeout_s, executor.max_timeout_s)
     progress = None if on_report is None else _BatchProgress(len(requests), on_report)
@@ -47,7 +49,22 @@ async def execute_batch(
     async with asyncio.TaskGroup() as tasks:
         for positions in groups:
             tasks.create_task(run_in_order(positions))
-    return [outcomes[position] for position in range(len(requests))]
+    in_order = [outcomes[position] for position in range(len(requests))]
+    return await asyncio.to_thread(_limit_sizes, in_order, executor.max_result_bytes)
+
+
+def _limit_sizes(outcomes: Sequence[Outcome], limit: int) -> list[Outcome]:
+    """Truncate the largest results, so that all of them together have at most `limit` bytes."""
+    limited = list(outcomes)
+    results = {position: each for position, each in enumerate(outcomes) if isinstance(each, ExecutionResult)}
+    sizes = {position: len(dump_json(each.result)) for position, each in results.items()}
+    for done, position in enumerate(sorted(sizes, key=sizes.__getitem__)):  # what small results leave, large ones take
+        share = limit // (len(sizes) - done)
+        if sizes[position] > share:
+            result, _ = truncate(results[position].result, share)
+            limited[position] = replace(results[position], result=result, truncated=True)
+        limit -= min(sizes[position], share)
+    return limited
 
 
 async def _group_calls(executor: Executor, requests: Sequence[ExecutionRequest]) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """The meta-tool that runs tools: `tool_execute`."""
 
 import logging
+from collections.abc import Sequence
 
 from app.auth.permissions import Permission
 from app.errors import ArgumentsInvalid, ConfirmationRequired, ToolscoutError
@@ -59,20 +60,31 @@ async def _execute_calls(call: ToolCall) -> Json:
         for each in calls
     ]
     if not call.caller.has_permission(Permission.ADMINISTER):
-        for _ in calls[1:]:  # the request itself has counted as the first
-            call.container.rate_limiter.acquire(call.scope.user_id)
+        # the request itself has counted as the first
+        call.container.rate_limiter.acquire(call.scope.user_id, len(calls) - 1, taken=1)
     outcomes = await execute_batch(call.container.executor, requests, call.on_progress)
-    results = [_render_outcome(call, outcome) for outcome in outcomes]
-    return batch_results.render_results([each["toolKey"] for each in calls], results)
+    return batch_results.render_results([each["toolKey"] for each in calls], _render_outcomes(call, outcomes))
 
 
-def _render_outcome(call: ToolCall, outcome: Outcome) -> Json:
+def _render_outcomes(call: ToolCall, outcomes: Sequence[Outcome]) -> list[Json]:
+    """Show each input schema only once."""
+    results: list[Json] = []
+    shown_in: dict[str, str] = {}
+    for position, outcome in enumerate(outcomes):
+        schema = outcome.schema if isinstance(outcome, ArgumentsInvalid) else None
+        results.append(_render_outcome(call, outcome, shown_in.get(schema or "")))
+        if schema is not None:
+            shown_in.setdefault(schema, f"calls[{position}]")
+    return results
+
+
+def _render_outcome(call: ToolCall, outcome: Outcome, schema_shown_in: str | None) -> Json:
     if isinstance(outcome, ExecutionResult):
-        return _render_result(call.container.executor, outcome)
+        return _render_result(call.container.executor, outcome, "the results together are")
     if isinstance(outcome, ConfirmationRequired) and call.dialogue is not None and confirmation.can_ask(call.dialogue):
         return confirmation.refuse_in_batch(outcome)
     if isinstance(outcome, ToolscoutError):
-        return responses.render_error(outcome)
+        return responses.render_error(outcome, schema_shown_in)
     # boundary of the interface: the caller gets no internals
     logger.error("unexpected error", exc_info=outcome)
     return responses.render_error(
@@ -80,7 +92,7 @@ def _render_outcome(call: ToolCall, outcome: Outcome) -> Json:
     )
 
 
-def _render_result(executor: Executor, executed: ExecutionResult) -> Json:
+def _render_result(executor: Executor, executed: ExecutionResult, subject: str = "the whole result is") -> Json:
     if executed.truncated:
-        return responses.mark_truncated(executed.result, executor.max_result_bytes)
+        return responses.mark_truncated(executed.result, executor.max_result_bytes, subject)
     return responses.forward_result(executed.result)

@@ -6,7 +6,14 @@
 from collections.abc import Iterator, Sequence
 
 from app.catalog.definitions import ServerSummary
-from app.errors import ArgumentsInvalid, AuthorizationRequired, ServerUnreachable, ToolFailed, ToolscoutError
+from app.errors import (
+    ArgumentsInvalid,
+    AuthorizationRequired,
+    RateLimited,
+    ServerUnreachable,
+    ToolFailed,
+    ToolscoutError,
+)
 from app.mcp_meta import filter_meta
 from app.text.strict_json import Json
 
@@ -35,14 +42,15 @@ def make_result(structured: Json, text: str) -> Json:
     return {"content": [{"type": "text", "text": text}], "structuredContent": structured}
 
 
-def render_error(error: ToolscoutError) -> Json:
-    """Tell a model what is wrong with which argument, and what to do next."""
+def render_error(error: ToolscoutError, schema_shown_in: str | None = None) -> Json:
+    """Tell a model what is wrong with which argument, and what to do next. `schema_shown_in` says where the same answer
+    shows the input schema already."""
     lines = [f"{error.code}: {error.message}"]
     # The message contains the first five errors.
     lines += [f"- {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in (error.errors or ())[5:]]
     if error.called_tool is not None:
         lines.append(f"The tool was {error.called_tool.tool} of {error.called_tool.server}.")
-    lines += _advise(error)
+    lines += _advise(error, schema_shown_in)
     fields = {"code": error.code, "message": error.message, **error.all_members}
     if error.errors is not None:
         fields["errors"] = list(error.errors)
@@ -53,22 +61,30 @@ def render_error(error: ToolscoutError) -> Json:
     }
 
 
-def _advise(error: ToolscoutError) -> Iterator[str]:
+def _advise(error: ToolscoutError, schema_shown_in: str | None) -> Iterator[str]:
     if isinstance(error, ToolFailed) and error.outcome == "unknown":
         yield _MAY_HAVE_RUN
     elif isinstance(error, ServerUnreachable) and error.cause == "push":
         yield _PUSH_ADVICE
     elif isinstance(error, AuthorizationRequired):
         yield _SIGN_IN_ADVICE if error.authorization_url is None else f"{_LINK_ADVICE} {error.authorization_url}"
+    elif isinstance(error, RateLimited):
+        yield f"Nothing was run. Try again in {error.retry_after_s} seconds."
     elif error.code in _ADVICE:
         yield _ADVICE[error.code].format(**error.members)
     if isinstance(error, ArgumentsInvalid) and error.schema is not None:
-        yield f"The input schema: {error.schema}" if len(error.schema) <= _MAX_SCHEMA else _LONG_DEFINITION
+        yield _describe_schema(error.schema, schema_shown_in)
 
 
-def mark_truncated(result: Json, limit: int) -> Json:
+def _describe_schema(schema: str, shown_in: str | None) -> str:
+    if shown_in is not None:
+        return f"The input schema is the same as in {shown_in}."
+    return f"The input schema: {schema}" if len(schema) <= _MAX_SCHEMA else _LONG_DEFINITION
+
+
+def mark_truncated(result: Json, limit: int, subject: str = "the whole result is") -> Json:
     """Add a notice for the model and a mark for programs to a result that was truncated."""
-    notice = {"type": "text", "text": f"[truncated: the whole result is larger than {limit} bytes]"}
+    notice = {"type": "text", "text": f"[truncated: {subject} larger than {limit} bytes]"}
     return result | {"content": [*result["content"], notice], "_meta": {TRUNCATED_META: True}}
 
 

@@ -198,7 +198,47 @@ async def test_every_call_counts_for_the_rate_limit(container: Container, mcp: F
         await limited.connect(mcp, "one")
         result = await call_all(limited.http, *[("one.read", {})] * 10)
         assert get_error(result)["code"] == "rate_limited"
+        assert "at most 8 are possible at once, and these are 10" in get_text(result)
+        assert "Nothing was run. Try again in " in get_text(result)
         assert mcp.calls == []
+        alone = await call_meta_tool(limited.http, "tool_execute", {"toolKey": "one.read"})
+        assert "isError" not in alone, "the refused calls took nothing from the limit"
+
+
+def repeat_text(arguments: Json) -> Json:
+    return {"content": [{"type": "text", "text": "x" * arguments["size"]}]}
+
+
+async def test_the_results_share_the_size_limit_of_one(
+    container: Container, user: TestUser, mcp: FakeMcpServer
+) -> None:
+    limit = container.executor.max_result_bytes
+    mcp.tools, mcp.on_call = [tool("read", annotations=READ_ONLY)], {"read": repeat_text}
+    await user.connect(mcp, "one")
+    sizes = [limit * 2 // 3, 10, limit * 2 // 3]
+    result = await call_all(user.http, *(("one.read", {"size": size}) for size in sizes))
+    lengths = [len(entry["content"][0]["text"]) for entry in get_results(result)]
+    assert lengths[1] == 10
+    assert 0.95 * limit < sum(lengths) <= limit
+    truncated = ["toolscout/truncated" in entry.get("_meta", {}) for entry in get_results(result)]
+    assert truncated == [True, False, True]
+    assert get_results(result)[0]["content"][-1]["text"] == (
+        f"[truncated: the results together are larger than {limit} bytes]"
+    )
+    fitting = get_results(await call_all(user.http, ("one.read", {"size": sizes[0]}), ("one.read", {"size": 10})))
+    assert [len(entry["content"][0]["text"]) for entry in fitting] == sizes[:2]
+
+
+async def test_an_input_schema_is_shown_once_for_each_tool(user: TestUser, mcp: FakeMcpServer) -> None:
+    mcp.tools = [
+        tool(name, inputSchema={"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]})
+        for name in ("one", "two")
+    ]
+    await user.connect(mcp, "s")
+    result = await call_all(user.http, ("s.one", {}), ("s.two", {}), ("s.one", {}))
+    texts = [entry["content"][0]["text"] for entry in get_results(result)]
+    assert ["The input schema: {" in text for text in texts] == [True, True, False]
+    assert texts[2].endswith("The input schema is the same as in calls[0].")
 
 
 @pytest.mark.parametrize(
