@@ -95,9 +95,14 @@ class MetaTool:
 
     def _coerce_arguments(self, arguments: Json) -> Json:
         """Models often send a string instead of a list of strings, an object as JSON text, or an empty value for what
-        another argument replaces."""
-        types = {name: schema.get("type") for name, schema in self.definition["inputSchema"]["properties"].items()}
-        coerced = {name: _coerce(value, types.get(name)) for name, value in arguments.items()}
+        they do not use, or what another argument replaces."""
+        properties = self.definition["inputSchema"]["properties"]
+        types = {name: schema.get("type") for name, schema in properties.items()}
+        coerced = {
+            name: _coerce(value, types.get(name))
+            for name, value in arguments.items()
+            if value != "" or "enum" not in properties.get(name, {})
+        }
         if isinstance(coerced.get("calls"), list):
             coerced["calls"] = [_coerce_call(each) for each in coerced["calls"]]
         replacement = _REPLACEMENTS.get(self.name)
@@ -152,6 +157,8 @@ _REPLACEMENTS = {
 
 
 def _coerce(value: Any, expected_type: str | None) -> Any:
+    if isinstance(value, str) and expected_type == "array" and not value.strip():
+        return []
     if isinstance(value, str) and expected_type == "array":
         with suppress(InvalidInput):
             parsed = parse_json(value.encode())

@@ -173,7 +173,7 @@ def _render_tool(definition: ToolDefinitionView, detail: Detail, found: Selected
 
 
 def _make_names(definition: ToolDefinitionView, detail: Detail) -> Json:
-    """Return the keys and the names; in a compact result the short key alone, which says the others, if there is one."""
+    """Return the keys and the names; in a compact result the short key alone, if there is one: it says the others."""
     short_key = make_short_key(definition)
     if short_key is not None and detail == "compact":
         return {"toolKey": short_key}
@@ -183,7 +183,7 @@ def _make_names(definition: ToolDefinitionView, detail: Detail) -> Json:
 
 
 def _describe_problem(definition: ToolDefinitionView) -> str | None:
-    """Say why Toolscout may not be able to run the tool; None if it is."""
+    """Say why Toolscout may not be able to run the tool; None if it is able to."""
     if definition.server_status is None or definition.availability == "runnable":
         return None
     return describe_availability(definition.availability)
