@@ -9,6 +9,8 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool as make_tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 
 from examples import langgraph_agent
@@ -16,7 +18,7 @@ from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.scripted_chat_model import ScriptedChatModel, call
-from tests.support.weather_server import DELETE_MESSAGE, MESSAGE
+from tests.support.weather_server import DELETE_MESSAGE, MESSAGE, add_weather_tools
 from toolscout_client import AsyncToolscout, ConnectionFailed, Toolscout
 from toolscout_client.adapters import langchain as adapter
 from toolscout_client.adapters.langchain import ToolscoutMiddleware, ToolscoutTools, confirm_by_interrupt
@@ -148,6 +150,56 @@ async def test_the_model_searches_for_more_tools_while_it_works(
     assert result.content == "Oslo: snow"
 
 
+async def test_a_search_names_the_tools_as_the_model_gets_them(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    model = ScriptedChatModel(answers=[call("find_tools", {"query": MESSAGE}), AIMessage("Found.")])
+    agent = make_agent(model, toolscout, tools=[get_forecast], discover=False, search=True, limit=1)
+    _, searched, _ = await chat(agent, "hello")
+    assert searched.content == "Available tools: toolscout_get_forecast"
+    assert model.bound_names[1] == ["find_tools", "get_forecast", "toolscout_get_forecast"]
+
+
+async def test_tools_that_were_searched_for_are_looked_up_again_for_the_next_message(
+    user: TestUser, toolscout: AsyncToolscout, mcp: FakeMcpServer
+) -> None:
+    server_id = await user.connect(add_weather_tools(mcp), "weather")
+    search = call("find_tools", {"query": MESSAGE})
+    answers = [search, AIMessage("Found."), AIMessage("Yes?"), search, call("get_forecast", OSLO), AIMessage("Snow.")]
+    model = ScriptedChatModel(answers=answers)
+    agent = make_agent(model, toolscout, discover=False, search=True, limit=1)
+    await chat(agent, "hello")
+    await chat(agent, "hello again")
+    assert model.bound_names[-1] == ["find_tools", "get_forecast"]
+    await user.http.delete(f"/servers/{server_id}")
+    await user.connect(mcp, "weather")
+    _, _, _, result, _ = await chat(agent, MESSAGE)
+    assert model.bound_names[3:] == [["find_tools"], *[["find_tools", "get_forecast"]] * 2]
+    assert result.content == "Oslo: snow"
+
+
+async def test_of_two_tools_with_one_name_the_one_that_was_found_last_is_given(
+    user: TestUser, toolscout: AsyncToolscout, mcp: FakeMcpServer
+) -> None:
+    server_id = await user.connect(add_weather_tools(mcp), "weather")
+    calls = call("find_tools", {"query": MESSAGE}), call("find_tools", {"query": MESSAGE}, "call_2")
+    model = ScriptedChatModel(answers=[*calls, call("get_forecast", OSLO), AIMessage("Snow.")])
+
+    async def reconnect() -> None:
+        await user.http.delete(f"/servers/{server_id}")
+        await user.connect(mcp, "weather")
+
+    agent = make_agent(model, toolscout, discover=False, search=True, limit=1)
+    steps = agent.astream({"messages": [HumanMessage("hello")]}, THREAD, stream_mode="updates")
+    reconnected = False
+    async for step in steps:
+        if "tools" in step and not reconnected:
+            await reconnect()
+            reconnected = True
+    assert model.bound_names[2] == ["find_tools", "get_forecast"]
+    assert mcp.calls == [("get_forecast", OSLO)]
+
+
 async def test_two_searches_at_once_add_the_tools_of_both(toolscout: AsyncToolscout, weather: FakeMcpServer) -> None:
     first, second = (call("find_tools", {"query": text}, text).tool_calls[0] for text in (MESSAGE, MAIL_MESSAGE))
     model = ScriptedChatModel(answers=[AIMessage("", tool_calls=[first, second]), AIMessage("Done.")])
@@ -159,7 +211,7 @@ async def test_two_searches_at_once_add_the_tools_of_both(toolscout: AsyncToolsc
 async def test_a_search_that_finds_nothing_says_so(toolscout: AsyncToolscout) -> None:
     model = ScriptedChatModel(answers=[call("find_tools", {"query": MESSAGE}), AIMessage("I cannot.")])
     _, searched, _ = await chat(make_agent(model, toolscout, discover=False, search=True), "hello")
-    assert searched.content.startswith("No tool fits.")
+    assert searched.content.startswith("No further tool fits.")
 
 
 def test_an_agent_that_neither_discovers_nor_searches_is_refused() -> None:
@@ -169,11 +221,17 @@ def test_an_agent_that_neither_discovers_nor_searches_is_refused() -> None:
 
 @pytest.mark.usefixtures("confirmed_destructive")
 @pytest.mark.parametrize(
-    ("decision", "text"),
-    [("approve", "deleted Oslo"), ("reject", "The user has declined this call. Nothing was run.")],
+    ("decisions", "text"),
+    [
+        (["approve"], "deleted Oslo"),
+        (["reject"], "The user has declined this call. Nothing was run."),
+        ([], "The user has declined this call. Nothing was run."),
+        (["approve", "approve"], "The user has declined this call. Nothing was run."),
+    ],
+    ids=str,
 )
 async def test_a_destructive_call_interrupts_the_agent_until_the_user_has_decided(
-    toolscout: AsyncToolscout, weather: FakeMcpServer, decision: str, text: str
+    toolscout: AsyncToolscout, weather: FakeMcpServer, decisions: list[str], text: str
 ) -> None:
     model = ScriptedChatModel(answers=[call("delete_station", OSLO), AIMessage("Done.")])
     agent = make_agent(model, toolscout, confirm=confirm_by_interrupt)
@@ -181,9 +239,54 @@ async def test_a_destructive_call_interrupts_the_agent_until_the_user_has_decide
     [request] = paused["__interrupt__"][0].value["action_requests"]
     assert (request["name"], request["args"]) == ("delete_station", OSLO)
     assert weather.calls == []
-    resumed = await agent.ainvoke(Command(resume={"decisions": [{"type": decision}]}), THREAD)
+    resume: Any = Command(resume={"decisions": [{"type": decision} for decision in decisions]})
+    resumed = await agent.ainvoke(resume, THREAD)
     assert [each.content for each in resumed["messages"] if isinstance(each, ToolMessage)] == [text]
-    assert weather.calls == ([("delete_station", OSLO)] if decision == "approve" else [])
+    assert weather.calls == ([("delete_station", OSLO)] if decisions == ["approve"] else [])
+
+
+@pytest.mark.usefixtures("confirmed_destructive")
+async def test_two_destructive_calls_are_decided_by_the_ids_of_their_interrupts(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    rome = {"place": "Rome"}
+    calls = [call("delete_station", place, place["place"]).tool_calls[0] for place in (OSLO, rome)]
+    model = ScriptedChatModel(answers=[AIMessage("", tool_calls=calls), AIMessage("Done.")])
+    agent = make_agent(model, toolscout, confirm=confirm_by_interrupt)
+    paused = await agent.ainvoke({"messages": [HumanMessage(DELETE_MESSAGE)]}, THREAD)
+    decisions = {
+        interrupt.id: {
+            "decisions": [{"type": "approve" if interrupt.value["action_requests"][0]["args"] == rome else "reject"}]
+        }
+        for interrupt in paused["__interrupt__"]
+    }
+    await agent.ainvoke(Command(resume=decisions), THREAD)
+    assert weather.calls == [("delete_station", rome)]
+
+
+@pytest.mark.usefixtures("confirmed_destructive")
+async def test_a_node_that_runs_again_after_an_interrupt_does_not_repeat_its_other_calls(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    """A `ToolNode` of a graph runs the calls of a message in one task, and LangGraph resumes a task from its start."""
+    provider = ToolscoutTools(toolscout, confirm=confirm_by_interrupt, fill=True, similarity_threshold=0.0)
+    graph = StateGraph(MessagesState)
+    graph.add_node("tools", ToolNode(await provider.afor_message(DELETE_MESSAGE)))
+    graph.add_edge(START, "tools")
+    compiled: Any = graph.compile(checkpointer=InMemorySaver())
+    calls = [call(name, OSLO, name).tool_calls[0] for name in ("get_forecast", "delete_station")]
+    await compiled.ainvoke({"messages": [AIMessage("", tool_calls=calls)]}, THREAD)
+    assert weather.calls == [("get_forecast", OSLO)]
+    resumed = await compiled.ainvoke(Command(resume={"decisions": [{"type": "approve"}]}), THREAD)
+    assert [each.content for each in resumed["messages"][-2:]] == ["Oslo: snow", "deleted Oslo"]
+    assert weather.calls == [("get_forecast", OSLO), ("delete_station", OSLO)]
+
+
+async def test_a_later_call_with_the_same_id_is_another_call(toolscout: AsyncToolscout, weather: FakeMcpServer) -> None:
+    """Some models number the calls of each answer from one."""
+    model = ScriptedChatModel(answers=[call("get_forecast", OSLO), call("get_forecast", OSLO), AIMessage("Twice.")])
+    await chat(make_agent(model, toolscout), MESSAGE)
+    assert weather.calls == [("get_forecast", OSLO)] * 2
 
 
 async def test_an_agent_whose_toolscout_is_down_fails_or_goes_on_with_its_own_tools(

@@ -16,6 +16,7 @@ from tests.support.clients import TestUser
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.scripted_chat_model import ScriptedChatModel, call
 from tests.support.weather_server import DELETE_MESSAGE, MESSAGE
+from tests.support.weather_server import FORECAST as FORECAST_TOOL
 from toolscout_client import AsyncToolscout, ConnectionFailed, Toolscout
 from toolscout_client.adapters.langgraph import (
     ToolscoutRegistry,
@@ -25,6 +26,8 @@ from toolscout_client.adapters.langgraph import (
 )
 
 OSLO = {"place": "Oslo"}
+SAILING_MESSAGE = "how strong are waves and currents for sailing boats?"
+SAILING_FORECAST = FORECAST_TOOL | {"description": "Waves and currents for sailing boats."}
 SEARCH = call("retrieve_tools", {"query": MESSAGE})
 FORECAST = call("get_forecast", OSLO, "call_2")
 THREAD: RunnableConfig = {"configurable": {"thread_id": "1"}}
@@ -114,6 +117,45 @@ async def test_own_tools_run_and_made_up_ones_are_explained_before_any_search(
     assert weather.calls == []
 
 
+async def test_a_found_tool_does_not_replace_an_own_one_or_an_earlier_one_of_its_name(
+    toolscout: AsyncToolscout, user: TestUser, weather: FakeMcpServer
+) -> None:
+    @make_tool
+    def get_forecast(place: str) -> str:
+        """The application's own forecast."""
+        return f"{place}: sun"
+
+    found = call("toolscout_get_forecast", OSLO, "call_3")
+    model = ScriptedChatModel(answers=[SEARCH, FORECAST, found, SEARCH, AIMessage("Both.")])
+    graph = create_agent(model, make_registry(toolscout, limit=1), tools=[get_forecast]).compile()
+    _, searched, _, own, _, result, *_ = await chat(graph)
+    assert searched.content == "Available tools: toolscout_get_forecast"
+    assert (own.content, result.content) == ("Oslo: sun", "Oslo: snow")
+    assert model.bound_names[-1] == ["retrieve_tools", "get_forecast", "toolscout_get_forecast"]
+    registry = make_registry(toolscout, limit=1)
+    keys = await registry.aretrieve_tools(MESSAGE)
+    await toolscout.tools.update(keys[0], enabled=False)  # which the registry does not know yet
+    await user.add_tools(SAILING_FORECAST, server="sailing")
+    keys += await registry.aretrieve_tools(SAILING_MESSAGE)
+    model = ScriptedChatModel(answers=[AIMessage("Hello.")])
+    graph = create_agent(model, registry).compile()
+    await graph.ainvoke({"messages": [HumanMessage("hello")], "selected_tool_ids": keys})
+    assert model.bound_names == [["retrieve_tools", "get_forecast", "toolscout_get_forecast"]]
+
+
+async def test_a_tool_that_is_gone_is_not_asked_for_at_each_step(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    keys = await make_registry(toolscout, limit=1).aretrieve_tools(MESSAGE)
+    await toolscout.tools.update(keys[0], enabled=False)
+    registry = make_registry(toolscout)
+    assert await registry.aget_tools(keys) == []
+    await toolscout.tools.update(keys[0], enabled=True)
+    assert await registry.aget_tools(keys) == []
+    registry._held.update({key: (tool, float("-inf")) for key, (tool, _) in registry._held.items()})
+    assert [tool.name for tool in await registry.aget_tools(keys)] == ["get_forecast"]
+
+
 async def test_one_graph_serves_users_apart(
     admin: httpx.AsyncClient, address: str, user: TestUser, other_user: TestUser, weather: FakeMcpServer
 ) -> None:
@@ -130,7 +172,7 @@ async def test_one_graph_serves_users_apart(
     assert own.content == "Oslo: snow"
     assert model.bound_names[3] == ["retrieve_tools"]  # the other user's keys name nothing
     assert [each.content for each in others["messages"] if isinstance(each, ToolMessage)] == [
-        "No tool fits. Describe the task in other words, or do without.",
+        "No further tool fits. Use one that you have, describe the task in other words, or do without.",
         "There is no tool named 'get_forecast'. Nothing was run. Call one of: retrieve_tools.",
     ]
     assert weather.calls == [("get_forecast", OSLO)]
@@ -165,7 +207,7 @@ async def test_a_search_fails_or_finds_nothing_while_toolscout_is_down(unreachab
     model = ScriptedChatModel(answers=[SEARCH, AIMessage("Sorry.")])
     registry = make_registry(unreachable_toolscout, on_error="continue")
     _, found, _ = await chat(create_agent(model, registry).compile())
-    assert found.content.startswith("No tool fits.")
+    assert found.content.startswith("No further tool fits.")
 
 
 async def test_the_registry_and_the_retriever_fit_the_graph_of_bigtool(

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from toolscout_client import AuthorizationRequired, ToolFailed
+from toolscout_client import AuthorizationRequired, ToolFailed, ToolscoutError
 from toolscout_client.adapters._calls import (
     CallableTool,
+    decode_media,
     describe_error,
     describe_execution,
     describe_result,
@@ -41,7 +42,25 @@ def test_a_result_is_described_in_words(result: dict[str, Any], text: str) -> No
 
 def test_a_truncated_result_says_so() -> None:
     done = Execution({"content": [{"type": "text", "text": "a"}]}, "key", "server", 1.0, truncated=True)
-    assert describe_execution(done).text == "a\n[the result was too large and is cut off]"
+    outcome = describe_execution(done)
+    assert outcome.text == "a\n[the result was too large and is cut off]"
+    assert [block["text"] for block in outcome.blocks] == ["a", "[the result was too large and is cut off]"]
+
+
+@pytest.mark.parametrize(
+    ("block", "decoded"),
+    [
+        ({"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"}, b"hello"),
+        ({"type": "audio", "data": "aGVsbG8=", "mimeType": "audio/wav"}, b"hello"),
+        ({"type": "image", "data": "abcde", "mimeType": "image/png"}, None),
+        ({"type": "image", "data": "", "mimeType": "image/png"}, None),
+        ({"type": "image", "mimeType": "image/png"}, None),
+        ({"type": "image", "data": "aGVsbG8="}, None),
+        ({"type": "text", "text": "hello"}, None),
+    ],
+)
+def test_media_that_no_model_would_accept_is_not_passed_on(block: dict[str, Any], decoded: bytes | None) -> None:
+    assert decode_media(block) == decoded
 
 
 def test_a_link_to_the_sign_in_is_given_to_the_model() -> None:
@@ -62,6 +81,17 @@ def test_a_failure_says_whether_to_try_again(outcome: str, cause: str | None, ad
     assert advice in describe_error(error)
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "may_have_run"),
+    [(500, "internal", True), (200, "unreadable_answer", True), (500, "status_500", True), (404, "not_found", False)],
+)
+def test_an_answer_that_does_not_say_what_happened_is_no_reason_to_repeat_the_call(
+    status: int, code: str, may_have_run: bool
+) -> None:
+    error = ToolscoutError("no", code=code, status=status)
+    assert ("It may have run" in describe_error(error)) is may_have_run
+
+
 def test_a_missing_framework_names_the_extra_to_install() -> None:
     error = missing_extra("agents", ImportError("no", name="agents"))
     assert str(error).endswith("pip install 'toolscout-client[agents]'")
@@ -71,6 +101,8 @@ def test_a_missing_framework_names_the_extra_to_install() -> None:
 @pytest.mark.parametrize(
     ("adapter", "framework", "extra"),
     [
+        ("openai_agents", "agents", "agents"),
+        ("litellm", "litellm.integrations.custom_logger", "litellm"),
         ("langchain", "langchain_core.tools", "langchain"),
         ("langgraph", "langchain_core.tools", "langgraph"),
         ("pydantic_ai", "pydantic_ai", "pydantic-ai"),
@@ -90,6 +122,7 @@ def test_a_tool_whose_name_is_taken_gets_another_one() -> None:
     tools = [make_tool(name) for name in ("a", "b", "toolscout_a", "x" * 64)]
     renamed = [tool.name for tool in rename_taken(tools, {"a", "x" * 64})]
     assert renamed == ["toolscout_a_2", "b", "toolscout_a", f"toolscout_{'x' * 54}"]
+    assert [tool.name for tool in rename_taken([make_tool("a"), make_tool("a")], ())] == ["a", "toolscout_a"]
 
 
 def test_long_texts_of_messages_are_cut_and_old_messages_left_out() -> None:

@@ -1,5 +1,6 @@
 """What all adapters share: the tools of a discovery, running one of them, and the words of its outcome for a model."""
 
+import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ _MAY_HAVE_RUN = "It may have run: find out before you call it again."
 _SIGN_IN = "Nothing was run. Ask the user to sign in to the server, and call the tool again after that."
 _SIGN_IN_LINK = "Nothing was run. Show the user this link to sign in, and call the tool again after that:"
 
+_CUT_OFF = "[the result was too large and is cut off]"
 _MAX_NAME = 64
 
 
@@ -53,6 +55,8 @@ class CallOutcome:
     failed: bool = False
     result: Json = field(default_factory=dict)
     """The MCP result with all its content; empty if nothing was answered."""
+    blocks: list[Json] = field(default_factory=list)
+    """The content for the model block by block, for a framework that passes media on."""
     error: ToolscoutError | None = None
     """Why there is no result, for the application: `AuthorizationRequired` has the link to the sign-in."""
 
@@ -67,9 +71,12 @@ def callable_tools(found: Discovery) -> list[CallableTool]:
 
 
 def rename_taken(tools: Sequence[CallableTool], taken: Collection[str]) -> list[CallableTool]:
-    """Return the tools, with another name for each whose name one of the agent's own tools has."""
-    names = {tool.name for tool in tools} | set(taken)
-    return [replace(tool, name=_take_free_name(tool.name, names)) if tool.name in taken else tool for tool in tools]
+    """Return the tools, with another name for each whose name one of the agent's own tools has, or an earlier one."""
+    names, used, renamed = {tool.name for tool in tools} | set(taken), set(taken), []
+    for tool in tools:
+        renamed.append(replace(tool, name=_take_free_name(tool.name, names)) if tool.name in used else tool)
+        used.add(tool.name)
+    return renamed
 
 
 def _take_free_name(name: str, names: set[str]) -> str:
@@ -112,9 +119,20 @@ def _execute_arguments(tool: CallableTool, arguments: str | Mapping[str, Any]) -
 
 
 def describe_execution(done: Execution) -> CallOutcome:
-    text = describe_result(done.result)
-    text = f"{text}\n[the result was too large and is cut off]" if done.truncated else text
-    return CallOutcome(f"The tool failed: {text}" if done.is_error else text, done.is_error, done.result)
+    text, blocks = describe_result(done.result), list(done.result.get("content") or ())
+    if done.truncated:
+        text, blocks = f"{text}\n{_CUT_OFF}", [*blocks, {"type": "text", "text": _CUT_OFF}]
+    return CallOutcome(f"The tool failed: {text}" if done.is_error else text, done.is_error, done.result, blocks)
+
+
+def decode_media(block: Json) -> bytes | None:
+    """Return the bytes of an image or a recording; None for other content, and for what no model API would accept."""
+    if block.get("type") not in ("image", "audio") or not block.get("mimeType"):
+        return None
+    try:
+        return base64.b64decode(block["data"], validate=True) or None
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def describe_result(result: Json) -> str:
@@ -144,6 +162,11 @@ def describe_error_or_raise(error: ToolscoutError) -> CallOutcome:
     return CallOutcome(describe_error(error), failed=True, error=error)
 
 
+def _is_unexplained(error: ToolscoutError) -> bool:
+    """Whether the answer does not say what became of the call: a fault of Toolscout's, or of a proxy before it."""
+    return error.outcome is None and (error.status == 500 or error.code == "unreadable_answer")
+
+
 def describe_error(error: ToolscoutError) -> str:
     """Tell a model what is wrong, and what to do."""
     lines = [str(error)]
@@ -152,7 +175,7 @@ def describe_error(error: ToolscoutError) -> str:
     if isinstance(error, AuthorizationRequired):
         link = error.authorization_url
         lines.append(_SIGN_IN if link is None else f"{_SIGN_IN_LINK} {link}")
-    elif error.outcome == "unknown":
+    elif error.outcome == "unknown" or _is_unexplained(error):
         lines.append(_MAY_HAVE_RUN)
     elif isinstance(error, ToolFailed) and error.cause == "push":
         lines.append("Nothing was run, and trying again will not help: tell the user, or use another tool.")

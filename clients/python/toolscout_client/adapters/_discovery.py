@@ -51,7 +51,7 @@ def with_properties(schema: Mapping[str, Any]) -> Json:
 
 
 def describe_found(names: Sequence[str]) -> str:
-    """Return the answer to a model's search."""
+    """Return the answer to a model's search that has found these tools, beside those that it had."""
     if not names:
-        return "No tool fits. Describe the task in other words, or do without."
+        return "No further tool fits. Use one that you have, describe the task in other words, or do without."
     return f"Available tools: {', '.join(names)}"

@@ -1,6 +1,8 @@
 """LangChain tools that Toolscout finds and runs. `langchain.py` and `langgraph.py` build on them."""
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, Unpack
@@ -17,6 +19,7 @@ from toolscout_client.adapters._calls import (
     call_tool,
     call_tool_async,
     callable_tools,
+    decode_media,
     describe_error,
     describe_result,
     rename_taken,
@@ -104,6 +107,14 @@ class ToolscoutTools:
             continue_without(error, self.on_error)
             return [tool for tool in keep if isinstance(tool, ToolscoutTool)]
 
+    def refresh(self, tools: Sequence["ToolscoutTool | str"]) -> list["ToolscoutTool"]:
+        """Return those of the tools that the user can still see, as they are now. Each is a tool or a key."""
+        return _select(self.for_message(_name_keys(tools), keep=tools), tools) if tools else []
+
+    async def arefresh(self, tools: Sequence["ToolscoutTool | str"]) -> list["ToolscoutTool"]:
+        """The same for asyncio."""
+        return _select(await self.afor_message(_name_keys(tools), keep=tools), tools) if tools else []
+
     def client(self, config: RunnableConfig | None) -> Toolscout | AsyncToolscout:
         """Return the client for the user of the config; without a config, of the run that this is called in."""
         user_id = self._user_id(ensure_config(config))
@@ -123,6 +134,10 @@ class ToolscoutTools:
         ]
         return [self._make_tool(tool) for tool in rename_taken(found, taken)]
 
+    def rename(self, tools: Sequence["ToolscoutTool"], taken: Collection[str]) -> list["ToolscoutTool"]:
+        """Return the tools, with other names in place of those that are taken."""
+        return [self._make_tool(tool) for tool in rename_taken([tool.found for tool in tools], taken)]
+
     def _make_request(
         self, message: str | Sequence[BaseMessage], keep: Sequence["ToolscoutTool | str"]
     ) -> dict[str, Any] | None:
@@ -133,7 +148,7 @@ class ToolscoutTools:
             return None
         # without core tools: the application has its own tools, and runs them itself
         request: dict[str, Any] = {"include_core_tools": False, **self.options, "format": "openai"}
-        kept = [tool if isinstance(tool, str) else tool.tool_key for tool in keep]
+        kept = [get_key(tool) for tool in keep]
         return request | {"messages": messages} | ({"keep": kept} if kept else {})
 
     def _make_tools(self, found: Discovery) -> list["ToolscoutTool"]:
@@ -175,32 +190,38 @@ class ToolscoutTool(BaseTool):
         self, tool_input: str | dict[str, Any], tool_call_id: str | None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Pass the arguments as one value: one of them may be named `config`."""
-        return (self._parse_input(tool_input, tool_call_id),), {}
+        return (self._parse_input(tool_input, tool_call_id), tool_call_id), {}
 
-    def _run(self, arguments: Json, *, config: RunnableConfig) -> tuple[str | list[Json], Json]:
-        client = self.provider.blocking_client(config)
+    def _run(self, arguments: Json, call_id: str | None, *, config: RunnableConfig) -> tuple[str | list[Json], Json]:
+        client, options = self.provider.blocking_client(config), self._make_options(arguments, call_id, config)
         try:
-            outcome = call_tool(client, self.found, arguments, **self._call_options())
+            outcome = call_tool(client, self.found, arguments, **options)
         except ConfirmationRequired as error:
-            token = self._confirm(arguments, error)
-            outcome = call_tool(client, self.found, arguments, confirmation_token=token, **self._call_options())
+            options["confirmation_token"] = self._confirm(arguments, error)
+            outcome = call_tool(client, self.found, arguments, **options)
         return _to_output(outcome)
 
-    async def _arun(self, arguments: Json, *, config: RunnableConfig) -> tuple[str | list[Json], Json]:
+    async def _arun(
+        self, arguments: Json, call_id: str | None, *, config: RunnableConfig
+    ) -> tuple[str | list[Json], Json]:
+        client, options = self.provider.client(config), self._make_options(arguments, call_id, config)
         try:
-            outcome = await self._call(arguments, config)
+            outcome = await self._call(client, arguments, options)
         except ConfirmationRequired as error:
-            outcome = await self._call(arguments, config, confirmation_token=self._confirm(arguments, error))
+            options["confirmation_token"] = self._confirm(arguments, error)
+            outcome = await self._call(client, arguments, options)
         return _to_output(outcome)
 
-    async def _call(self, arguments: Json, config: RunnableConfig, **options: Any) -> CallOutcome:
-        client, options = self.provider.client(config), self._call_options() | options
+    async def _call(self, client: Toolscout | AsyncToolscout, arguments: Json, options: Json) -> CallOutcome:
         if isinstance(client, Toolscout):
             return await asyncio.to_thread(call_tool, client, self.found, arguments, **options)
         return await call_tool_async(client, self.found, arguments, **options)
 
-    def _call_options(self) -> dict[str, Any]:
-        return {"project_id": self.provider.options.get("project_id")}
+    def _make_options(self, arguments: Json, call_id: str | None, config: RunnableConfig) -> Json:
+        return {
+            "project_id": self.provider.options.get("project_id"),
+            "idempotency_key": _identify_call(config, call_id, self.tool_key, arguments),
+        }
 
     def _confirm(self, arguments: Json, error: ConfirmationRequired) -> str:
         """Return the token for a second request, once the user has confirmed the call."""
@@ -211,20 +232,42 @@ class ToolscoutTool(BaseTool):
         return error.token
 
 
+def _identify_call(config: RunnableConfig, call_id: str | None, tool_key: str, arguments: Json) -> str | None:
+    """Return the same key when LangGraph runs a task again, as it does with all of a node when one of its calls was
+    interrupted; None outside of a graph. The call's id alone would not do: some models use an id more than once.
+    """
+    fields = config.get("configurable", {})
+    if call_id is None or not (task := fields.get("checkpoint_ns")):
+        return None
+    identity = json.dumps([fields.get("thread_id"), task, call_id, tool_key, arguments], sort_keys=True, default=str)
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
 def _to_output(outcome: CallOutcome) -> tuple[str | list[Json], Json]:
     if outcome.failed:
         raise ToolException(outcome.text) from outcome.error
-    blocks = outcome.result.get("content") or []
-    media = [block for block in blocks if block.get("type") in ("image", "audio")]
-    if not media:
-        return outcome.text, outcome.result
-    content = [
-        {"type": block["type"], "base64": block["data"], "mime_type": block["mimeType"]}
-        if block in media
-        else {"type": "text", "text": describe_result({"content": [block]})}
-        for block in blocks
-    ]
-    return content, outcome.result
+    content = [_to_content_block(block) for block in outcome.blocks]
+    return outcome.text if all(block["type"] == "text" for block in content) else content, outcome.result
+
+
+def _to_content_block(block: Json) -> Json:
+    if decode_media(block):
+        return {"type": block["type"], "base64": block["data"], "mime_type": block["mimeType"]}
+    return {"type": "text", "text": describe_result({"content": [block]})}
+
+
+def get_key(tool: ToolscoutTool | str) -> str:
+    return tool if isinstance(tool, str) else tool.tool_key
+
+
+def _name_keys(tools: Sequence[ToolscoutTool | str]) -> str:
+    """Return a text to search with where only the kept tools matter."""
+    return " ".join(map(get_key, tools))
+
+
+def _select(found: Sequence[ToolscoutTool], wanted: Sequence[ToolscoutTool | str]) -> list[ToolscoutTool]:
+    keys = set(map(get_key, wanted))
+    return [tool for tool in found if tool.tool_key in keys]
 
 
 def _convert_messages(messages: Sequence[BaseMessage]) -> list[Json]:

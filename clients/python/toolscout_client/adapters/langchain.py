@@ -48,8 +48,12 @@ ToolResult = ToolMessage | Command[Any]
 
 
 def _merge(held: list[Json], found: list[Json]) -> list[Json]:
-    """Several searches may end in one step of the graph."""
-    return list({tool["discovered"]["tool_key"]: tool for tool in [*held, *found]}.values())
+    """Several searches may end in one step of the graph. A name is that of the tool which was found last."""
+    names, keys = {tool["name"] for tool in found}, {tool["discovered"]["tool_key"] for tool in found}
+    return [
+        *(tool for tool in held if tool["name"] not in names and tool["discovered"]["tool_key"] not in keys),
+        *found,
+    ]
 
 
 class ToolscoutState(AgentState[Any]):
@@ -75,16 +79,14 @@ class ToolscoutMiddleware(AgentMiddleware[ToolscoutState, Any, Any]):
         self._discover = discover
         self.tools = [self._make_search_tool()] if search else []
 
-    def before_agent(self, state: ToolscoutState, runtime: Runtime[Any]) -> Json | None:  # noqa: ARG002 of the base
-        if not self._discover:
-            return None
-        found = self._toolscout.for_message(state["messages"], keep=self._choose_kept(state))
+    def before_agent(self, state: ToolscoutState, runtime: Runtime[Any]) -> Json:  # noqa: ARG002 of the base
+        kept, tools = self._choose_kept(state), self._toolscout
+        found = tools.for_message(state["messages"], keep=kept) if self._discover else tools.refresh(kept)
         return {"toolscout_tools": Overwrite([tool.record for tool in found])}
 
-    async def abefore_agent(self, state: ToolscoutState, runtime: Runtime[Any]) -> Json | None:  # noqa: ARG002
-        if not self._discover:
-            return None
-        found = await self._toolscout.afor_message(state["messages"], keep=self._choose_kept(state))
+    async def abefore_agent(self, state: ToolscoutState, runtime: Runtime[Any]) -> Json:  # noqa: ARG002
+        kept, tools = self._choose_kept(state), self._toolscout
+        found = await (tools.afor_message(state["messages"], keep=kept) if self._discover else tools.arefresh(kept))
         return {"toolscout_tools": Overwrite([tool.record for tool in found])}
 
     def wrap_model_call(
@@ -135,19 +137,22 @@ class ToolscoutMiddleware(AgentMiddleware[ToolscoutState, Any, Any]):
 
     def _make_search_tool(self) -> BaseTool:
         def find_tools(query: str, runtime: ToolRuntime) -> Command[Any]:
-            return _answer_search(runtime, self._toolscout.for_message(query))
+            held = self._list_found(runtime.state)
+            return self._answer_search(runtime, held, self._toolscout.for_message(query, keep=held))
 
         async def afind_tools(query: str, runtime: ToolRuntime) -> Command[Any]:
-            return _answer_search(runtime, await self._toolscout.afor_message(query))
+            held = self._list_found(runtime.state)
+            return self._answer_search(runtime, held, await self._toolscout.afor_message(query, keep=held))
 
         return StructuredTool.from_function(find_tools, afind_tools, name=FIND_TOOLS, description=SEARCH_DESCRIPTION)
 
-
-def _answer_search(runtime: ToolRuntime[Any, Any], found: Sequence[ToolscoutTool]) -> Command[Any]:
-    message = ToolMessage(
-        describe_found([tool.name for tool in found]), name=FIND_TOOLS, tool_call_id=runtime.tool_call_id
-    )
-    return Command(update={"toolscout_tools": [tool.record for tool in found], "messages": [message]})
+    def _answer_search(
+        self, runtime: ToolRuntime[Any, Any], held: Sequence[ToolscoutTool], found: Sequence[ToolscoutTool]
+    ) -> Command[Any]:
+        own, held_keys = {tool.name for tool in runtime.tools}, {tool.tool_key for tool in held}
+        names = [tool.name for tool in self._toolscout.rename(found, own) if tool.tool_key not in held_keys]
+        message = ToolMessage(describe_found(names), name=FIND_TOOLS, tool_call_id=runtime.tool_call_id)
+        return Command(update={"toolscout_tools": [tool.record for tool in found], "messages": [message]})
 
 
 def _list_called(messages: Iterable[AnyMessage]) -> set[str]:

@@ -9,8 +9,8 @@ tools are those of the config's user, so that one graph serves all users.
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypedDict
 
 from toolscout_client.adapters._discovery import SEARCH_DESCRIPTION, describe_found
 from toolscout_client.adapters._extras import missing_extra
@@ -31,6 +31,7 @@ try:
         Confirm,
         ToolscoutTool,
         ToolscoutTools,
+        get_key,
         unknown_tool,
         user_from_config,
     )
@@ -50,6 +51,8 @@ __all__ = [
 _MAX_HELD = 2_000
 _FRESH_S = 300.0
 """How long a definition is used before Toolscout is asked again."""
+_GONE_S = 30.0
+"""How long Toolscout is not asked again for a tool that it did not know, or could not be asked for."""
 ToolResult = ToolMessage | Command[Any]
 
 
@@ -57,14 +60,14 @@ def confirm_by_interrupt(name: str, arguments: Json, error: ConfirmationRequired
     """Interrupt the graph until the user has decided; for `ToolscoutTools(…, confirm=confirm_by_interrupt)`.
 
     The graph needs a checkpointer. The interrupt has the form of LangChain's `HumanInTheLoopMiddleware`, so that user
-    interfaces know it; resume with `Command(resume={"decisions": [{"type": "approve"}]})` or `"reject"`.
+    interfaces know it; resume with `Command(resume={"decisions": [{"type": "approve"}]})` or `"reject"`. If several
+    calls wait, `resume` is a dict of such answers, by the id of each interrupt.
     """
     request = {
         "action_requests": [{"name": name, "args": arguments, "description": error.message}],
         "review_configs": [{"action_name": name, "allowed_decisions": ["approve", "reject"]}],
     }
-    decisions = interrupt(request)["decisions"]
-    return all(decision["type"] == "approve" for decision in decisions)
+    return [decision["type"] for decision in interrupt(request)["decisions"]] == ["approve"]
 
 
 class ToolscoutRegistry(Mapping[str, ToolscoutTool]):
@@ -76,7 +79,8 @@ class ToolscoutRegistry(Mapping[str, ToolscoutTool]):
 
     def __init__(self, tools: ToolscoutTools) -> None:
         self._tools = tools
-        self._held: OrderedDict[tuple[str | None, str], tuple[ToolscoutTool, float]] = OrderedDict()
+        self._held: OrderedDict[tuple[str | None, str], tuple[ToolscoutTool | None, float]] = OrderedDict()
+        """By user and key: the tool, None if there is none, and until when it is used."""
 
     def retrieve_tools(self, query: str) -> list[str]:
         """Find tools for a task. Call it when you have no suitable tool; describe the task in one sentence."""
@@ -89,55 +93,56 @@ class ToolscoutRegistry(Mapping[str, ToolscoutTool]):
     def get_tools(self, tool_keys: Sequence[str]) -> list[ToolscoutTool]:
         """Return these tools in this order, without those that the user cannot see."""
         if missing := self._find_missing(tool_keys):
-            self._hold(self._tools.for_message(_name_keys(missing), keep=missing))
+            self._hold(self._tools.refresh(missing), missing)
         return self._list_held(tool_keys)
 
     async def aget_tools(self, tool_keys: Sequence[str]) -> list[ToolscoutTool]:
         """The same for asyncio."""
         if missing := self._find_missing(tool_keys):
-            self._hold(await self._tools.afor_message(_name_keys(missing), keep=missing))
+            self._hold(await self._tools.arefresh(missing), missing)
         return self._list_held(tool_keys)
 
     def __getitem__(self, tool_key: str) -> ToolscoutTool:
         # any age will do: bigtool looks tools up where it must not wait
-        if (held := self._held.get((self._tools.client(None).user_id, tool_key))) is not None:
-            return held[0]
+        held, _ = self._held.get((self._tools.client(None).user_id, tool_key), (None, 0.0))
+        if held is not None:
+            return held
         if tools := self.get_tools([tool_key]):
             return tools[0]
         raise KeyError(tool_key)
 
     def __iter__(self) -> Iterator[str]:
         user_id = self._tools.client(None).user_id
-        return iter([key for user, key in self._held if user == user_id])
+        return iter([key for (user, key), (tool, _) in self._held.items() if user == user_id and tool is not None])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def rename(self, tools: Sequence[ToolscoutTool], taken: Collection[str]) -> list[ToolscoutTool]:
+        """Return the tools, with other names in place of those that are taken."""
+        return self._tools.rename(tools, taken)
+
     def _find_missing(self, tool_keys: Sequence[str]) -> list[ToolscoutTool | str]:
         """Return the keys of tools that it does not hold, and tools whose definitions may be outdated."""
-        user_id = self._tools.client(None).user_id
-        fresh = {tool.tool_key for tool in self._list_held(tool_keys)}
-        held = {key: self._held[user_id, key][0] for key in tool_keys if (user_id, key) in self._held}
-        return [held.get(key, key) for key in tool_keys if key not in fresh]
+        user_id, now = self._tools.client(None).user_id, time.monotonic()
+        held = {key: self._held.get((user_id, key), (None, 0.0)) for key in tool_keys}
+        return [tool or key for key, (tool, until) in held.items() if until <= now]
 
     def _list_held(self, tool_keys: Sequence[str]) -> list[ToolscoutTool]:
-        user_id, oldest = self._tools.client(None).user_id, time.monotonic() - _FRESH_S
-        held = [found for key in tool_keys if (found := self._held.get((user_id, key))) is not None]
-        return [tool for tool, since in held if since > oldest]
-
-    def _hold(self, tools: Sequence[ToolscoutTool]) -> list[str]:
         user_id = self._tools.client(None).user_id
-        for tool in tools:
-            self._held[user_id, tool.tool_key] = tool, time.monotonic()
-            self._held.move_to_end((user_id, tool.tool_key))
+        held = [self._held.get((user_id, key), (None, 0.0))[0] for key in tool_keys]
+        return [tool for tool in held if tool is not None]
+
+    def _hold(self, tools: Sequence[ToolscoutTool], asked: Sequence[ToolscoutTool | str] = ()) -> list[str]:
+        """Hold the tools; and for those that were asked for and are not among them, that there are none."""
+        user_id, now = self._tools.client(None).user_id, time.monotonic()
+        found = {tool.tool_key: tool for tool in tools}
+        for key, tool in (dict.fromkeys(map(get_key, asked)) | found).items():
+            self._held[user_id, key] = tool, now + (_GONE_S if tool is None else _FRESH_S)
+            self._held.move_to_end((user_id, key))
         while len(self._held) > _MAX_HELD:
             self._held.popitem(last=False)
-        return [tool.tool_key for tool in tools]
-
-
-def _name_keys(tools: Sequence[ToolscoutTool | str]) -> str:
-    """Return a text to search with where only the kept tools matter."""
-    return " ".join(tool if isinstance(tool, str) else tool.tool_key for tool in tools)
+        return list(found)
 
 
 def _add_new(selected: list[str], found: list[str]) -> list[str]:
@@ -146,6 +151,14 @@ def _add_new(selected: list[str], found: list[str]) -> list[str]:
 
 class State(MessagesState):
     selected_tool_ids: Annotated[list[str], _add_new]
+
+
+class _Search(TypedDict):
+    """What the node `select_tools` gets."""
+
+    call: ToolCall
+    selected: list[str]
+    """The keys of the tools that the model has."""
 
 
 def create_agent(
@@ -182,25 +195,36 @@ class _Agent:
         self._own_tools = [self._search, *tools]
 
     def call_model(self, state: State) -> Json:
-        found = self._registry.get_tools(state.get("selected_tool_ids", []))
+        found = self._rename(self._registry.get_tools(state.get("selected_tool_ids", [])))
         return {"messages": [self._llm.bind_tools([*self._own_tools, *found]).invoke(state["messages"])]}
 
     async def acall_model(self, state: State) -> Json:
-        found = await self._registry.aget_tools(state.get("selected_tool_ids", []))
+        found = self._rename(await self._registry.aget_tools(state.get("selected_tool_ids", [])))
         return {"messages": [await self._llm.bind_tools([*self._own_tools, *found]).ainvoke(state["messages"])]}
 
-    def select_tools(self, call: ToolCall) -> Json:
-        found = self._search.invoke(call["args"])
-        return _answer_search(call, found, [] if isinstance(found, str) else self._registry.get_tools(found))
+    def select_tools(self, search: "_Search") -> Json:
+        found = self._search.invoke(search["call"]["args"])
+        if isinstance(found, str):  # the arguments are invalid
+            return _answer_search(search["call"], found, [])
+        tools = self._rename(self._registry.get_tools(_add_new(search["selected"], found)))
+        return _answer_search(search["call"], _describe_tools(found, tools), found)
 
-    async def aselect_tools(self, call: ToolCall) -> Json:
-        found = await self._search.ainvoke(call["args"])
-        return _answer_search(call, found, [] if isinstance(found, str) else await self._registry.aget_tools(found))
+    async def aselect_tools(self, search: "_Search") -> Json:
+        found = await self._search.ainvoke(search["call"]["args"])
+        if isinstance(found, str):
+            return _answer_search(search["call"], found, [])
+        tools = self._rename(await self._registry.aget_tools(_add_new(search["selected"], found)))
+        return _answer_search(search["call"], _describe_tools(found, tools), found)
 
     def route(self, state: State) -> list[Send] | str:
         last: BaseMessage = state["messages"][-1]
         calls = last.tool_calls if isinstance(last, AIMessage) else []
-        searches = [Send("select_tools", call) for call in calls if call["name"] == self._search.name]
+        selected = state.get("selected_tool_ids", [])
+        searches = [
+            Send("select_tools", _Search(call=call, selected=selected))
+            for call in calls
+            if call["name"] == self._search.name
+        ]
         others = [Send("tools", [call]) for call in calls if call["name"] != self._search.name]
         return [*searches, *others] or END
 
@@ -214,15 +238,20 @@ class _Agent:
         resolved = self._resolve(request, await self._registry.aget_tools(request.state["selected_tool_ids"]))
         return resolved if isinstance(resolved, ToolMessage) else await run(resolved)
 
-    def _resolve(self, request: ToolCallRequest, found: Sequence[BaseTool]) -> ToolCallRequest | ToolMessage:
+    def _rename(self, found: Sequence[ToolscoutTool]) -> list[ToolscoutTool]:
+        return self._registry.rename(found, {tool.name for tool in self._own_tools})
+
+    def _resolve(self, request: ToolCallRequest, found: Sequence[ToolscoutTool]) -> ToolCallRequest | ToolMessage:
         """Add the tool that is called by this name, or return the answer that there is none."""
-        by_name = {tool.name: tool for tool in [*found, *self._own_tools]}
+        by_name = {tool.name: tool for tool in [*self._own_tools, *self._rename(found)]}
         tool = by_name.get(request.tool_call["name"])
         return unknown_tool(request.tool_call, by_name) if tool is None else request.override(tool=tool)
 
 
-def _answer_search(call: ToolCall, found: list[str] | str, tools: Sequence[BaseTool]) -> Json:
-    """Return the update of the state. `found` is a text if the arguments of the search are invalid."""
-    text = found if isinstance(found, str) else describe_found([tool.name for tool in tools])
-    message = ToolMessage(text, name=call["name"], tool_call_id=call["id"])
-    return {"messages": [message], "selected_tool_ids": [] if isinstance(found, str) else found}
+def _describe_tools(found: Sequence[str], tools: Sequence[ToolscoutTool]) -> str:
+    return describe_found([tool.name for tool in tools if tool.tool_key in found])
+
+
+def _answer_search(call: ToolCall, text: str, found: list[str]) -> Json:
+    """Return the update of the state."""
+    return {"messages": [ToolMessage(text, name=call["name"], tool_call_id=call["id"])], "selected_tool_ids": found}

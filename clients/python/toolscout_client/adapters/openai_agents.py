@@ -19,6 +19,7 @@ from toolscout_client.adapters._calls import (
     CallOutcome,
     call_tool_async,
     callable_tools,
+    decode_media,
     describe_error,
     describe_error_or_raise,
     rename_taken,
@@ -207,7 +208,7 @@ class _ToolRun:
         self._called.add(self._tool.discovered.tool_key)
         outcome = await self._call(arguments)
         self._outcomes[context.tool_call_id] = outcome
-        images = [block for block in outcome.result.get("content") or () if block.get("type") == "image"]
+        images = [block for block in outcome.blocks if block.get("type") == "image" and decode_media(block)]
         if not images:
             return outcome.text
         urls = [f"data:{image['mimeType']};base64,{image['data']}" for image in images]
