@@ -1,4 +1,4 @@
-"""What of a server's `_meta` is passed on. Pure functions.
+"""What of a server's `_meta`, and of its icons, is passed on. Pure functions.
 
 `_meta` is for programs: hosts act on its keys, and models do not read it. A server may set any key, except for those by
 which Toolscout itself speaks to the host.
@@ -11,6 +11,8 @@ from mcp_types import SERVER_INFO_META_KEY
 from app.text.strict_json import Json
 
 _RESERVED = ("toolscout/", SERVER_INFO_META_KEY)
+MAX_ICON_BYTES = 4 * 1024
+"""Of one icon. Larger ones are shown by `GET /tools/{id}` alone, since every discovery reads and caches definitions."""
 UI_URI_KEY = "ui/resourceUri"
 """The key that MCP Apps used at first; hosts still read it."""
 

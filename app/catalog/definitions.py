@@ -12,7 +12,7 @@ from app.catalog.visibility import TAGS, VISIBLE, CacheKey, Scope
 from app.db.engine import Reader, Session
 from app.db.tables import EVERYONE
 from app.limits.byte_cache import ByteCache
-from app.mcp_meta import filter_tool_meta
+from app.mcp_meta import MAX_ICON_BYTES, filter_tool_meta
 from app.text.invisible import remove_hidden
 from app.text.strict_json import dump_json, load_json
 
@@ -20,8 +20,6 @@ _MAX_TOOL_BYTES = 64 * 1024 * 1024
 _MAX_CORE_TOOL_BYTES = 32 * 1024 * 1024
 _ENTRY_OVERHEAD = 1_000
 _CACHE_TTL_S = 600.0
-MAX_ICON_BYTES = 4 * 1024
-"""Of one icon. Larger ones are shown by `GET /tools/{id}` alone, since every discovery reads and caches definitions."""
 MAX_META_BYTES = 16 * 1024
 
 

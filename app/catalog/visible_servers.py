@@ -6,6 +6,8 @@ what is shown: they are about tools, and so cannot show it. Push servers cannot 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
 
 from app.catalog.visibility import FAILING, VISIBLE, Scope
 from app.db.engine import Session
@@ -24,13 +26,12 @@ _HAS_NO_TOOLS = f"""
         AND r.project_id IN (%(user_rules)s, coalesce(%(project_id)s::text, %(user_rules)s)))
 """
 _VISIBLE_SERVERS = f"""
-    SELECT s.id, s.name, s.config_version, coalesce(c.version, 0)
+    SELECT s.id, s.name, s.created_at, s.config_version, coalesce(c.version, 0)
     FROM mcp_servers s
     LEFT JOIN server_connections c ON c.user_id = s.user_id AND c.server_id = s.id
     WHERE s.user_id = %(user_id)s AND s.enabled AND s.transport <> 'push' AND (
         EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE} AND v.server_id = s.id)
         OR ({_HAS_NO_TOOLS}))
-    ORDER BY s.name, s.id
 """
 _SERVERS_OF_UI = f"""
     SELECT DISTINCT v.server_id FROM mcp_tool_embeddings v
@@ -43,15 +44,18 @@ _SERVERS_OF_UI = f"""
 class VisibleServer:
     id: str
     name: str
+    created_at: datetime
     config_version: int
     credential_version: int
     """Of the user's account on the server; 0 if there is none."""
 
 
 async def list_visible_servers(session: Session, scope: Scope) -> Sequence[VisibleServer]:
-    """Return the servers by name."""
+    """Return the servers by name, in the order of code points: cursors compare names, and every database has its own
+    collation."""
     rows = await session.rows(_VISIBLE_SERVERS, scope.parameters() | {"user_rules": USER_RULES})
-    return [VisibleServer(server_id, remove_hidden(name), *versions) for server_id, name, *versions in rows]
+    servers = [VisibleServer(server_id, remove_hidden(name), *others) for server_id, name, *others in rows]
+    return sorted(servers, key=attrgetter("name", "id"))
 
 
 async def list_servers_of_ui(session: Session, scope: Scope, uri: str) -> Sequence[str]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -14,10 +15,15 @@ _MAX_BYTES = 32 * 1024 * 1024
 
 
 class ContentKey(NamedTuple):
-    """Another configuration of the server, or another token of the user, is another key."""
+    """Another configuration of the server, or another token of the user, is another key.
+
+    A copy of a shared server that is deleted and created again, maybe for another user with the same id, has the same
+    id and begins with the same versions: the time of its creation tells the copies apart.
+    """
 
     user_id: str
     server_id: str
+    created_at: datetime
     config_version: int
     credential_version: int
     kind: ContentKind

@@ -30,10 +30,10 @@ from app.errors import (
 from app.execution.call_record import CANCELLED
 from app.execution.execute import Executor
 from app.execution.resource_uris import OwnUri, make_uri, parse_uri, rewrite_block
-from app.execution.server_content import list_content_of
+from app.execution.server_content import ServerContent, list_content_of
 from app.execution.shutdown import fail_on_shutdown
 from app.mcp_client.connection import INPUT_REQUIRED
-from app.mcp_client.content import ContentRequest, matches_template
+from app.mcp_client.content import ContentRequest, matches_any_template
 from app.mcp_meta import filter_meta, is_ui_uri
 from app.mcp_types import Dialogue, Endpoint
 from app.observability.metrics import observe_duration
@@ -133,10 +133,15 @@ async def _find_listing_servers(
     if found:
         return found
     listed = await list_content_of(executor, user_id, servers, "resource_templates")
+    # in a thread, because there may be many templates, and others wait for the event loop
+    return await asyncio.to_thread(_select_by_template, listed, uri)
+
+
+def _select_by_template(listed: Sequence[ServerContent], uri: str) -> list[VisibleServer]:
     return [
         content.server
         for content in listed
-        if any(matches_template(item["uriTemplate"], uri) for item in content.items)
+        if matches_any_template((item["uriTemplate"] for item in content.items), uri)
     ]
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import orjson
 
-from app.catalog.definitions import MAX_ICON_BYTES
 from app.catalog.visibility import Scope
 from app.catalog.visible_servers import VisibleServer, list_visible_servers
 from app.errors import DatabaseDown, QueryFailed, ToolscoutError
@@ -75,7 +74,7 @@ async def list_content_of(
 
 
 async def _list_server(executor: Executor, user_id: str, server: VisibleServer, kind: ContentKind) -> Sequence[Json]:
-    key = ContentKey(user_id, server.id, server.config_version, server.credential_version, kind)
+    key = ContentKey(user_id, server.id, server.created_at, server.config_version, server.credential_version, kind)
     if (cached := executor.content_cache.get(key)) is not None:
         return cached
     try:
@@ -132,6 +131,6 @@ def _is_small(item: Json) -> bool:
 
 def _filter_fields(item: Json) -> Json:
     kept = {name: value for name, value in item.items() if name not in ("icons", "_meta")}
-    icons = [icon for icon in list_valid_icons(item.get("icons") or []) or [] if len(icon["src"]) <= MAX_ICON_BYTES]
+    icons = list_valid_icons(item.get("icons") or [])
     meta = filter_meta(item.get("_meta"))
     return kept | ({"icons": icons} if icons else {}) | ({"_meta": meta} if meta else {})

@@ -2,10 +2,11 @@
 be sent again."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from mcp import MCPError
@@ -31,6 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 from app.errors import RequestRejected, ServerUnreachable
 from app.mcp_client.connection import INPUT_REQUIRED, Connection, can_answer, dump_result
 from app.mcp_client.outcomes import OutcomeUnknown, error_text
+from app.mcp_meta import MAX_ICON_BYTES
 from app.mcp_types import Dialogue
 from app.text.strict_json import Json
 
@@ -42,6 +44,10 @@ RESOURCE_NOT_FOUND = -32002
 _MAX_PAGES = 100
 _MAX_LIST_BYTES = 1024 * 1024
 """Of one kind. A server need not be slow to be a burden: lists are read whenever a client asks for them."""
+_MAX_TEMPLATE_URI = 2_000
+_MAX_VARIABLES = 20
+"""Of a template. Matching takes time for each variable and each character of the URI."""
+_MAX_TRIED_TEMPLATES = 50
 _CANNOT_ANSWER = "the server asks the user for input, which this caller cannot answer"
 _CALLERS_FAULTS = (INVALID_PARAMS, RESOURCE_NOT_FOUND)
 
@@ -90,7 +96,8 @@ async def list_content(connection: Connection, kind: ContentKind, max_items: int
 
 
 async def _list_pages(connection: Connection, kind: ContentKind, max_items: int) -> list[Json]:
-    """Return the first items, as many as the limits admit. A cursor that is repeated ends the list."""
+    """Return the first items, as many as the limits admit, without icons that are too large to be shown. A cursor that
+    is repeated ends the list."""
     described, items, cursor = _KINDS[kind], list[Json](), None
     bytes_left, seen_cursors = _MAX_LIST_BYTES, set[str]()
     for _ in range(_MAX_PAGES):
@@ -102,6 +109,7 @@ async def _list_pages(connection: Connection, kind: ContentKind, max_items: int)
                 return items
             raise
         for item in getattr(page, kind):
+            item.icons = [icon for icon in item.icons or () if len(icon.src) <= MAX_ICON_BYTES] or None
             bytes_left -= len(item.model_dump_json())
             if bytes_left < 0 or len(items) >= max_items:
                 return items
@@ -150,12 +158,25 @@ def _translate_errors() -> Iterator[None]:
         raise ServerUnreachable("protocol", "the server's answer is not valid MCP") from None
 
 
-def matches_template(template: str, uri: str) -> bool:
-    """Return whether the URI is one of a template with a fixed scheme. A template that cannot be read has none."""
-    scheme, colon, _ = template.partition("{")[0].partition(":")
-    if not colon or not uri.startswith(f"{scheme}:"):
+def matches_any_template(templates: Iterable[str], uri: str) -> bool:
+    """Return whether the URI is one of a template with a fixed scheme. A template that cannot be read has none.
+
+    Both come from strangers, so that the work is bounded: longer URIs match nothing, and of the templates that begin as
+    the URI does, only the first are tried.
+    """
+    if len(uri) > _MAX_TEMPLATE_URI:
         return False
+    fitting = (each for each in templates if _has_beginning_of(each, uri))
+    return any(_matches(each, uri) for each in islice(fitting, _MAX_TRIED_TEMPLATES))
+
+
+def _has_beginning_of(template: str, uri: str) -> bool:
+    literal = template.partition("{")[0]
+    return ":" in literal and uri.startswith(literal)
+
+
+def _matches(template: str, uri: str) -> bool:
     try:
-        return UriTemplate.parse(template).match(uri) is not None
+        return UriTemplate.parse(template, max_variables=_MAX_VARIABLES).match(uri) is not None
     except InvalidUriTemplate:
         return False

@@ -19,6 +19,7 @@ from mcp_types import (
 )
 
 from app.auth.permissions import Caller, Permission
+from app.catalog import visible_servers
 from app.container import Container
 from app.execution import server_content
 from app.mcp_client.content import RESOURCE_NOT_FOUND
@@ -209,6 +210,21 @@ async def test_a_long_list_is_paged_and_pages_of_a_server_are_followed(
     assert count_requests(mcp, "resources/list") == 2 * 7, "the list is cached between the pages"
 
 
+async def test_pages_do_not_depend_on_the_collation_of_the_database(
+    user: TestUser, address: str, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_letter = f"{visible_servers._VISIBLE_SERVERS} ORDER BY lower(s.name)"
+    monkeypatch.setattr(visible_servers, "_VISIBLE_SERVERS", by_letter)
+    mcp.resources = [{"uri": f"file:///{number}", "name": str(number)} for number in range(100)]
+    for name in ("alpha", "Beta"):
+        await user.connect(mcp, name)
+    async with connect(address, user) as client:
+        first = await client.list_resources()
+        last = await client.list_resources(cursor=first.next_cursor)
+    pages = [{resource.name.partition(".")[0] for resource in page.resources} for page in (first, last)]
+    assert (pages, last.next_cursor) == ([{"Beta"}, {"alpha"}], None)
+
+
 @pytest.mark.parametrize("cursor", ["x", "", "bnVsbA==", "WzEsMiwzXQ=="])
 async def test_an_invented_cursor_is_refused(user: TestUser, address: str, mcp: FakeMcpServer, cursor: str) -> None:
     async with connect(address, user) as client:
@@ -255,6 +271,15 @@ async def test_a_large_list_is_cut(user: TestUser, address: str, mcp: FakeMcpSer
     assert listed[0]["_meta"]["key 0"] == [0, ""]
 
 
+async def test_icons_that_are_not_shown_do_not_cut_the_list(user: TestUser, address: str, mcp: FakeMcpServer) -> None:
+    small = {"src": "https://example.com/a.png"}
+    icons = [{"src": f"data:image/png;base64,{'A' * 30_000}"}, small]
+    mcp.resources = [{"uri": f"file:///{number}", "name": "n", "icons": icons} for number in range(90)]
+    await user.connect(mcp, "s")
+    listed = (await send(user, "resources/list"))["resources"]
+    assert [resource["icons"] for resource in listed] == [[small]] * 90
+
+
 async def test_an_answer_above_the_limit_is_refused(user: TestUser, address: str, mcp: FakeMcpServer) -> None:
     mcp.on_read[NOTE["uri"]] = lambda: {"contents": [{"uri": NOTE["uri"], "text": "x" * (4 * 1024 * 1024)}]}
     server_id = await user.connect(mcp)
@@ -288,6 +313,18 @@ async def test_the_user_interface_of_a_tool_is_read_although_its_server_does_not
         assert await read_text(client, uri) == "<html>"
         assert await read_text(client, CLOCK["uri"]) == "<html>", "as `/discover` names it"
     assert count_requests(mcp, "resources/list") == 0
+
+
+async def test_a_long_uri_is_compared_with_no_template(user: TestUser, address: str, mcp: FakeMcpServer) -> None:
+    long, short = (f"file:///archive/{'a' * size}.txt" for size in (2_000, 1_900))
+    mcp.on_read[long] = lambda: {"contents": [{"uri": long, "text": "May"}]}
+    mcp.on_read[short] = lambda: {"contents": [{"uri": short, "text": "May"}]}
+    server_id = await user.connect(mcp)
+    async with connect(address, user) as client:
+        with pytest.raises(MCPError, match="does not exist"):
+            await client.read_resource(long)
+        assert await read_text(client, f"toolscout://{server_id}/{long}") == "May", "ours needs no template"
+        assert await read_text(client, short) == "May"
 
 
 async def test_a_resource_that_two_servers_have_is_read_by_the_uri_of_one(

@@ -8,8 +8,9 @@ import pytest
 from app.container import Container
 from app.db.tables import SHARED_OWNER
 from tests.support.checks import assert_problem
-from tests.support.clients import TestUser
+from tests.support.clients import TestUser, new_user
 from tests.support.factories import tool
+from tests.support.mcp_client import make_message, send_message
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.shared_servers import list_shared, push_shared, settle, share
 from tests.support.worker_steps import rows
@@ -225,3 +226,21 @@ async def test_a_copy_that_is_created_again_uses_no_connection_of_the_earlier_on
     assert (await list_shared(member))["wiki"]["id"] == copy_id
     later = await service.connector.get_endpoint(member.id, copy_id)
     assert later.config_version > earlier.config_version
+
+
+async def test_a_namesake_of_a_deleted_user_does_not_see_what_servers_listed_to_that_user(
+    service: Container, admin: httpx.AsyncClient, mcp: FakeMcpServer
+) -> None:
+    """Listings are cached for a minute, and the copy of the later user has the id and the versions of the earlier."""
+    await share_wiki(admin, mcp, credentials="operator", headers=OPERATOR, user_ids=["namesake"])
+    listed, copies = [], set()
+    for uri in ("file:///of-the-first", "file:///of-the-second"):
+        mcp.resources = [{"uri": uri, "name": "note"}]
+        async with new_user(service, "namesake") as user:
+            await settle(service)
+            copies.add((await list_shared(user))["wiki"]["id"])
+            answer = await send_message(user.http, make_message("resources/list"), "/mcp/full")
+            listed += [item["_meta"]["toolscout/uri"] for item in answer.json()["result"]["resources"]]
+            assert (await admin.delete("/users/namesake")).is_success
+    assert len(copies) == 1
+    assert listed == ["file:///of-the-first", "file:///of-the-second"]
