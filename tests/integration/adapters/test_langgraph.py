@@ -134,7 +134,8 @@ async def test_a_found_tool_does_not_replace_an_own_one_or_an_earlier_one_of_its
     assert model.bound_names[-1] == ["retrieve_tools", "get_forecast", "toolscout_get_forecast"]
     registry = make_registry(toolscout, limit=1)
     keys = await registry.aretrieve_tools(MESSAGE)
-    await toolscout.tools.update(keys[0], enabled=False)  # which the registry does not know yet
+    [server] = [server async for server in toolscout.servers.list()]
+    await toolscout.servers.delete(server.id)  # which the registry does not know yet
     await user.add_tools(SAILING_FORECAST, server="sailing")
     keys += await registry.aretrieve_tools(SAILING_MESSAGE)
     model = ScriptedChatModel(answers=[AIMessage("Hello.")])

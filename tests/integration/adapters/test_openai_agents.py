@@ -177,7 +177,7 @@ async def test_another_process_continues_a_conversation_that_toolscout_remembers
     agent, _ = make_agent(call("get_forecast", OSLO))
     options: Any = {"limit": 1, "keep": Conversation("chat-7")}
     first = await run(toolscout, agent, **options)
-    items = [*first.to_input_list(), {"role": "user", "content": MAIL_MESSAGE}]
+    items: list[Any] = [*first.to_input_list(), {"role": "user", "content": MAIL_MESSAGE}]
     agent, model = make_agent(call("get_forecast", OSLO))
     result = await Runner.run(await ToolscoutTools(toolscout, **options).equip(agent, items), items)
     assert names(model.first_call) == [SEARCH_TOOL, "get_forecast", "send_mail"]
