@@ -73,7 +73,7 @@ class _RetryPolicy:
             error, cause = error_from_response(outcome), None
         else:
             error, cause = _connection_error(outcome), outcome
-        if self._answer_lost and isinstance(error, Conflict):
+        if self._answer_lost and _is_still_running(error):
             self._check_deadline(error)
         elif self._retries_left > 0 and self._may_retry(outcome, error):
             self._retries_left -= 1
@@ -87,8 +87,8 @@ class _RetryPolicy:
             return error.retry_after is not None and error.retry_after <= MAX_RETRY_AFTER_S
         return isinstance(outcome, _REFUSED) or (self._request.retry_safe and isinstance(outcome, _DROPPED))
 
-    def _check_deadline(self, conflict: Conflict) -> None:
-        """A conflict after a lost answer means that the first request arrived and is still running: wait for it."""
+    def _check_deadline(self, conflict: ToolscoutError) -> None:
+        """Let the first request run until the deadline."""
         if time.monotonic() > self._deadline:
             message = "the connection was lost, and the first request has not ended since"
             raise ConnectionFailed(message, code="connection_failed", outcome="unknown") from conflict
@@ -97,6 +97,11 @@ class _RetryPolicy:
         """Double the pause each time, with jitter, so that clients that failed together do not return together."""
         upper, self._pause_s = self._pause_s, min(self._pause_s * 2, MAX_PAUSE_S)
         return random.uniform(upper / 2, upper)  # noqa: S311 not used for security
+
+
+def _is_still_running(error: ToolscoutError) -> bool:
+    """After a lost answer, whether the first request has arrived and is still running. Other conflicts are answers."""
+    return isinstance(error, Conflict) and error.code == "conflict" and not error.choices
 
 
 def _connection_error(error: httpx.RequestError) -> ConnectionFailed:

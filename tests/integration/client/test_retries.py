@@ -11,6 +11,7 @@ import pytest
 from tests.support.python_client import Kind, Operation, expect_error, open_client
 from tests.support.wire_server import WireServer, http_response, running_wire_server
 from toolscout_client import (
+    ConfirmationRequired,
     Conflict,
     ConnectionFailed,
     Conversation,
@@ -30,7 +31,7 @@ def json_response(body: Any, status: str = "200 OK", **headers: str) -> bytes:
     return http_response(json.dumps(body).encode(), status, Content_Type="application/json", **headers)
 
 
-def problem_response(status: str, code: str, **members: str) -> bytes:
+def problem_response(status: str, code: str, **members: Any) -> bytes:
     headers = {"Retry_After": members.pop("retry_after")} if "retry_after" in members else {}
     return json_response({"code": code, "detail": "a sentence", "request_id": "r1", **members}, status, **headers)
 
@@ -164,6 +165,23 @@ async def test_an_execution_whose_answer_was_lost_is_sent_again_with_the_same_ke
     assert server.connects == 4
     assert len(keys[0][0]) == 32
     assert all(key == keys[0] for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("code", "members", "error"),
+    [
+        ("CONFIRMATION_REQUIRED", {"confirmation_token": "t"}, ConfirmationRequired),
+        ("conflict", {"choices": [{"tool_key": "k", "name": "n"}]}, Conflict),
+    ],
+    ids=["confirmation", "ambiguous name"],
+)
+async def test_only_a_conflict_that_says_still_running_is_waited_for(
+    kind: Kind, code: str, members: Any, error: type[Conflict]
+) -> None:
+    answer = problem_response("409 Conflict", code, **members)
+    outcome, server = await run_against(kind, lambda c: c.execute("k"), DROPPED, answer, json_response(EXECUTED))
+    assert type(outcome) is error
+    assert server.connects == 2
 
 
 async def test_a_conflict_without_a_lost_answer_is_raised(kind: Kind) -> None:
