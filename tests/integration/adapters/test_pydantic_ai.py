@@ -102,6 +102,14 @@ async def test_images_reach_the_model(user: TestUser, toolscout: AsyncToolscout,
     assert (image.base64, image.media_type) == ("iVBORw0K", "image/png")
 
 
+async def test_an_image_that_cannot_be_decoded_is_named(toolscout: AsyncToolscout, weather: FakeMcpServer) -> None:
+    blocks = [{"type": "text", "text": "a map"}, {"type": "image", "data": "abcde", "mimeType": "image/png"}]
+    weather.on_call["get_forecast"] = lambda _: {"content": blocks}
+    run = await make_agent(Script([call("get_forecast", OSLO), say("Done.")]), toolscout).run(MESSAGE)
+    [result] = list_results(run.all_messages())
+    assert result.content == "a map\n[image image/png]"
+
+
 @pytest.mark.parametrize("arguments", [{"place": 7}, "{}"], ids=["wrong type", "missing"])
 async def test_the_model_corrects_invalid_arguments(
     toolscout: AsyncToolscout, weather: FakeMcpServer, arguments: Any
@@ -197,6 +205,38 @@ async def test_a_long_conversation_keeps_only_the_tools_that_were_called(
     assert script.tool_names[-1] == ["send_mail", "delete_station"]
 
 
+async def test_a_long_conversation_keeps_the_tools_that_were_called_with_a_prefix(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MAX_KEPT", 1)
+    script = Script([call("ts_send_mail"), say("Sent."), say("Yes?")])
+
+    def make_prefixed(**options: Any) -> Agent[Any, Any]:
+        toolset: ToolscoutToolset[Any] = ToolscoutToolset(toolscout, **options)
+        return Agent(script.model, toolsets=[toolset.prefixed("ts")])
+
+    first = await make_prefixed(fill=True, limit=2, similarity_threshold=0.0).run(MAIL_MESSAGE)
+    await make_prefixed(limit=1).run(DELETE_MESSAGE, message_history=first.all_messages())
+    assert script.tool_names[-1] == ["ts_send_mail", "ts_delete_station"]
+
+
+async def test_with_a_prefix_a_search_names_the_tools_as_the_model_gets_them(
+    toolscout: AsyncToolscout, weather: FakeMcpServer
+) -> None:
+    script = Script([call("ts_find_tools", {"query": MESSAGE}), say("Found.")])
+    toolset: ToolscoutToolset[Any] = ToolscoutToolset(toolscout, search=True, limit=1)
+    agent: Agent[Any, Any] = Agent(script.model, toolsets=[toolset.prefixed("ts")])
+
+    @agent.tool_plain
+    def get_forecast(place: str) -> str:
+        return f"{place}: sun"
+
+    run = await agent.run("hello")
+    [searched] = list_results(run.all_messages())
+    assert searched.content == "Available tools: ts_get_forecast"
+    assert sorted(script.tool_names[-1]) == ["get_forecast", "ts_find_tools", "ts_get_forecast"]
+
+
 async def test_a_function_of_the_agents_own_keeps_its_name(toolscout: AsyncToolscout, weather: FakeMcpServer) -> None:
     script = Script([call("get_forecast", OSLO), call("toolscout_get_forecast", OSLO), say("Both.")])
     agent = make_agent(script, toolscout)
@@ -233,7 +273,7 @@ async def test_a_search_that_finds_nothing_or_asks_nothing_is_explained(
     script = Script([call("find_tools", {"query": query}), say("I cannot.")])
     run = await make_agent(script, toolscout, search=True).run("hello")
     [searched] = list_results(run.all_messages())
-    assert ("`query` must be a text" if query is None else "No tool fits.") in str(searched.content)
+    assert ("`query` must be a text" if query is None else "No further tool fits.") in str(searched.content)
 
 
 @pytest.mark.usefixtures("confirmed_destructive")
@@ -301,9 +341,14 @@ async def test_tools_of_one_name_get_names_of_their_own(
     assert sorted(server for name, server in servers.items() if "forecast" in name) == ["sailing", "weather"]
 
 
+@pytest.mark.parametrize("prefix", [None, "ts"])
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "declared again"])
 async def test_a_later_tool_does_not_change_the_prompt_before_the_models_reasoning(
-    toolscout: AsyncToolscout, weather: FakeMcpServer, announced: bool, monkeypatch: pytest.MonkeyPatch
+    toolscout: AsyncToolscout,
+    weather: FakeMcpServer,
+    announced: bool,
+    prefix: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The fake of OpenAI's Responses API rejects reasoning behind a changed prompt, as the newest models do."""
     if not announced:
@@ -311,7 +356,8 @@ async def test_a_later_tool_does_not_change_the_prompt_before_the_models_reasoni
     fake = FakeModel()
     with running_fake_model(fake) as url:
         model = OpenAIResponsesModel("gpt-5.6", provider=OpenAIProvider(base_url=url, api_key="none"))
-        agent: Agent[Any, Any] = Agent(model, toolsets=[ToolscoutToolset(toolscout)])
+        toolset: ToolscoutToolset[Any] = ToolscoutToolset(toolscout, limit=1)
+        agent: Agent[Any, Any] = Agent(model, toolsets=[toolset if prefix is None else toolset.prefixed(prefix)])
         first = await agent.run(MESSAGE)
         assert first.output == "The tool says: Oslo: snow"
         second = agent.run(MAIL_MESSAGE, message_history=first.all_messages())

@@ -8,10 +8,9 @@ Tools are found when a run begins. Their keys are recorded in the metadata of th
 this history has them, too, under the same names.
 """
 
-import base64
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from toolscout_client.adapters._calls import (
@@ -19,6 +18,7 @@ from toolscout_client.adapters._calls import (
     CallOutcome,
     call_tool_async,
     callable_tools,
+    decode_media,
     describe_result,
     rename_taken,
 )
@@ -37,7 +37,7 @@ from toolscout_client.errors import ArgumentsInvalid, ConfirmationRequired, Tool
 from toolscout_client.models import DiscoveryOptions, Json
 
 try:
-    from pydantic_ai import AbstractToolset, FunctionToolset, RunContext, ToolsetTool
+    from pydantic_ai import AbstractToolset, FunctionToolset, PrefixedToolset, RunContext, ToolsetTool
     from pydantic_ai.exceptions import ApprovalRequired, ModelRetry, ToolFailed
     from pydantic_ai.messages import BinaryContent, ToolReturn
     from pydantic_ai.tools import AgentDepsT, ToolDefinition
@@ -71,7 +71,7 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
     `user_id` returns the user for a run, from its `deps`; without it the client decides. With `search` the model has a
     tool `find_tools`, to look for more tools while it works. `options` are those of `AsyncToolscout.discover`, such as
     `limit`, `server_ids` or `project_id`. `max_retries` is how often the model may correct the arguments of a call; by
-    default the agent's. Durable execution needs an `id`.
+    default the agent's.
 
     A destructive call that Toolscout wants confirmed is deferred for approval: the agent's `output_type` needs
     `DeferredToolRequests`.
@@ -96,12 +96,21 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
         self._id = id
         # without core tools: the application has its own tools, and runs them itself
         self._options: DiscoveryOptions = {"include_core_tools": False, **options, "format": "openai"}
+        self._prefix = ""
         self._run_id: str | None = None
         self._found: list[CallableTool] = []
 
     @property
     def id(self) -> str | None:
         return self._id
+
+    def prefixed(self, prefix: str) -> PrefixedToolset[AgentDepsT]:
+        """Return the toolset with a prefix before all names. It is told the prefix, since it records the names that
+        the model sees: another wrapper that changes names hides from it which tools the model has called.
+        """
+        named = copy(self)
+        named._prefix = f"{prefix}_{self._prefix}"
+        return PrefixedToolset(named, prefix)
 
     async def for_run(self, ctx: RunContext[AgentDepsT]) -> "ToolscoutToolset[AgentDepsT]":  # noqa: ARG002 of the base
         """Return a copy, which holds the tools of one run."""
@@ -110,7 +119,7 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
     async def get_tools(self, ctx: RunContext[AgentDepsT]) -> dict[str, ToolsetTool[AgentDepsT]]:
         if ctx.run_id is None or self._run_id != ctx.run_id:
             self._run_id, self._found = ctx.run_id, await self._find_for_run(ctx)
-        record_tools(ctx.messages, self._found)
+        record_tools(ctx.messages, [replace(tool, name=self._prefix + tool.name) for tool in self._found])
         tools = {tool.name: self._make_tool(ctx, tool) for tool in self._found}
         return {**tools, FIND_TOOLS: self._make_search_tool(ctx)} if self._search else tools
 
@@ -148,7 +157,8 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
         found = await self._find(ctx, list(convert_messages(ctx.messages)), kept)
         tools = rename_taken(found, self._list_own_names(ctx))
         if kept:
-            announce_tools(ctx.messages, [tool.name for tool in tools if tool.discovered.tool_key not in kept])
+            new = [tool.name for tool in tools if tool.discovered.tool_key not in kept]
+            announce_tools(ctx.messages, [self._prefix + name for name in new])
         return tools
 
     async def _find(self, ctx: RunContext[AgentDepsT], messages: list[Json], keep: list[str]) -> list[CallableTool]:
@@ -167,15 +177,18 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
         """Add tools to the run: the framework lists them again before the next request."""
         if not isinstance(query := arguments.get("query"), str):
             raise ModelRetry("`query` must be a text: the task in one sentence.")
-        found = await self._find(ctx, [make_message("user", query)], [])
+        # with the tools that the model has, so that a new one gets none of their names
+        held = [tool.discovered.tool_key for tool in self._found]
+        found = await self._find(ctx, [make_message("user", query)], held)
         tools = rename_taken(found, self._list_own_names(ctx))
-        held = {tool.discovered.tool_key for tool in self._found}
-        self._found = [*self._found, *(tool for tool in tools if tool.discovered.tool_key not in held)]
-        return describe_found([tool.name for tool in tools])
+        new = [tool for tool in tools if tool.discovered.tool_key not in held]
+        # what is gone stays until the run ends: without it, the tools would change before the model's reasoning
+        self._found = [*self._found, *new]
+        return describe_found([self._prefix + tool.name for tool in new])
 
     def _list_own_names(self, ctx: RunContext[AgentDepsT]) -> set[str]:
         """Return the names of the agent's functions: the framework refuses two tools of one name."""
-        names = {FIND_TOOLS} if self._search else set()
+        names: set[str] = set()
 
         def visit(toolset: AbstractToolset[Any]) -> None:
             if isinstance(toolset, FunctionToolset):
@@ -183,7 +196,8 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
 
         for toolset in () if ctx.agent is None else ctx.agent.toolsets:
             toolset.apply(visit)
-        return names
+        own = {name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)}
+        return own | {FIND_TOOLS} if self._search else own
 
     def _make_tool(self, ctx: RunContext[AgentDepsT], tool: CallableTool) -> ToolsetTool[AgentDepsT]:
         discovered = tool.discovered
@@ -212,12 +226,10 @@ class ToolscoutToolset(AbstractToolset[AgentDepsT]):
 
 
 def _to_content(outcome: CallOutcome) -> str | Sequence[str | BinaryContent]:
-    blocks = outcome.result.get("content") or []
-    if not any(block.get("type") in ("image", "audio") for block in blocks):
-        return outcome.text
-    return [
-        BinaryContent(base64.b64decode(block["data"]), media_type=block["mimeType"])
-        if block.get("type") in ("image", "audio")
+    content = [
+        BinaryContent(media, media_type=block["mimeType"])
+        if (media := decode_media(block))
         else describe_result({"content": [block]})
-        for block in blocks
+        for block in outcome.blocks
     ]
+    return outcome.text if all(isinstance(item, str) for item in content) else content
