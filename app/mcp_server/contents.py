@@ -21,7 +21,11 @@ logger = logging.getLogger("toolscout.mcp")
 MAX_TOKENS = 80
 _BYTES_PER_TOKEN = 4
 _MAX_WORDS = 4
-_PLAIN_NAME = re.compile(r"\w[\w .@/&+-]{0,39}")
+_MAX_PARTS = 5
+"""Words separated by anything, as in `acme/docs-search-server`: a sentence need not have spaces."""
+_MAX_SKIPPED = 5
+_SEPARATORS = re.compile(r"[\W_]+")
+_PLAIN_NAME = re.compile(r"\w(?:[\w @/&+-]|\.(?! )){0,39}")
 _MANY_SERVERS = 15
 _MANY_TOOLS = 150
 _CACHE_KEY = ("contents",)
@@ -55,7 +59,7 @@ def describe_contents(
     servers: Sequence[ServerSummary], count_tokens: Callable[[str], int], categories: Sequence[CategorySummary] = ()
 ) -> str:
     """Name the servers, or the categories of a large catalogue, in alphabetical order; if they are too many, those with
-    the most tools.
+    the most tools. Their numbers are rounded to powers of two, so that a few tools more hardly ever change the text.
 
     Names come from users and from third parties. One that does not look like a name, or that contains instructions, is
     counted but not shown.
@@ -73,14 +77,16 @@ def _name_largest(
     format_names: Callable[[Sequence[str], int], str],
     count_tokens: Callable[[str], int],
 ) -> str:
-    candidates = sorted(sizes, key=lambda name: (-sizes[name], name))
-    text = ""
-    for count in range(1, len(candidates) + 1):
-        names = sorted(candidates[:count], key=lambda name: (name.casefold(), name))
-        longer = format_names(names, total - count)
-        if max(count_tokens(longer), len(longer.encode()) / _BYTES_PER_TOKEN) > MAX_TOKENS:
+    """Leave out names that are too long for the room that there is, and give up after a few of them."""
+    chosen: list[str] = []
+    text, skipped = "", 0
+    for name in sorted(sizes, key=lambda name: (-sizes[name].bit_length(), name)):
+        names = sorted([*chosen, name], key=lambda name: (name.casefold(), name))
+        longer = format_names(names, total - len(names))
+        if max(count_tokens(longer), len(longer.encode()) / _BYTES_PER_TOKEN) <= MAX_TOKENS:
+            chosen, text = names, longer
+        elif (skipped := skipped + 1) > _MAX_SKIPPED:
             break
-        text = longer
     return text
 
 
@@ -96,5 +102,13 @@ def _format_servers(names: Sequence[str], others: int) -> str:
 
 
 def _is_plain_name(name: str) -> bool:
-    is_short = _PLAIN_NAME.fullmatch(name) is not None and len(name.split()) <= _MAX_WORDS
-    return is_short and not find_instructions({"name": name})
+    is_short = len(name.split()) <= _MAX_WORDS and len(_split_words(name)) <= _MAX_PARTS
+    return is_short and _PLAIN_NAME.fullmatch(name) is not None and not _gives_instructions(name)
+
+
+def _gives_instructions(name: str) -> bool:
+    return bool(find_instructions({"name": name, "words": " ".join(_split_words(name))}))
+
+
+def _split_words(name: str) -> list[str]:
+    return _SEPARATORS.sub(" ", name).split()
