@@ -1,9 +1,10 @@
 """Toolscout as the tool search of Claude: the model searches for tools when it needs some.
 
-The model starts with one tool, `find_tools`. The definitions of the tools that Toolscout finds are appended to the
-conversation, in a system message with `tool_addition` blocks. `tools` never changes: newer models reject a conversation
-whose `tools` have changed since they thought about it, and for every model the prompt cache begins with `tools`. Then
-the model calls a found tool by its name, and Toolscout runs it.
+The model starts with one tool, `find_tools`; its user may have any number of them. The definitions of the tools that
+Toolscout finds are appended to the conversation, in a system message with `tool_addition` blocks. `tools` never
+changes: newer models reject a conversation whose `tools` have changed since they thought about it, and for every model
+the prompt cache begins with `tools`. Then the model calls a found tool by its name, and Toolscout runs it. For a model
+that knows no changes in the conversation, see anthropic_deferred_tools.py.
 
     make run                                         # in another terminal; prints a demo user's key on its first start
     .venv/bin/pip install ./clients/python anthropic # once: toolscout_client, and the SDK of Anthropic
@@ -25,7 +26,7 @@ from anthropic import Anthropic
 from anthropic.types.beta import BetaToolParam, BetaToolUseBlock
 
 from examples.fake_model import running_fake_model
-from examples.toolscout_calls import CHECK, open_toolscout, run_tool
+from examples.toolscout_calls import CHECK, find_tools, open_toolscout, run_tool
 from toolscout_client import Discovery, Toolscout, ToolscoutError
 
 Json = dict[str, Any]
@@ -44,14 +45,9 @@ MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5-5")
 MAX_TURNS = 10
 
 
-def find_tools(toolscout: Toolscout, query: str, last: Discovery | None) -> tuple[str, Discovery]:
-    """Return the text for the model, and what was found together with the tools that it has."""
-    # without core tools: a backend has its own tools in `tools` from the start, and runs them itself
-    found = toolscout.discover(query, limit=5, keep=last or [], include_core_tools=False, format="anthropic")
+def describe_tools(found: Discovery) -> str:
     names = ", ".join(tool.alias for tool in found.tools)
-    tokens = f"({found.tokens.selected} tokens instead of {found.tokens.all})"
-    print(f"searched   {json.dumps(query)}: {names or 'nothing'} {tokens}")
-    return f"Your tools: {names}" if names else "No tool fits. Rephrase the query, or answer without a tool.", found
+    return f"Your tools: {names}" if names else "No tool fits. Rephrase the query, or answer without a tool."
 
 
 def answer_calls(
@@ -62,9 +58,13 @@ def answer_calls(
     for call in calls:
         result: Json = {"type": "tool_result", "tool_use_id": call.id}
         if call.name == FIND_TOOLS["name"]:
-            text, last = find_tools(toolscout, str(call.input["query"]), last)
-            results.append(result | {"content": text})
-            changes += [] if last.changes is None else [last.changes.message]
+            found = find_tools(toolscout, call.input, keep=last or [], format="anthropic")
+            if isinstance(found, str):
+                results.append(result | {"content": found, "is_error": True})
+                continue
+            last = found
+            results.append(result | {"content": describe_tools(found)})
+            changes += [] if found.changes is None else [found.changes.message]
         else:
             print(f"called     {call.name} {json.dumps(call.input)}")
             text, failed = run_tool(toolscout, call.to_dict())

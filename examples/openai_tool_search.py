@@ -13,7 +13,6 @@ The demo's server `toolbox` runs its tools; all its other servers are invented: 
 gets an error when it calls one. TOOLSCOUT_URL is the address of Toolscout.
 """
 
-import json
 import os
 import sys
 from contextlib import nullcontext
@@ -23,8 +22,8 @@ from openai import OpenAI
 from openai.types.responses import ResponseFunctionToolCall, ResponseToolSearchCall, ToolSearchToolParam
 
 from examples.fake_model import running_fake_model
-from examples.toolscout_calls import CHECK, open_toolscout, run_tool
-from toolscout_client import Toolscout, ToolscoutError
+from examples.toolscout_calls import CHECK, find_tools, open_toolscout, run_tool
+from toolscout_client import Discovery, Toolscout, ToolscoutError
 
 Json = dict[str, Any]
 
@@ -43,34 +42,41 @@ MODEL = os.environ.get("OPENAI_MODEL", "gpt-5.6-sol")
 MAX_TURNS = 10
 
 
-def find_tools(toolscout: Toolscout, query: str) -> list[Json]:
-    # without core tools: a backend has its own tools in `tools` from the start, and runs them itself
-    found = toolscout.discover(query, limit=5, include_core_tools=False, format="openai_responses")
-    names = ", ".join(tool["name"] for tool in found.definitions) or "nothing"
-    print(f"searched   {json.dumps(query)}: {names} ({found.tokens.selected} tokens instead of {found.tokens.all})")
-    return [{**tool, "defer_loading": True} for tool in found.definitions]
+class Conversation:
+    """Answers the calls of the model, which has the tools of its earlier searches."""
 
+    def __init__(self, toolscout: Toolscout) -> None:
+        self._toolscout = toolscout
+        self._found: Discovery | None = None
 
-def answer_call(toolscout: Toolscout, call: ResponseToolSearchCall | ResponseFunctionToolCall) -> Json:
-    if isinstance(call, ResponseFunctionToolCall):
+    def answer_call(self, call: ResponseToolSearchCall | ResponseFunctionToolCall) -> Json:
+        if isinstance(call, ResponseToolSearchCall):
+            searched = {"type": "tool_search_output", "execution": "client", "status": "completed"}
+            return {**searched, "call_id": call.call_id, "tools": self._search(call.arguments)}
         print(f"called     {call.name} {call.arguments}")
-        text, failed = run_tool(toolscout, call.to_dict())
+        text, failed = run_tool(self._toolscout, call.to_dict())
         output = f"The tool failed: {text}" if failed else text  # the API has no field for it
         return {"type": "function_call_output", "call_id": call.call_id, "output": output}
-    arguments: Any = call.arguments  # they match the schema in TOOL_SEARCH
-    tools = find_tools(toolscout, arguments["query"])
-    searched = {"type": "tool_search_output", "execution": "client", "status": "completed", "tools": tools}
-    return {**searched, "call_id": call.call_id}
+
+    def _search(self, arguments: Any) -> list[Json]:
+        """Return the definitions that the model does not have yet."""
+        found = find_tools(self._toolscout, arguments, keep=self._found or [], format="openai_responses")
+        if isinstance(found, str):
+            return []  # the output of a search has no field for a text
+        self._found = found
+        new, pairs = found.added or [], zip(found.tools, found.definitions, strict=True)
+        return [{**definition, "defer_loading": True} for tool, definition in pairs if tool.tool_key in new]
 
 
 def converse(model: OpenAI, toolscout: Toolscout, message: str) -> str:
     items: list[Any] = [{"role": "user", "content": message}]
+    conversation = Conversation(toolscout)
     for _ in range(MAX_TURNS):
         reply = model.responses.create(model=MODEL, input=items, tools=[TOOL_SEARCH])
         calls = [item for item in reply.output if isinstance(item, ResponseToolSearchCall | ResponseFunctionToolCall)]
         if not calls:
             return reply.output_text
-        items += [*reply.output, *(answer_call(toolscout, call) for call in calls)]  # with its reasoning, as it came
+        items += [*reply.output, *map(conversation.answer_call, calls)]  # with its reasoning, as it came
     raise RuntimeError(f"no answer after {MAX_TURNS} turns")
 
 

@@ -1,11 +1,13 @@
 """What the examples share: a client of Toolscout, and tool calls whose errors the model can read."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from toolscout_client import Conflict, Discovery, InvalidInput, NotFound, ToolFailed, Toolscout
+from toolscout_client.models import DiscoveryOptions
 
 CHECK = "Check that Toolscout runs at TOOLSCOUT_URL and that TOOLSCOUT_KEY is one of its keys."
 
@@ -26,6 +28,23 @@ def print_found(found: Discovery) -> None:
     added = ", ".join(tool.alias for tool in found.tools if tool.tool_key in (found.added or [])) or "nothing new"
     lost = f", {len(found.removed)} lost" if found.removed else ""
     print(f"found      {added} (now {len(found.tools)} tools, {found.tokens.selected} tokens{lost})")
+
+
+def find_tools(toolscout: Toolscout, arguments: Any, **options: Unpack[DiscoveryOptions]) -> Discovery | str:
+    """Return what the model's search finds, or for the model what is wrong with the arguments of its search."""
+    query = arguments.get("query") if isinstance(arguments, Mapping) else None
+    try:
+        # without core tools: a backend has its own tools in `tools` from the start, and runs them itself
+        wanted: DiscoveryOptions = {"limit": 5, "include_core_tools": False, **options}
+        found = toolscout.discover(query, **wanted)
+    except InvalidInput as error:
+        if error.status != 422:  # not about the arguments
+            raise
+        print(f"searched   {json.dumps(arguments)}: {error.code}")
+        return f"Nothing was searched. `query` must be the task in one sentence. {error}"
+    names = ", ".join(tool.alias for tool in found.tools) or "nothing"
+    print(f"searched   {json.dumps(query)}: {names} ({found.tokens.selected} tokens instead of {found.tokens.all})")
+    return found
 
 
 def run_tool(toolscout: Toolscout, call: Mapping[str, Any], **options: Any) -> tuple[str, bool]:

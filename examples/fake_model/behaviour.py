@@ -12,7 +12,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-SEARCH_NAMES = ("find_tools", "tool_search")
+SEARCH_NAMES = ("find_tools", "tool_search", "retrieve_tools")
 """How the tool that finds tools is called in the examples."""
 
 

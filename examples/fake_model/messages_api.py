@@ -1,9 +1,9 @@
 """Anthropic's `POST /v1/messages`, of a model with preserved thinking (Claude Opus 5.5, Fable 5.1 and later).
 
 The rules are those of Anthropic's documentation ("Mid-conversation system messages and tool changes", "Prefix checks on
-thinking blocks") and of the types of its SDK. The documentation does not say whether a *deferred* tool that is added to
-`tools` changes the prefix: here it does, as every other change of `tools`. Nor does it give the words of the error for
-a missing beta header.
+thinking blocks") and of the types of its SDK. The documentation says that a *deferred* tool which is added to `tools`
+leaves the cache as it is, but not whether thinking is bound to it: here it is, as to every other tool, so that what
+passes the fake is right in both cases. Nor does it give the words of the error for a missing beta header.
 """
 
 import uuid

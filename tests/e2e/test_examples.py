@@ -11,9 +11,18 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic.types import ToolParam, ToolResultBlockParam
+from pydantic import TypeAdapter
 
 from app.container import Container
-from examples import anthropic_chat, anthropic_tool_search, chat_backend, openai_tool_search
+from examples import (
+    anthropic_chat,
+    anthropic_deferred_tools,
+    anthropic_tool_search,
+    chat_backend,
+    openai_tool_search,
+)
+from examples.fake_model import FakeModel, Turn, View, running_fake_model
 from examples.toolscout_calls import run_tool
 from tests.support.clients import TestUser
 from tests.support.factories import tool
@@ -31,8 +40,10 @@ TOOLS = [
     tool("send_mail", "Sends a mail to somebody."),
 ]
 
-with_both_examples = pytest.mark.parametrize(
-    "example", [anthropic_tool_search.main, openai_tool_search.main], ids=["anthropic", "openai"]
+SEARCHES = [anthropic_tool_search, anthropic_deferred_tools, openai_tool_search]
+
+with_all_searches = pytest.mark.parametrize(
+    "example", [module.main for module in SEARCHES], ids=["anthropic", "anthropic deferred", "openai"]
 )
 
 
@@ -51,7 +62,7 @@ async def run_example(example: Example, capsys: pytest.CaptureFixture[str]) -> d
     return {line[:11].strip(): line[11:] for line in capsys.readouterr().out.splitlines()}
 
 
-@with_both_examples
+@with_all_searches
 @pytest.mark.usefixtures("environment")
 async def test_the_model_finds_a_tool_calls_it_and_answers_with_the_result(
     example: Example, user: TestUser, mcp: FakeMcpServer, capsys: pytest.CaptureFixture[str]
@@ -72,7 +83,7 @@ async def test_the_model_finds_a_tool_calls_it_and_answers_with_the_result(
     assert mcp.calls == [("get_forecast", {"place": "Oslo"})]
 
 
-@with_both_examples
+@with_all_searches
 @pytest.mark.usefixtures("environment")
 async def test_the_model_gets_the_error_of_a_tool_that_cannot_run(
     example: Example, user: TestUser, capsys: pytest.CaptureFixture[str]
@@ -84,7 +95,7 @@ async def test_the_model_gets_the_error_of_a_tool_that_cannot_run(
     assert "SERVER_CONNECTION_ERROR" in printed["model"]
 
 
-@with_both_examples
+@with_all_searches
 @pytest.mark.usefixtures("environment")
 async def test_a_search_without_results_ends_without_a_call(
     example: Example, capsys: pytest.CaptureFixture[str]
@@ -95,7 +106,10 @@ async def test_a_search_without_results_ends_without_a_call(
     assert printed["model"] == "I have no tool for that."
 
 
-@pytest.mark.parametrize("example", ["anthropic_chat", "anthropic_tool_search", "chat_backend", "openai_tool_search"])
+@pytest.mark.parametrize(
+    "example",
+    ["anthropic_chat", "anthropic_deferred_tools", "anthropic_tool_search", "chat_backend", "openai_tool_search"],
+)
 @pytest.mark.parametrize("kind", ["bad", "service"])
 async def test_a_key_that_is_refused_is_explained(
     address: str, admin: httpx.AsyncClient, example: str, kind: str
@@ -114,6 +128,110 @@ async def test_a_key_that_is_refused_is_explained(
     explanation, advice = done.stderr.splitlines()
     assert explanation == f"{problem['code']}: {problem['detail']}"
     assert "TOOLSCOUT_KEY" in advice
+
+
+class RecordingModel(FakeModel):
+    """Takes the turns of a script, and keeps the last request."""
+
+    search: tuple[str, Json] | None = None
+
+    def __init__(self, *turns: Turn) -> None:
+        script = list(turns)
+
+        def take_turn(view: View) -> Turn:
+            view.search = view.search or self.search
+            self.search = view.search
+            return script.pop(0)
+
+        super().__init__(take_turn)
+        self.tools: list[Any] = []
+        self.last_request: Json = {}
+
+    def answer(self, path: str, request: Json, betas: frozenset[str]) -> Json:
+        self.last_request = request
+        self.tools.append(request["tools"])
+        return super().answer(path, request, betas)
+
+
+async def run_with_turns(
+    module: Any, user: TestUser, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch, *turns: Turn
+) -> RecordingModel:
+    mcp.tools = TOOLS
+    mcp.on_call["get_forecast"] = lambda _: {"content": [{"type": "text", "text": "snow"}]}
+    await user.connect(mcp, "weather")
+    model = RecordingModel(*turns)
+    monkeypatch.setattr(module, "running_fake_model", lambda: running_fake_model(model))
+    await asyncio.to_thread(module.main, MESSAGE)
+    return model
+
+
+@pytest.mark.parametrize("arguments", [{}, {"query": ""}, {"query": 7}], ids=str)
+@pytest.mark.parametrize("module", SEARCHES, ids=lambda module: module.__name__)
+@pytest.mark.usefixtures("environment")
+async def test_a_search_without_a_query_is_an_error_for_the_model(
+    module: Any,
+    arguments: Json,
+    user: TestUser,
+    mcp: FakeMcpServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await run_with_turns(module, user, mcp, monkeypatch, Turn(search=arguments), Turn(text="sorry"))
+    assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("user")] == [
+        f"searched   {json.dumps(arguments)}: invalid_input",
+        "model      sorry",
+    ]
+
+
+@pytest.mark.parametrize("module", SEARCHES, ids=lambda module: module.__name__)
+@pytest.mark.usefixtures("environment")
+async def test_several_searches_give_each_definition_once_and_leave_the_prefix_as_it_was(
+    module: Any, user: TestUser, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = [MESSAGE, "send a mail to somebody", MESSAGE]
+    turns = [Turn(search={"query": query}) for query in queries]
+    call = Turn(tool="get_forecast", arguments={"place": "Oslo"})
+    model = await run_with_turns(module, user, mcp, monkeypatch, *turns, call, Turn(text="done"))
+    assert (model.rejections, model.dropped, model.redundant) == ([], [], [])
+    assert all(tools == model.tools[0] for tools in model.tools)
+    given = re.findall(r'"(?:tool_)?name": "(\w+)"', json.dumps(_list_given(model.last_request)))
+    assert sorted(given) == ["get_forecast", "send_mail"]
+    assert mcp.calls == [("get_forecast", {"place": "Oslo"})]
+
+
+def _list_given(request: Json) -> list[Json]:
+    """Return the definitions, or the references to them, that a conversation contains."""
+    if "input" in request:
+        return [tool for item in request["input"] for tool in item.get("tools", [])]
+    contents = [message["content"] for message in request["messages"] if isinstance(message["content"], list)]
+    blocks = [block for content in contents for block in content]
+    blocks += [item for block in blocks if isinstance(block.get("content"), list) for item in block["content"]]
+    additions = [block["tool"]["definition"] for block in blocks if block["type"] == "tool_addition"]
+    return [*additions, *(block for block in blocks if block["type"] == "tool_reference")]
+
+
+@pytest.mark.usefixtures("environment")
+async def test_deferred_tools_are_declared_ahead_and_have_the_shape_of_the_sdk(
+    user: TestUser, mcp: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, call = Turn(search={"query": MESSAGE}), Turn(tool="get_forecast", arguments={"place": "Oslo"})
+    model = await run_with_turns(anthropic_deferred_tools, user, mcp, monkeypatch, search, call, Turn(text="done"))
+    [find_tools, *deferred] = model.tools[0]
+    assert "defer_loading" not in find_tools
+    assert [(each["name"], each["defer_loading"]) for each in deferred] == [("get_forecast", True), ("send_mail", True)]
+    for each in model.tools[0]:
+        TypeAdapter(ToolParam).validate_python(each)
+    [result] = model.last_request["messages"][2]["content"]
+    TypeAdapter(ToolResultBlockParam).validate_python(result)
+    assert result["content"][0] == {"type": "tool_reference", "tool_name": "get_forecast"}
+
+
+@pytest.mark.usefixtures("environment")
+async def test_too_many_tools_are_not_declared_ahead(user: TestUser, monkeypatch: pytest.MonkeyPatch) -> None:
+    await user.add_tools(*TOOLS)
+    monkeypatch.setattr(anthropic_deferred_tools, "MAX_TOOLS", 1)
+    with pytest.raises(SystemExit, match="2 tools are too many to declare"):
+        await asyncio.to_thread(anthropic_deferred_tools.main, MESSAGE)
 
 
 async def chat(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from examples import openai_agents
+from examples import langgraph_tool_search, openai_agents
 from tests.support.clients import TestUser
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.paths import ROOT
@@ -48,6 +48,29 @@ async def test_the_model_calls_the_tools_that_are_found_for_each_message(name: s
     ]
     [first, *_] = [text for label, text in lines if label in ("found", "offered")]
     assert first.startswith("get_forecast")
+    assert mcp.calls == [("get_forecast", {"place": "Oslo"}), ("send_mail", {})]
+
+
+async def test_the_model_of_a_graph_searches_for_its_tools(
+    mcp: FakeMcpServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # in this process: importing LangGraph warns
+    await asyncio.to_thread(langgraph_tool_search.main, MESSAGE, "send a mail to somebody")
+    lines = capsys.readouterr().out.splitlines()
+    searches = [line for line in lines if line.startswith("result     Available tools: ")]
+    assert len(searches) == 2
+    assert [line for line in lines if line not in searches] == [
+        f"user       {MESSAGE}",
+        f'called     retrieve_tools {{"query": "{MESSAGE}"}}',
+        'called     get_forecast {"place": "Oslo"}',
+        "result     Oslo: snow",
+        "model      The tool says: Oslo: snow",
+        "user       send a mail to somebody",
+        'called     retrieve_tools {"query": "send a mail to somebody"}',
+        "called     send_mail {}",
+        "result     The tool failed: no such address (an error)",
+        "model      The tool says: The tool failed: no such address",
+    ]
     assert mcp.calls == [("get_forecast", {"place": "Oslo"}), ("send_mail", {})]
 
 

@@ -1,6 +1,7 @@
 """The fake model of the examples rejects what the real APIs reject, and counts what their caches would serve."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -364,6 +365,17 @@ def make_chat_request(*turns: Json, tools: list[Json] | None = None) -> Json:
 def test_the_model_answers_with_the_result_of_its_call() -> None:
     answer = send(FakeModel(), "chat/completions", make_chat_request(USER_ITEM, TOOL_CALL_MESSAGE, TOOL_RESULT))
     assert answer["choices"][0]["message"]["content"] == "The tool says: snow"
+
+
+def test_a_chat_searches_once_for_each_message_with_a_function_for_it() -> None:
+    search = {"type": "function", "function": {"name": "retrieve_tools", "parameters": FIND_TOOLS["input_schema"]}}
+    answer = send(FakeModel(), "chat/completions", make_chat_request(USER_ITEM, tools=[search]))
+    message = answer["choices"][0]["message"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"query": MESSAGE}
+    found = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Available tools: get_forecast"}
+    request = make_chat_request(USER_ITEM, message, found, tools=[search, FUNCTION])
+    call = send(FakeModel(), "chat/completions", request)["choices"][0]["message"]["tool_calls"][0]
+    assert call["function"]["name"] == "get_forecast"
 
 
 @pytest.mark.parametrize(
