@@ -173,13 +173,14 @@ def _render_tool(definition: ToolDefinitionView, detail: Detail, found: Selected
 
 
 def _make_names(definition: ToolDefinitionView, detail: Detail) -> Json:
-    """Return the keys and the names; in a compact result the short key alone, if there is one: it says the others."""
-    short_key = make_short_key(definition)
-    if short_key is not None and detail == "compact":
-        return {"toolKey": short_key}
-    short = {} if short_key is None or detail == "brief" else {"shortKey": short_key}
+    """Return the keys and the names; in a compact result the short key instead of the id, if there is one."""
+    short_key = None if detail == "brief" else make_short_key(definition)
     names = {"toolName": definition.name, "serverName": definition.server_name}
-    return {"toolKey": definition.tool_id} | short | names
+    if short_key is None:
+        return {"toolKey": definition.tool_id} | names
+    if detail == "compact":
+        return {"toolKey": short_key} | names
+    return {"toolKey": definition.tool_id, "shortKey": short_key} | names
 
 
 def _describe_problem(definition: ToolDefinitionView) -> str | None:

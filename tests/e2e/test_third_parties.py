@@ -224,8 +224,8 @@ def key(service: Service) -> str:
 def test_the_inspector_lists_discovers_and_executes(service: Service, key: str) -> None:
     listed = run_inspector(service, key, "--method", "tools/list")
     assert [tool["name"] for tool in listed["tools"]] == ["tool_discovery", "tool_execute"]
-    options = call_options("tool_discovery", query=["add two numbers"], detail="full")
-    best = run_inspector(service, key, *options)["structuredContent"]["results"][0]
+    found = run_inspector(service, key, *call_options("tool_discovery", query=["add two numbers"]))["structuredContent"]
+    best = found["results"][0]
     assert (best["serverName"], best["toolName"]) == ("everything", "get-sum")
     executed = run_inspector(
         service, key, *call_options("tool_execute", toolKey=best["toolKey"], arguments={"a": 2, "b": 3})
@@ -318,7 +318,7 @@ async def run_over_mcp(client: Client, message: str, name: str, arguments: Json)
 
 async def find_key_over_mcp(client: Client, message: str, name: str) -> str:
     """Return the key of the tool, which must be among the first three results."""
-    found = await client.call_tool("tool_discovery", {"query": [message], "detail": "full"})
+    found = await client.call_tool("tool_discovery", {"query": [message]})
     assert found.structured_content is not None
     by_name = {tool["toolName"]: tool["toolKey"] for tool in found.structured_content["results"][:3]}
     assert name in by_name
