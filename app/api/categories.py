@@ -10,7 +10,7 @@ from app.catalog.projects import get_project
 from app.catalog.visibility import Scope
 from app.dependencies import CatalogWriteCaller, ContainerDep, Session, Tenant, ToolsReadCaller
 from app.management import categories as manage_categories
-from app.schemas.base import Identifier, Items
+from app.schemas.base import Identifier, Items, given_fields
 from app.schemas.categories import CategoryChanges, CategoryOut
 
 router = APIRouter(tags=["categories"], route_class=StrictRoute)
@@ -54,6 +54,9 @@ async def rename_category(
 ) -> CategoryOut:
     """Give a category a name of your own. It keeps it as long as it exists, whatever tools come and go."""
     scope = Scope(tenant.id, container.model.id, project_id=caller.resolve_project(None))
+    if not given_fields(body):
+        async with container.database.transaction(tenant.id) as session:
+            return CategoryOut.model_validate(await categories.get_category(session, scope, category_id))
     renamed = await manage_categories.rename_category(
         container.database, scope, category_id, body.name, actor=caller.actor
     )

@@ -1,29 +1,36 @@
 """The categories of a user's tools: list them with what is visible of each, find them by name, rename them.
 
 `indexing/categories` makes them. They filter, and never decide what is visible. The filters of a request are applied in
-Postgres, so that no search in memory depends on them; a changed name gives the catalogue a new version.
+Postgres, so that no search in memory depends on them.
+
+Words and automatic names come from all of the user's tools. A project is shown only those that one of its own tools
+has: the others would tell its keys about tools that they must not see. A name that a person gave is shown to all.
 """
 
+import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pgvector import SparseVector
 from sqlalchemy import select, update
 
-from app.catalog.visibility import VISIBLE, Scope, bump_catalog
+from app.catalog.visibility import VISIBLE, Scope
 from app.db.engine import Reader, Session
-from app.db.tables import tool_categories
+from app.db.tables import TERM_SPACE, tool_categories, tool_clusterings
 from app.errors import Conflict, InvalidInput, NotFound
 from app.text.suggestions import suggest_name
 
 _MAX_SERVERS = 10
+WORDS_IN_NAME = 2
+_NUMBER = re.compile(r" \d+$")
 
 _MEMBERS = """
     tool_category_members m JOIN mcp_tool_embeddings v ON v.user_id = m.user_id AND v.tool_id = m.tool_id
 """
 _LIST = f"""
-    SELECT c.id, coalesce(c.own_name, c.name), c.own_name, c.words, visible.servers, visible.tools
+    SELECT c.id, coalesce(c.own_name, c.name), c.own_name, c.words, visible.servers, visible.tools, c.terms
     FROM (SELECT m.category_id, count(*) AS tools,
                  (array_agg(DISTINCT v.server_name ORDER BY v.server_name))[1:{_MAX_SERVERS}] AS servers
           FROM {_MEMBERS} WHERE m.user_id = %(user_id)s AND {VISIBLE} GROUP BY m.category_id) visible
@@ -36,6 +43,15 @@ _NAMES = f"""
         SELECT FROM {_MEMBERS} WHERE m.user_id = %(user_id)s AND m.category_id = c.id AND {VISIBLE})
     ORDER BY 2
 """
+_FIND_TERMS = f"""
+    SELECT asked.position::int FROM unnest(%(asked_ids)s::text[], %(terms)s::sparsevec[])
+        WITH ORDINALITY AS asked (category_id, term, position)
+    WHERE EXISTS (
+        SELECT FROM {_MEMBERS}
+        WHERE m.user_id = %(user_id)s AND m.category_id = asked.category_id
+          AND (v.lexical <#> asked.term) < 0 AND {VISIBLE})
+"""
+_REVISION = "SELECT revision FROM tool_clusterings WHERE user_id = %(user_id)s"
 _HAS_TOOL = """
     SELECT EXISTS (
         SELECT FROM tool_category_members
@@ -59,7 +75,52 @@ class CategorySummary:
 
 async def list_categories(reader: Reader, scope: Scope) -> list[CategorySummary]:
     """Return the categories that have a visible tool, those with the most tools first."""
-    return [CategorySummary(*row) for row in await reader.rows(_LIST, scope.without_filters().parameters())]
+    scope = scope.without_filters()
+    rows = await reader.rows(_LIST, scope.parameters())
+    categories = [CategorySummary(*columns) for *columns, _ in rows]
+    if scope.project_id is None:
+        return categories
+    return await _hide_words_of_others(reader, scope, categories, [terms for *_, terms in rows])
+
+
+async def _hide_words_of_others(
+    reader: Reader, scope: Scope, categories: Sequence[CategorySummary], terms: Sequence[Mapping[str, Sequence[int]]]
+) -> list[CategorySummary]:
+    """Leave out words that no visible tool of the category has. `terms` are the search terms of each one's words."""
+    asked = [
+        (each.id, term_id)
+        for each, known in zip(categories, terms, strict=True)
+        for term_id in sorted({term_id for ids in known.values() for term_id in ids})
+    ]
+    parameters = {
+        "asked_ids": [category_id for category_id, _ in asked],
+        "terms": [SparseVector({term_id: 1.0}, TERM_SPACE) for _, term_id in asked],
+    }
+    rows = await reader.rows(_FIND_TERMS, scope.parameters() | parameters) if asked else []
+    found = {asked[position - 1] for (position,) in rows}
+    return [
+        _show_words(each, {word for word, ids in known.items() if all((each.id, term_id) in found for term_id in ids)})
+        for each, known in zip(categories, terms, strict=True)
+    ]
+
+
+def _show_words(category: CategorySummary, visible: Collection[str]) -> CategorySummary:
+    """Return the category with visible words only. Without any, it has the name of a server of its visible tools."""
+    words = [word for word in category.words if word in visible]
+    name = category.name
+    if category.own_name is None and not all(part in visible for part in split_name(name)):
+        name = ", ".join(words[:WORDS_IN_NAME]) or category.servers[0]
+    return replace(category, name=name, words=words)
+
+
+def split_name(name: str) -> list[str]:
+    """Return the words and phrases of an automatic name, without the number that makes it unique."""
+    return [part for part in _NUMBER.sub("", name).split(", ") if part]
+
+
+async def read_revision(reader: Reader, user_id: str) -> int:
+    """Return a number that changes with every change of the user's categories and their names; 0 without any."""
+    return next((int(revision) for (revision,) in await reader.rows(_REVISION, {"user_id": user_id})), 0)
 
 
 async def get_category(reader: Reader, scope: Scope, category_id: str) -> CategorySummary:
@@ -79,14 +140,27 @@ async def resolve_categories(reader: Reader, scope: Scope, given: Sequence[str])
     found = [each for each in given if _is_id(each)]
     if len(found) == len(given):
         return found
-    rows = await reader.rows(_NAMES, scope.without_filters().parameters())
-    known = {name.casefold(): category_id for category_id, name in rows}
+    names = await read_names(reader, scope)
     for name in given:
         if not _is_id(name):
-            if name.casefold() not in known:
-                raise InvalidInput(_describe_unknown(name, [each for _, each in rows]))
-            found.append(known[name.casefold()])
+            ids = find_by_name(names, name)
+            if not ids:
+                raise InvalidInput(_describe_unknown(name, list(dict.fromkeys(names.values()))))
+            found += ids
     return list(dict.fromkeys(found))
+
+
+async def read_names(reader: Reader, scope: Scope) -> dict[str, str]:
+    """Return the names of the categories that have a visible tool, by id, in alphabetical order."""
+    if scope.project_id is None:
+        return dict(await reader.rows(_NAMES, scope.without_filters().parameters()))
+    categories = await list_categories(reader, scope)
+    return {each.id: each.name for each in sorted(categories, key=lambda each: each.name)}
+
+
+def find_by_name(names: Mapping[str, str], given: str) -> list[str]:
+    """Return the ids of the categories of this name, in any case. In a project, several may have the same one."""
+    return [category_id for category_id, name in names.items() if name.casefold() == given.casefold()]
 
 
 async def is_in_categories(reader: Reader, scope: Scope, tool_id: str) -> bool:
@@ -102,7 +176,10 @@ async def rename_category(session: Session, user_id: str, category_id: str, name
 
     Raise `Conflict` if another category of the user has the name.
     """
-    c = tool_categories.c
+    # first, as those who make categories lock it first: a run that does not know the name yet is discarded
+    clusterings, c = tool_clusterings.c, tool_categories.c
+    revised = update(tool_clusterings).where(clusterings.user_id == user_id)
+    await session.execute(revised.values(revision=clusterings.revision + 1))
     owned = c.user_id == user_id
     stored = (await session.execute(select(c.id, c.name, c.own_name).where(owned).with_for_update())).all()
     renamed = next((row for row in stored if row.id == category_id), None)
@@ -112,7 +189,6 @@ async def rename_category(session: Session, user_id: str, category_id: str, name
     if any(new_name == (row.own_name or row.name).casefold() for row in stored if row.id != category_id):
         raise Conflict(f"another category is called {name or renamed.name!r}")
     await session.execute(update(tool_categories).where(owned, c.id == category_id).values(own_name=name))
-    await bump_catalog(session, user_id)  # names are cached with its version
 
 
 def _is_id(given: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, any_, false, func, literal, literal_column, or_, select, update
 
 from app.catalog.availability import Availability, Status, get_availability, server_status_sql
+from app.catalog.categories import read_names
 from app.catalog.own_texts import OwnTexts, Texts
 from app.catalog.projects import project_number
 from app.catalog.visibility import TAGS, VISIBLE, Scope, bump_catalog, lock_server, lock_user, recompute_visibility
@@ -139,7 +140,8 @@ async def list_tools(
         statement = statement.where(_original_changed().is_(tool_filter.original_changed))
     if tool_filter.category_ids is not None:
         statement = statement.where(tool_category_members.c.category_id.in_(tool_filter.category_ids))
-    return await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _to_tool)
+    found = await fetch_page(session, statement, (mcp_tools.c.name, mcp_tools.c.id), page, _to_tool)
+    return replace(found, items=await _name_categories(session, user_id, model, tool_filter.project_id, found.items))
 
 
 async def get_tool(session: Session, user_id: str, tool_id: str, model: str, project_id: str | None = None) -> Tool:
@@ -147,7 +149,18 @@ async def get_tool(session: Session, user_id: str, tool_id: str, model: str, pro
     row = (await session.execute(statement)).one_or_none()
     if row is None:
         raise _not_found()
-    return _to_tool(row)
+    [tool] = await _name_categories(session, user_id, model, project_id, [_to_tool(row)])
+    return tool
+
+
+async def _name_categories(
+    session: Session, user_id: str, model: str, project_id: str | None, found: Sequence[Tool]
+) -> Sequence[Tool]:
+    """Give the tools the names that their categories have in the project."""
+    if project_id is None or not any(tool.category_id for tool in found):
+        return found
+    names = await read_names(session, Scope(user_id, model, project_id=project_id))
+    return [replace(tool, category=names.get(tool.category_id or "")) for tool in found]
 
 
 async def tool_exists(session: Session, user_id: str, tool_id: str) -> bool:

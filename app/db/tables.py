@@ -315,6 +315,8 @@ tool_categories = Table(
     # the name that a person gave
     Column("own_name", Text),
     _not_null("words", ARRAY(Text), "'{}'"),
+    # the search terms of each word, and of each word of the automatic name
+    _not_null("terms", JSONB, "'{}'"),
     # null for the tools that are similar to no others
     Column("centroid", HALFVEC),
     _created_at(),
@@ -346,7 +348,7 @@ tool_clusterings = Table(
     _not_null("mean", HALFVEC),
     # how many tools were added, changed or removed since the categories were made
     _not_null("changed", Integer, "0"),
-    # fencing token: increases with every write
+    # fencing token: increases with every write, and with every name that a person gives
     _not_null("revision", BigInteger, "1"),
     Column("made_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     PrimaryKeyConstraint("user_id"),

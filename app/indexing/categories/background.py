@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from app.db.engine import Database
 from app.db.leases import acquire_lease, release_lease
-from app.errors import QueryInterrupted, ToolscoutError, Unavailable
+from app.errors import QueryInterrupted, Unavailable
 from app.indexing.categories.maker import make_categories
 from app.indexing.categories.store import list_due_users
 from app.observability.metrics import Metrics
@@ -32,7 +32,8 @@ class CategorizerConfig:
     debounce_s: float = 2.0
     """How long after a notification, so that the runs of several servers lead to one pass."""
     patience_s: float = 120.0
-    """How long a user's categories wait for index runs that have not finished."""
+    """How long a user's categories wait for index runs that have not finished, and how long the tools of a finished
+    run wait for other runs."""
     lease_s: float = 60.0
     pause_factor: float = 5.0
     """The pause after a pass is this many times as long as the pass, so that a catalogue that changes all the time
@@ -63,8 +64,6 @@ class Categorizer:
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
-            with suppress(Unavailable, QueryInterrupted):
-                await self._release_lease()
 
     def notify(self) -> None:
         """Look for due users soon: an index run has finished."""
@@ -87,30 +86,39 @@ class Categorizer:
             await asyncio.sleep(self._config.pause_factor * (time.monotonic() - started))
 
     async def run_pass(self) -> int:
-        """Bring all categories up to date, unless another process is at it. Return how many users' have changed."""
-        changed, done = 0, list[str]()
-        while await self._acquire_lease():
-            users = await list_due_users(
-                self._database, self._get_model(), done, _USERS_AT_ONCE, self._config.patience_s
-            )
-            if not users:
+        """Bring all categories up to date, unless another process is at it. Return how many users' have changed.
+
+        A user who is still due afterwards waits for the next pass.
+        """
+        if not await self._acquire_lease():
+            return 0
+        try:
+            return await self._make_all()
+        finally:
+            with suppress(Unavailable, QueryInterrupted):  # it expires
                 await self._release_lease()
-                break
+
+    async def _make_all(self) -> int:
+        changed, patience_s = 0, self._config.patience_s
+        users = await list_due_users(self._database, self._get_model(), "", _USERS_AT_ONCE, patience_s)
+        while users:
             for user_id in users:
                 changed += await self._make(user_id)
-                done.append(user_id)
-                await self._acquire_lease()
+                if not await self._acquire_lease():
+                    return changed
+            users = await list_due_users(self._database, self._get_model(), users[-1], _USERS_AT_ONCE, patience_s)
         return changed
 
     async def _make(self, user_id: str) -> bool:
-        """Return whether the user's categories have changed. A failure does not stop the others."""
+        """Return whether the user's categories have changed. A failure does not stop the others, unless there is no
+        database."""
         outcome, started = "failed", time.perf_counter()
         try:
             is_changed = await make_categories(self._database, user_id, self._get_model())
             outcome = "changed" if is_changed else "unchanged"
-        except (Unavailable, QueryInterrupted):
+        except Unavailable:
             raise
-        except ToolscoutError:
+        except Exception:  # the boundary of a user's work, which is tried again in the next pass
             logger.exception("the categories of a user could not be made")
         finally:
             self._metrics.categorizations.labels(outcome).inc()

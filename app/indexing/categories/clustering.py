@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.embeddings.base import Vector, Vectors
+from app.indexing.categories.pacing import Checkpoint, never_pause
 
 MAX_CLUSTERED = 4_000
 """Linkage compares every vector with every other: of more tools a sample is clustered, and the others are assigned."""
@@ -34,14 +35,14 @@ def _scale_rows(vectors: Vectors) -> Vectors:
     return scaled
 
 
-def cluster(vectors: Vectors, max_clusters: int = MAX_CLUSTERS) -> Labels:
+def cluster(vectors: Vectors, max_clusters: int = MAX_CLUSTERS, *, checkpoint: Checkpoint = never_pause) -> Labels:
     """Return the group of each of at most `MAX_CLUSTERED` vectors of unit length, see `center`."""
     count = len(vectors)
     most = min(max_clusters, count // 2)
     candidates = [np.zeros(count, np.int64)]
     if most >= 2:
-        merges = _link(1 - vectors @ vectors.T)
-        candidates += [_refine(vectors, _cut(merges, count, number)) for number in range(2, most + 1)]
+        merges = _link(1 - vectors @ vectors.T, checkpoint)
+        candidates += [_refine(vectors, _cut(merges, count, number), checkpoint) for number in range(2, most + 1)]
     silhouettes = [_compute_silhouette(vectors, labels) for labels in candidates]
     enough = _ENOUGH_SILHOUETTE * max(silhouettes)
     return next(labels for labels, quality in zip(candidates, silhouettes, strict=True) if quality >= enough)
@@ -63,7 +64,7 @@ def assign(vectors: Vectors, centroids: Vectors) -> Labels:
     return np.asarray((vectors @ centroids.T).argmax(axis=1), np.int64)
 
 
-def _link(distances: Vectors) -> list[tuple[int, int]]:
+def _link(distances: Vectors, checkpoint: Checkpoint) -> list[tuple[int, int]]:
     """Merge the two groups with the smallest mean distance until one is left. Return the merges in this order.
 
     A group has the number of its first row.
@@ -75,6 +76,7 @@ def _link(distances: Vectors) -> list[tuple[int, int]]:
     nearest_distances = distances[np.arange(count), nearest]
     merges = []
     for _ in range(count - 1):
+        checkpoint()
         found = int(nearest_distances.argmin())
         kept, merged = sorted((found, int(nearest[found])))
         merges.append((kept, merged))
@@ -104,9 +106,10 @@ def _number(groups: npt.NDArray[np.int64]) -> Labels:
     return np.unique(groups, return_inverse=True)[1].astype(np.int64)
 
 
-def _refine(vectors: Vectors, labels: Labels) -> Labels:
+def _refine(vectors: Vectors, labels: Labels, checkpoint: Checkpoint) -> Labels:
     """Move each vector to the group that is nearest, until none moves."""
     for _ in range(_MAX_ROUNDS):
+        checkpoint()
         moved = _number(assign(vectors, compute_centroids(vectors, labels)))
         if np.array_equal(moved, labels):
             break

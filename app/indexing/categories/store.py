@@ -13,7 +13,7 @@ from app.catalog import own_texts
 from app.db.engine import Database, Session
 from app.db.tables import SHARED_OWNER, tool_categories, tool_clusterings
 from app.embeddings.base import Vector
-from app.indexing.categories.naming import ToolText
+from app.indexing.categories.naming import ToolText, list_term_ids
 from app.search.pgvector_binary import decode_halfvecs
 
 _PAGE_SIZE = 5_000
@@ -21,16 +21,20 @@ _PAGE_SIZE = 5_000
 # whether a tool is visible is part of it: only visible tools name their category
 _CONTENT = "hashtextextended(coalesce(v.content_hash, '') || v.enabled::text, 0)"
 
-# `<` and `>` instead of `<>`, because an index helps with these
+# `<` and `>` instead of `<>`, because an index helps with these. A user whose runs follow one another does not wait for
+# them for ever: not if an earlier one has long finished, and its tools are in no category yet.
 _DUE_USERS = """
     SELECT u.id FROM (
         SELECT id FROM users WHERE categories_version <> catalog_version
         UNION
         SELECT user_id FROM tool_clusterings WHERE model < %(model)s OR model > %(model)s
     ) u
-    WHERE u.id <> %(shared_owner)s AND u.id <> ALL(%(skipped)s)
-      AND NOT EXISTS (SELECT FROM index_runs r WHERE r.user_id = u.id AND r.state IN ('queued', 'running')
-                      AND r.created_at > now() - make_interval(secs => %(patience_s)s))
+    WHERE u.id > %(after)s AND u.id <> %(shared_owner)s
+      AND (NOT EXISTS (SELECT FROM index_runs r WHERE r.user_id = u.id AND r.state IN ('queued', 'running')
+                       AND r.created_at > now() - make_interval(secs => %(patience_s)s))
+           OR EXISTS (SELECT FROM index_runs r LEFT JOIN tool_clusterings c ON c.user_id = r.user_id
+                      WHERE r.user_id = u.id AND r.finished_at < now() - make_interval(secs => %(patience_s)s)
+                      AND r.finished_at > coalesce(c.made_at, '-infinity')))
     ORDER BY u.id LIMIT %(limit)s
 """
 _CATALOG = """
@@ -57,7 +61,8 @@ _REMOVED = """
 # a sample that stays the same when tools come and go
 _SAMPLE = f"""
     SELECT v.tool_id, {_CONTENT}, m.category_id, halfvec_send(v.embedding),
-           t.name, {own_texts.TITLE}, {own_texts.DESCRIPTION}, v.tags, v.enabled AND t.findings = '[]'
+           t.name, {own_texts.TITLE}, {own_texts.DESCRIPTION}, v.tags, v.server_name,
+           v.enabled AND t.findings = '[]'
     FROM (SELECT * FROM mcp_tool_embeddings v WHERE v.user_id = %(user_id)s AND v.model = %(model)s
           ORDER BY hashtextextended(v.tool_id, 0), v.tool_id LIMIT %(limit)s) v
     JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
@@ -67,7 +72,8 @@ _SAMPLE = f"""
 # texts are read only where they decide
 _TOOLS = f"""
     SELECT v.tool_id, {_CONTENT}, m.category_id, halfvec_send(v.embedding),
-           t.name, NULL, CASE WHEN v.embedding IS NULL THEN {own_texts.DESCRIPTION} ELSE '' END, v.tags, false
+           t.name, NULL, CASE WHEN v.embedding IS NULL THEN {own_texts.DESCRIPTION} ELSE '' END, v.tags, v.server_name,
+           false
     FROM mcp_tool_embeddings v
     JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
     LEFT JOIN tool_category_members m ON m.user_id = v.user_id AND m.tool_id = v.tool_id
@@ -76,12 +82,6 @@ _TOOLS = f"""
 _TOOLS_AFTER = f"{_TOOLS} AND v.tool_id > %(after)s ORDER BY v.tool_id LIMIT %(limit)s"
 _TOOLS_BY_ID = f"{_TOOLS} AND v.tool_id = ANY(%(tool_ids)s) ORDER BY v.tool_id"
 
-# the names of categories are cached with the catalogue's version
-_BUMP_VERSION = """
-    UPDATE users u SET catalog_version = next.version,
-        categories_version = CASE u.catalog_version WHEN %(version)s THEN next.version ELSE %(version)s END
-    FROM (SELECT nextval('catalog_versions') AS version) next WHERE u.id = %(user_id)s RETURNING u.id
-"""
 _WRITE_VERSION = "UPDATE users SET categories_version = %(version)s WHERE id = %(user_id)s RETURNING id"
 _WRITE_MEMBERS = """
     INSERT INTO tool_category_members AS m (user_id, tool_id, category_id, content)
@@ -92,6 +92,14 @@ _WRITE_MEMBERS = """
     WHERE (m.category_id, m.content) IS DISTINCT FROM (excluded.category_id, excluded.content)
 """
 _DELETE_MEMBERS = "DELETE FROM tool_category_members WHERE user_id = %(user_id)s AND tool_id = ANY(%(tool_ids)s)"
+# what its centroids and its mean say is of no use to another model, while the categories keep their tools and names
+_DELETE_CLUSTERING = """
+    DELETE FROM tool_clusterings WHERE user_id = %(user_id)s AND revision = %(revision)s RETURNING user_id
+"""
+_DELETE_MEMBERS_WITHOUT_TOOL = """
+    DELETE FROM tool_category_members m WHERE m.user_id = %(user_id)s AND NOT EXISTS (
+        SELECT FROM mcp_tool_embeddings v WHERE v.user_id = m.user_id AND v.tool_id = m.tool_id)
+"""
 _DELETE_EMPTY = """
     DELETE FROM tool_categories c WHERE c.user_id = %(user_id)s AND NOT EXISTS (
         SELECT FROM tool_category_members m WHERE m.user_id = c.user_id AND m.category_id = c.id)
@@ -146,15 +154,20 @@ class StoredState:
     revision: int
     """0: nothing is stored."""
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the tools or the model have changed since the tools were put into categories."""
+        is_outdated = self.clustering is None and bool(self.tool_count or self.revision)
+        return bool(self.changed or self.removed) or is_outdated
 
-async def list_due_users(
-    database: Database, model: str, skipped: Sequence[str], limit: int, patience_s: float
-) -> list[str]:
-    """Return users whose catalogue, or the active model, has changed since their tools were put into categories.
 
-    Users with index runs wait until these have finished, but not for runs that are older than `patience_s`.
+async def list_due_users(database: Database, model: str, after: str, limit: int, patience_s: float) -> list[str]:
+    """Return users whose catalogue, or the active model, has changed since their tools were put into categories: the
+    first ones whose ids sort behind `after`.
+
+    Users with index runs wait until these have finished, but no longer than `patience_s`.
     """
-    filters = {"model": model, "shared_owner": SHARED_OWNER, "skipped": list(skipped)}
+    filters = {"model": model, "shared_owner": SHARED_OWNER, "after": after}
     parameters = filters | {"limit": limit, "patience_s": patience_s}
     [rows] = await database.system_fetch([(_DUE_USERS, parameters)])
     return [user_id for (user_id,) in rows]
@@ -214,8 +227,8 @@ async def stream_tools_by_id(
 
 def _to_tools(rows: Sequence[tuple[Any, ...]]) -> list[Tool]:
     return [
-        Tool(tool_id, content, category_id, _to_vector(sent), ToolText(name, title, description, tags), is_trusted)
-        for tool_id, content, category_id, sent, name, title, description, tags, is_trusted in rows
+        Tool(tool_id, content, category_id, _to_vector(sent), ToolText(*text), is_trusted)
+        for tool_id, content, category_id, sent, *text, is_trusted in rows
     ]
 
 
@@ -223,10 +236,18 @@ def _to_vector(sent: bytes | None) -> Vector | None:
     return None if sent is None else decode_halfvecs(sent, (len(sent) - 4) // 2)[0]
 
 
-async def write_version(database: Database, user_id: str, version: int) -> None:
-    """Note that the categories fit this version of the catalogue."""
-    async with database.transaction(user_id) as session:
-        await session.rows(_WRITE_VERSION, {"user_id": user_id, "version": version})
+async def write_version(database: Database, user_id: str, seen: StoredState) -> None:
+    """Note that there is nothing to do for this version of the catalogue.
+
+    What tools were put into categories by is deleted if another model made it: these categories keep their names until
+    there are vectors to make new ones from.
+    """
+    async with database.exclusive_transaction(user_id) as session:
+        await session.rows(_WRITE_VERSION, {"user_id": user_id, "version": seen.catalog_version})
+        key = {"user_id": user_id, "revision": seen.revision}
+        if seen.clustering is None and await session.rows(_DELETE_CLUSTERING, key):
+            await session.rows(_DELETE_MEMBERS_WITHOUT_TOOL, key)
+            await session.rows(_DELETE_EMPTY, key)
 
 
 async def write(
@@ -239,14 +260,11 @@ async def write(
 ) -> bool:
     """Write the categories, and the category and content of each of the tools, at once.
 
-    Return False if the user no longer exists, or if another process has written since the state was `seen`.
+    Return False if the user no longer exists, or if another process has written, or a person has given a name, since
+    the state was `seen`.
     """
     async with database.exclusive_transaction(user_id) as session:
-        has_new_names = {(each.id, each.name) for each in categories} != {
-            (each.id, each.name) for each in seen.categories
-        }
-        statement = _BUMP_VERSION if has_new_names else _WRITE_VERSION
-        if not await session.rows(statement, {"user_id": user_id, "version": seen.catalog_version}):
+        if not await session.rows(_WRITE_VERSION, {"user_id": user_id, "version": seen.catalog_version}):
             return False
         if not await _write_clustering(session, user_id, clustering, seen.revision):
             await session.rows(_WRITE_VERSION, {"user_id": user_id, "version": 0})
@@ -273,13 +291,14 @@ async def _write_categories(session: Session, user_id: str, categories: Sequence
     if not categories:
         return
     statement = upsert(tool_categories)
-    new = {name: statement.excluded[name] for name in ("name", "words", "centroid")}
+    new = {name: statement.excluded[name] for name in ("name", "words", "terms", "centroid")}
     rows = [
         {
             "user_id": user_id,
             "id": category.id,
             "name": category.name,
             "words": list(category.words),
+            "terms": list_term_ids(category.name, category.words),
             "centroid": None if category.centroid is None else HalfVector(category.centroid.astype(np.float32)),
         }
         for category in sorted(categories, key=lambda each: each.id)
