@@ -1,14 +1,15 @@
 """What stands behind `tool_discovery`: names in its description, because models do not call a tool that says nothing
 about its content.
 
-The text is short, and the same bytes until the user's servers change, so that it stays in the provider's prompt cache.
+The text is short, and the same bytes until the user's servers or categories change, so that it stays in the provider's
+prompt cache.
 """
 
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from app.catalog.categories import CategorySummary, list_categories
+from app.catalog.categories import CategorySummary, list_categories, read_revision
 from app.catalog.definitions import ServerSummary, list_server_summaries
 from app.catalog.visibility import Scope
 from app.container import Container
@@ -28,12 +29,11 @@ _SEPARATORS = re.compile(r"[\W_]+")
 _PLAIN_NAME = re.compile(r"\w(?:[\w @/&+-]|\.(?! )){0,39}")
 _MANY_SERVERS = 15
 _MANY_TOOLS = 150
-_CACHE_KEY = ("contents",)
 
 
 async def read_contents(container: Container, scope: Scope, version: int) -> str:
     """Return what is behind the caller's tools. `version` is that of the user's catalogue, as the request has read it:
-    nothing is read from the database unless it has changed."""
+    nothing but the revision of the categories is read from the database unless one of the two has changed."""
 
     async def read() -> Json:
         async with container.database.transaction(scope.user_id) as session:
@@ -42,7 +42,9 @@ async def read_contents(container: Container, scope: Scope, version: int) -> str
         return {"text": describe_contents(servers, container.count_tokens, categories)}
 
     try:
-        contents = await container.listing_cache.get_at_version(scope, version, _CACHE_KEY, read)
+        revision = await read_revision(container.database.reader(scope.user_id), scope.user_id)
+        key = ("contents", str(revision))
+        contents = await container.listing_cache.get_at_version(scope, version, key, read)
     except QueryFailed:  # the tools work without it
         logger.exception("failed to read the contents of tool_discovery")
         return ""
@@ -65,10 +67,14 @@ def describe_contents(
     counted but not shown.
     """
     if len(categories) > 1:
-        plain = {each.name: each.tools for each in categories if all(map(_is_plain_name, each.name.split(", ")))}
-        return _name_largest(plain, len(categories), _format_categories, count_tokens)
+        return describe_categories(categories, count_tokens)
     plain = {each.name: each.tools for each in servers if _is_plain_name(each.name)}
     return _name_largest(plain, len(servers), _format_servers, count_tokens)
+
+
+def describe_categories(categories: Sequence[CategorySummary], count_tokens: Callable[[str], int]) -> str:
+    plain = {each.name: each.tools for each in categories if is_plain_category(each.name)}
+    return _name_largest(plain, len(categories), _format_categories, count_tokens)
 
 
 def _name_largest(
@@ -99,6 +105,11 @@ def _format_categories(names: Sequence[str], others: int) -> str:
 def _format_servers(names: Sequence[str], others: int) -> str:
     more = f" and {others} more {'server' if others == 1 else 'servers'}" if others else ""
     return f"Tools of {', '.join(names)}{more}."
+
+
+def is_plain_category(name: str) -> bool:
+    """Whether each of its words looks like a name, and they give no instructions together either."""
+    return all(map(_is_plain_name, name.split(", "))) and not _gives_instructions(name)
 
 
 def _is_plain_name(name: str) -> bool:

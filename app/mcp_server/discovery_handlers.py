@@ -4,23 +4,27 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from app.catalog.categories import find_by_name, list_categories, read_names
 from app.catalog.definitions import ToolDefinitionView
 from app.catalog.tool_keys import read_tools
 from app.discovery.discover import discover, discover_each
 from app.discovery.models import Discovery
 from app.discovery.request import DiscoveryRequest
 from app.discovery.selection import interleave_selections
-from app.errors import ArgumentsInvalid
+from app.errors import ArgumentsInvalid, InvalidInput
 from app.mcp_server import tool_results
 from app.mcp_server.catalog_handlers import split_found
+from app.mcp_server.contents import describe_categories, is_plain_category
 from app.mcp_server.tool_call import ToolCall
 from app.search.query import Query, parse_query_with_context
 from app.text.invisible import remove_hidden
 from app.text.strict_json import Json
+from app.text.suggestions import suggest_name
 
 _MAX_SCHEMAS_ON_LOOP = 100_000
 """Characters of input schemas: rendering as many takes a few milliseconds."""
 _NOTHING_CONNECTED = "There are no tools to search: none is connected. Asking again will not help."
+_NO_CATEGORIES = "There are no categories: all tools were searched."
 _NOTHING_HERE = (
     "There are no tools to search here: some are connected, but rules, switches or the project hide them all."
 )
@@ -45,12 +49,13 @@ async def _search(call: ToolCall) -> Json:
     queries = [
         _parse_query(query, arguments.get("context", ""), position) for position, query in enumerate(arguments["query"])
     ]
-    category = arguments.get("category", "")
+    # models leave an argument empty that they do not use
+    category = arguments.get("category", "").strip()
+    category_ids = await _find_category(call, category) if category else None
     request = DiscoveryRequest(
         queries[0],
         call.project_id,
-        # models leave an argument empty that they do not use
-        categories=[category] if category.strip() else None,
+        categories=category_ids,
         limit=_to_integer(arguments.get("maxResults")),
         include_core_tools=False,
         describe=True,
@@ -61,6 +66,7 @@ async def _search(call: ToolCall) -> Json:
     max_results = min(options.limit, discoverer.limit_tools(options))
     found = interleave_selections([discovery.tools for discovery in discoveries], max_results)
     hints = (
+        _NO_CATEGORIES if category and category_ids is None else None,
         _make_hint(discoveries, arguments["query"]),
         _describe_uncertainty(discoveries, arguments["query"]),
         _describe_omission(discoveries, "maxResults"),
@@ -70,6 +76,23 @@ async def _search(call: ToolCall) -> Json:
     return await _render(
         [tool.definition for tool in found], partial(tool_results.render_tools, found, hint, detail=detail)
     )
+
+
+async def _find_category(call: ToolCall, given: str) -> list[str] | None:
+    """Return the ids of the category that the model gave by name or id; None if there are no categories.
+
+    An error names those that there are, as far as the description of the tool may name them.
+    """
+    reader = call.container.database.reader(call.scope.user_id)
+    names = await read_names(reader, call.scope)
+    ids = [given] if given in names else find_by_name(names, given)
+    if ids or not names:
+        return ids or None
+    categories = await list_categories(reader, call.scope)
+    suggestion = suggest_name(given, filter(is_plain_category, names.values()))
+    meant = "" if suggestion is None else f" Did you mean {suggestion!r}?"
+    known = describe_categories(categories, call.container.count_tokens)
+    raise InvalidInput(f"there is no such category; leave it out to search all tools.{meant} {known}".rstrip())
 
 
 async def _render(definitions: Sequence[ToolDefinitionView], render: Callable[[], Json]) -> Json:
