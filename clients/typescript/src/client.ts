@@ -47,6 +47,8 @@ import { type ConnectionOptions, type PlainRequest, type RequestOptions, Transpo
 const TOOL_TIMEOUT_MS = 60_000;
 const EXTRA_TIMEOUT_MS = 30_000;
 const EVALUATION_TIMEOUT_MS = 300_000;
+/** The API takes no longer one. */
+const MAX_TOOL_TIMEOUT_MS = 3_600_000;
 
 /**
  * `new Toolscout({ url: "http://127.0.0.1:8000", key })`.
@@ -110,14 +112,15 @@ export class Toolscout {
     options: ExecuteOptions & RequestOptions = {},
   ): Promise<Execution> {
     const given = typeof call === "string" ? { toolKey: call, arguments: args, ...options } : call;
-    const { signal, timeoutMs, idempotencyKey = crypto.randomUUID(), ...fields } = given;
+    const { signal, timeoutMs, idempotencyKey = makeKey(), onProgress, ...fields } = given;
     const body = toWire(fields) as Body<"POST /execute">;
     const answer = await this.#transport.call("POST /execute", [], {
-      body: timeoutMs === undefined ? body : { ...body, timeout_ms: Math.round(timeoutMs) },
+      body: timeoutMs === undefined ? body : { ...body, timeout_ms: clampToolTimeout(timeoutMs) },
       headers: { "Idempotency-Key": idempotencyKey },
       timeoutMs: (timeoutMs ?? TOOL_TIMEOUT_MS) + EXTRA_TIMEOUT_MS,
       retrySafe: true,
       signal,
+      onProgress: onProgress as ((data: unknown) => void) | undefined,
     });
     return new Execution(answer);
   }
@@ -268,6 +271,17 @@ export class Toolscout {
   request(method: string, path: string, options: PlainRequest = {}): Promise<Response> {
     return this.#transport.send(method, path, options);
   }
+}
+
+/** `Infinity` would become null in JSON, which is the default. */
+function clampToolTimeout(timeoutMs: number): number {
+  return Math.min(Math.round(timeoutMs), MAX_TOOL_TIMEOUT_MS);
+}
+
+/** `crypto.randomUUID` does not exist on pages that came over plain HTTP. */
+function makeKey(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 type SearchRequest = RequestOptions & { body: Body<"POST /discover"> };

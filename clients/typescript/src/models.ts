@@ -128,7 +128,7 @@ export interface OpenAIResponsesDefinition {
 export interface AnthropicDefinition {
   name: string;
   description?: string;
-  input_schema: JsonObject;
+  input_schema: JsonObject & { type: "object" };
 }
 
 interface Definitions {
@@ -219,7 +219,16 @@ export type ExecuteOptions = Omit<Camelized<Body<"POST /execute">>, "timeoutMs" 
   timeoutMs?: number | undefined;
   /** Made for each call unless you give one: a call with the same key is run once. */
   idempotencyKey?: string | undefined;
+  /** Is called whenever the tool reports progress. What it throws is thrown, and cancels the call. */
+  onProgress?: ((progress: ToolProgress) => void) | undefined;
 };
+
+/** What a tool says about its progress. */
+export interface ToolProgress {
+  progress: number;
+  total: number | null;
+  message: string | null;
+}
 
 /** A call by the tool's key, or the model's own tool call in OpenAI's or Anthropic's format. */
 export type ExecuteCall =

@@ -1,5 +1,6 @@
 /** The endpoints by what they are about: `toolscout.servers`, `toolscout.tools` and so on. */
 
+import { iterateReports } from "./events.js";
 import {
   type AddedServer,
   type AuthorizationLink,
@@ -87,6 +88,18 @@ export class Runs extends Resource {
       run = await this.get(runId, { signal });
     }
     return run;
+  }
+
+  /**
+   * Iterate over the run: as it is, after each change, and at its end. A connection that breaks is opened again, as for
+   * every read.
+   */
+  events(runId: string, { signal, timeoutMs }: RequestOptions = {}): List<Run> {
+    const follow = async (onProgress: (run: Run) => void, ended: AbortSignal): Promise<Run> => {
+      const request = { signal: ended, timeoutMs, onProgress: onProgress as (data: unknown) => void };
+      return (await this.transport.call("GET /runs/{run_id}/events", [runId], request)) as unknown as Run;
+    };
+    return iterateReports(follow, signal);
   }
 }
 

@@ -41,7 +41,7 @@ export class RetryPolicy {
 
   /** Return how long to wait before the next attempt, in milliseconds. Throw if the request must not be sent again. */
   nextPause({ kind, error }: Failure): number {
-    if (this.#answerLost && error instanceof Conflict) {
+    if (this.#answerLost && isStillRunning(error)) {
       this.#checkDeadline(error);
     } else if (this.#retriesLeft > 0 && this.#mayRetry(kind, error)) {
       this.#retriesLeft -= 1;
@@ -59,8 +59,8 @@ export class RetryPolicy {
     return kind === "refused" || (kind === "lost" && this.#retrySafe);
   }
 
-  /** A conflict after a lost answer means that the first request arrived and is still running: wait for it. */
-  #checkDeadline(conflict: Conflict): void {
+  /** Let the first request run until the deadline. */
+  #checkDeadline(conflict: ToolscoutError): void {
     if (Date.now() > this.#deadline) {
       const message = "the connection was lost, and the first request has not ended since";
       throw new ConnectionFailed(message, { code: "connection_failed", outcome: "unknown" }, { cause: conflict });
@@ -73,4 +73,9 @@ export class RetryPolicy {
     this.#pauseMs = Math.min(this.#pauseMs * 2, MAX_PAUSE_MS);
     return upper / 2 + (Math.random() * upper) / 2;
   }
+}
+
+/** After a lost answer, whether the first request has arrived and is still running. Other conflicts are answers. */
+function isStillRunning(error: ToolscoutError): boolean {
+  return error instanceof Conflict && error.code === "conflict" && error.choices.length === 0;
 }

@@ -1,6 +1,7 @@
 /** Sends requests with `fetch`: the key, the user, timeouts, retries and what an answer must look like. */
 
 import { ConnectionFailed, errorFromResponse, ToolscoutError } from "./errors.js";
+import { isEventStream, MEDIA_TYPE, ProgressHandlerError, SILENCE_MS, takeFinalEvent } from "./events.js";
 import { type Failure, RetryPolicy } from "./retries.js";
 import type { Answer, Body, Ids, Item, Query, Route } from "./routes.js";
 import { VERSION } from "./version.js";
@@ -32,6 +33,11 @@ export interface PlainRequest extends RequestOptions {
   query?: object | undefined;
   headers?: Record<string, string> | undefined;
   retrySafe?: boolean | undefined;
+  /**
+   * Is called with the data of each `progress` event. The answer is then asked for as a stream of events, and the last
+   * event becomes the response. `timeoutMs` is for the first event; each further one may take 45 seconds at least.
+   */
+  onProgress?: ((data: unknown) => void) | undefined;
 }
 
 interface TypedRequest<R extends Route> extends PlainRequest {
@@ -42,6 +48,8 @@ interface TypedRequest<R extends Route> extends PlainRequest {
 const TIMEOUT_MS = 30_000;
 const RETRIES = 3;
 const PAGE_SIZE = 200;
+/** A longer time would make a timer end at once. */
+const MAX_TIMER_MS = 2 ** 31 - 1;
 
 /** What `fetch` of Node.js, Bun and others say if no connection was made. Browsers do not say. */
 const REFUSED = new Set([
@@ -61,6 +69,10 @@ export class Transport {
   constructor(options: ConnectionOptions) {
     this.#options = options;
     this.#url = parseUrl(options.url);
+    checkHeader("the key", options.key);
+    if (options.userId !== undefined) {
+      checkHeader("the user's id", options.userId);
+    }
   }
 
   withUser(userId: string): Transport {
@@ -106,9 +118,13 @@ export class Transport {
       retrySafe: request.retrySafe ?? method === "GET",
       waitMs: request.timeoutMs ?? 0,
     });
+    // before the first attempt, so that a mistake in the request is not taken for a lost answer
+    const url = this.#makeUrl(path, request.query);
+    const headers = this.#makeHeaders(request);
+    const body = request.body === undefined ? null : JSON.stringify(request.body);
     for (;;) {
       signal?.throwIfAborted();
-      const outcome = await this.#attempt(method, path, { ...request, timeoutMs });
+      const outcome = await this.#attempt(url, { method, headers, body }, { ...request, timeoutMs });
       if (outcome instanceof Response) {
         return outcome;
       }
@@ -126,34 +142,23 @@ export class Transport {
 
   async #fetchPage<R extends Route>(route: R, ids: Ids<R>, request: TypedRequest<R>): Promise<Page<Item<R>>> {
     const response = await this.#callRoute(route, ids, request);
-    const page = await parseObject(response.clone());
+    const page = await parseObject(response);
     if (!Array.isArray(page.items)) {
       throw unreadableAnswer(response);
     }
     return page as unknown as Page<Item<R>>;
   }
 
-  async #attempt(method: string, path: string, request: PlainRequest): Promise<Response | Failure> {
-    const url = this.#resolve(path);
-    for (const [name, value] of Object.entries(request.query ?? {})) {
-      for (const each of Array.isArray(value) ? value : [value]) {
-        if (each != null) {
-          url.searchParams.append(name, each instanceof Date ? each.toISOString() : String(each));
-        }
-      }
-    }
+  async #attempt(url: URL, init: RequestInit, request: PlainRequest): Promise<Response | Failure> {
     const deadline = startDeadline(request.timeoutMs ?? TIMEOUT_MS, request.signal);
     try {
-      const response = await this.#fetchWhole(url, {
-        method,
-        headers: this.#makeHeaders(request),
-        body: request.body === undefined ? null : JSON.stringify(request.body),
-        redirect: "manual", // the key is for this address alone
-        signal: deadline.signal,
-      });
+      const response = await this.#fetchWhole(url, init, request, deadline);
       return response.ok ? response : { kind: "answered", error: await errorFromResponse(response) };
     } catch (error) {
       request.signal?.throwIfAborted();
+      if (error instanceof ProgressHandlerError) {
+        throw error.cause;
+      }
       return this.#describeFailure(error, deadline.isOver());
     } finally {
       deadline.stop();
@@ -161,21 +166,33 @@ export class Transport {
   }
 
   /** Return the URL of a path, which might also be a URL of its own: the key is for this address alone. */
-  #resolve(path: string): URL {
+  #makeUrl(path: string, query: object = {}): URL {
     const url = new URL(this.#url.pathname.replace(/\/+$/, "") + path, this.#url);
     if (url.origin !== this.#url.origin) {
       throw new TypeError('a path must begin with one slash, such as "/servers"');
+    }
+    for (const [name, value] of Object.entries(query)) {
+      for (const each of Array.isArray(value) ? value : [value]) {
+        if (each != null) {
+          url.searchParams.append(name, each instanceof Date ? each.toISOString() : String(each));
+        }
+      }
     }
     return url;
   }
 
   /** Read the content, too, so that a connection that breaks in the middle of it counts as a lost answer. */
-  async #fetchWhole(url: URL, init: RequestInit): Promise<Response> {
+  async #fetchWhole(url: URL, init: RequestInit, request: PlainRequest, deadline: Deadline): Promise<Response> {
     const fetch = this.#options.fetch ?? globalThis.fetch;
-    const response = await fetch(url, init);
+    // the key is for this address alone
+    const response = await fetch(url, { ...init, redirect: "manual", signal: deadline.signal });
     if (response.type === "opaqueredirect") {
       // a browser hides the status of a redirect
       return new Response(null, { status: 302, statusText: "Redirect" });
+    }
+    const { onProgress, timeoutMs = TIMEOUT_MS } = request;
+    if (onProgress !== undefined && isEventStream(response)) {
+      return takeFinalEvent(response, onProgress, () => deadline.restart(Math.max(timeoutMs, SILENCE_MS)));
     }
     const content = await response.arrayBuffer();
     const { status, statusText, headers } = response;
@@ -184,10 +201,10 @@ export class Transport {
     return whole;
   }
 
-  #makeHeaders({ headers, body }: PlainRequest): Record<string, string> {
+  #makeHeaders({ headers, body, onProgress }: PlainRequest): Record<string, string> {
     const { key, userId } = this.#options;
     return {
-      Accept: "application/json",
+      Accept: onProgress === undefined ? "application/json" : MEDIA_TYPE,
       Authorization: `Bearer ${key}`,
       ...(body === undefined ? {} : { "Content-Type": "application/json" }),
       ...(userId === undefined ? {} : { "X-User-Id": userId }),
@@ -221,6 +238,13 @@ function parseUrl(text: string): URL {
     throw new TypeError("the URL of Toolscout must not contain a user or a password");
   }
   return url;
+}
+
+/** Toolscout's keys and ids of users fit. The value is not in the message: `fetch` would put a bad key into its own. */
+function checkHeader(name: string, value: string): void {
+  if (!/^[\x21-\x7e]+$/.test(value)) {
+    throw new TypeError(`${name} must consist of visible ASCII characters, without spaces and line breaks`);
+  }
 }
 
 /** Encode an id as one segment of a path, which `..` would not remain. */
@@ -258,6 +282,7 @@ function findCause(error: unknown): { code: string; message: string } {
 interface Deadline {
   signal: AbortSignal;
   isOver: () => boolean;
+  restart: (timeoutMs: number) => void;
   stop: () => void;
 }
 
@@ -265,15 +290,21 @@ interface Deadline {
 function startDeadline(timeoutMs: number, outer: AbortSignal | undefined): Deadline {
   const controller = new AbortController();
   let over = false;
-  const timer = setTimeout(() => {
-    over = true;
-    controller.abort();
-  }, timeoutMs);
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const restart = (ms: number): void => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      over = true;
+      controller.abort();
+    }, Math.min(ms, MAX_TIMER_MS));
+  };
+  restart(timeoutMs);
   const abort = (): void => controller.abort(outer?.reason);
   outer?.addEventListener("abort", abort, { once: true });
   return {
     signal: controller.signal,
     isOver: () => over,
+    restart,
     stop: () => {
       clearTimeout(timer);
       outer?.removeEventListener("abort", abort);

@@ -301,6 +301,43 @@ test("an address that cannot be used is refused at once", () => {
   }
 });
 
+const UNUSABLE = { newline: "a-canary\nb", space: "a-canary b", umlaut: "a-cänary", nothing: "" };
+for (const [name, value] of Object.entries(UNUSABLE)) {
+  test(`a key or a user's id that no header can carry is refused without showing it: ${name}`, () => {
+    const url = "http://example.com";
+    for (const make of [
+      () => new Toolscout({ url, key: value }),
+      () => new Toolscout({ url, key: "a-key", userId: value }),
+      () => new Toolscout({ url, key: "a-key" }).forUser(value),
+    ]) {
+      assert.throws(make, (error) => error instanceof TypeError && !/n[aä]ry/.test(error.message));
+    }
+  });
+}
+
+test("arguments that are not JSON are a mistake of the caller, and not a lost answer", async () => {
+  const circular: { self?: unknown } = {};
+  circular.self = circular;
+  for (const args of [{ number: 7n }, circular]) {
+    const operation = async (c: Toolscout): Promise<unknown> =>
+      c.execute("k", args).catch((error: unknown) => ({ error }));
+    const { outcome, received } = await runAgainst([], operation);
+    assert.ok((outcome as { error: unknown }).error instanceof TypeError);
+    assert.equal(received.length, 0);
+  }
+});
+
+test("an idempotency key is made on pages without a secure context, too", async () => {
+  const original = crypto.randomUUID;
+  Object.defineProperty(crypto, "randomUUID", { value: undefined, configurable: true, writable: true });
+  try {
+    const { received } = await runAgainst([problemResponse("404 Not Found", "not_found")], (c) => c.execute("k"));
+    assert.match(received[0]?.head ?? "", /idempotency-key: [0-9a-f]{32}\r/i);
+  } finally {
+    Object.defineProperty(crypto, "randomUUID", { value: original, configurable: true, writable: true });
+  }
+});
+
 test("the key does not show in a logged client", () => {
   const client = new Toolscout({ url: "http://example.com", key: "a-canary" });
   assert.ok(!inspect([client, client.servers, client.forUser("a").tools], { depth: 9, showHidden: true }).includes("canary"));

@@ -161,6 +161,32 @@ describe("against a real Toolscout", { skip }, () => {
     await assert.rejects(client.conversations.delete("a chat"), NotFound);
   });
 
+  test("a tool reports its progress, and errors are the same", async () => {
+    const reports: unknown[] = [];
+    const onProgress = (report: unknown): unknown => reports.push(report);
+    const done = await demo.execute("toolbox.get_current_time", { timezone: "Tokyo" }, { onProgress });
+    assert.match(done.text, /Asia\/Tokyo/);
+    const invalid = demo.execute("toolbox.get_current_time", { timezone: 5 }, { onProgress });
+    await assert.rejects(invalid, ArgumentsInvalid);
+    await assert.rejects(demo.execute("toolbox.made_up", {}, { onProgress }), NotFound);
+  });
+
+  test("the events of an index run end with the run", async () => {
+    const { client, serverId } = await addUser(FORECAST, MAIL);
+    const started = await client.servers.reindex(serverId, { force: true });
+    const runs = await collect(client.runs.events(started.id));
+    assert.deepEqual(runs.slice(0, -1).filter(hasEnded), []);
+    const ended = runs.at(-1);
+    assert.deepEqual([ended?.id, ended?.state, ended?.counts["embedded"]], [started.id, "succeeded", 2]);
+    await assert.rejects(collect(client.runs.events("made-up")), NotFound);
+  });
+
+  test("categories are listed, and an unknown one is not found", async () => {
+    assert.ok(Array.isArray(await demo.categories.list()));
+    await assert.rejects(demo.categories.get("made-up"), NotFound);
+    await assert.rejects(demo.categories.rename("made-up", "Weather"), NotFound);
+  });
+
   test("the life cycle of a server", async () => {
     const { client, serverId } = await addUser(FORECAST, MAIL);
     const run = await client.servers.reindex(serverId, { force: true });
