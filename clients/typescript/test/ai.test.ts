@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { type AiSdkTool, requireApproval, toAiSdkTools } from "../src/ai.js";
+import { type AiSdkExecutor, type AiSdkTool, requireApproval, toAiSdkTools, toModelOutput } from "../src/ai.js";
 import { ConfirmationRequired, type Discovery, NotFound, type Toolscout } from "../src/index.js";
 import { jsonResponse, problemResponse, type Received, runAgainst, type Script } from "./wire.js";
 
@@ -10,8 +10,8 @@ const PARAMETERS = { type: "object", properties: { note_id: { type: "integer" } 
 const DISCOVERY = {
   discovery_id: "d",
   tools: [
-    { tool_key: "k1", alias: "delete_note", tool: { annotations: { destructiveHint: true } } },
-    { tool_key: "k2", alias: "list_notes", tool: { annotations: null } },
+    { tool_key: "k1", alias: "delete_note", server_id: "s", tool: { annotations: { destructiveHint: true } } },
+    { tool_key: "k2", alias: "list_notes", server_id: "s", tool: { annotations: null } },
   ],
   definitions: [
     { type: "function", function: { name: "delete_note", description: "Deletes.", parameters: PARAMETERS } },
@@ -23,6 +23,9 @@ const RESULT = { content: [{ type: "text", text: "deleted" }], structuredContent
 const EXECUTED = jsonResponse({ result: RESULT, tool_key: "k1", server_id: "s", duration_ms: 1, truncated: false });
 
 type Run = (tools: Record<string, AiSdkTool>, found: Discovery<"openai">) => Promise<unknown>;
+
+const headerOf = (request: Received | undefined, name: string): string | undefined =>
+  new RegExp(`^${name}: (.*)\r$`, "im").exec(request?.head ?? "")?.[1];
 
 /** Discover, make the tools and use them. Return the result, or what was thrown, and the requests after the first. */
 async function useTools(script: Script, run: Run): Promise<{ outcome: unknown; received: Received[] }> {
@@ -66,6 +69,48 @@ test("a call that the user has approved is confirmed", async () => {
   const { outcome, received } = await useTools([CONFIRM, EXECUTED], call(approval("c", true)));
   assert.deepEqual(outcome, RESULT);
   assert.equal((JSON.parse(received[1]?.body ?? "") as { confirmation_token: string }).confirmation_token, "t");
+});
+
+test("one approval runs its call once: its id is the idempotency key of every request", async () => {
+  const { received } = await useTools([CONFIRM, EXECUTED], call(approval("c", true)));
+  assert.deepEqual(received.map((request) => headerOf(request, "idempotency-key")), ["a", "a"]);
+  const denied = await useTools([EXECUTED], call(approval("another", true)));
+  assert.match(headerOf(denied.received[0], "idempotency-key") ?? "", /^[0-9a-f]{32}$/);
+});
+
+test("the user is asked whenever Toolscout wants a confirmation: unless the hint is null or false", async () => {
+  const hints = [true, 1, 0, "no", {}, false, null, undefined];
+  const tools = hints.map((destructiveHint, index) => {
+    return { alias: `tool_${index}`, tool: { annotations: { destructiveHint } } };
+  });
+  const { outcome } = await runAgainst([jsonResponse({ ...DISCOVERY, tools })], async (client) =>
+    Object.keys(requireApproval(await client.discover("hello", { format: "openai" }))),
+  );
+  assert.deepEqual(outcome, ["tool_0", "tool_1", "tool_2", "tool_3", "tool_4"]);
+});
+
+test("tools that Toolscout does not run are left out, unless there is a function for them", async () => {
+  const names = ["in_toolscout", "core_tool", "pushed_tool"];
+  const servers = [{ server_id: "s" }, { server_id: null }, { server_id: "p", server_status: "push" }];
+  const discovery = {
+    ...DISCOVERY,
+    tools: names.map((name, index) => ({ tool_key: name, alias: name, tool: {}, ...servers[index] })),
+    definitions: names.map((name) => ({ type: "function", function: { name, parameters: PARAMETERS } })),
+  };
+  const makeTools = async (executors: Record<string, AiSdkExecutor>): Promise<Record<string, AiSdkTool>> => {
+    const { outcome } = await runAgainst([jsonResponse(discovery)], async (client) => {
+      const found = await client.discover("hello", { format: "openai" });
+      return toAiSdkTools(found, client, { jsonSchema: (schema) => schema, executors });
+    });
+    assert.ok(!(outcome instanceof Error));
+    return outcome;
+  };
+  assert.deepEqual(Object.keys(await makeTools({})), ["in_toolscout"]);
+  const tools = await makeTools({ pushed_tool: async (input) => ({ ran: input }), unknown_tool: async () => null });
+  assert.deepEqual(Object.keys(tools), ["in_toolscout", "pushed_tool"]);
+  const output = await tools["pushed_tool"]?.execute({ a: 1 }, { toolCallId: "c", messages: [] });
+  assert.deepEqual(output, { ran: { a: 1 } });
+  assert.deepEqual(toModelOutput({ output }), { type: "text", value: '{"ran":{"a":1}}' });
 });
 
 for (const [name, messages] of Object.entries({
@@ -115,3 +160,36 @@ test("the model reads texts, else the structured content, and failures as such",
     { type: "error-text", value: "no such note" },
   ]);
 });
+
+const IMAGE = { type: "image", mimeType: "image/png", data: "A".repeat(4_000) };
+
+for (const [name, output, value] of [
+  ["an image beside a text", { content: [{ type: "text", text: "a chart" }, IMAGE] }, "a chart\n[image/png, 3 kB]"],
+  [
+    "an image beside structured content",
+    { content: [IMAGE], structuredContent: { id: 7 } },
+    '{"id":7}\n[image/png, 3 kB]',
+  ],
+  [
+    "an embedded text beside a text",
+    { content: [{ type: "text", text: "see:" }, { type: "resource", resource: { uri: "file:///a", text: "inside" } }] },
+    "see:\ninside",
+  ],
+  [
+    "an embedded file",
+    { content: [{ type: "resource", resource: { mimeType: "application/pdf", blob: "AAAA" } }] },
+    "[application/pdf, 1 kB]",
+  ],
+  ["a link", { content: [{ type: "resource_link", uri: "https://example.com/a" }] }, "[https://example.com/a]"],
+] as const) {
+  test(`the model does not read base64, and no text is lost: ${name}`, () => {
+    assert.deepEqual(toModelOutput({ output }), { type: "text", value });
+  });
+}
+
+const SHAPES = [null, undefined, 7, "text", [], { content: 7 }, { content: [null, "a", {}] }, { signInRequired: null }];
+for (const output of SHAPES) {
+  test(`an output from a browser may have any shape: ${JSON.stringify(output)}`, () => {
+    assert.equal(typeof toModelOutput({ output }).value, "string");
+  });
+}
