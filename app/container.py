@@ -181,7 +181,7 @@ async def open_container(
         notifications.subscribe(Channel.MODELS, models.notify)
         upstream = await _open_upstream(infrastructure, models, resolve, stack)
         notifications.subscribe(Channel.RUNS, upstream.worker.notify)
-        notifications.subscribe(Channel.SHARED_SERVERS, upstream.shared_server_sync.notify)
+        notifications.subscribe(Channel.SHARED_SERVERS, upstream.shared_server_sync.loop.notify)
         _start_housekeeping(infrastructure, stack, watch=serving)
         _start_indexing(infrastructure, upstream, url, stack, working=working)
         services = _open_services(infrastructure, stack, start=serving)
@@ -317,7 +317,7 @@ async def _open_upstream(
     connector.enqueue_listing = worker.enqueue_listing
     mcp_pool.on_tools_changed = worker.on_tools_changed
     categorizer = Categorizer(database, lambda: models.current.model.id, infrastructure.metrics)
-    worker.on_indexed = categorizer.notify
+    worker.on_indexed = categorizer.loop.notify
     return _Upstream(mcp_pool, connector, indexer, worker, SharedServerSync(indexer, sealer), categorizer)
 
 
@@ -331,11 +331,11 @@ def _start_indexing(
         maintenance = asyncio.create_task(maintain_large_tenants(infrastructure.database, url))
         stack.push_async_callback(_cancel, maintenance)
         if settings.index_concurrency:
-            upstream.shared_server_sync.start()
-            stack.push_async_callback(upstream.shared_server_sync.stop)
+            upstream.shared_server_sync.loop.start()
+            stack.push_async_callback(upstream.shared_server_sync.loop.stop)
             if settings.categories:
-                upstream.categorizer.start()
-                stack.push_async_callback(upstream.categorizer.stop)
+                upstream.categorizer.loop.start()
+                stack.push_async_callback(upstream.categorizer.loop.stop)
     stack.push_async_callback(upstream.worker.stop)
 
 

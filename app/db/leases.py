@@ -4,7 +4,12 @@ A lease saves work, it does not protect data: a process that stalls may go on af
 does must be safe to do twice.
 """
 
-from app.db.engine import Session
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from app.db.engine import Database
+from app.errors import QueryInterrupted, Unavailable
 
 _ACQUIRE = """
     INSERT INTO task_leases (name, holder, lease_until)
@@ -16,10 +21,23 @@ _ACQUIRE = """
 _RELEASE = "UPDATE task_leases SET lease_until = now() WHERE name = %(name)s AND holder = %(holder)s"
 
 
-async def acquire_lease(session: Session, name: str, holder: str, seconds: float) -> bool:
-    """Take or renew the lease of a task. Return False if another process holds it."""
-    return bool(await session.rows(_ACQUIRE, {"name": name, "holder": holder, "seconds": seconds}))
+@dataclass(frozen=True)
+class Lease:
+    """The lease of a task, as one process sees it."""
 
+    database: Database
+    name: str
+    seconds: float
+    holder: str = field(default_factory=lambda: str(uuid.uuid4()))
 
-async def release_lease(session: Session, name: str, holder: str) -> None:
-    await session.rows(_RELEASE, {"name": name, "holder": holder})
+    async def acquire(self) -> bool:
+        """Take or renew it. Return False if another process holds it."""
+        parameters = {"name": self.name, "holder": self.holder, "seconds": self.seconds}
+        async with self.database.system_transaction() as session:
+            return bool(await session.rows(_ACQUIRE, parameters))
+
+    async def release(self) -> None:
+        """Let another process take it at once. If the database is away, it expires."""
+        with suppress(Unavailable, QueryInterrupted):
+            async with self.database.system_transaction() as session:
+                await session.rows(_RELEASE, {"name": self.name, "holder": self.holder})

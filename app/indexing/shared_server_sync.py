@@ -8,7 +8,6 @@ that other runs do not queue up behind thousands.
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,14 +24,14 @@ from app.catalog.shared_servers import (
 from app.catalog.tools import update_tool_counts
 from app.connections.models import ServerConnection
 from app.crypto import Sealer
-from app.db.leases import acquire_lease, release_lease
-from app.errors import NotFound, QueryInterrupted, ToolscoutError, Unavailable
+from app.db.leases import Lease
+from app.errors import NotFound, ToolscoutError, Unavailable
 from app.indexing import queue
+from app.indexing.pass_loop import PassLoop
 from app.indexing.reindex import Indexer
 
 logger = logging.getLogger("toolscout.sharing")
 
-_LEASE = "shared_servers"
 _COUNT_WAITING = """
     SELECT count(*) FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id
     WHERE r.state IN ('queued', 'running') AND s.shared_id IS NOT NULL
@@ -88,50 +87,26 @@ class SharedServerSync:
         self._sealer = sealer
         self._database = indexer.database
         self._config = config or SyncConfig()
-        self._holder = str(uuid.uuid4())
-        self._has_work = asyncio.Event()
+        self._lease = Lease(indexer.database, "shared_servers", self._config.lease_s)
         self._removed_accounts: list[ServerConnection] = []
-        self._loop: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._loop = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Stop, and leave the rest of a pass to other processes."""
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
-            with suppress(Unavailable, QueryInterrupted):
-                await self._release_lease()
-
-    def notify(self) -> None:
-        """Look for differences now: a shared server, or who may use one, has changed."""
-        self._has_work.set()
-
-    async def _run(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.interval_s):
-                    await self._has_work.wait()
-            self._has_work.clear()  # before the query, so that a change during the pass leads to another one
-            try:
-                await self.sync()
-            except (Unavailable, QueryInterrupted):
-                logger.warning("shared servers could not be synchronized, trying again later")
-            except Exception:  # the task's boundary: an error must not end the loop
-                logger.exception("unexpected error while shared servers were synchronized")
+        self.loop = PassLoop("shared_servers", self.sync, interval_s=self._config.interval_s)
 
     async def sync(self) -> int:
         """Bring all copies up to date, unless another process is at it. Return how many were written or removed."""
+        try:
+            return await self._sync_batches()
+        finally:
+            await self._lease.release()
+
+    async def _sync_batches(self) -> int:
         done, failed = 0, list[str]()
-        while await self._acquire_lease():
+        while await self._lease.acquire():
             room = self._config.max_waiting - await self._count_waiting()
             if room <= 0:
                 await asyncio.sleep(self._config.pause_s)
                 continue
             tasks = await self._find_tasks(failed, room)
             if not tasks and not await self._retry_failed_runs(room):
-                await self._release_lease()
                 break
             for task in tasks:
                 if await self._perform(task):
@@ -140,14 +115,6 @@ class SharedServerSync:
                     failed.append(task.user_id)
             await self._revoke_tokens()
         return done
-
-    async def _acquire_lease(self) -> bool:
-        async with self._database.system_transaction() as session:
-            return await acquire_lease(session, _LEASE, self._holder, self._config.lease_s)
-
-    async def _release_lease(self) -> None:
-        async with self._database.system_transaction() as session:
-            await release_lease(session, _LEASE, self._holder)
 
     async def _count_waiting(self) -> int:
         [[(waiting,)]] = await self._database.system_fetch([(_COUNT_WAITING, None)])
@@ -175,7 +142,7 @@ class SharedServerSync:
                 await self._write(task.user_id, task.shared)
         except NotFound:  # the user has just been deleted
             return True
-        except (Unavailable, QueryInterrupted):
+        except Unavailable:
             raise
         except ToolscoutError:
             logger.exception("a shared server could not be copied", extra={"server_id": task.shared_id})

@@ -30,6 +30,7 @@ CREATE TABLE tool_categories (
     name text NOT NULL,
     own_name text,
     words text[] NOT NULL DEFAULT '{}',
+    terms jsonb NOT NULL DEFAULT '{}',
     centroid halfvec,
     created_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (user_id, id)

@@ -4,24 +4,21 @@ What is to be done is stored: users whose catalogue has another version than the
 process ends, and a user whose catalogue has not changed costs nothing.
 """
 
-import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from app.db.engine import Database
-from app.db.leases import acquire_lease, release_lease
-from app.errors import QueryInterrupted, Unavailable
+from app.db.leases import Lease
+from app.errors import Unavailable
 from app.indexing.categories.maker import make_categories
 from app.indexing.categories.store import list_due_users
+from app.indexing.pass_loop import PassLoop
 from app.observability.metrics import Metrics
 
 logger = logging.getLogger("toolscout.categories")
 
-_LEASE = "categories"
 _USERS_AT_ONCE = 50
 
 
@@ -52,59 +49,36 @@ class Categorizer:
         self._database = database
         self._get_model = get_model
         self._metrics = metrics
-        self._config = config or CategorizerConfig()
-        self._holder = str(uuid.uuid4())
-        self._has_work = asyncio.Event()
-        self._loop: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._loop = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
-
-    def notify(self) -> None:
-        """Look for due users soon: an index run has finished."""
-        self._has_work.set()
-
-    async def _run(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.interval_s):
-                    await self._has_work.wait()
-            await asyncio.sleep(self._config.debounce_s)
-            self._has_work.clear()  # before the query, so that a change during the pass leads to another one
-            started = time.monotonic()
-            try:
-                await self.run_pass()
-            except (Unavailable, QueryInterrupted):
-                logger.warning("categories could not be made, trying again later")
-            except Exception:  # the task's boundary: an error must not end the loop
-                logger.exception("unexpected error while categories were made")
-            await asyncio.sleep(self._config.pause_factor * (time.monotonic() - started))
+        config = config or CategorizerConfig()
+        self._patience_s = config.patience_s
+        self.lease = Lease(database, "categories", config.lease_s)
+        self.loop = PassLoop(
+            "categories",
+            self.run_pass,
+            interval_s=config.interval_s,
+            debounce_s=config.debounce_s,
+            pause_factor=config.pause_factor,
+        )
 
     async def run_pass(self) -> int:
         """Bring all categories up to date, unless another process is at it. Return how many users' have changed.
 
         A user who is still due afterwards waits for the next pass.
         """
-        if not await self._acquire_lease():
+        if not await self.lease.acquire():
             return 0
         try:
             return await self._make_all()
         finally:
-            with suppress(Unavailable, QueryInterrupted):  # it expires
-                await self._release_lease()
+            await self.lease.release()
 
     async def _make_all(self) -> int:
-        changed, patience_s = 0, self._config.patience_s
+        changed, patience_s = 0, self._patience_s
         users = await list_due_users(self._database, self._get_model(), "", _USERS_AT_ONCE, patience_s)
         while users:
             for user_id in users:
                 changed += await self._make(user_id)
-                if not await self._acquire_lease():
+                if not await self.lease.acquire():
                     return changed
             users = await list_due_users(self._database, self._get_model(), users[-1], _USERS_AT_ONCE, patience_s)
         return changed
@@ -124,11 +98,3 @@ class Categorizer:
             self._metrics.categorizations.labels(outcome).inc()
             self._metrics.categorization_seconds.observe(time.perf_counter() - started)
         return outcome == "changed"
-
-    async def _acquire_lease(self) -> bool:
-        async with self._database.system_transaction() as session:
-            return await acquire_lease(session, _LEASE, self._holder, self._config.lease_s)
-
-    async def _release_lease(self) -> None:
-        async with self._database.system_transaction() as session:
-            await release_lease(session, _LEASE, self._holder)

@@ -243,10 +243,10 @@ async def test_the_background_task_makes_categories_of_users_whose_tools_have_ch
 async def test_only_one_process_at_a_time_makes_categories(container: Container, user: TestUser) -> None:
     await add_all(user)
     first, second = (Categorizer(container.database, lambda: container.model.id, container.metrics) for _ in range(2))
-    assert await first._acquire_lease()
+    assert await first.lease.acquire()
     assert await second.run_pass() == 0
     assert await read(user) == {}
-    await first._release_lease()
+    await first.lease.release()
     await second.run_pass()
     assert len(await read(user)) == 3
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from app.container import Container, open_container
+from app.db.leases import Lease
 from app.errors import Forbidden
 from app.indexing import store
 from app.indexing.shared_server_sync import SharedServerSync, SyncConfig
@@ -28,9 +29,9 @@ WRITE = tool("write_page", "Writes a page of the handbook.")
 @pytest.fixture
 async def stopped_sync(service: Container, admin: httpx.AsyncClient) -> AsyncIterator[SharedServerSync]:
     """The service's own task, which does not run during the test; it does when `admin` cleans up."""
-    await service.shared_server_sync.stop()
+    await service.shared_server_sync.loop.stop()
     yield service.shared_server_sync
-    service.shared_server_sync.start()
+    service.shared_server_sync.loop.start()
     await settle(service)
 
 
@@ -220,9 +221,14 @@ async def test_a_process_that_ends_between_two_batches_is_continued_by_another(
             raise asyncio.CancelledError
         return await perform(task)  # type: ignore[arg-type]
 
+    async def keep(_: object) -> None:
+        """A process that is killed releases nothing."""
+
     monkeypatch.setattr(dying, "_perform", perform_and_die)
-    with pytest.raises(asyncio.CancelledError):
-        await dying.sync()
+    with monkeypatch.context() as killed:
+        killed.setattr(Lease, "release", keep)
+        with pytest.raises(asyncio.CancelledError):
+            await dying.sync()
     assert await count_copies(service, shared["id"]) == 5
     successor = SharedServerSync(service.indexer, service.sealer)
     assert await successor.sync() == 0, "the lease of the other process has not expired"

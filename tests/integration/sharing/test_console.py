@@ -98,13 +98,13 @@ async def test_the_page_polls_until_all_members_are_ready(
     path = f"{PAGES}/{shared['id']}"
     await settle(service)
     assert "data-poll" not in await admin_console.get_page(path)
-    await service.shared_server_sync.stop()
+    await service.shared_server_sync.loop.stop()
     try:
         await admin_console.submit(f"{path}/change", name="wiki", user_ids=member.id, credentials="member")
         assert f'data-poll="{path}/runs"' in await admin_console.get_page(path)
         assert "0 of 1" in await admin_console.get_page(f"{path}/runs")
     finally:
-        service.shared_server_sync.start()
+        service.shared_server_sync.loop.start()
     await settle(service)
     assert "1 of 1" in await admin_console.get_page(f"{path}/runs")
 

@@ -106,7 +106,7 @@ async def test_a_user_who_leaves_cannot_call_even_before_the_copy_is_gone(
 ) -> None:
     shared = await share_wiki(admin, mcp, user_ids=[member.id, stranger.id])
     await settle(service)
-    await service.shared_server_sync.stop()
+    await service.shared_server_sync.loop.stop()
     try:
         assert (await member.execute("read_page")).status_code == 200
         await admin.patch(f"/shared-servers/{shared['id']}", json={"user_ids": [stranger.id]})
@@ -114,7 +114,7 @@ async def test_a_user_who_leaves_cannot_call_even_before_the_copy_is_gone(
         assert (await stranger.execute("read_page")).status_code == 200
         assert len(sent_headers(mcp)) == 2
     finally:
-        service.shared_server_sync.start()
+        service.shared_server_sync.loop.start()
 
 
 async def test_an_announced_change_lists_the_source(
