@@ -229,6 +229,7 @@ async def test_a_request_is_sent_without_tools_if_toolscout_is_down(
         {"user": ["a"]},
         {"tools": [{"type": "function", "function": None}]},
         {"tools": 7},
+        {"tools": "roll_dice"},
         {"metadata": 7},
         {"metadata": {"toolscout": {"tags": {"a"}}}},
         {"messages": {"a": 1}},

@@ -371,6 +371,21 @@ async def test_a_later_tool_does_not_change_the_prompt_before_the_models_reasoni
     assert weather.calls == [("get_forecast", OSLO), ("send_mail", {})][: 2 if announced else 1]
 
 
+async def test_no_tool_is_given_up_that_signed_reasoning_is_bound_to(
+    toolscout: AsyncToolscout, weather: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MAX_KEPT", 1)
+    fake = FakeModel()
+    with running_fake_model(fake) as url:
+        model = OpenAIResponsesModel("gpt-5.6", provider=OpenAIProvider(base_url=url, api_key="none"))
+        toolset: ToolscoutToolset[Any] = ToolscoutToolset(toolscout, fill=True, limit=2, similarity_threshold=0.0)
+        agent: Agent[Any, Any] = Agent(model, toolsets=[toolset])
+        first = await agent.run(MESSAGE)
+        second = await agent.run(MAIL_MESSAGE, message_history=first.all_messages())
+    assert "no such address" in second.output
+    assert (fake.rejections, fake.dropped) == ([], [])
+
+
 async def test_the_example_answers_two_messages_of_one_conversation(
     address: str,
     user: TestUser,

@@ -7,6 +7,7 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelResponse,
     TextContent,
+    ThinkingPart,
     ToolAvailabilityDeltaPart,
     ToolReturnPart,
     UserPromptPart,
@@ -17,6 +18,8 @@ from toolscout_client.adapters._discovery import MAX_KEPT, make_message, was_cal
 from toolscout_client.models import Json
 
 _METADATA_KEY = "toolscout_tools"
+_MAX_SENT = 200
+"""Toolscout accepts no more tools to keep."""
 
 
 def record_tools(messages: Sequence[ModelMessage], tools: Sequence[CallableTool]) -> None:
@@ -27,13 +30,17 @@ def record_tools(messages: Sequence[ModelMessage], tools: Sequence[CallableTool]
 
 
 def list_kept(messages: Sequence[ModelMessage]) -> list[str]:
-    """Return the keys of the tools that the model has, or of those that it has called if there are too many."""
+    """Return the keys of the tools that the model has, or of those that it has called if there are too many.
+
+    With fewer tools, what precedes the model's reasoning changes: signed reasoning would be refused.
+    """
     requests = (message for message in reversed(messages) if isinstance(message, ModelRequest))
     recorded: list[Json] = next(
         (found for request in requests if (found := (request.metadata or {}).get(_METADATA_KEY))), []
     )
-    if len(recorded) > MAX_KEPT:
-        responses = (message for message in messages if isinstance(message, ModelResponse))
+    responses = [message for message in messages if isinstance(message, ModelResponse)]
+    is_signed = any(isinstance(part, ThinkingPart) and part.signature for each in responses for part in each.parts)
+    if len(recorded) > (_MAX_SENT if is_signed else MAX_KEPT):
         called = {call.tool_name for response in responses for call in response.tool_calls}
         recorded = [tool for tool in recorded if was_called(tool["name"], called)]
     return [tool["tool_key"] for tool in recorded]

@@ -159,7 +159,9 @@ def _take_switch(request: Json) -> Any:
 
 
 def _append_tools(own: Any, found: Sequence[Json]) -> list[Any]:
-    tools = list(own or ())
+    tools = [] if own is None else own
+    if not isinstance(tools, list | tuple):
+        raise TypeError("`tools` is no list")
     taken = set(map(_get_name, tools))
     return [*tools, *(tool for tool in found if _get_name(tool) not in taken)]
 
