@@ -230,6 +230,7 @@ def test_the_answers_in_the_readme_are_the_real_ones(demo: Service, tmp_path: Pa
     [
         ("chat_backend", ['get_current_time {"timezone": "Tokyo"}', 'calculate {"expression": "(17.5 + 4) * 3"}']),
         ("anthropic_tool_search", ['get_current_time {"timezone": "Tokyo"}']),
+        ("anthropic_deferred_tools", ['get_current_time {"timezone": "Tokyo"}']),
         ("openai_tool_search", ['get_current_time {"timezone": "Tokyo"}']),
     ],
 )
