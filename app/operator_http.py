@@ -26,13 +26,21 @@ def make_http_client(max_connections: int, key: str | None = None) -> httpx2.Asy
     }
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
+    limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+    transport = _Transport(trust_env=False, limits=limits)
     return httpx2.AsyncClient(
-        headers=headers,
-        timeout=None,
-        follow_redirects=False,
-        trust_env=False,
-        limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+        headers=headers, timeout=None, follow_redirects=False, trust_env=False, transport=transport
     )
+
+
+class _Transport(httpx2.AsyncHTTPTransport):
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send the request. A connection that the server resets as soon as it is made has no socket any more when anyio
+        asks it for its address: a failure to connect, not of ours."""
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:
+            raise httpx2.ConnectError("the connection was reset", request=request) from error
 
 
 async def read_answer(response: httpx2.Response, max_bytes: int) -> bytes:
