@@ -6,6 +6,9 @@ revision = "2026_11_18_decisions"
 down_revision = "2026_11_18_adaptive_cut"
 
 UPGRADE = """
+-- Old processes go on to read and write discovery_enabled. False was always somebody's choice; true was the default.
+-- First, as it takes the stronger lock: one that grows within a transaction ends in a deadlock with those processes.
+ALTER TABLE users ADD COLUMN discovery_pinned boolean NOT NULL DEFAULT false;
 CREATE TABLE decisions (
     user_id text NOT NULL REFERENCES users (id) ON DELETE CASCADE,
     id text NOT NULL,
@@ -30,8 +33,6 @@ CREATE INDEX decisions_of_all ON decisions (at, id);
 CREATE INDEX decisions_request ON decisions (request_id);
 GRANT SELECT, INSERT, DELETE ON decisions TO toolscout_app;
 ALTER TABLE decisions ENABLE ROW LEVEL SECURITY;
--- Old processes go on to read and write discovery_enabled. False was always somebody's choice; true was the default.
-ALTER TABLE users ADD COLUMN discovery_pinned boolean NOT NULL DEFAULT false;
 """
 
 OWN = "user_id = (SELECT current_setting('app.user_id', true))"
