@@ -17,7 +17,7 @@ from tests.support.factories import ADMIN_KEY, tool
 from tests.support.known_tools import pick_known_tools
 from tests.support.mcp_server import FakeMcpServer
 from tests.support.python_client import AnyClient, Kind, expect_error, open_client
-from tests.support.shared_servers import settle
+from tests.support.worker_steps import until
 from toolscout_client import (
     ArgumentsInvalid,
     AsyncToolscout,
@@ -466,8 +466,15 @@ async def test_the_life_cycle_of_users_and_keys(administrator: AnyClient, kind: 
 
 
 async def test_the_life_cycle_of_a_shared_server(
-    administrator: AnyClient, any_client: AnyClient, user: TestUser, container: Container
+    administrator: AnyClient, any_client: AnyClient, user: TestUser
 ) -> None:
+    async def has_servers(count: int) -> bool:
+        return len(await any_client.all(lambda client: client.servers.list())) == count
+
+    async def is_ready() -> bool:
+        server: SharedServer = await administrator(lambda client: client.shared_servers.get(shared.id))
+        return server.members.ready == 1
+
     name = f"shared-{uuid.uuid4().hex[:8]}"
     shared = await administrator(
         lambda client: client.shared_servers.create(name, "push", user_ids=[user.id], credentials="operator")
@@ -475,7 +482,7 @@ async def test_the_life_cycle_of_a_shared_server(
     assert isinstance(shared, SharedServer)
     assert (shared.name, shared.user_ids, shared.credentials, shared.everyone) == (name, [user.id], "operator", False)
     await administrator(lambda client: client.servers.push_tools(shared.id, [FORECAST], wait=True))
-    await settle(container)
+    await until(is_ready)
     read = await administrator(lambda client: client.shared_servers.get(shared.id))
     assert (read.members.total, read.members.ready, read.tool_count) == (1, 1, 1)
     [copy] = await any_client.all(lambda client: client.servers.list())
@@ -485,8 +492,7 @@ async def test_the_life_cycle_of_a_shared_server(
     changed = await administrator(lambda client: client.shared_servers.update(shared.id, groups=["staff"], user_ids=[]))
     assert (changed.groups, changed.user_ids) == (["staff"], [])
     assert (await administrator(lambda client: client.shared_servers.reindex(shared.id))).server_id == shared.id
-    await settle(container)
-    assert await any_client.all(lambda client: client.servers.list()) == []
+    await until(lambda: has_servers(0))
     listed = await administrator.all(lambda client: client.shared_servers.list())
     assert shared.id in {each.id for each in listed}
     await administrator(lambda client: client.shared_servers.delete(shared.id))
