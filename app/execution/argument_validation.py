@@ -35,6 +35,8 @@ _ARGUMENTS_BUDGET_S = 0.25
 _MAX_ERRORS = 50
 _MAX_MESSAGE = 300
 _MAX_SUGGESTIONS = 3
+_SIZES = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+"""Keywords whose messages do not name the limit."""
 _MAX_PATTERN_WORK = 20_000_000
 
 Keyword = Callable[[Any, Any, Any, Any], Iterable[ValidationError] | None]
@@ -109,9 +111,10 @@ def _get_dialect(schema: Json) -> Any:
 
 
 def _render_error(error: ValidationError) -> dict[str, Any]:
+    limit = f" ({error.validator}: {error.validator_value})" if error.validator in _SIZES else ""
     return {
         "loc": ["arguments", *error.absolute_path],
-        "msg": _shorten_message(error.message),
+        "msg": _shorten_message(error.message) + limit,
         "type": str(error.validator),
     }
 

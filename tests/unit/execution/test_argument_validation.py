@@ -82,6 +82,12 @@ def test_every_error_is_reported_with_its_path() -> None:
     assert all(item["msg"] for item in found)
 
 
+@pytest.mark.parametrize(("limit", "value"), [("maxItems", [1, 2, 3]), ("minItems", [1]), ("maxLength", "long")])
+def test_an_error_about_a_size_names_the_limit(limit: str, value: Any) -> None:
+    [error] = find_errors(schema_with({limit: 2}), {"a": value})
+    assert error["msg"].endswith(f" ({limit}: 2)")
+
+
 def test_the_number_and_length_of_errors_are_bounded() -> None:
     found = find_errors(schema_with({"items": {"type": "integer"}}), {"a": ["x" * 10_000] * 1_000})
     assert len(found) == 50
