@@ -79,16 +79,12 @@ async def play(toolscout: Toolscout, vendor: str, source_type: Any) -> Replay:
 
 @pytest.fixture(scope="module")
 async def chatter(container: Container, address: str) -> AsyncIterator[TestUser]:
+    """A user with the 200 tools."""
     async with new_user(container) as created:
-        await connect_servers(created, address)
+        headers = {"Authorization": f"Bearer {created.key}"}
+        with httpx.Client(base_url=address, headers=headers, timeout=120) as client:
+            await asyncio.to_thread(push_servers, client)
         yield created
-
-
-async def connect_servers(user: TestUser, address: str) -> dict[str, str]:
-    """Give the user the 200 tools, and return the ids of their servers by name."""
-    headers = {"Authorization": f"Bearer {user.key}"}
-    with httpx.Client(base_url=address, headers=headers, timeout=120) as client:
-        return await asyncio.to_thread(push_servers, client)
 
 
 @pytest.fixture
@@ -150,29 +146,44 @@ FIND_FREE_TIME, CREATE_EVENT = "find_free_time", "create_event"
 CHANGED_AFTER = 5
 
 
-async def replace_calendar(user: TestUser, address: str, server_id: str) -> None:
-    """Let one of the tools that the model has called vanish, and describe the other in another way."""
-    tools = [tool for tool in read_servers()["calendar"] if tool["name"] != CREATE_EVENT]
-    changed = [
-        {**tool, "description": "Find free slots."} if tool["name"] == FIND_FREE_TIME else tool for tool in tools
-    ]
-    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {user.key}"}, timeout=120) as client:
-        await asyncio.to_thread(push_tools, client, server_id, changed)
+@dataclass
+class Calendar:
+    server_id: str
+    client: httpx.Client
+
+    async def replace(self) -> None:
+        """Let one of the tools that the model has called vanish, and describe the other in another way."""
+        tools = [tool for tool in read_servers()["calendar"] if tool["name"] != CREATE_EVENT]
+        await self._push(
+            [{**tool, "description": "Find free slots."} if tool["name"] == FIND_FREE_TIME else tool for tool in tools]
+        )
+
+    async def restore(self) -> None:
+        await self._push(read_servers()["calendar"])
+
+    async def _push(self, tools: list[Json]) -> None:
+        await asyncio.to_thread(push_tools, self.client, self.server_id, tools)
+
+
+@pytest.fixture
+async def calendar(chatter: TestUser, address: str) -> AsyncIterator[Calendar]:
+    servers = (await chatter.http.get("/servers", params={"limit": 200})).json()["items"]
+    [server_id] = [server["id"] for server in servers if server["name"] == "calendar"]
+    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {chatter.key}"}, timeout=120) as client:
+        calendar = Calendar(server_id, client)
+        yield calendar
+        await calendar.restore()
 
 
 @for_all_changes
 async def test_a_tool_that_vanishes_and_one_that_changes_are_taken_from_claude(
-    user: TestUser, address: str, source_type: Any
+    toolscout: Toolscout, calendar: Calendar, source_type: Any
 ) -> None:
-    calendar = (await connect_servers(user, address))["calendar"]
-    with (
-        Toolscout(address, user.key) as toolscout,
-        open_replay(toolscout, "Anthropic", source_type) as replay,
-    ):
+    with open_replay(toolscout, "Anthropic", source_type) as replay:
         for turn in range(1, MESSAGES + 1):
             await asyncio.to_thread(replay.chat.take_turn, turn)
             if turn == CHANGED_AFTER:
-                await replace_calendar(user, address, calendar)
+                await calendar.replace()
     change = replay.source.offers[CHANGED_AFTER].change
     assert change is not None
     removed = {block["tool"]["name"] for block in change["content"] if block["type"] == "tool_removal"}
@@ -184,13 +195,14 @@ async def test_a_tool_that_vanishes_and_one_that_changes_are_taken_from_claude(
 
 
 @for_all_changes
-async def test_openai_may_not_call_a_tool_that_has_vanished(user: TestUser, address: str, source_type: Any) -> None:
-    calendar = (await connect_servers(user, address))["calendar"]
-    with Toolscout(address, user.key) as toolscout, open_replay(toolscout, "OpenAI", source_type) as replay:
+async def test_openai_may_not_call_a_tool_that_has_vanished(
+    toolscout: Toolscout, calendar: Calendar, source_type: Any
+) -> None:
+    with open_replay(toolscout, "OpenAI", source_type) as replay:
         for turn in range(1, MESSAGES + 1):
             await asyncio.to_thread(replay.chat.take_turn, turn)
             if turn == CHANGED_AFTER:
-                await replace_calendar(user, address, calendar)
+                await calendar.replace()
     before, after = replay.source.offers[CHANGED_AFTER - 1 : CHANGED_AFTER + 1]
     assert before.allowed is None
     assert after.allowed is not None
