@@ -1,7 +1,7 @@
 """`keep` with a `conversation_id`: Toolscout remembers which tools a conversation has."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -405,12 +405,19 @@ async def test_a_conversation_costs_one_read_and_one_write(container: Container,
     for _ in range(2):
         await ask(chatter, RAIN)
         await container.discoverer.snapshots.wait_loaded()
-    with counted_round_trips() as plain:
-        await chatter.discover(RAIN, limit=1)
-    with counted_round_trips() as remembered:
-        await ask(chatter, RAIN)
-    assert plain.count == 1
-    assert remembered.count <= plain.count + 1 + 3, "to read, and to begin, write and commit"
+
+    async def count_least(send: Callable[[], Awaitable[Json]]) -> int:
+        """Of several requests, since usage is also written in the background."""
+        counts = []
+        for _ in range(5):
+            with counted_round_trips() as round_trips:
+                await send()
+            counts.append(round_trips.count)
+        return min(counts)
+
+    plain = await count_least(lambda: chatter.discover(RAIN, limit=1))
+    remembered = await count_least(lambda: ask(chatter, RAIN))
+    assert (plain, remembered) == (1, 1 + 1 + 3), "to read, and to begin, write and commit"
 
 
 @pytest.mark.parametrize(
