@@ -1,7 +1,7 @@
 """`keep` with a `conversation_id`: Toolscout remembers which tools a conversation has."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -24,7 +24,7 @@ from tests.support.checks import assert_problem
 from tests.support.clients import TestUser, new_user, open_client
 from tests.support.factories import OpenService, outbound_allow, tool
 from tests.support.mcp_server import FakeMcpServer
-from tests.support.round_trips import counted_round_trips
+from tests.support.round_trips import count_least_round_trips
 
 Json = dict[str, Any]
 
@@ -405,18 +405,8 @@ async def test_a_conversation_costs_one_read_and_one_write(container: Container,
     for _ in range(2):
         await ask(chatter, RAIN)
         await container.discoverer.snapshots.wait_loaded()
-
-    async def count_least(send: Callable[[], Awaitable[Json]]) -> int:
-        """Of several requests, since usage is also written in the background."""
-        counts = []
-        for _ in range(5):
-            with counted_round_trips() as round_trips:
-                await send()
-            counts.append(round_trips.count)
-        return min(counts)
-
-    plain = await count_least(lambda: chatter.discover(RAIN, limit=1))
-    remembered = await count_least(lambda: ask(chatter, RAIN))
+    plain = await count_least_round_trips(lambda: chatter.discover(RAIN, limit=1))
+    remembered = await count_least_round_trips(lambda: ask(chatter, RAIN))
     assert (plain, remembered) == (1, 1 + 1 + 3), "to read, and to begin, write and commit"
 
 

@@ -1,6 +1,7 @@
 """How often a discovery waits for Postgres, from authentication to the answer."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,7 @@ from app.discovery.request import DiscoveryRequest
 from app.search.query import parse_query
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import OpenService, tool
-from tests.support.round_trips import counted_round_trips
+from tests.support.round_trips import count_least_round_trips, counted_round_trips
 
 TOOLS = [tool("show_file", "show a file"), tool("send_mail", "send an email")]
 
@@ -21,10 +22,14 @@ async def in_postgres(open_service: OpenService) -> AsyncIterator[Container]:
         yield container
 
 
+async def send(container: Container, user: TestUser, message: str, project_id: str | None = None) -> None:
+    caller = await container.authenticator.authenticate(user.key, None)
+    await discover(container.discoverer, caller, DiscoveryRequest(parse_query(message), project_id))
+
+
 async def count_trips(container: Container, user: TestUser, message: str, project_id: str | None = None) -> int:
     with counted_round_trips() as trips:
-        caller = await container.authenticator.authenticate(user.key, None)
-        await discover(container.discoverer, caller, DiscoveryRequest(parse_query(message), project_id))
+        await send(container, user, message, project_id)
     return trips.count
 
 
@@ -33,8 +38,8 @@ async def test_a_search_in_memory_takes_one_round_trip(container: Container, use
     for _ in range(2):
         await count_trips(container, user, "show the file")
         await container.discoverer.snapshots.wait_loaded()
-    assert await count_trips(container, user, "show the file") == 1
-    assert await count_trips(container, user, "send an email to Ann") == 1
+    for message in ("show the file", "send an email to Ann"):
+        assert await count_least_round_trips(partial(send, container, user, message)) == 1
 
 
 async def test_a_known_question_takes_two_round_trips_in_postgres(in_postgres: Container) -> None:
