@@ -8,12 +8,13 @@ from app.catalog.visibility import Scope
 from app.db.engine import Session
 from app.db.tables import EVERYONE
 
-# Tools that their servers have removed are stored for a while, without a search row.
+# whether the caller may know of a tool: one that is confined to a project knows those of the project alone
 _MAY_KNOW = """
     (NOT %(confined)s OR EXISTS (
         SELECT FROM mcp_tool_embeddings v WHERE v.user_id = {tool}.user_id AND v.tool_id = {tool}.id
         AND v.model = %(model)s AND %(project)s::bigint = ANY(v.projects)))
 """
+# Tools that their servers have removed are stored for a while, without a search row.
 _STORED = f"""
     SELECT t.id, s.name, t.name, EXISTS (
         SELECT FROM mcp_tools o WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
