@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Literal, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 import psycopg
 from pgvector.psycopg import register_vector_async
-from psycopg import sql
 from sqlalchemy import Executable, event
 from sqlalchemy.engine import CursorResult, ScalarResult, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
@@ -23,7 +22,8 @@ from sqlalchemy.pool import NullPool
 
 from app.db.fair_shares import Lane, Owner
 from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
-from app.db.pool import ConnectionPool, PooledConnection, PoolTimeout
+from app.db.pool import MODE, ConnectionPool, PooledConnection, PoolTimeout
+from app.db.scope import APP_ROLE, SETTINGS, STATEMENT_TIMEOUT_S, Mode, Scope, open_fetch, open_transaction
 from app.errors import ConfigurationError, DatabaseDown, QueryFailed, QueryInterrupted
 from app.observability.metrics import Metrics
 
@@ -32,32 +32,25 @@ logger = logging.getLogger("toolscout.db")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-APP_ROLE = "toolscout_app"
+# the second one names a table that is not there without the extension
+_HAS_CITUS = "SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL"
+_IS_DISTRIBUTED = "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_dist_partition WHERE logicalrelid = to_regclass('users'))"
 
-_STATEMENT_TIMEOUT_S = 30
+Pooler = Literal["none", "transaction", "transaction_prepared"]
+"""What stands between the service and Postgres. The role of each transaction is local to it in any case.
 
-# ROLE: neither superuser nor owner, so that row-level security applies, whichever role the URL names.
-# plan_cache_mode: each statement is planned once, for all users. Planning a search takes as long as running it, every
-#   statement filters by tenant first, and a plan that never changes cannot change for the worse.
-# jit: compiling costs more than our short statements take.
-# work_mem: keeps the scan of a large tenant in memory.
-_ON_CONNECT = f"""
-    SET ROLE {APP_ROLE};
-    SET plan_cache_mode = force_generic_plan;
-    SET jit = off;
-    SET work_mem = '32MB';
-    SET statement_timeout = '{_STATEMENT_TIMEOUT_S}s';
+- `none`: a connection is the service's own, and has the app role also between transactions.
+- `transaction`: a pooler in transaction mode, which keeps neither settings nor prepared statements of a session.
+- `transaction_prepared`: one that keeps prepared statements.
 """
+_PREPARING: Mapping[Pooler, Mapping[str, Any]] = {
+    "none": {},
+    "transaction": {"prepare_threshold": None},
+    "transaction_prepared": {},
+}
 
-_SYSTEM_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.scope', 'system', true)")
-_USER_SCOPE = sql.SQL("BEGIN; SELECT set_config('app.user_id', {}, true)")
-_SNAPSHOT = sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT set_config('app.user_id', {}, true)")
-
-# Read-only, since a fetch is repeated if its connection is lost: a write could be done twice.
-_FETCH_AS_SYSTEM = "SELECT set_config('app.scope', 'system', true), set_config('transaction_read_only', 'on', true)"
-_FETCH_AS_USER = "SELECT set_config('app.user_id', %(user_id)s, true), set_config('transaction_read_only', 'on', true)"
-_BEGIN_SNAPSHOT: Statement = ("BEGIN ISOLATION LEVEL REPEATABLE READ", None)
-_COMMIT: Statement = ("COMMIT", None)
+# The role, too, although each transaction sets it: a statement outside of all transactions must not be the owner's.
+_ON_CONNECT = "; ".join([f"SET ROLE {APP_ROLE}", *(f"SET {name} = '{value}'" for name, value in SETTINGS.items())])
 
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 _POOL_WAIT_S = 5
@@ -150,6 +143,11 @@ class Session:
             cursor = await self._driver.execute(statement, parameters, binary=binary)
             return [] if cursor.rownumber is None else await cursor.fetchall()
 
+    async def pipeline(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Return the rows of each statement, in one round trip. If one fails, those after it are not run."""
+        with self._translate_errors():
+            return await run_pipeline(self._driver, statements)
+
     async def stream(self, statement: str, parameters: Mapping[str, Any]) -> AsyncIterator[tuple[Any, ...]]:
         """Yield rows, in binary form, as they arrive: the event loop is free between two of them."""
         with self._translate_errors():
@@ -224,21 +222,24 @@ class BatchReader:
 
 
 class Database:
-    def __init__(self, url: str, pool_size: int, metrics: Metrics | None = None) -> None:
-        """Commands pass no `metrics`: nobody could scrape them."""
+    def __init__(self, url: str, pool_size: int, metrics: Metrics | None = None, *, pooler: Pooler = "none") -> None:
+        """Commands pass no `metrics`: nobody could scrape them. `pooler` says what the URL leads to."""
         self._engine = create_async_engine(
             driver_url(url),
             poolclass=NullPool,  # `ConnectionPool` keeps the connections
             pool_reset_on_return=None,
             hide_parameters=True,  # a logged error must not contain a user's texts
             isolation_level="AUTOCOMMIT",  # `_transaction` begins and commits
-            connect_args={"connect_timeout": _CONNECT_S},
+            connect_args={"connect_timeout": _CONNECT_S, **_PREPARING[pooler]},
         )
+        self._mode = Mode.SESSION if pooler == "none" else Mode.TRANSACTION
+        self.is_distributed = False
+        """Whether Citus distributes the tables, as the newest connection has found them."""
         self._pool_size = pool_size
         self._pool = ConnectionPool(self._engine.connect, pool_size, _POOL_WAIT_S, metrics or Metrics())
         self._pinging: asyncio.Task[None] | None = None
         self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        event.listen(self._engine.sync_engine, "connect", _prepare_connection)
+        event.listen(self._engine.sync_engine, "connect", self._prepare_connection)
         event.listen(self._engine.sync_engine, "engine_disposed", lambda _: self._pool.expire_connections())
 
     @property
@@ -248,7 +249,7 @@ class Database:
     @asynccontextmanager
     async def transaction(self, user_id: str) -> AsyncIterator[Session]:
         """Open a transaction that can see and write the rows of this user only."""
-        async with self._transaction(_USER_SCOPE.format(user_id), user_id) as session:
+        async with self._transaction(Scope(user_id), user_id) as session:
             yield session
 
     @asynccontextmanager
@@ -260,7 +261,7 @@ class Database:
         """
         writing = self._writing.setdefault(user_id, asyncio.Lock())
         try:
-            async with asyncio.timeout(_STATEMENT_TIMEOUT_S):
+            async with asyncio.timeout(STATEMENT_TIMEOUT_S):
                 await writing.acquire()
         except TimeoutError as error:
             raise QueryInterrupted("other changes of this user are still being made; try again shortly") from error
@@ -273,13 +274,13 @@ class Database:
     @asynccontextmanager
     async def snapshot(self, user_id: str) -> AsyncIterator[Session]:
         """Open a read-only transaction whose statements all see the same state of this user's rows."""
-        async with self._transaction(_SNAPSHOT.format(user_id), user_id) as session:
+        async with self._transaction(Scope(user_id), user_id, snapshot=True) as session:
             yield session
 
     @asynccontextmanager
     async def system_transaction(self) -> AsyncIterator[Session]:
         """Open a transaction across users: to look up keys and queued runs, for administrators, for statistics."""
-        async with self._transaction(_SYSTEM_SCOPE, Lane.SYSTEM) as session:
+        async with self._transaction(Scope(), Lane.SYSTEM) as session:
             yield session
 
     async def fetch(self, user_id: str, statements: Sequence[Statement], *, snapshot: bool = False) -> list[Rows]:
@@ -288,10 +289,7 @@ class Database:
         For reading: a statement that writes is rejected. Each statement sees what is committed when it starts; with
         `snapshot`, all see the same state.
         """
-        scope: Statement = (_FETCH_AS_USER, {"user_id": user_id})
-        if snapshot:
-            return (await self._fetch([_BEGIN_SNAPSHOT, scope, *statements, _COMMIT], user_id))[2:-1]
-        return (await self._fetch([scope, *statements], user_id))[1:]
+        return await self._fetch(statements, Scope(user_id), user_id, snapshot=snapshot)
 
     def reader(self, user_id: str) -> "UserReader":
         """Return what runs single statements for this user, each in one round trip."""
@@ -300,14 +298,21 @@ class Database:
     async def system_fetch(self, statements: Sequence[Statement], *, urgent: bool = False) -> list[Rows]:
         """Like `fetch`, across users. `urgent`: for authentication, which nobody's work may delay."""
         lane = Lane.AUTHENTICATION if urgent else Lane.SYSTEM
-        return (await self._fetch([(_FETCH_AS_SYSTEM, None), *statements], lane))[1:]
+        return await self._fetch(statements, Scope(), lane)
 
-    async def _fetch(self, statements: Sequence[Statement], owner: Owner) -> list[Rows]:
+    async def _fetch(
+        self, statements: Sequence[Statement], scope: Scope, owner: Owner, *, snapshot: bool = False
+    ) -> list[Rows]:
         async def attempt() -> list[Rows]:
             connection = await self._pool.acquire(owner)
             try:
+                opening = open_fetch(scope, connection.mode, snapshot=snapshot)
+                bound = [*opening.statements, *statements]
                 with _translate_errors(connection.driver):
-                    return await run_pipeline(connection.driver, statements)
+                    rows = await run_pipeline(
+                        connection.driver, bound, opening=opening.texts, commit=bool(opening.texts)
+                    )
+                return rows[len(opening.statements) :]
             finally:
                 await self._pool.release(owner, connection)
 
@@ -317,12 +322,11 @@ class Database:
             raise _database_down() from error
 
     @asynccontextmanager
-    async def _transaction(self, begin: sql.SQL | sql.Composed, owner: Owner) -> AsyncIterator[Session]:
+    async def _transaction(self, scope: Scope, owner: Owner, *, snapshot: bool = False) -> AsyncIterator[Session]:
         async def attempt() -> PooledConnection:
             connection = await self._pool.acquire(owner)
             try:
-                # both statements in one round trip: a prepared statement could hold only one
-                await connection.driver.execute(begin, prepare=False)
+                await _begin(connection, scope, snapshot=snapshot)
             except BaseException:
                 await self._pool.release(owner, connection)
                 raise
@@ -372,18 +376,42 @@ class Database:
         await self._pool.close()
         await self._engine.dispose()
 
+    def _prepare_connection(self, connection: Any, record: Any) -> None:
+        connection.autocommit = True
+        try:
+            connection.run_async(register_vector_async)
+            self.is_distributed = _has_distributed_tables(connection)
+            record.info[MODE] = Mode.DISTRIBUTED if self.is_distributed else self._mode
+            if self._mode is Mode.SESSION:
+                _execute(connection, _ON_CONNECT)
+        except BaseException:  # also when the request was cancelled: nothing else would close the connection
+            connection.driver_connection.pgconn.finish()
+            raise
+
+
+def _has_distributed_tables(connection: Any) -> bool:
+    """Return whether Citus distributes the table of the users."""
+    return bool(_execute(connection, _HAS_CITUS)) and bool(_execute(connection, _IS_DISTRIBUTED))
+
+
+def _execute(connection: Any, statement: str) -> Any:
+    """Return the value of the statement, if it has one."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(statement)
+        return cursor.fetchone()[0] if cursor.description else None
+    finally:
+        cursor.close()
+
+
+async def _begin(connection: PooledConnection, scope: Scope, *, snapshot: bool) -> None:
+    texts = open_transaction(scope, connection.mode, snapshot=snapshot)
+    if len(texts) == 1:
+        # one message of two statements, which cannot be prepared
+        await connection.driver.execute(texts[0].encode(), prepare=False)
+    else:
+        await run_pipeline(connection.driver, [], opening=texts)
+
 
 def _database_down() -> DatabaseDown:
     return DatabaseDown("the database is not available; try again shortly")
-
-
-def _prepare_connection(connection: Any, _record: object) -> None:
-    connection.autocommit = True
-    try:
-        connection.run_async(register_vector_async)
-        cursor = connection.cursor()
-        cursor.execute(_ON_CONNECT)
-        cursor.close()
-    except BaseException:  # also when the request was cancelled: nothing else would close the connection
-        connection.driver_connection.pgconn.finish()
-        raise

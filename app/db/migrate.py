@@ -17,8 +17,9 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from app.db.engine import APP_ROLE, driver_url
+from app.db.engine import driver_url
 from app.db.requirements import CREATE_EXTENSION, REFUSED_STATEMENTS, explain_connection_error, find_missing
+from app.db.scope import APP_ROLE
 from app.errors import ConfigurationError
 
 logger = logging.getLogger("toolscout.db")

@@ -13,8 +13,9 @@ from enum import StrEnum
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from app.db.engine import APP_ROLE, Session, driver_url
+from app.db.engine import Session, driver_url
 from app.db.pipeline import DriverConnection
+from app.db.scope import APP_ROLE
 
 logger = logging.getLogger("toolscout.db")
 

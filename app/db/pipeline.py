@@ -24,10 +24,21 @@ Rows = list[tuple[Any, ...]]
 DriverConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
-async def run_pipeline(connection: DriverConnection, statements: Sequence[Statement]) -> list[Rows]:
-    """Return the rows of each statement. Raise the first error; the statements after it were not run."""
+async def run_pipeline(
+    connection: DriverConnection, statements: Sequence[Statement], *, opening: Sequence[str] = (), commit: bool = False
+) -> list[Rows]:
+    """Return the rows of each statement. Raise the first error; the statements after it were not run.
+
+    `opening` is sent before them and is not prepared. `commit` ends a transaction that the opening begins.
+    """
+    sent = [
+        *(_SentStatement(connection, text, None, prepare=False) for text in opening),
+        *(_SentStatement(connection, *statement) for statement in statements),
+        *(_SentStatement(connection, "COMMIT", None, prepare=False) for _ in range(commit)),
+    ]
     async with connection.lock:
-        return await connection.wait(_communicate(connection, statements))
+        await connection.wait(_communicate(connection, sent))
+    return [statement.rows for statement in sent[len(opening) : len(sent) - commit]]
 
 
 async def roll_back(connection: DriverConnection) -> None:
@@ -41,9 +52,8 @@ def _roll_back(connection: DriverConnection) -> Generator[Any, Any, None]:
     yield from execute(connection.pgconn)
 
 
-def _communicate(connection: DriverConnection, statements: Sequence[Statement]) -> Generator[Any, Any, list[Rows]]:
+def _communicate(connection: DriverConnection, sent: Sequence["_SentStatement"]) -> Generator[Any, Any, None]:
     wire = connection.pgconn
-    sent = [_SentStatement(connection, *statement) for statement in statements]
     wire.enter_pipeline_mode()
     for statement in sent:
         statement.send(wire)
@@ -63,13 +73,15 @@ def _communicate(connection: DriverConnection, statements: Sequence[Statement]) 
     yield from connection._prepared.maintain_gen(connection)
     if error is not None:
         raise error
-    return [statement.rows for statement in sent]
 
 
 class _SentStatement:
     """A statement is prepared when it is sent for the first time: in a pipeline that takes no round trip."""
 
-    def __init__(self, connection: DriverConnection, text: str, parameters: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, connection: DriverConnection, text: str, parameters: Mapping[str, Any] | None, *, prepare: bool = True
+    ) -> None:
+        self._prepare = prepare
         self._prepared: PrepareManager = connection._prepared
         self._transformer = Transformer(connection)
         self._query = PostgresQuery(self._transformer)
@@ -80,8 +92,8 @@ class _SentStatement:
 
     def send(self, wire: pq.abc.PGconn) -> None:
         query = self._query
-        self._state, self._name = self._prepared.get(query, prepare=True)
-        if self._state is Prepare.NO:  # somebody has switched prepared statements off for this connection
+        self._state, self._name = self._prepared.get(query, prepare=self._prepare)
+        if self._state is Prepare.NO:
             wire.send_query_params(query.query, query.params, param_types=query.types, param_formats=query.formats)
             return
         if self._state is Prepare.SHOULD:

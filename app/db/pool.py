@@ -14,7 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.fair_shares import FairShares, Owner
 from app.db.pipeline import DriverConnection, roll_back
+from app.db.scope import Mode
 from app.observability.metrics import Metrics
+
+MODE = "mode"
+"""The key of a connection's `Mode` in SQLAlchemy's `info`."""
 
 
 class PoolTimeout(Exception):
@@ -26,6 +30,7 @@ class PooledConnection:
     alchemy: AsyncConnection
     driver: DriverConnection
     generation: int
+    mode: Mode
 
     @property
     def is_idle(self) -> bool:
@@ -70,7 +75,7 @@ class ConnectionPool:
                     return connection
                 await _close(connection)
             alchemy = await self._connect()
-            return PooledConnection(alchemy, get_driver_connection(alchemy), self._generation)
+            return PooledConnection(alchemy, get_driver_connection(alchemy), self._generation, _get_mode(alchemy))
         except BaseException:
             self._shares.release(owner)
             raise
@@ -117,6 +122,12 @@ def get_driver_connection(connection: AsyncConnection) -> DriverConnection:
     driver = connection.sync_connection.connection.driver_connection
     assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 the URL names no other driver
     return driver
+
+
+def _get_mode(connection: AsyncConnection) -> Mode:
+    assert connection.sync_connection is not None  # noqa: S101 it was just opened
+    mode: Mode = connection.sync_connection.info[MODE]
+    return mode
 
 
 async def _try_to_roll_back(connection: PooledConnection) -> None:

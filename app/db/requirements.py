@@ -8,7 +8,8 @@ from psycopg import errors, sql
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DBAPIError
 
-from app.db.engine import APP_ROLE, driver_url
+from app.db.engine import driver_url
+from app.db.scope import APP_ROLE
 
 MINIMUM_PGVECTOR = (0, 8, 4)
 CREATE_EXTENSION = "CREATE EXTENSION IF NOT EXISTS vector"

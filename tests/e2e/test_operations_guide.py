@@ -16,7 +16,7 @@ from sqlalchemy import ForeignKeyConstraint, PrimaryKeyConstraint, Table, Unique
 
 from app.container import open_container
 from app.crypto import SecretOwner
-from app.db.engine import APP_ROLE
+from app.db.scope import APP_ROLE
 from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres, binaries_dir
 from tests.support.clients import new_user

@@ -41,8 +41,9 @@ from app.catalog.servers import NewServer
 from app.catalog.visibility import Scope, apply_policy
 from app.catalog.visibility_policy import Policy
 from app.container import Container, open_container
-from app.db.engine import APP_ROLE, Session
+from app.db.engine import Session
 from app.db.pagination import PageRequest
+from app.db.scope import APP_ROLE
 from app.embeddings.base import QueryTicket, Vectors, check_vectors
 from app.embeddings.loaded_models import LoadedModel
 from app.errors import NotFound, ServerUnreachable, ToolNotFound

@@ -20,8 +20,9 @@ from sqlalchemy import event
 
 from app.connections.repository import require_scope
 from app.container import Container, open_container
-from app.db.engine import APP_ROLE, Session
+from app.db.engine import Session
 from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
+from app.db.scope import APP_ROLE
 from app.errors import QueryFailed
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.checks import (

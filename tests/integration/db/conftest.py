@@ -9,8 +9,9 @@ import psycopg
 import pytest
 from sqlalchemy import insert
 
-from app.db.engine import APP_ROLE, Database
+from app.db.engine import Database
 from app.db.migrate import migrate
+from app.db.scope import APP_ROLE
 from app.db.tables import mcp_servers, users
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.factories import make_database, make_empty_database

@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from sqlalchemy import insert, select
 
-from app.db.engine import APP_ROLE, Database
+from app.db.engine import Database
+from app.db.scope import APP_ROLE
 from app.db.tables import mcp_servers, users
 from app.errors import DatabaseDown, QueryFailed
 

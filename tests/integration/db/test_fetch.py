@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from app.db.engine import APP_ROLE, Database
+from app.db.engine import Database
 from app.db.pipeline import Statement
+from app.db.scope import APP_ROLE
 from app.errors import DatabaseDown, QueryFailed, QueryInterrupted
 from tests.support.round_trips import counted_round_trips
 

@@ -12,9 +12,9 @@ from pydantic import SecretStr
 
 from app.cli.doctor import run_checks
 from app.db import requirements
-from app.db.engine import APP_ROLE
 from app.db.migrate import head_revision, migrate
 from app.db.requirements import MissingRequirement, explain_connection_error
+from app.db.scope import APP_ROLE
 from app.doctor import CheckResult, check_installation
 from app.errors import ConfigurationError
 from app.local_postgres.postgres import EmbeddedPostgres, binaries_dir

@@ -6,8 +6,9 @@ import pytest
 from pydantic import SecretStr
 
 from app.container import open_container
-from app.db.engine import APP_ROLE, Database
+from app.db.engine import Database
 from app.db.migrate import head_revision, migrate
+from app.db.scope import APP_ROLE
 from app.errors import ConfigurationError
 from app.local_postgres.database import open_database
 from app.local_postgres.postgres import EmbeddedPostgres

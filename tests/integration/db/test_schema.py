@@ -9,8 +9,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
-from app.db.engine import APP_ROLE, driver_url
+from app.db.engine import driver_url
 from app.db.migrate import migrate
+from app.db.scope import APP_ROLE
 from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.factories import make_database

@@ -157,7 +157,7 @@ async def test_an_exclusive_transaction_that_waits_too_long_can_be_tried_again(
 
     async with database.exclusive_transaction("alice"):
         with monkeypatch.context() as patch:
-            patch.setattr("app.db.engine._STATEMENT_TIMEOUT_S", 0.05)
+            patch.setattr("app.db.engine.STATEMENT_TIMEOUT_S", 0.05)
             with pytest.raises(QueryInterrupted):
                 await write()
     await write()
