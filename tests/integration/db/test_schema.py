@@ -9,6 +9,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
+from app.db.distribution import TENANT_COLUMNS
 from app.db.engine import driver_url
 from app.db.migrate import migrate
 from app.db.scope import APP_ROLE
@@ -83,6 +84,13 @@ def test_only_system_transactions_see_the_public_listings(owner: Connection) -> 
     policies = fetch_column(owner, "SELECT qual FROM pg_policies WHERE tablename = 'public_listings'")
     assert len(policies) == 1
     assert "app.scope" in policies[0]
+
+
+def test_no_policy_has_a_sub_select(owner: Connection) -> None:
+    """Citus refuses them on distributed tables."""
+    policies = "SELECT polrelid::regclass FROM pg_policy WHERE polqual::text {} LIKE '%SUBLINK%'"
+    assert fetch_column(owner, policies.format("")) == []
+    assert len(fetch_column(owner, policies.format("NOT"))) > len(TENANT_COLUMNS)
 
 
 def test_only_tables_without_user_data_lack_row_level_security(owner: Connection) -> None:
