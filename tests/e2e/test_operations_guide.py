@@ -1,4 +1,4 @@
-"""The guides for operators work: backup and restore, an existing Postgres, partitions, the rules of Citus."""
+"""The guides for operators work: backup and restore, an existing Postgres, partitions."""
 
 import base64
 import os
@@ -12,12 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import ForeignKeyConstraint, PrimaryKeyConstraint, Table, UniqueConstraint
 
 from app.container import open_container
 from app.crypto import SecretOwner
 from app.db.scope import APP_ROLE
-from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres, binaries_dir
 from tests.support.clients import new_user
 from tests.support.database_owners import as_superuser, create_owned_database, owner_name
@@ -30,7 +28,7 @@ OPERATIONS = (DOCS / "guides/operations.md").read_text()
 SECURITY = (DOCS / "guides/security.md").read_text()
 EXISTING_POSTGRES = (DOCS / "guides/existing-postgres.md").read_text()
 BACKUP = get_section(OPERATIONS, "Backup and restore")
-SCALING = get_section(OPERATIONS, "Scaling out")
+PARTITIONS = get_section((DOCS / "guides/scaling.md").read_text(), "Hash partitions")
 
 
 @pytest.fixture
@@ -150,7 +148,7 @@ async def test_the_service_works_on_the_partitioned_table_of_the_guide(open_serv
         server_id = await user.add_tools(tool("list_files", "Lists files."))
         await other.add_tools(tool("list_secrets", "Lists secrets."))
         before = without_times(await user.discover("list the files"))
-        [statements, _] = list_code_blocks(SCALING, "sql")
+        [statements] = list_code_blocks(PARTITIONS, "sql")
         url = service.database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
             await owner.execute(statements.encode())
@@ -163,59 +161,6 @@ async def test_the_service_works_on_the_partitioned_table_of_the_guide(open_serv
         assert all(re.fullmatch(r"mcp_tool_embeddings_\d+", name) for (name,) in partitions)
         await user.http.delete(f"/servers/{server_id}")
         assert await rows(service, "SELECT tool_name FROM mcp_tool_embeddings") == [("list_secrets",)]
-
-
-def list_keys(table: Table) -> list[set[str]]:
-    """The columns of each primary and unique key."""
-    constraints = (each for each in table.constraints if isinstance(each, PrimaryKeyConstraint | UniqueConstraint))
-    indexes = (index for index in table.indexes if index.unique)
-    return [{column.name for column in each.columns} for each in (*constraints, *indexes)]
-
-
-def list_references(table: Table) -> list[tuple[str, dict[str, str]]]:
-    """For each foreign key: the table that it refers to, and its columns."""
-    return [
-        (key.referred_table.name, {element.parent.name: element.column.name for element in key.elements})
-        for key in table.constraints
-        if isinstance(key, ForeignKeyConstraint)
-    ]
-
-
-CITUS = list_code_blocks(SCALING, "sql")[1]
-DISTRIBUTED = dict(re.findall(r"create_distributed_table\('(\w+)', '(\w+)'", CITUS))
-REFERENCE = re.findall(r"create_reference_table\('(\w+)'\)", CITUS)
-
-
-def test_the_statements_for_citus_name_every_table_once() -> None:
-    assert sorted([*DISTRIBUTED, *REFERENCE]) == sorted(metadata.tables)
-    assert len(CITUS.splitlines()) == len(metadata.tables)
-
-
-@pytest.mark.parametrize("name", DISTRIBUTED)
-def test_every_key_of_a_distributed_table_holds_its_distribution_column(name: str) -> None:
-    column = DISTRIBUTED[name]
-    assert all(column in key for key in list_keys(metadata.tables[name]))
-    assert not metadata.tables[name].c[column].nullable
-    for referred, columns in list_references(metadata.tables[name]):
-        if referred in DISTRIBUTED:
-            assert columns[column] == DISTRIBUTED[referred]
-        else:
-            assert referred in REFERENCE
-
-
-@pytest.mark.parametrize("name", REFERENCE)
-def test_a_reference_table_refers_to_reference_tables_alone_and_cannot_be_distributed(name: str) -> None:
-    assert {referred for referred, _ in list_references(metadata.tables[name])} <= set(REFERENCE)
-    has_user_in_every_key = all("user_id" in key for key in list_keys(metadata.tables[name]))
-    referred_to = {referred for other in REFERENCE for referred, _ in list_references(metadata.tables[other])}
-    assert not has_user_in_every_key or name in referred_to
-
-
-def test_the_statements_for_citus_are_in_the_order_of_references() -> None:
-    order = re.findall(r"_table\('(\w+)'", CITUS)
-    for name in order:
-        for referred, _ in list_references(metadata.tables[name]):
-            assert order.index(referred) < order.index(name)
 
 
 @pytest.mark.parametrize("named", sorted(set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", SECURITY))))
