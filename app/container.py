@@ -26,6 +26,7 @@ from app.conversations import repository as conversations_repository
 from app.crypto import Sealer
 from app.db.engine import Database
 from app.db.migrate import migrate
+from app.db.nodes import Nodes
 from app.db.notifications import Channel, Notifications
 from app.db.retention import run_retention
 from app.discovery.cloud_search import CloudSearch
@@ -42,7 +43,7 @@ from app.embeddings.token_counter import load_token_counter
 from app.errors import ConfigurationError, Unavailable
 from app.execution import confirmations, idempotency
 from app.execution.execute import Executor
-from app.indexing import cache_retention, public_listings
+from app.indexing import cache_retention, public_listings, queue
 from app.indexing.categories.background import Categorizer
 from app.indexing.known_tools.matching import KnownTools
 from app.indexing.known_tools.pack import load_known_tools
@@ -89,6 +90,8 @@ _INLINE_NICENESS = 5
 class Container:
     settings: Settings
     database: Database
+    nodes: Nodes
+    """The nodes of a distributed database."""
     authenticator: Authenticator
     sso: SingleSignOn | None
     """The identity provider; None if TOOLSCOUT_OIDC_ISSUER is not set."""
@@ -199,6 +202,7 @@ class _Infrastructure:
     metrics: Metrics
     tracing: Tracing
     database: Database
+    nodes: Nodes
     authenticator: Authenticator
     usage_counters: UsageCounters
     selections: SelectionLog
@@ -251,6 +255,7 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
         metrics=metrics,
         tracing=tracing,
         database=database,
+        nodes=Nodes(database),
         authenticator=authenticator,
         usage_counters=usage_counters,
         selections=selections,
@@ -390,6 +395,7 @@ def _build_indexer(
     settings = infrastructure.settings
     return Indexer(
         database=infrastructure.database,
+        nodes=infrastructure.nodes,
         models=models.refresh,
         count_tokens=count_tokens,
         metrics=infrastructure.metrics,
@@ -438,6 +444,7 @@ def _start_housekeeping(infrastructure: _Infrastructure, stack: AsyncExitStack, 
         *decision_log.expired_rows(timedelta(days=settings.decision_log_days)),
         *events.expired_rows(settings.audit_days),
         *public_listings.expired_rows(),
+        *queue.expired_rows(),
         *cache_retention.expired_rows(settings.embedding_cache_days, settings.embedding_cache_max_rows),
     ]
     stack.push_async_callback(_cancel, asyncio.create_task(run_retention(database, expired)))
@@ -459,6 +466,7 @@ def _build_container(
     return Container(
         settings=settings,
         database=database,
+        nodes=infrastructure.nodes,
         authenticator=infrastructure.authenticator,
         sso=services.sso,
         rate_limiter=RateLimiter(settings.rate_per_user, metrics),

@@ -255,6 +255,10 @@ class DatabaseDown(Unavailable):
     title = "Database unavailable"
 
 
+class NodeDown(DatabaseDown):
+    """A node of a distributed database does not answer: users whose rows are on other nodes are served."""
+
+
 class IdentityProviderDown(Unavailable):
     """The identity provider did not answer, or not as it should. `reason` is for the log and for operators."""
 

@@ -28,7 +28,8 @@ async def get_readiness(container: ContainerDep) -> Readiness:
     if container.draining.is_set():
         raise Unavailable("this process is stopping; another will answer")
     await container.database.ping()
-    return Readiness(model=container.model.id, warnings=list(container.warnings))
+    lost = [f"the node {node} of the database does not answer" for node in await container.nodes.find_lost()]
+    return Readiness(model=container.model.id, warnings=[*container.warnings, *lost])
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": _METRICS}})

@@ -18,18 +18,18 @@ _NAMES = """
     SELECT c.id, coalesce(c.own_name, c.name) FROM tool_categories c
     WHERE c.user_id = ANY(%(users)s) AND c.id = ANY(%(ids)s)
     UNION ALL
-    SELECT k.id, coalesce(k.name, k.prefix || '…') FROM api_keys k WHERE k.id = ANY(%(ids)s)
-    UNION ALL
-    SELECT u.id, u.name FROM users u WHERE u.id = ANY(%(ids)s) AND u.name IS NOT NULL
+    SELECT u.id, u.name FROM users u WHERE u.id = ANY(%(users)s) AND u.name IS NOT NULL
 """
+_NAMES_OF_KEYS = "SELECT k.id, coalesce(k.name, k.prefix || '…') FROM api_keys k WHERE k.id = ANY(%(ids)s)"
 
 
 async def read_names(session: Session, events: Sequence[Event]) -> Mapping[str, str]:
     """Return the names, by id, of users, targets and keys of the events. What was deleted since has none."""
     users = {event.user_id for event in events}
     ids = users | {event.target for event in events if event.target} | {key_id(event) for event in events}
-    rows = await session.rows(_NAMES, {"users": list(users), "ids": list(ids)})
-    return dict(rows)
+    parameters = {"users": list(users), "ids": list(ids)}
+    named, named_keys = await session.pipeline([(_NAMES, parameters), (_NAMES_OF_KEYS, {"ids": list(ids)})])
+    return dict([*named, *named_keys])
 
 
 def key_id(event: Event) -> str:

@@ -64,7 +64,7 @@ class Authenticator:
                 raise Unauthenticated("the API key is unknown, expired or revoked")
             self._user_ids[digest] = user.id
             caller = Caller(key.kind, key.id, user, key.project_id)
-        self.key_uses.record(key)
+        self.key_uses.record(digest, key)
         return caller
 
     async def authenticate_identity(self, identity: Identity, user_id: str | None) -> Caller:

@@ -14,12 +14,10 @@ _PRECISION = timedelta(minutes=1)
 _MAX_PENDING = 10_000
 """While the database is down. The next use of a key that is left out is recorded."""
 
-# Replicas write the same keys: one that another has just locked is being written.
+# Replicas write the same keys. One that waits for another finds its rows written.
 _WRITE = """
-    UPDATE api_keys SET last_used_at = now() WHERE id IN (
-        SELECT id FROM api_keys
-        WHERE id = ANY(%(ids)s) AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')
-        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
+    UPDATE api_keys SET last_used_at = now()
+    WHERE key_hash = ANY(%(digests)s) AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')
 """
 
 
@@ -28,28 +26,29 @@ class KeyUses:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._pending: set[str] = set()
+        self._pending: set[bytes] = set()
         self._flushing = asyncio.Lock()
 
     @property
     def pending(self) -> int:
         return len(self._pending)
 
-    def record(self, key: ApiKey) -> None:
+    def record(self, digest: bytes, key: ApiKey) -> None:
+        """`digest` is the hash of the key."""
         is_outdated = key.last_used_at is None or key.last_used_at < datetime.now(UTC) - _PRECISION
         if is_outdated and len(self._pending) < _MAX_PENDING:
-            self._pending.add(key.id)
+            self._pending.add(digest)
 
     async def flush(self) -> None:
         """Write the pending uses. If the database is down or interrupts the statement, they stay pending."""
         if not self._pending:
             return
         async with self._flushing:
-            ids, self._pending = self._pending, set()
+            digests, self._pending = self._pending, set()
             try:
                 async with self._database.system_transaction() as session:
-                    await session.rows(_WRITE, {"ids": list(ids)})
+                    await session.rows(_WRITE, {"digests": sorted(digests)})
             except (Unavailable, QueryInterrupted):
-                self._pending |= ids
+                self._pending |= digests
             except QueryFailed:
                 logger.warning("failed to write when keys were last used", exc_info=True)

@@ -10,15 +10,15 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import Row, func, insert, or_, select, update
+from sqlalchemy import Row, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from app.auth.users import get_account
+from app.auth.users import lock_account
 from app.db.engine import Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.pipeline import Rows, Statement
 from app.db.rows import to_dataclass
-from app.db.tables import api_keys
+from app.db.tables import api_keys, projects
 from app.errors import InvalidInput, NotFound, Unauthenticated
 
 KeyKind = Literal["user", "service", "admin"]
@@ -59,7 +59,8 @@ async def insert_key(session: Session, new_key: NewKey) -> tuple[ApiKey, str]:
     if new_key.project_id is not None and new_key.kind != "user":
         raise InvalidInput("only a user key can be bound to a project, since a project belongs to one user")
     if new_key.user_id is not None:
-        await get_account(session, new_key.user_id)
+        await lock_account(session, new_key.user_id)
+        await _lock_project(session, new_key.user_id, new_key.project_id)
     secret = f"ts_{new_key.kind}_{secrets.token_urlsafe(32)}"
     statement = insert(api_keys).values(
         id=str(uuid.uuid4()),
@@ -74,9 +75,17 @@ async def insert_key(session: Session, new_key: NewKey) -> tuple[ApiKey, str]:
     try:
         row = (await session.execute(statement.returning(api_keys))).one()
     except IntegrityError as error:
-        missing = "user" if new_key.project_id is None else "project"
-        raise NotFound(f"there is no such {missing}") from error
+        raise NotFound("there is no such project") from error
     return _to_api_key(row), secret
+
+
+async def _lock_project(session: Session, user_id: str, project_id: str | None) -> None:
+    """Keep the project that a key is bound to until the transaction ends. Raise `NotFound` if there is none."""
+    if project_id is not None:
+        project = projects.c.user_id == user_id, projects.c.id == project_id
+        statement = select(projects.c.id).where(*project).with_for_update(read=True, key_share=True)
+        if await session.scalar(statement) is None:
+            raise NotFound("there is no such project")
 
 
 async def list_keys(session: Session, page: PageRequest) -> Page[ApiKey]:
@@ -99,16 +108,22 @@ async def get_key(session: Session, key_id: str) -> ApiKey:
 
 async def revoke_key(session: Session, key_id: str) -> ApiKey:
     """Mark a key as revoked. The row stays, as a record of when the key ended. Revoking twice changes nothing."""
-    statement = (
-        update(api_keys)
-        .where(api_keys.c.id == key_id)
-        .values(revoked_at=func.coalesce(api_keys.c.revoked_at, func.now()))
-        .returning(api_keys)
-    )
-    row = (await session.execute(statement)).one_or_none()
-    if row is None:
-        raise _not_found()
-    return _to_api_key(row)
+    is_active = api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None)
+    await session.execute(update(api_keys).where(*is_active).values(revoked_at=func.now()))
+    return await get_key(session, key_id)
+
+
+async def delete_keys(session: Session, user_id: str, project_id: str | None = None) -> list[str]:
+    """Delete the keys of a user, or those that are bound to a project, and return the ids of those not revoked.
+
+    In a database on one node, foreign keys would. Without this, a key of a deleted user would be valid again for the
+    next user of that id. The caller has locked the user or the project, for which no key can be made meanwhile.
+    """
+    owner = [api_keys.c.user_id == user_id]
+    if project_id is not None:
+        owner.append(api_keys.c.project_id == project_id)
+    statement = delete(api_keys).where(*owner).returning(api_keys.c.id, api_keys.c.revoked_at)
+    return [row.id for row in await session.execute(statement) if row.revoked_at is None]
 
 
 async def admin_key_exists(session: Session) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
@@ -16,7 +16,7 @@ from app.db.notifications import Channel, notify
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.pipeline import Rows, Statement
 from app.db.rows import to_dataclass
-from app.db.tables import SHARED_OWNER, core_tools, users
+from app.db.tables import SHARED_OWNER, core_tools, users, waiting_users
 from app.errors import Conflict, InvalidInput, NotFound
 
 USER_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@:|+=~-]{0,127}$"
@@ -95,6 +95,14 @@ async def get_account(session: Session, user_id: str) -> User:
     return await get_user(session, user_id)
 
 
+async def lock_account(session: Session, user_id: str) -> None:
+    """Keep a user that administrators manage until the transaction ends. Raise `NotFound` if there is none."""
+    _refuse_shared_owner(user_id)
+    statement = select(users.c.id).where(users.c.id == user_id).with_for_update(read=True, key_share=True)
+    if await session.scalar(statement) is None:
+        raise _not_found()
+
+
 async def get_user(session: Session, user_id: str) -> User:
     row = (await session.execute(select(users).where(users.c.id == user_id))).one_or_none()
     if row is None:
@@ -126,8 +134,39 @@ async def change_groups(session: Session, user_id: str, groups: Sequence[str], a
     return user
 
 
+Version = Literal["catalog_version", "examples_version"]
+
+LOCK_USER = "SELECT 1 FROM users WHERE id = %(user_id)s FOR NO KEY UPDATE"
+DRAW_VERSION = "SELECT nextval('catalog_versions')"
+_RAISE_VERSION = "UPDATE users SET {name} = %(version)s WHERE id = %(user_id)s"
+RAISE_CATALOG_VERSION = _RAISE_VERSION.format(name="catalog_version")
+RAISE_OLDER_VERSIONS = "UPDATE users SET catalog_version = %(version)s WHERE catalog_version < %(version)s"
+LIST_NEWER_VERSIONS = "SELECT id FROM users WHERE catalog_version > %(version)s ORDER BY id"
+
+
+async def raise_version(session: Session, user_id: str, name: Version) -> bool:
+    """Give one of the user's versions a new, higher value. Return False if there is no such user.
+
+    The value is drawn while the user's row is locked: otherwise, of two transactions the one that commits first could
+    have the higher value. It is drawn before the update, because Citus draws none in one.
+    """
+    found, [(version,)] = await session.pipeline([(LOCK_USER, {"user_id": user_id}), (DRAW_VERSION, None)])
+    if found:
+        await session.rows(_RAISE_VERSION.format(name=name), {"version": version, "user_id": user_id})
+    return bool(found)
+
+
+async def raise_all_catalog_versions(session: Session) -> None:
+    """Give every user's catalogue a new, higher version. Needs a system transaction."""
+    [(version,)] = await session.rows(DRAW_VERSION)
+    await session.rows(RAISE_OLDER_VERSIONS, {"version": version})
+    # those whose catalogue has changed since the value was drawn
+    for (user_id,) in await session.rows(LIST_NEWER_VERSIONS, {"version": version}):
+        await raise_version(session, user_id, "catalog_version")
+
+
 async def delete_user(session: Session, user_id: str) -> None:
-    """Delete the user. Foreign keys delete its keys, servers, tools, vectors and runs as well."""
+    """Delete the user. Foreign keys delete its servers, tools, vectors and runs; the caller deletes its keys."""
     _refuse_shared_owner(user_id)
     # Lock the user before the delete cascades to its servers. Other writers lock in the same order (see
     # `catalog.visibility.lock_server`); the opposite order could deadlock.
@@ -137,6 +176,7 @@ async def delete_user(session: Session, user_id: str) -> None:
         raise _not_found()
     # without a foreign key, since rows for everyone belong to no user
     await session.execute(delete(core_tools).where(core_tools.c.user_id == user_id))
+    await session.execute(delete(waiting_users).where(waiting_users.c.user_id == user_id))
 
 
 def _refuse_shared_owner(user_id: str) -> None:

@@ -61,7 +61,7 @@ _REFUSING = """
     SELECT s.id, s.name, (r.counts ->> 'refused')::int FROM mcp_servers s
     CROSS JOIN LATERAL (
         SELECT r.counts FROM index_runs r
-        WHERE r.user_id = s.user_id AND r.server_id = s.id AND r.state = 'succeeded'
+        WHERE r.user_id = %(user_id)s AND r.server_id = s.id AND r.state = 'succeeded'
         ORDER BY r.created_at DESC LIMIT 1) r
     WHERE s.user_id = %(user_id)s AND (r.counts ->> 'refused')::int > 0 ORDER BY s.name
 """

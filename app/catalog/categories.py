@@ -40,21 +40,21 @@ _LIST = f"""
 _NAMES = f"""
     SELECT c.id, coalesce(c.own_name, c.name) FROM tool_categories c
     WHERE c.user_id = %(user_id)s AND EXISTS (
-        SELECT FROM {_MEMBERS} WHERE m.user_id = %(user_id)s AND m.category_id = c.id AND {VISIBLE})
+        SELECT 1 FROM {_MEMBERS} WHERE m.user_id = %(user_id)s AND m.category_id = c.id AND {VISIBLE})
     ORDER BY 2
 """
 _FIND_TERMS = f"""
     SELECT asked.position::int FROM unnest(%(asked_ids)s::text[], %(terms)s::sparsevec[])
         WITH ORDINALITY AS asked (category_id, term, position)
     WHERE EXISTS (
-        SELECT FROM {_MEMBERS}
+        SELECT 1 FROM {_MEMBERS}
         WHERE m.user_id = %(user_id)s AND m.category_id = asked.category_id
           AND (v.lexical <#> asked.term) < 0 AND {VISIBLE})
 """
 _REVISION = "SELECT revision FROM tool_clusterings WHERE user_id = %(user_id)s"
 _HAS_TOOL = """
     SELECT EXISTS (
-        SELECT FROM tool_category_members
+        SELECT 1 FROM tool_category_members
         WHERE user_id = %(user_id)s AND tool_id = %(tool_id)s AND category_id = ANY(%(category_ids)s::text[]))
 """
 

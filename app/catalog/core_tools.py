@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, insert, select
 
-from app.catalog.visibility import bump_catalog, bump_every_catalog
+from app.auth.users import raise_all_catalog_versions
+from app.catalog.visibility import bump_catalog
 from app.db.engine import Session
 from app.db.tables import EVERYONE, core_tools
 from app.mcp_types import ToolDefinition
@@ -30,7 +31,7 @@ async def replace_core_tools(session: Session, owner: str, tools: Sequence[tuple
     `tools` are definitions with their numbers of tokens.
     """
     # First, since it waits for concurrent writers: the rows that they commit must be visible to the delete below.
-    await (bump_every_catalog(session) if owner == EVERYONE else bump_catalog(session, owner))
+    await (raise_all_catalog_versions(session) if owner == EVERYONE else bump_catalog(session, owner))
     await session.execute(delete(core_tools).where(core_tools.c.user_id == owner))
     rows = [
         {

@@ -97,11 +97,11 @@ def _meta_sql(meta: str) -> str:
 
 
 HAS_SHARED_NAME = """
-    EXISTS (SELECT FROM mcp_tools o JOIN mcp_tool_embeddings w
-            ON w.user_id = o.user_id AND w.tool_id = o.id AND w.model = %(model)s
-            WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
+    EXISTS (SELECT 1 FROM mcp_tools o JOIN mcp_tool_embeddings w
+            ON w.user_id = %(user_id)s AND w.tool_id = o.id AND w.model = %(model)s
+            WHERE o.user_id = %(user_id)s AND o.name = t.name AND o.id <> t.id
             AND (%(project)s::bigint IS NULL OR %(project)s::bigint = ANY(w.projects)))
-    OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (t.user_id, '') AND c.name = t.name)
+    OR EXISTS (SELECT 1 FROM core_tools c WHERE c.user_id IN (%(user_id)s, '') AND c.name = t.name)
 """
 """Whether another tool of the scope has the name of `mcp_tools t`."""
 
@@ -162,17 +162,17 @@ _SERVERS = f"""
     FROM mcp_tool_embeddings v JOIN mcp_servers s ON s.user_id = v.user_id AND s.id = v.server_id
     WHERE {VISIBLE} GROUP BY s.id, s.name, s.description, s.transport, s.status, s.last_cause ORDER BY s.name
 """
-HAS_TOOLS = "SELECT EXISTS (SELECT FROM mcp_tools t WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL)"
-_HAS_VISIBLE_TOOLS = f"SELECT EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE})"
+HAS_TOOLS = "SELECT EXISTS (SELECT 1 FROM mcp_tools t WHERE t.user_id = %(user_id)s AND t.vanished_at IS NULL)"
+_HAS_VISIBLE_TOOLS = f"SELECT EXISTS (SELECT 1 FROM mcp_tool_embeddings v WHERE {VISIBLE})"
 # The narrow rows are sorted and limited before the wide ones are read.
 _SEARCHABLE = f"""
     SELECT t.id, best.server_name, t.name, {own_texts.DESCRIPTION}, t.input_schema::text, best.tags
-    FROM (SELECT v.user_id, v.tool_id, v.server_name, v.tool_name, {TAGS} AS tags, first.position
+    FROM (SELECT v.tool_id, v.server_name, v.tool_name, {TAGS} AS tags, first.position
           FROM mcp_tool_embeddings v
           LEFT JOIN unnest(%(first)s::text[]) WITH ORDINALITY AS first (tool_id, position) ON first.tool_id = v.tool_id
           WHERE {VISIBLE}
           ORDER BY first.position NULLS LAST, v.server_name, v.tool_name LIMIT %(limit)s) best
-    JOIN mcp_tools t ON t.user_id = best.user_id AND t.id = best.tool_id
+    JOIN mcp_tools t ON t.user_id = %(user_id)s AND t.id = best.tool_id
     ORDER BY best.position NULLS LAST, best.server_name, best.tool_name
 """
 _TOTALS = f"SELECT count(*), coalesce(sum(v.tokens), 0) FROM mcp_tool_embeddings v WHERE {VISIBLE}"

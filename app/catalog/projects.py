@@ -10,10 +10,11 @@ from typing import Any, Literal
 from sqlalchemy import Row, any_, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
+from app.auth.keys import delete_keys
 from app.db.engine import Reader, Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass, violated_constraint
-from app.db.tables import api_keys, projects
+from app.db.tables import projects
 from app.errors import Conflict, NotFound
 from app.limits.byte_cache import ByteCache
 
@@ -118,11 +119,12 @@ async def update_project(session: Session, user_id: str, project_id: str, values
 
 
 async def delete_project(session: Session, user_id: str, project_id: str) -> Sequence[str]:
-    """Delete a project. A foreign key deletes the keys that are bound to it: return the ids of the active ones."""
-    bound = api_keys.c.user_id == user_id, api_keys.c.project_id == project_id, api_keys.c.revoked_at.is_(None)
-    key_ids = (await session.scalars(select(api_keys.c.id).where(*bound))).all()
-    if (await session.execute(delete(projects).where(*_by_id(user_id, project_id)))).rowcount == 0:
+    """Delete a project and the keys that are bound to it. Return the ids of those that were not revoked."""
+    locked = select(projects.c.id).where(*_by_id(user_id, project_id)).with_for_update()
+    if await session.scalar(locked) is None:
         raise project_not_found()
+    key_ids = await delete_keys(session, user_id, project_id)
+    await session.execute(delete(projects).where(*_by_id(user_id, project_id)))
     return key_ids
 
 

@@ -11,15 +11,15 @@ from app.db.tables import EVERYONE
 # whether the caller may know of a tool: one that is confined to a project knows those of the project alone
 _MAY_KNOW = """
     (NOT %(confined)s OR EXISTS (
-        SELECT FROM mcp_tool_embeddings v WHERE v.user_id = {tool}.user_id AND v.tool_id = {tool}.id
+        SELECT 1 FROM mcp_tool_embeddings v WHERE v.user_id = %(user_id)s AND v.tool_id = {tool}.id
         AND v.model = %(model)s AND %(project)s::bigint = ANY(v.projects)))
 """
 # Tools that their servers have removed are stored for a while, without a search row.
 _STORED = f"""
     SELECT t.id, s.name, t.name, EXISTS (
-        SELECT FROM mcp_tools o WHERE o.user_id = t.user_id AND o.name = t.name AND o.id <> t.id
+        SELECT 1 FROM mcp_tools o WHERE o.user_id = %(user_id)s AND o.name = t.name AND o.id <> t.id
         AND {_MAY_KNOW.format(tool="o")}
-    ) OR EXISTS (SELECT FROM core_tools c WHERE c.user_id IN (%(user_id)s, %(everyone)s) AND c.name = t.name)
+    ) OR EXISTS (SELECT 1 FROM core_tools c WHERE c.user_id IN (%(user_id)s, %(everyone)s) AND c.name = t.name)
     FROM mcp_tools t JOIN mcp_servers s ON s.user_id = t.user_id AND s.id = t.server_id
     WHERE t.user_id = %(user_id)s AND t.id = ANY(%(tool_ids)s) AND {_MAY_KNOW.format(tool="t")}
     UNION ALL

@@ -261,15 +261,15 @@ async def reseal_headers(session: Session, sealer: Sealer) -> tuple[int, int]:
     Return how many were resealed, and how many there are.
     """
     columns = mcp_servers.c.user_id, mcp_servers.c.id, mcp_servers.c.sealed_headers
-    sealed = mcp_servers.c.sealed_headers.is_not(None)
-    # Lock in a fixed order, and with a lock that still lets others insert rows that refer to a server.
-    statement = select(*columns).where(sealed).order_by(*columns[:2]).with_for_update(key_share=True)
+    statement = select(*columns).where(mcp_servers.c.sealed_headers.is_not(None)).order_by(*columns[:2])
     sealed_rows = (await session.execute(statement)).all()
     old = [row for row in sealed_rows if not sealer.is_current(row.sealed_headers)]
     for user_id, server_id, sealed in old:
         headers = _open_headers(sealer, user_id, server_id, sealed)
         values = _seal_headers(sealer, user_id, server_id, headers)
-        await session.execute(update(mcp_servers).where(*_by_id(user_id, server_id)).values(**values))
+        # headers that somebody has changed meanwhile are sealed with the current key already
+        unchanged = *_by_id(user_id, server_id), mcp_servers.c.sealed_headers == sealed
+        await session.execute(update(mcp_servers).where(*unchanged).values(**values))
     return len(old), len(sealed_rows)
 
 

@@ -38,7 +38,7 @@ _MATCHES = f"""
         SELECT * FROM unnest(%(keys)s::text[], %(kinds)s::int[], %(servers)s::text[], %(names)s::text[])
         AS reading (key, kind, server, name))
     SELECT r.key, r.kind, t.id, s.id, s.name, t.name, t.vanished_at IS NULL, EXISTS (
-               SELECT FROM mcp_tool_embeddings v
+               SELECT 1 FROM mcp_tool_embeddings v
                WHERE {VISIBLE} AND v.tool_id = t.id AND t.vanished_at IS NULL)
     FROM reading r
     JOIN mcp_tools t ON t.user_id = %(user_id)s AND t.name = r.name
@@ -49,7 +49,7 @@ _MATCHES = f"""
     SELECT r.key, r.kind, c.id, NULL, NULL, c.name, true, true
     FROM reading r JOIN core_tools c ON c.name = r.name
     WHERE r.kind = {_BY_NAME} AND (c.user_id = %(user_id)s OR c.user_id = %(everyone)s AND NOT EXISTS (
-        SELECT FROM core_tools own WHERE own.user_id = %(user_id)s AND own.name = c.name))
+        SELECT 1 FROM core_tools own WHERE own.user_id = %(user_id)s AND own.name = c.name))
     LIMIT {_MAX_MATCHES}
 """
 # Of the servers that the key names first, then of a similar length: a user may have tens of thousands of tools.
@@ -64,7 +64,7 @@ _UNLISTED_SERVERS = f"""
     WHERE s.user_id = %(user_id)s AND s.name = ANY(%(servers)s::text[]) AND s.tool_count = 0
     AND {server_status_sql("s")} = 'needs_authorization' ORDER BY length(s.name) DESC
 """
-_CORE_TOOL_ID = "SELECT FROM core_tools WHERE user_id IN (%(user_id)s, %(everyone)s) AND id = %(id)s"
+_CORE_TOOL_ID = "SELECT 1 FROM core_tools WHERE user_id IN (%(user_id)s, %(everyone)s) AND id = %(id)s"
 
 
 class KeyedTool(NamedTuple):

@@ -1,5 +1,6 @@
 """A user's tools: list, filter, change and approve them."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -268,6 +269,8 @@ async def update_tool_counts(session: Session, user_id: str, ann_above: int) -> 
     # First, since it waits for the lock of the user's row: the count below must see what other writers commit.
     await bump_catalog(session, user_id)
     count = await session.scalar(select(func.count()).select_from(mcp_tools).where(*_still_listed(user_id)))
+    if session.is_distributed:
+        ann_above = sys.maxsize  # see db/distribute.py
     ann = or_(literal(count > ann_above), and_(users.c.ann, literal(count > KEEP_INDEXES_SHARE * ann_above)))
     await session.execute(update(users).where(users.c.id == user_id).values(tool_count=count, ann=ann))
 

@@ -16,14 +16,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
-from sqlalchemy import select, update
+from sqlalchemy import select
 
+from app.auth.users import raise_version
 from app.catalog.own_texts import IS_READ_ONLY
 from app.catalog.projects import list_all_projects, project_number
 from app.catalog.rules import Rule, RuleSet, list_rules_by_project
 from app.catalog.visibility_policy import Policy, PolicyEvaluator, ToolFacts, VisibilityDecision
 from app.db.engine import Database, Session
-from app.db.tables import USER_RULES, catalog_versions, mcp_servers, users
+from app.db.tables import USER_RULES, mcp_servers, users
 from app.errors import NotFound, ToolscoutError
 
 logger = logging.getLogger("toolscout.catalog")
@@ -47,8 +48,6 @@ TAGS = """
          ELSE v.tags || ARRAY(SELECT jsonb_array_elements_text(v.project_tags -> %(project_id)s::text)) END
 """
 """The tags of `v` in the scope, those of its project included."""
-
-_NEXT_VERSION = catalog_versions.next_value()
 
 # a rejected empty listing is no failure of the server: its stored tools stay usable; nor is a server that wants its
 # user to sign in: its tools are found and marked
@@ -88,7 +87,8 @@ _WRITE_SEARCH_ROWS = f"""
           IS DISTINCT FROM (decision.visible, decision.tags, decision.projects, decision.project_tags)
 """
 
-_SET_NESTED_LOOPS = "SELECT set_config('enable_nestloop', %(allowed)s, true)"
+# Unlike `set_config`, which Citus does not pass on.
+_SET_NESTED_LOOPS = "SET LOCAL enable_nestloop = {}"
 
 _STORE_POLICY = """
     UPDATE policy SET hold_changed = %(hold_changed)s, find_failing = %(find_failing)s, hold_new = %(hold_new)s
@@ -105,7 +105,7 @@ _STALE_SERVERS = f"""
     UNION
     SELECT s.user_id, s.id FROM mcp_servers s, policy
     WHERE {FAILING} AND NOT policy.find_failing AND EXISTS (
-        SELECT FROM mcp_tools t
+        SELECT 1 FROM mcp_tools t
         WHERE t.user_id = s.user_id AND t.server_id = s.id AND t.hidden_by IS NULL AND t.vanished_at IS NULL)
 """
 
@@ -248,10 +248,10 @@ async def write_decisions(session: Session, user_id: str, decisions: Mapping[str
 
     parameters = {"user_id": user_id, "decisions": await asyncio.to_thread(serialize)}
     # The planner expects one row where a user has ten thousand, and with nested loops would compare 100 million pairs.
-    await session.rows(_SET_NESTED_LOOPS, {"allowed": "off"})
+    await session.rows(_SET_NESTED_LOOPS.format("off"))
     await session.rows(_WRITE_TOOLS, parameters)
     await session.rows(_WRITE_SEARCH_ROWS, parameters)
-    await session.rows(_SET_NESTED_LOOPS, {"allowed": "on"})
+    await session.rows(_SET_NESTED_LOOPS.format("on"))
 
 
 async def recompute_visibility(
@@ -264,11 +264,5 @@ async def recompute_visibility(
 
 async def bump_catalog(session: Session, user_id: str) -> None:
     """Give the user's catalogue a new version: with the commit, everything cached of it in any process is invalid."""
-    statement = update(users).where(users.c.id == user_id).values(catalog_version=_NEXT_VERSION)
-    if (await session.execute(statement)).rowcount == 0:
+    if not await raise_version(session, user_id, "catalog_version"):
         raise NotFound("there is no such user")  # deleted since the caller was authenticated
-
-
-async def bump_every_catalog(session: Session) -> None:
-    """Give every user's catalogue a new version. Needs a system transaction."""
-    await session.execute(update(users).values(catalog_version=_NEXT_VERSION))

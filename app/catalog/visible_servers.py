@@ -15,14 +15,14 @@ from app.db.tables import USER_RULES
 from app.text.invisible import remove_hidden
 
 _HAS_NO_TOOLS = f"""
-    NOT EXISTS (SELECT FROM mcp_tools t
-                WHERE t.user_id = s.user_id AND t.server_id = s.id AND t.vanished_at IS NULL)
+    NOT EXISTS (SELECT 1 FROM mcp_tools t
+                WHERE t.user_id = %(user_id)s AND t.server_id = s.id AND t.vanished_at IS NULL)
     AND s.listed_at IS NOT NULL AND NOT ({FAILING})
     AND (%(project_id)s::text IS NULL OR EXISTS (
-        SELECT FROM projects p WHERE p.user_id = s.user_id AND p.id = %(project_id)s
+        SELECT 1 FROM projects p WHERE p.user_id = %(user_id)s AND p.id = %(project_id)s
         AND (p.server_ids IS NULL OR s.id = ANY(p.server_ids))))
     AND NOT EXISTS (
-        SELECT FROM tool_rules r WHERE r.user_id = s.user_id AND r.enabled IS NOT NULL
+        SELECT 1 FROM tool_rules r WHERE r.user_id = %(user_id)s AND r.enabled IS NOT NULL
         AND r.project_id IN (%(user_rules)s, coalesce(%(project_id)s::text, %(user_rules)s)))
 """
 _VISIBLE_SERVERS = f"""
@@ -30,7 +30,7 @@ _VISIBLE_SERVERS = f"""
     FROM mcp_servers s
     LEFT JOIN server_connections c ON c.user_id = s.user_id AND c.server_id = s.id
     WHERE s.user_id = %(user_id)s AND s.enabled AND s.transport <> 'push' AND (
-        EXISTS (SELECT FROM mcp_tool_embeddings v WHERE {VISIBLE} AND v.server_id = s.id)
+        EXISTS (SELECT 1 FROM mcp_tool_embeddings v WHERE {VISIBLE} AND v.server_id = s.id)
         OR ({_HAS_NO_TOOLS}))
 """
 _SERVERS_OF_UI = f"""

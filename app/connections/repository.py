@@ -44,7 +44,8 @@ async def store_connection(
         **_token_values(sealer, user_id, server_id, tokens),
     }
     statement = insert(server_connections).values(user_id=user_id, server_id=server_id, **values)
-    replaced = {**values, "version": _connections.version + 1}
+    new = {name: statement.excluded[name] for name in values}
+    replaced = {**new, "version": _connections.version + 1}
     await session.execute(
         statement.on_conflict_do_update(index_elements=[_connections.user_id, _connections.server_id], set_=replaced)
     )
@@ -137,7 +138,7 @@ async def find_request(
     min_lifetime: timedelta,
 ) -> PendingRequest | None:
     """Return the newest sign-in that has begun for the same actor outside of a browser, and can still be used."""
-    statement = select(authorization_requests, (_requests.expires_at < func.now()).label("is_expired")).where(
+    statement = select(authorization_requests).where(
         _requests.user_id == user_id,
         _requests.server_id == server_id,
         _requests.actor == actor,
@@ -146,15 +147,16 @@ async def find_request(
         _requests.expires_at > func.now() + min_lifetime,
     )
     row = (await session.execute(statement.order_by(_requests.expires_at.desc()).limit(1))).one_or_none()
-    return None if row is None else _to_request(sealer, row)
+    return None if row is None else _to_request(sealer, row, is_expired=False)
 
 
 async def take_request(session: Session, sealer: Sealer, user_id: str, request_id: str) -> PendingRequest | None:
     """Return a sign-in and delete it, so that it is used once."""
     statement = delete(authorization_requests).where(_requests.user_id == user_id, _requests.id == request_id)
-    is_expired = (_requests.expires_at < func.now()).label("is_expired")
-    row = (await session.execute(statement.returning(authorization_requests, is_expired))).one_or_none()
-    return None if row is None else _to_request(sealer, row)
+    row = (await session.execute(statement.returning(authorization_requests))).one_or_none()
+    if row is None:
+        return None
+    return _to_request(sealer, row, is_expired=row.expires_at < await session.scalar(select(func.now())))
 
 
 def expired_rows() -> Delete:
@@ -169,14 +171,15 @@ async def reseal_connections(session: Session, sealer: Sealer) -> tuple[int, int
     """
     resealed = total = 0
     for table, column, owner in _sealed_columns():
-        statement = select(table).where(column.is_not(None)).order_by(*table.primary_key.columns).with_for_update()
+        statement = select(table).where(column.is_not(None)).order_by(*table.primary_key.columns)
         for row in (await session.execute(statement)).all():
             total += 1
             sealed = bytes(row._mapping[column.name])
             if not sealer.is_current(sealed):
                 values = {column.name: sealer.seal(sealer.open(sealed, owner(row)), owner(row))}
                 key = [each == row._mapping[each.name] for each in table.primary_key.columns]
-                await session.execute(update(table).where(*key).values(**values))
+                # what somebody has changed meanwhile is sealed with the current key already
+                await session.execute(update(table).where(*key, column == sealed).values(**values))
                 resealed += 1
     return resealed, total
 
@@ -235,7 +238,7 @@ def _to_connection(sealer: Sealer, row: Row[Any]) -> ServerConnection:
     )
 
 
-def _to_request(sealer: Sealer, row: Row[Any]) -> PendingRequest:
+def _to_request(sealer: Sealer, row: Row[Any], *, is_expired: bool) -> PendingRequest:
     secrets = _open(sealer, row.user_id, row.id, _REQUEST, row.sealed)
     assert secrets is not None  # noqa: S101 the column is not null
     return PendingRequest(
@@ -249,7 +252,7 @@ def _to_request(sealer: Sealer, row: Row[Any]) -> PendingRequest:
         browser=row.browser,
         actor=row.actor,
         expires_at=row.expires_at,
-        is_expired=row.is_expired,
+        is_expired=is_expired,
     )
 
 

@@ -41,20 +41,20 @@ _INSERT = """
     ON CONFLICT (user_id, project_id, id) DO UPDATE
     SET revision = excluded.revision, turn = excluded.turn, spans = excluded.spans, calls = excluded.calls,
         oldest_turn = excluded.oldest_turn, updated_at = excluded.updated_at
-    WHERE c.updated_at <= now() - %(ttl)s::interval
+    WHERE excluded.updated_at - c.updated_at >= %(ttl)s::interval
     RETURNING true
 """
-# Another transaction may hold one of them: it is left for the next time.
+# Only the writer of a new conversation deletes, so that no two transactions wait for each other.
 _DELETE_OLDEST = """
-    DELETE FROM conversations WHERE user_id = %(user_id)s AND (project_id, id) IN (
-        SELECT project_id, id FROM conversations WHERE user_id = %(user_id)s AND (project_id, id) IN (
-            SELECT project_id, id FROM conversations WHERE user_id = %(user_id)s
-            ORDER BY updated_at DESC, project_id, id OFFSET %(max)s)
-        FOR UPDATE SKIP LOCKED)
+    DELETE FROM conversations c USING (
+        SELECT project_id, id FROM conversations WHERE user_id = %(user_id)s
+        ORDER BY updated_at DESC, project_id, id OFFSET %(max)s) surplus
+    WHERE c.user_id = %(user_id)s AND c.project_id = surplus.project_id AND c.id = surplus.id
 """
 # Only tools that the conversation has: calls of any others would let the row grow with every tool of the user.
 _RECORD_CALL = f"""
-    UPDATE conversations SET calls = calls || jsonb_build_object(%(tool_key)s::text, turn), revision = %(new_revision)s
+    UPDATE conversations
+    SET calls = jsonb_set(calls, ARRAY[%(tool_key)s::text], turn::text::jsonb), revision = %(new_revision)s
     WHERE {_ROW} AND spans @> jsonb_build_array(jsonb_build_array(%(tool_key)s::text))
 """
 

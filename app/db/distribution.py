@@ -8,12 +8,14 @@ from collections.abc import Mapping
 
 from app.db import tables
 
+_ELSEWHERE = (tables.api_keys, tables.core_tools, tables.waiting_users)
+
 TENANT_COLUMNS: Mapping[str, str] = {
     "users": "id",
     **{
         table.name: "user_id"
         for table in tables.metadata.sorted_tables
-        if "user_id" in table.columns and table not in (tables.api_keys, tables.core_tools)
+        if "user_id" in table.columns and table not in _ELSEWHERE
     },
 }
 """The tables with rows of users, and the column that names the user. They are distributed alike, `users` first."""
@@ -28,5 +30,5 @@ KEY_COLUMNS: Mapping[str, str] = {
 REFERENCE_TABLES = ("core_tools", "embedding_models", "policy")
 """Each node has all rows of these: every search reads them, and they seldom change."""
 
-COORDINATOR_TABLES = ("task_leases",)
+COORDINATOR_TABLES = ("task_leases", "waiting_users")
 """Only the background work of the service reads these."""

@@ -24,7 +24,7 @@ from app.db.fair_shares import Lane, Owner
 from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
 from app.db.pool import MODE, ConnectionPool, PooledConnection, PoolTimeout
 from app.db.scope import APP_ROLE, SETTINGS, STATEMENT_TIMEOUT_S, Mode, Scope, open_fetch, open_transaction
-from app.errors import ConfigurationError, DatabaseDown, QueryFailed, QueryInterrupted
+from app.errors import ConfigurationError, DatabaseDown, NodeDown, QueryFailed, QueryInterrupted
 from app.observability.metrics import Metrics
 
 logger = logging.getLogger("toolscout.db")
@@ -57,8 +57,9 @@ _POOL_WAIT_S = 5
 """How long a request waits for a pooled connection before it is answered with 503."""
 _CONNECT_S = 3
 
-# SQLSTATE prefixes: connection errors and server shutdowns
-_DOWN_STATES = ("08", "57P0")
+# SQLSTATE prefixes. A connection error on a connection that is open is about another one: of Citus, to a node.
+_NODE_DOWN_STATE = "08"
+_DOWN_STATES = ("57P0",)
 # serialization failures, deadlocks, time-outs, missing resources, a read-only server: may succeed on a retry
 _RETRYABLE_STATES = ("40001", "40P01", "57014", "55P03", "53", "25006")
 
@@ -102,6 +103,7 @@ class Session:
 
     _connection: AsyncConnection
     _driver: DriverConnection
+    is_distributed: bool = False
     _callbacks: list[Callable[[], object]] = field(default_factory=list)
 
     def after_commit(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -172,7 +174,11 @@ def _translate_errors(driver: DriverConnection) -> Iterator[None]:
     except (DBAPIError, psycopg.Error) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         state = getattr(cause, "sqlstate", None) or ""
-        if driver.closed or state.startswith(_DOWN_STATES):
+        if driver.closed:
+            raise
+        if state.startswith(_NODE_DOWN_STATE):
+            raise NodeDown("a node of the database is not available; try again shortly") from error
+        if state.startswith(_DOWN_STATES):
             raise
         if state.startswith(_RETRYABLE_STATES):
             raise QueryInterrupted("the database interrupted a statement; try again shortly") from error
@@ -335,7 +341,7 @@ class Database:
         try:
             connection = await self._retry(attempt)
             try:
-                session = Session(connection.alchemy, connection.driver)
+                session = Session(connection.alchemy, connection.driver, connection.mode is Mode.DISTRIBUTED)
                 yield session
                 await connection.driver.commit()
                 # nothing is awaited in between: a task that is cancelled later cannot skip them
@@ -382,8 +388,10 @@ class Database:
             connection.run_async(register_vector_async)
             self.is_distributed = _has_distributed_tables(connection)
             record.info[MODE] = Mode.DISTRIBUTED if self.is_distributed else self._mode
-            if self._mode is Mode.SESSION:
+            if record.info[MODE] is Mode.SESSION:
                 _execute(connection, _ON_CONNECT)
+            elif self._mode is Mode.SESSION:
+                _execute(connection, f"SET ROLE {APP_ROLE}")
         except BaseException:  # also when the request was cancelled: nothing else would close the connection
             connection.driver_connection.pgconn.finish()
             raise

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from sqlalchemy import Delete, Select, Text, any_, delete, func, literal_column, select
+from sqlalchemy import Delete, Select, delete, select
 
 from app.db.engine import Database
 from app.errors import QueryFailed, Unavailable
@@ -48,8 +48,11 @@ async def delete_in_batches(database: Database, deletion: Deletion, rows: int = 
 
 
 def _limit(deletion: Delete, rows: int) -> Delete:
-    """Return the deletion of at most so many of the rows."""
+    """Return the deletion of at most so many of the rows.
+
+    They are named by their primary keys: a `ctid` would name rows of other partitions, too.
+    """
     assert deletion.whereclause is not None  # noqa: S101 nobody deletes whole tables
-    row_id = literal_column("ctid", Text)
-    expired = select(row_id).select_from(deletion.table).where(deletion.whereclause).limit(rows)
-    return delete(deletion.table).where(row_id == any_(func.array(expired.scalar_subquery())))
+    key = list(deletion.table.primary_key)
+    expired = select(*key).where(deletion.whereclause).limit(rows).subquery("expired")
+    return delete(deletion.table).where(*(column == expired.c[column.name] for column in key))

@@ -90,7 +90,13 @@ def open_fetch(scope: Scope, mode: Mode, *, snapshot: bool) -> Opening:
 
 
 def _local_settings(scope: Scope) -> Sequence[str]:
-    return f"SET LOCAL ROLE {APP_ROLE}", f"SET LOCAL {scope.setting} = {sql.Literal(scope.value).as_string(None)}"
+    # Citus logs in to the nodes as the role of the moment. It does not pass the role on as a setting, which a function
+    # of the owner (SECURITY DEFINER) would get, too.
+    return (
+        f"SET LOCAL ROLE {APP_ROLE}",
+        "SET LOCAL citus.propagate_set_commands = 'local'",
+        f"SET LOCAL {scope.setting} = {sql.Literal(scope.value).as_string(None)}",
+    )
 
 
 def _select_settings(setting: str, value: str, constants: Mapping[str, str]) -> str:

@@ -88,11 +88,11 @@ users = Table(
 api_keys = Table(
     "api_keys",
     metadata,
-    Column("id", Text, primary_key=True),
+    _not_null("id", Text),
     _not_null("kind", Text),
     Column("name", Text),
     _not_null("prefix", Text),
-    Column("key_hash", LargeBinary, nullable=False, unique=True),
+    Column("key_hash", LargeBinary, primary_key=True),
     Column("user_id", Text, ForeignKey("users.id", ondelete="CASCADE")),
     Column("project_id", Text),
     Column("expires_at", DateTime(timezone=True)),
@@ -100,6 +100,7 @@ api_keys = Table(
     Column("revoked_at", DateTime(timezone=True)),
     _created_at(),
     ForeignKeyConstraint(["user_id", "project_id"], ["projects.user_id", "projects.id"], ondelete="CASCADE"),
+    Index("api_keys_id", "id"),
     Index("api_keys_user_id", "user_id"),
 )
 
@@ -503,6 +504,15 @@ index_runs = Table(
     Index("index_runs_one_queued", "user_id", "server_id", unique=True, postgresql_where=text("state = 'queued'")),
     Index("index_runs_one_running", "user_id", "server_id", unique=True, postgresql_where=text("state = 'running'")),
     Index("index_runs_waiting", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
+)
+
+# only in a distributed database: users who have queued a run in the last day, for when a node is away, and the runs of
+# all users cannot be read
+waiting_users = Table(
+    "waiting_users",
+    metadata,
+    Column("user_id", Text, primary_key=True),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
 # append-only: the app role may only select and insert, and deletes what has expired through a function

@@ -114,8 +114,7 @@ class DocumentEmbedder:
             vectors = await embedder.embed_documents([text.text for text in batch], self.user_id)
         by_hash = {text.hash: vector for text, vector in zip(batch, vectors, strict=True)}
         self._by_hash |= by_hash
-        async with self.database.system_transaction() as session:
-            await store.write_vector_cache(session, embedder.model, by_hash)
+        await store.write_vector_cache(self.database, embedder.model, by_hash)
 
     async def _add_vectors(self, tools: Sequence[MissingVector]) -> None:
         """Add the vectors of the tools whose texts have been embedded, and cache those that have examples."""
@@ -125,8 +124,7 @@ class DocumentEmbedder:
         self.new_count += len(by_hash)
         self.metrics.tools_embedded.inc(len(by_hash))
         if blended := {key: vector for key, vector in by_hash.items() if key not in self._by_hash}:
-            async with self.database.system_transaction() as session:
-                await store.write_vector_cache(session, self.loaded.model.id, blended)
+            await store.write_vector_cache(self.database, self.loaded.model.id, blended)
 
 
 async def load_vectors_of_inactive_model(
@@ -145,8 +143,7 @@ async def _read_cache(database: Database, model_id: str, missing: Sequence[Missi
     if not missing:
         return {}
     hashes = {key for tool in missing for key in (tool.texts.vector_hash, *tool.texts.by_hash)}
-    async with database.system_transaction() as session:
-        return await store.read_vector_cache(session, model_id, list(hashes))
+    return await store.read_vector_cache(database, model_id, list(hashes))
 
 
 def _make_vectors(

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.catalog.projects import project_number
+from app.db.distribute import is_distributed
 from app.db.engine import Database
 from app.errors import QueryFailed, Unavailable
 from app.local_postgres.database import async_owner_connection
@@ -36,15 +37,15 @@ _PAUSE_FACTOR = 20
 _MAX_TAGS = 5_000
 
 _HAS_WORK = f"""
-    SELECT EXISTS (SELECT FROM users WHERE ann) OR EXISTS (SELECT FROM large_tenant_tools)
-        OR EXISTS (SELECT FROM pg_class WHERE {" OR ".join(f"relname ^@ '{prefix}'" for prefix in INDEX_PREFIXES)})
+    SELECT EXISTS (SELECT 1 FROM users WHERE ann) OR EXISTS (SELECT 1 FROM large_tenant_tools)
+        OR EXISTS (SELECT 1 FROM pg_class WHERE {" OR ".join(f"relname ^@ '{prefix}'" for prefix in INDEX_PREFIXES)})
 """
 _LARGE_TENANTS = """
     SELECT u.id, m.id, m.dimension, u.catalog_version, u.tool_count FROM users u, embedding_models m
     WHERE u.ann ORDER BY u.id, m.id
 """
 _NO_LONGER_LARGE = """
-    SELECT u.id FROM users u WHERE NOT u.ann AND EXISTS (SELECT FROM large_tenant_tools l WHERE l.user_id = u.id)
+    SELECT u.id FROM users u WHERE NOT u.ann AND EXISTS (SELECT 1 FROM large_tenant_tools l WHERE l.user_id = u.id)
 """
 # The user is locked first, in the order of index runs and rule changes, which write the same rows.
 _FLAG_ROWS = """
@@ -57,7 +58,7 @@ _FLAG_ROWS = """
 """
 _DELETE_OUTDATED = """
     DELETE FROM {table} counted WHERE NOT EXISTS (
-        SELECT FROM users u, embedding_models m WHERE u.id = counted.user_id AND m.id = counted.model AND u.ann)
+        SELECT 1 FROM users u, embedding_models m WHERE u.id = counted.user_id AND m.id = counted.model AND u.ann)
 """
 _COUNTED_VERSION = """
     SELECT version FROM large_tenant_stats WHERE user_id = :user_id AND model = :model AND project_id = ''
@@ -114,6 +115,8 @@ async def maintain_large_tenants(database: Database, url: str) -> None:
     while True:
         await asyncio.sleep(pause_s)
         pause_s = _INTERVAL_S
+        if database.is_distributed:
+            return  # see db/distribute.py
         try:
             if is_first or await _has_work(database):
                 counting_s = await run_pass(url)
@@ -150,6 +153,8 @@ def update_large_tenants(connection: Connection) -> float | None:
 
     Return how many seconds counting took, or None if another process does so already.
     """
+    if is_distributed(connection):
+        return 0.0
     with _lock(connection) as is_locked:
         if not is_locked:
             return None

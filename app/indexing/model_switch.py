@@ -13,6 +13,13 @@ from typing import Protocol
 
 from sqlalchemy import Connection, text
 
+from app.auth.users import (
+    DRAW_VERSION,
+    LIST_NEWER_VERSIONS,
+    LOCK_USER,
+    RAISE_CATALOG_VERSION,
+    RAISE_OLDER_VERSIONS,
+)
 from app.embeddings import repository
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import list_models, lock_models_exclusive
@@ -40,15 +47,13 @@ _UPDATE_PENDING_COUNTS = """
     ) now
     WHERE s.user_id = now.user_id AND s.id = now.server_id AND s.pending_count <> now.pending
 """
-_BUMP_CATALOG_VERSIONS = "UPDATE users SET catalog_version = nextval('catalog_versions')"
-
 _COUNT_LEARNED = """
     SELECT count(*) FROM tool_examples WHERE source = 'use' AND model = %(model)s
 """
 _HAS_LEFTOVERS = """
-    SELECT EXISTS (SELECT FROM mcp_tool_embeddings WHERE model = %(model)s)
-        OR EXISTS (SELECT FROM embedding_cache WHERE model = %(model)s)
-        OR EXISTS (SELECT FROM tool_examples WHERE model = %(model)s)
+    SELECT EXISTS (SELECT 1 FROM mcp_tool_embeddings WHERE model = %(model)s)
+        OR EXISTS (SELECT 1 FROM embedding_cache WHERE model = %(model)s)
+        OR EXISTS (SELECT 1 FROM tool_examples WHERE model = %(model)s)
 """
 _IS_UNREGISTERED = "model NOT IN (SELECT id FROM embedding_models)"
 
@@ -127,8 +132,18 @@ def _activate(owner: OwnerConnection, model_id: str, *, incomplete: bool) -> int
             return missing
         repository.activate(connection, model_id)
         connection.exec_driver_sql(_UPDATE_PENDING_COUNTS, {"model": model_id})
-        connection.exec_driver_sql(_BUMP_CATALOG_VERSIONS)
+        _raise_catalog_versions(connection)
         return missing
+
+
+def _raise_catalog_versions(connection: Connection) -> None:
+    """Like `raise_all_catalog_versions`, with a connection of the owner."""
+    version = connection.exec_driver_sql(DRAW_VERSION).scalar_one()
+    connection.exec_driver_sql(RAISE_OLDER_VERSIONS, {"version": version})
+    for user_id in list(connection.exec_driver_sql(LIST_NEWER_VERSIONS, {"version": version}).scalars()):
+        connection.exec_driver_sql(LOCK_USER, {"user_id": user_id})
+        newer = connection.exec_driver_sql(DRAW_VERSION).scalar_one()
+        connection.exec_driver_sql(RAISE_CATALOG_VERSION, {"user_id": user_id, "version": newer})
 
 
 async def drop_model(owner: OwnerConnection, model_id: str, on_progress: ProgressCallback, *, grace_s: float) -> int:
@@ -165,7 +180,7 @@ def _delete_unregistered_rows(owner: OwnerConnection, on_progress: ProgressCallb
     for done, user_id in enumerate(users, start=1):
         with owner() as connection:
             # lock the user first, in the order of index runs and rule changes, which write the same rows
-            connection.exec_driver_sql("SELECT FROM users WHERE id = %(id)s FOR UPDATE", {"id": user_id})
+            connection.exec_driver_sql("SELECT 1 FROM users WHERE id = %(id)s FOR UPDATE", {"id": user_id})
             rows = f"DELETE FROM mcp_tool_embeddings WHERE user_id = %(id)s AND {_IS_UNREGISTERED}"
             connection.exec_driver_sql(rows, {"id": user_id})
         on_progress(done, len(users))

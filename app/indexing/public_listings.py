@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import delete, func, or_
@@ -84,7 +84,7 @@ async def fetch_once(database: Database, endpoint: Endpoint, fetch: Fetch, *, fr
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
     async with database.system_transaction() as session:
-        [(now,)] = await session.rows("SELECT clock_timestamp()")
+        [(now,)] = await session.rows(_NOW)
     return await _fetch_and_store(database, key, _Lease(None, now), fetch), False
 
 
@@ -93,7 +93,8 @@ async def invalidate(database: Database, endpoint: Endpoint, age_s: float) -> No
     key = get_listing_key(endpoint)
     if key is not None:
         async with database.system_transaction() as session:
-            await session.rows(_INVALIDATE, {"key": key, "age_s": age_s})
+            [(now,)] = await session.rows(_NOW)
+            await session.rows(_INVALIDATE, {"key": key, "changed_at": now - timedelta(seconds=age_s)})
 
 
 def expired_rows() -> list[Deletion]:
@@ -102,6 +103,8 @@ def expired_rows() -> list[Deletion]:
     return [delete(public_listings).where(columns.expires_at < func.now(), is_free)]
 
 
+# read by itself: Citus takes no clock in a statement that writes
+_NOW = "SELECT clock_timestamp()"
 _IS_USABLE = "expires_at > clock_timestamp() AND (changed_at IS NULL OR fetched_at > changed_at)"
 _READ = f"""
     SELECT CASE WHEN usable THEN tools END, usable, extract(epoch FROM expires_at - clock_timestamp()), leased
@@ -110,10 +113,10 @@ _READ = f"""
 """
 _LEASE = """
     INSERT INTO public_listings AS listing (key, lease_token, lease_until)
-    VALUES (%(key)s, %(token)s, clock_timestamp() + make_interval(secs => %(lease_s)s))
+    VALUES (%(key)s, %(token)s, CAST(%(at)s AS timestamptz) + make_interval(secs => %(lease_s)s))
     ON CONFLICT (key) DO UPDATE SET lease_token = excluded.lease_token, lease_until = excluded.lease_until
-    WHERE listing.lease_until IS NULL OR listing.lease_until < clock_timestamp()
-    RETURNING clock_timestamp()
+    WHERE listing.lease_until IS NULL OR listing.lease_until < CAST(%(at)s AS timestamptz)
+    RETURNING lease_token
 """
 _STORE = """
     INSERT INTO public_listings AS listing (key, tools, size, fetched_at, expires_at)
@@ -125,7 +128,7 @@ _STORE = """
 _RELEASE = "UPDATE public_listings SET lease_until = NULL WHERE key = %(key)s AND lease_token = %(token)s"
 _INVALIDATE = """
     UPDATE public_listings
-    SET changed_at = greatest(changed_at, clock_timestamp() - make_interval(secs => %(age_s)s)) WHERE key = %(key)s
+    SET changed_at = %(changed_at)s WHERE key = %(key)s AND (changed_at IS NULL OR changed_at < %(changed_at)s)
 """
 _TOTAL_BYTES = "SELECT coalesce(sum(size), 0) FROM public_listings"
 
@@ -133,12 +136,13 @@ _TOTAL_BYTES = "SELECT coalesce(sum(size), 0) FROM public_listings"
 async def _read_or_lease(database: Database, key: bytes) -> _Found | _Lease | None:
     """Return the stored list, or the lease to fetch it. None: another process is fetching it."""
     async with database.system_transaction() as session:
-        [(tools, usable, ttl_s, leased)] = await session.rows(_READ, {"key": key}) or [(None, False, None, False)]
+        [(now,)], stored = await session.pipeline([(_NOW, None), (_READ, {"key": key})])
+        [(tools, usable, ttl_s, leased)] = stored or [(None, False, None, False)]
         if not usable:
             token = uuid.uuid4().hex
-            values = {"key": key, "token": token, "lease_s": LEASE_S}
-            leases = [] if leased else await session.rows(_LEASE, values)
-            return _Lease(token, leases[0][0]) if leases else None
+            values = {"key": key, "token": token, "at": now, "lease_s": LEASE_S}
+            is_leased = not leased and await session.rows(_LEASE, values)
+            return _Lease(token, now) if is_leased else None
     # parsing takes a while: without a connection, and off the event loop
     decoded = None if tools is None else await asyncio.to_thread(json.loads, tools)
     return _Found(None if decoded is None else ToolList(decoded, float(ttl_s), is_public=True))

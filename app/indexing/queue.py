@@ -8,10 +8,10 @@ changes the token; the first worker then writes nothing.
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Row, case, delete, func, null, or_, select, text, update
+from sqlalchemy import Delete, Row, case, delete, func, null, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
@@ -20,10 +20,10 @@ from app.catalog.servers import get_server, record_failure
 from app.catalog.shared_servers import update_sharing
 from app.catalog.visibility import lock_server
 from app.db.engine import Session
-from app.db.notifications import Channel
+from app.db.notifications import Channel, notify
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
-from app.db.tables import SHARED_OWNER, index_runs, mcp_servers
+from app.db.tables import SHARED_OWNER, index_runs, mcp_servers, waiting_users
 from app.errors import AUTHORIZATION_REQUIRED, NotFound, ToolscoutError
 
 MAX_ATTEMPTS = 3
@@ -123,10 +123,6 @@ class RunSummary:
         return {name: getattr(self, name) for name in names} | {"refused": self.refused_count}
 
 
-# in the statement itself, which spares a round trip; the workers of all processes hear it when the transaction commits
-_NOTIFY_WORKERS = func.pg_notify(Channel.RUNS.value, "")
-
-
 class LeaseLost(ToolscoutError):
     """Another worker has claim the run. The former owner must not write anything."""
 
@@ -166,9 +162,13 @@ async def enqueue(
         set_=_merge_requests(statement.excluded, index_runs.c),
     )
     try:
-        return _to_run((await session.execute(statement.returning(index_runs, _NOTIFY_WORKERS))).one())
+        run = _to_run((await session.execute(statement.returning(index_runs))).one())
     except IntegrityError as error:
         raise NotFound("server not found") from error
+    if session.is_distributed:
+        await session.rows(_NOTE_WAITING_USER, {"user_id": user_id})
+    await notify(session, Channel.RUNS)
+    return run
 
 
 async def _lock_server_row(session: Session, user_id: str, server_id: str) -> None:
@@ -257,48 +257,80 @@ _HOST = f"""
 _IS_CLAIMABLE = "(r.state = 'queued' OR (r.state = 'running' AND r.lease_until < now()))"
 # The oldest for which there is room. Users and hosts that have their share are left out before, so that a user with
 # many waiting runs hides the others only until its slots are taken.
-_MAX_CANDIDATES = 1_000
-_CLAIM = text(
-    f"""
+_MAX_WAITING = 1_000
+_MAX_CANDIDATES = 50
+_MAX_LOOKS = 3
+
+# Read without locks: the runs may be on several nodes. `{of_users}` limits them to those that answer.
+_CANDIDATES = f"""
     WITH busy AS (
-        SELECT user_id, count(*) AS runs FROM index_runs
-        WHERE state = 'running' AND lease_until >= now() GROUP BY user_id
+        SELECT r.user_id, count(*) AS runs FROM index_runs r
+        WHERE {{of_users}} AND r.state = 'running' AND r.lease_until >= now() GROUP BY r.user_id
     ), waiting AS (
-        SELECT r.user_id, r.id, server.host
+        SELECT r.user_id, r.id, r.created_at, server.host
         FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id
         CROSS JOIN LATERAL (SELECT {_HOST} AS host) server
-        WHERE r.state IN ('queued', 'running') AND (CAST(:run_id AS text) IS NULL OR r.id = :run_id)
-          AND {_IS_CLAIMABLE} AND (r.state = 'running' OR (r.user_id, r.server_id) NOT IN (
-              SELECT o.user_id, o.server_id FROM index_runs o WHERE o.state = 'running'))
+        WHERE {{of_users}} AND r.state IN ('queued', 'running') AND (CAST(:run_id AS text) IS NULL OR r.id = :run_id)
+          AND {_IS_CLAIMABLE} AND (r.state = 'running' OR NOT EXISTS (
+              SELECT 1 FROM index_runs o
+              WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running'))
           AND CASE WHEN server.host IS NULL
               THEN :pushes AND r.user_id <> ALL(CAST(:full_push_users AS text[]))
               ELSE :listings AND r.user_id <> ALL(CAST(:full_listing_users AS text[]))
                    AND server.host <> ALL(CAST(:full_hosts AS text[])) END
-        ORDER BY r.created_at LIMIT {_MAX_CANDIDATES}
-    ), candidate AS (
-        SELECT r.user_id, r.id, waiting.host
-        FROM waiting JOIN index_runs r ON r.user_id = waiting.user_id AND r.id = waiting.id
-        LEFT JOIN busy ON busy.user_id = waiting.user_id
-        -- checked again on the locked row: another worker may just have claimed it
-        WHERE {_IS_CLAIMABLE}
-        ORDER BY coalesce(busy.runs, 0), r.created_at LIMIT 1 FOR UPDATE OF r SKIP LOCKED
+        ORDER BY r.created_at LIMIT {_MAX_WAITING}
     )
+    SELECT waiting.user_id, waiting.id, waiting.host
+    FROM waiting LEFT JOIN busy ON busy.user_id = waiting.user_id
+    ORDER BY coalesce(busy.runs, 0), waiting.created_at LIMIT {_MAX_CANDIDATES}
+"""
+_CANDIDATES_OF_ALL = text(_CANDIDATES.format(of_users="true"))
+_CANDIDATES_OF_SOME = text(_CANDIDATES.format(of_users="r.user_id = ANY(CAST(:user_ids AS text[]))"))
+
+_NOTE_WAITING_USER = """
+    INSERT INTO waiting_users (user_id) VALUES (%(user_id)s) ON CONFLICT (user_id) DO UPDATE SET since = excluded.since
+"""
+_REACHABLE_USERS = f"""
+    SELECT w.user_id FROM waiting_users w
+    JOIN pg_catalog.pg_dist_placement p ON p.shardid = get_shard_id_for_distribution_column('index_runs', w.user_id)
+    JOIN pg_catalog.pg_dist_node n ON n.groupid = p.groupid AND n.noderole = 'primary'
+    WHERE n.nodename || ':' || n.nodeport <> ALL(%(lost_nodes)s)
+    ORDER BY w.since LIMIT {_MAX_WAITING}
+"""
+WAITING_USER_RETENTION = timedelta(days=1)
+# Checked again on the locked row: another worker may just have claimed it, or be about to.
+_LOCK_CANDIDATE = text(
+    f"""
+    SELECT clock_timestamp() AS started_at FROM index_runs r
+    WHERE r.user_id = :user_id AND r.id = :id AND {_IS_CLAIMABLE} FOR UPDATE SKIP LOCKED
+    """
+)
+_CLAIM = text(
+    """
     UPDATE index_runs SET state = 'running', attempts = attempts + 1, lease_token = lease_token + 1,
-           lease_until = now() + make_interval(secs => :lease_s), started_at = clock_timestamp()
-    FROM candidate WHERE index_runs.user_id = candidate.user_id AND index_runs.id = candidate.id
-    RETURNING index_runs.id, index_runs.user_id, server_id, asks AS fetch_from_server, force, accept_empty, payload,
-              attempts, lease_token, asked_by, candidate.host
+           lease_until = now() + make_interval(secs => :lease_s), started_at = :started_at
+    WHERE user_id = :user_id AND id = :id
+    RETURNING id, user_id, server_id, asks AS fetch_from_server, force, accept_empty, payload, attempts, lease_token,
+              asked_by
     """
 )
 
 
-async def claim_run(session: Session, lease_s: float, run_id: str | None = None, room: Room = ANY_ROOM) -> Claim | None:
+async def claim_run(
+    session: Session,
+    lease_s: float,
+    run_id: str | None = None,
+    room: Room = ANY_ROOM,
+    *,
+    user_ids: Sequence[str] | None = None,
+) -> Claim | None:
     """Claim a run that is queued or whose lease has expired, or only `run_id`. Needs a system transaction.
 
-    The user with the fewest runs in progress comes first, then the oldest run.
+    The user with the fewest runs in progress comes first, then the oldest run. With `user_ids`, only runs of these
+    users are looked at.
     """
-    statement = _CLAIM.bindparams(
-        lease_s=lease_s,
+    statement = _CANDIDATES_OF_ALL if user_ids is None else _CANDIDATES_OF_SOME.bindparams(user_ids=list(user_ids))
+    candidates = statement.bindparams(
         run_id=run_id,
         pushes=room.pushes,
         listings=room.listings,
@@ -308,10 +340,36 @@ async def claim_run(session: Session, lease_s: float, run_id: str | None = None,
         full_hosts=list(room.full_hosts),
     )
     try:
-        row = (await session.execute(statement)).one_or_none()
+        for _ in range(_MAX_LOOKS):
+            found = (await session.execute(candidates)).all()
+            for candidate in found:
+                if (claim := await _claim_candidate(session, candidate, lease_s)) is not None:
+                    return claim
+            if len(found) < _MAX_CANDIDATES:
+                return None
     except IntegrityError:
-        return None  # another worker has just started the server's other run
-    return None if row is None else Claim(**row._asdict(), lease_s=lease_s)
+        pass  # another worker has just started the server's other run
+    return None
+
+
+async def list_reachable_users(session: Session, lost_nodes: Sequence[str]) -> list[str]:
+    """Return users of a distributed database who may have a run to claim, and whose node answers."""
+    return [user_id for (user_id,) in await session.rows(_REACHABLE_USERS, {"lost_nodes": list(lost_nodes)})]
+
+
+def expired_rows() -> list[Delete]:
+    """Return the statements that delete expired rows of all users."""
+    return [delete(waiting_users).where(waiting_users.c.since < func.now() - WAITING_USER_RETENTION)]
+
+
+async def _claim_candidate(session: Session, candidate: Row[Any], lease_s: float) -> Claim | None:
+    """Return None if another worker has claimed the run, or has locked it to do so."""
+    run = {"user_id": candidate.user_id, "id": candidate.id}
+    started_at = await session.scalar(_LOCK_CANDIDATE.bindparams(**run))
+    if started_at is None:
+        return None
+    row = (await session.execute(_CLAIM.bindparams(**run, lease_s=lease_s, started_at=started_at))).one()
+    return Claim(**row._asdict(), lease_s=lease_s, host=candidate.host)
 
 
 async def report_progress(session: Session, claim: Claim, done: int, total: int) -> None:
@@ -346,7 +404,8 @@ async def requeue(session: Session, claim: Claim) -> None:
     has_queued = await session.scalar(select(runs.id).where(*queued)) is not None
     values = {"lease_until": func.now()} if has_queued else {"lease_until": null(), "state": "queued"}
     statement = update(index_runs).where(*_owned_by(claim)).values(attempts=runs.attempts - 1, **values)
-    await session.execute(statement.returning(_NOTIFY_WORKERS))
+    await session.execute(statement)
+    await notify(session, Channel.RUNS)
 
 
 async def retry_later(session: Session, claim: Claim, cause: str, message: str, delay_s: float) -> None:
@@ -403,11 +462,12 @@ async def _record_failure(session: Session, claim: Claim, cause: str, message: s
 
 async def _finish(session: Session, claim: Claim, values: Mapping[str, Any], outcome: str) -> bool:
     """Write the end of the run and its audit event. Return False if another worker has claimed the run."""
+    # read before: Citus takes no clock in an update
+    elapsed_s = func.extract("epoch", func.clock_timestamp() - index_runs.c.started_at)
+    duration_s = await session.scalar(select(elapsed_s).where(*_owned_by(claim)))
     end = {"payload": None, "lease_until": None, "finished_at": func.now()}
     statement = update(index_runs).where(*_owned_by(claim)).values(**values, **end)
-    elapsed_s = func.extract("epoch", func.clock_timestamp() - index_runs.c.started_at)
-    duration_s = await session.scalar(statement.returning(elapsed_s))
-    if duration_s is None:
+    if (await session.execute(statement)).rowcount == 0:
         return False
     await record_event(
         session,

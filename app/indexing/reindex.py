@@ -21,6 +21,7 @@ from app.catalog.visibility_policy import Policy
 from app.connections.connector import Connector
 from app.connections.repository import wants_sign_in
 from app.db.engine import Database, Session
+from app.db.nodes import Nodes
 from app.db.tables import SHARED_OWNER
 from app.embeddings.loaded_models import LoadedModel
 from app.embeddings.repository import EmbeddingModel, lock_models_shared
@@ -48,6 +49,7 @@ class Indexer:
     """What an index run needs, built once."""
 
     database: Database
+    nodes: Nodes
     models: Callable[[], Awaitable[Sequence[LoadedModel]]]
     """Returns all models that are registered now, the active one first."""
     count_tokens: CountTokens

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,9 +14,10 @@ from app.catalog.own_texts import OwnTexts
 from app.catalog.tools import update_tool_counts
 from app.catalog.visibility import evaluate_tools, read_policy, recompute_visibility, write_decisions
 from app.catalog.visibility_policy import VisibilityDecision
-from app.db.engine import Session
+from app.db.engine import Database, Session
 from app.db.tables import embedding_cache, mcp_servers, mcp_tool_embeddings, mcp_tools, tool_changes, users
 from app.embeddings.base import Vector
+from app.errors import NodeDown
 from app.indexing.parsing import ListedTool, sanitize_definition
 from app.indexing.plan import IndexTarget, ModelUpdate, RehashedTool, StoredTool, ToolRow
 from app.indexing.sanitize import Finding
@@ -158,22 +160,30 @@ def _to_findings(stored: Sequence[Json]) -> list[Finding]:
     return [Finding(**finding) for finding in stored]
 
 
-async def read_vector_cache(session: Session, model: str, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
-    """Return the cached vectors by text hash."""
+async def read_vector_cache(database: Database, model: str, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
+    """Return the cached vectors by text hash; none while a node of a distributed database is away."""
     statement = """
         SELECT text_hash, embedding FROM embedding_cache WHERE model = %(model)s AND text_hash = ANY(%(hashes)s)
     """
-    rows = await session.rows(statement, {"model": model, "hashes": list(hashes)})
+    try:
+        async with database.system_transaction() as session:
+            rows = await session.rows(statement, {"model": model, "hashes": list(hashes)})
+    except NodeDown:
+        return {}
     return {text_hash: vector.to_numpy() for text_hash, vector in rows}
 
 
-async def write_vector_cache(session: Session, model: str, vectors: Mapping[bytes, Vector]) -> None:
+async def write_vector_cache(database: Database, model: str, vectors: Mapping[bytes, Vector]) -> None:
+    """Cache vectors by text hash; not while a node of a distributed database is away."""
     # sorted, so that two writers of the same keys cannot deadlock
     ordered = sorted(vectors.items())
     rows = [{"model": model, "text_hash": key, "embedding": HalfVector(vector)} for key, vector in ordered]
     statement = upsert(embedding_cache)
     values = {"embedding": statement.excluded.embedding}
-    await session.execute(statement.on_conflict_do_update(index_elements=["model", "text_hash"], set_=values), rows)
+    statement = statement.on_conflict_do_update(index_elements=["model", "text_hash"], set_=values)
+    with suppress(NodeDown):
+        async with database.system_transaction() as session:
+            await session.execute(statement, rows)
 
 
 async def apply_updates(
@@ -295,7 +305,7 @@ async def _write_tools(session: Session, user_id: str, target: IndexTarget, rows
         ),
         "approved_hash": case((is_held, new.definition_hash), else_=old.approved_hash),
         "vanished_at": null(),
-        "updated_at": func.now(),
+        "updated_at": new.updated_at,
     }
     statement = statement.on_conflict_do_update(index_elements=["user_id", "id"], set_=values)
     await session.execute(statement, [_tool_values(user_id, target, row) for row in rows])

@@ -19,7 +19,15 @@ from app.catalog.visibility import recompute_stale
 from app.db.engine import Session
 from app.db.notifications import POLL_S
 from app.db.tables import SHARED_OWNER
-from app.errors import EmbeddingFailed, NotFound, QueryInterrupted, ServerUnreachable, ToolscoutError, Unavailable
+from app.errors import (
+    EmbeddingFailed,
+    NodeDown,
+    NotFound,
+    QueryInterrupted,
+    ServerUnreachable,
+    ToolscoutError,
+    Unavailable,
+)
 from app.indexing import public_listings, queue
 from app.indexing.reindex import Indexer, reindex_server
 from app.indexing.run_slots import RunSlots, SlotLimits
@@ -161,8 +169,15 @@ class Worker:
                 await self._has_work.wait()
 
     async def _claim(self, run_id: str | None = None, room: queue.Room = queue.ANY_ROOM) -> queue.Claim | None:
-        async with self.indexer.database.system_transaction() as session:
-            return await queue.claim_run(session, self._config.lease_s, run_id, room)
+        claim = partial(queue.claim_run, lease_s=self._config.lease_s, run_id=run_id, room=room)
+        try:
+            async with self.indexer.database.system_transaction() as session:
+                return await claim(session)
+        except NodeDown:
+            lost_nodes = await self.indexer.nodes.find_lost()
+            async with self.indexer.database.system_transaction() as session:
+                user_ids = await queue.list_reachable_users(session, lost_nodes)
+                return await claim(session, user_ids=user_ids)
 
     async def _process_in_slot(self, slots: RunSlots, run: queue.Claim) -> None:
         try:

@@ -5,6 +5,7 @@ from typing import Any
 
 from app.audit.record import record_event
 from app.auth import users
+from app.auth.keys import delete_keys
 from app.auth.users import User
 from app.db.engine import Database
 from app.mcp_client.pool import McpPool
@@ -33,5 +34,6 @@ async def delete_user(database: Database, mcp_pool: McpPool, user_id: str, *, ac
     """Delete the user and everything the user owns. Audit events stay."""
     async with database.system_transaction() as session:
         await users.delete_user(session, user_id)
+        await delete_keys(session, user_id)
         await record_event(session, user_id, actor, "user.delete", user_id)
         session.after_commit(mcp_pool.forget_user, user_id)

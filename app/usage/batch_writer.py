@@ -7,12 +7,15 @@ down.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
 import orjson
 
 from app.db.engine import Database
 from app.errors import QueryFailed, QueryInterrupted, Unavailable
+from app.usage.owners import ANY_USER, lock_owners
 from app.usage.periodic_flusher import PeriodicFlusher
 
 logger = logging.getLogger("toolscout.usage")
@@ -22,49 +25,48 @@ _ENTRIES_PER_STATEMENT = 500
 
 
 class LogEntry(Protocol):
-    """A frozen dataclass whose fields are named as the columns of its table, `at` among them."""
+    """A frozen dataclass whose fields are named as the columns of its table."""
 
     @property
     def user_id(self) -> str: ...
+
+    @property
+    def at(self) -> datetime: ...
 
 
 Entry = TypeVar("Entry", bound=LogEntry)
 
 
-def make_insert(table: str, columns: Mapping[str, str], owner: str = "true") -> str:
-    """Return a statement that inserts entries of many users and returns the users that are done.
+@dataclass(frozen=True)
+class LogTable:
+    name: str
+    columns: Mapping[str, str]
+    """The type of each column but `user_id`."""
+    owner: str = ANY_USER
+    """A condition on `users`: nothing is written for a user who does not meet it."""
 
-    Entries of users that were deleted, or that do not meet the condition `owner`, are left out, and so are entries that
-    are older than the user: they belong to a deleted user of the same id. Users whose rows others
-    have locked, for example for a change of rules, are skipped until the next flush: waiting here would make others
-    wait for this transaction.
-    """
-    return f"""
-        WITH owner AS MATERIALIZED (
-            SELECT id, created_at FROM users
-            WHERE id = ANY(%(user_ids)s) AND {owner} ORDER BY id FOR KEY SHARE SKIP LOCKED
-        ),
-        inserted AS (
-            INSERT INTO {table} (user_id, {", ".join(columns)})
-            SELECT owner.id, {", ".join(f"entry.{name}" for name in columns)}
-            FROM owner JOIN jsonb_to_recordset(%(entries)s::jsonb)
-                 AS entry (user_id text, {", ".join(f"{name} {kind}" for name, kind in columns.items())})
-                 ON entry.user_id = owner.id AND entry.at >= owner.created_at
+    @property
+    def insert(self) -> str:
+        """The statement that inserts entries of several users."""
+        return f"""
+            INSERT INTO {self.name} (user_id, {", ".join(self.columns)})
+            SELECT entry.user_id, {", ".join(f"entry.{name}" for name in self.columns)}
+            FROM jsonb_to_recordset(%(entries)s::jsonb)
+                 AS entry (user_id text, {", ".join(f"{name} {kind}" for name, kind in self.columns.items())})
             ON CONFLICT DO NOTHING
-        )
-        SELECT id FROM owner
-        UNION ALL
-        SELECT without FROM unnest(%(user_ids)s) without
-        WHERE NOT EXISTS (SELECT FROM users WHERE id = without AND {owner})
-    """
+        """
 
 
 class BatchWriter(Generic[Entry]):
-    def __init__(self, database: Database, name: str, insert: str) -> None:
-        """`insert` is a statement of `make_insert`; `name` says in the log what is written."""
+    """Entries of users that were deleted are left out, and so are entries that are older than the user: they belong to
+    a deleted user of the same id. Entries of users whose rows are locked are written with the next flush."""
+
+    def __init__(self, database: Database, name: str, table: LogTable) -> None:
+        """`name` says in the log what is written."""
         self._database = database
         self._name = name
-        self._insert = insert
+        self._table = table
+        self._insert = table.insert
         self._pending: list[Entry] = []
         self._writing: list[Entry] = []
         """What the flush in progress has not written yet."""
@@ -116,12 +118,16 @@ class BatchWriter(Generic[Entry]):
     async def _write(self, batch: Sequence[Entry]) -> list[Entry]:
         """Return the entries that are to be written later. If the statement fails, write each user's alone to spare
         the others."""
-        user_ids = list({entry.user_id for entry in batch})
+        user_ids = {entry.user_id for entry in batch}
         try:
             async with self._database.system_transaction() as session:
-                entries = orjson.dumps(batch, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-                parameters = {"user_ids": user_ids, "entries": entries}
-                done = {user_id for (user_id,) in await session.rows(self._insert, parameters)}
+                owners = await lock_owners(session, user_ids, self._table.owner)
+                created_at = owners.locked
+                new = [each for each in batch if each.user_id in created_at and each.at >= created_at[each.user_id]]
+                if new:
+                    entries = orjson.dumps(new, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+                    await session.rows(self._insert, {"entries": entries})
+                done = set(owners.done)
         except QueryInterrupted:
             return list(batch)
         except QueryFailed:

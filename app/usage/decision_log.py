@@ -15,12 +15,12 @@ from app.db.engine import Database, Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
 from app.db.tables import decisions
-from app.usage.batch_writer import BatchWriter, make_insert
+from app.usage.batch_writer import BatchWriter, LogTable
 from app.usage.choices import Choice
 
 Interface = Literal["rest", "mcp", "cli"]
 
-_INSERT = make_insert(
+_TABLE = LogTable(
     "decisions",
     {
         "id": "text",
@@ -77,7 +77,7 @@ class DecisionFilter:
 
 class DecisionLog(BatchWriter[Decision]):
     def __init__(self, database: Database, *, enabled: bool = True) -> None:
-        super().__init__(database, "decisions", _INSERT)
+        super().__init__(database, "decisions", _TABLE)
         self.enabled = enabled
 
 

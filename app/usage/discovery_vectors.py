@@ -14,12 +14,12 @@ from sqlalchemy import Delete, delete, func
 
 from app.db.engine import Database, Session
 from app.db.tables import discovery_vectors
-from app.usage.batch_writer import BatchWriter, make_insert
+from app.usage.batch_writer import BatchWriter, LogTable
 
 VECTOR_RETENTION = timedelta(days=7)
 """Feedback that arrives later is counted, and nothing is learnt from it."""
 
-_INSERT = make_insert(
+_TABLE = LogTable(
     "discovery_vectors", {"id": "text", "at": "timestamptz", "model": "text", "vector": "halfvec", "tools": "text[]"}
 )
 
@@ -55,7 +55,7 @@ class MessageVector:
 
 class DiscoveryVectorLog(BatchWriter[DiscoveryVector]):
     def __init__(self, database: Database) -> None:
-        super().__init__(database, "message vectors", _INSERT)
+        super().__init__(database, "message vectors", _TABLE)
 
 
 async def claim_vector(session: Session, user_id: str, discovery_id: str, mark: str) -> MessageVector | None:

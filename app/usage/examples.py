@@ -24,6 +24,7 @@ import numpy.typing as npt
 from pgvector import HalfVector
 from sqlalchemy import Delete, delete, func
 
+from app.auth.users import raise_version
 from app.db.engine import Session
 from app.db.tables import tool_examples
 from app.errors import InvalidInput
@@ -50,20 +51,18 @@ DECAYED_WEIGHT = f"""
 """
 """The weight of `tool_examples e` today. It changes once a day, so that the same message has the same answer."""
 
-_BUMP = "UPDATE users SET examples_version = nextval('catalog_versions') WHERE id = %(user_id)s"
-
-_STRENGTHEN = f"""
-    UPDATE tool_examples e
-    SET weight = sign(e.weight) * least(abs({DECAYED_WEIGHT}) + 1, {MAX_WEIGHT}), used_on = CURRENT_DATE
-    FROM (
-        SELECT id, vector <=> %(vector)s::halfvec AS distance FROM tool_examples
-        WHERE user_id = %(user_id)s AND model = %(model)s AND tool_id = %(tool_id)s
-          AND source = 'use' AND sign(weight) = %(sign)s
-        ORDER BY distance, id LIMIT 1
+_FIND_SAME = f"""
+    SELECT nearest.id, nearest.weight FROM (
+        SELECT e.id, {DECAYED_WEIGHT} AS weight, e.vector <=> %(vector)s::halfvec AS distance FROM tool_examples e
+        WHERE e.user_id = %(user_id)s AND e.model = %(model)s AND e.tool_id = %(tool_id)s
+          AND e.source = 'use' AND sign(e.weight) = %(sign)s
+        ORDER BY distance, e.id LIMIT 1
     ) nearest
-    WHERE e.user_id = %(user_id)s AND e.model = %(model)s AND e.tool_id = %(tool_id)s AND e.id = nearest.id
-      AND nearest.distance <= {1 - SAME_MESSAGE}
-    RETURNING e.id
+    WHERE nearest.distance <= {1 - SAME_MESSAGE}
+"""
+_STRENGTHEN = """
+    UPDATE tool_examples SET weight = %(weight)s, used_on = CURRENT_DATE
+    WHERE user_id = %(user_id)s AND model = %(model)s AND tool_id = %(tool_id)s AND id = %(id)s
 """
 # The tool may have been deleted since the caller has seen it.
 _INSERT = """
@@ -75,12 +74,13 @@ _INSERT = """
     ON CONFLICT DO NOTHING
 """
 _DELETE_WEAKEST = f"""
-    DELETE FROM tool_examples WHERE user_id = %(user_id)s AND model = %(model)s AND (tool_id, id) IN (
+    DELETE FROM tool_examples d USING (
         SELECT e.tool_id, e.id FROM tool_examples e
         WHERE e.user_id = %(user_id)s AND e.model = %(model)s AND e.source = 'use'
           AND (%(tool_id)s::text IS NULL OR e.tool_id = %(tool_id)s::text)
         ORDER BY abs({DECAYED_WEIGHT}) DESC, e.used_on DESC, e.created_at DESC, e.id OFFSET %(kept)s
-    )
+    ) weakest
+    WHERE d.user_id = %(user_id)s AND d.model = %(model)s AND d.tool_id = weakest.tool_id AND d.id = weakest.id
 """
 _COUNT = """
     SELECT count(*) FILTER (WHERE weight > 0), count(*) FILTER (WHERE weight < 0) FROM tool_examples
@@ -104,7 +104,7 @@ _WRITTEN_FOR_OTHER_MODELS = """
     SELECT user_id, tool_id, array_agg(id ORDER BY id), array_agg(text ORDER BY id) FROM (
         SELECT DISTINCT ON (e.user_id, e.tool_id, e.id) e.user_id, e.tool_id, e.id, e.text FROM tool_examples e
         WHERE e.source = 'person' AND NOT EXISTS (
-            SELECT FROM tool_examples known
+            SELECT 1 FROM tool_examples known
             WHERE known.user_id = e.user_id AND known.model = %(model)s AND known.tool_id = e.tool_id
               AND known.id = e.id
         )
@@ -133,7 +133,7 @@ def decay_weights(
 
 async def bump_examples(session: Session, user_id: str) -> None:
     """Tell searches that what is learnt from the user has changed: examples or priors."""
-    await session.rows(_BUMP, {"user_id": user_id})
+    await raise_version(session, user_id, "examples_version")
 
 
 async def learn_example(
@@ -142,7 +142,12 @@ async def learn_example(
     """Strengthen the example that hardly differs from this message, or add one. The caller locks the user's row."""
     owner = {"user_id": user_id, "model": model, "tool_id": tool_id}
     sign = 1 if is_relevant else -1
-    if not await session.rows(_STRENGTHEN, owner | {"vector": vector, "sign": sign}):
+    same = await session.rows(_FIND_SAME, owner | {"vector": vector, "sign": sign})
+    if same:
+        [(example_id, weight)] = same
+        strengthened = sign * min(abs(weight) + 1, MAX_WEIGHT)
+        await session.rows(_STRENGTHEN, owner | {"id": example_id, "weight": strengthened})
+    else:
         await _insert(session, owner, {str(uuid.uuid4()): None}, [vector], source="use", sign=sign)
         await session.rows(_DELETE_WEAKEST, owner | {"kept": MAX_LEARNED_PER_TOOL})
         await session.rows(_DELETE_WEAKEST, owner | {"tool_id": None, "kept": MAX_LEARNED_PER_USER})

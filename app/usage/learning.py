@@ -38,7 +38,7 @@ CALL_WINDOW = timedelta(minutes=15)
 _MAX_PENDING = 5_000
 
 # In the same mode and as early as for feedback, so that the two cannot deadlock.
-_LOCK_USER = "SELECT FROM users WHERE id = %(user_id)s FOR NO KEY UPDATE"
+_LOCK_USER = "SELECT 1 FROM users WHERE id = %(user_id)s FOR NO KEY UPDATE"
 
 _FOR, _AGAINST = "for", "against"
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from app.auth.users import raise_version
 from app.db.engine import Session
 
 MAX_PRIOR = 0.02
@@ -29,7 +30,7 @@ MIN_CHANGE = 0.001
 """Smaller changes are not written: they would change no order, and a row should not be rewritten for nothing."""
 
 # Exclusive, as for a change of rules: an index run holds the user's row in shared mode and writes the same rows.
-_LOCK_USER = "SELECT FROM users WHERE id = %(user_id)s FOR UPDATE"
+_LOCK_USER = "SELECT 1 FROM users WHERE id = %(user_id)s FOR UPDATE"
 
 _SELECT_OUTCOMES = """
     SELECT tool_id, succeeded, failed, irrelevant FROM tool_usage
@@ -37,16 +38,12 @@ _SELECT_OUTCOMES = """
 """
 
 _UPDATE_PRIORS = """
-    WITH changed AS (
-        UPDATE mcp_tool_embeddings v SET prior = new.prior
-        FROM jsonb_to_recordset(%(priors)s::jsonb) AS new (tool_id text, prior real)
-        WHERE v.user_id = %(user_id)s AND v.tool_id = new.tool_id
-          AND (%(server_id)s::text IS NULL OR v.server_id = %(server_id)s::text)
-          AND (abs(v.prior - new.prior) >= %(min_change)s OR (new.prior = 0) <> (v.prior = 0))
-        RETURNING 1
-    )
-    UPDATE users SET examples_version = nextval('catalog_versions')
-    WHERE id = %(user_id)s AND EXISTS (SELECT FROM changed)
+    UPDATE mcp_tool_embeddings v SET prior = new.prior
+    FROM jsonb_to_recordset(%(priors)s::jsonb) AS new (tool_id text, prior real)
+    WHERE v.user_id = %(user_id)s AND v.tool_id = new.tool_id
+      AND (%(server_id)s::text IS NULL OR v.server_id = %(server_id)s::text)
+      AND (abs(v.prior - new.prior) >= %(min_change)s OR (new.prior = 0) <> (v.prior = 0))
+    RETURNING 1
 """
 
 
@@ -93,4 +90,5 @@ async def write_priors(session: Session, user_id: str, server_id: str | None = N
     if computed:
         priors = orjson.dumps([{"tool_id": tool_id, "prior": prior} for tool_id, prior in computed.items()]).decode()
         parameters = {"user_id": user_id, "server_id": server_id, "priors": priors, "min_change": MIN_CHANGE}
-        await session.rows(_UPDATE_PRIORS, parameters)
+        if await session.rows(_UPDATE_PRIORS, parameters):
+            await raise_version(session, user_id, "examples_version")

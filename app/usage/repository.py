@@ -11,6 +11,7 @@ from sqlalchemy import Delete, delete, exists, func
 from app.db.engine import Session
 from app.db.tables import discovery_stats, mcp_tools, tool_feedback, tool_usage
 from app.usage.histogram import BUCKETS
+from app.usage.owners import lock_owners
 
 UsageKind = Literal["discovered", "called", "succeeded", "failed", "irrelevant"]
 FeedbackOutcome = Literal["called", "succeeded", "failed", "irrelevant"]
@@ -36,63 +37,35 @@ class UsageBatch:
     minutes: dict[int, Sequence[int]]
 
 
-_ADD_TO_USAGE = f"""
-    ON CONFLICT (user_id, tool_id)
-    DO UPDATE SET {", ".join(f"{kind} = u.{kind} + excluded.{kind}" for kind in USAGE_KINDS)}, updated_at = now()
+# Rows are written in one order, so that two writers cannot deadlock. `updated_at` is the new row's, which has it by
+# default: Citus takes no `now()` here.
+_ADD_USES = f"""
+    INSERT INTO tool_usage AS u (user_id, tool_id, {", ".join(USAGE_KINDS)})
+    SELECT user_id, tool_id, {", ".join(USAGE_KINDS)}
+    FROM jsonb_to_recordset(%(uses)s::jsonb)
+         AS added (user_id text, tool_id text, {", ".join(f"{kind} bigint" for kind in USAGE_KINDS)})
+    ORDER BY user_id, tool_id
+    ON CONFLICT (user_id, tool_id) DO UPDATE
+    SET {", ".join(f"{kind} = u.{kind} + excluded.{kind}" for kind in USAGE_KINDS)}, updated_at = excluded.updated_at
 """
-
-# The users' rows are locked, so that no user is deleted between this check and the insert. Rows that others have
-# locked, for example for a change of rules, are skipped until the next flush: waiting here would make others wait for
-# this transaction. Rows are written in one order, so that two writers cannot deadlock.
-_ADD_COUNTS = f"""
-    WITH owner AS MATERIALIZED (
-        SELECT id FROM users WHERE id = ANY(%(user_ids)s) ORDER BY id FOR KEY SHARE SKIP LOCKED
-    ),
-    usage AS (
-        INSERT INTO tool_usage AS u (user_id, tool_id, {", ".join(USAGE_KINDS)})
-        SELECT owner.id, added.tool_id, {", ".join(f"added.{kind}" for kind in USAGE_KINDS)}
-        FROM owner JOIN jsonb_to_recordset(%(uses)s::jsonb)
-             AS added (user_id text, tool_id text, {", ".join(f"{kind} bigint" for kind in USAGE_KINDS)})
-             ON added.user_id = owner.id
-        ORDER BY owner.id, added.tool_id
-        {_ADD_TO_USAGE}
-    ),
-    stats AS (
-        INSERT INTO discovery_stats AS s (user_id, at, {", ".join(STAT_COLUMNS)}, latencies)
-        SELECT owner.id, to_timestamp(m.minute), {", ".join(f"m.{name}" for name in STAT_COLUMNS)}, m.latencies
-        FROM owner JOIN jsonb_to_recordset(%(minutes)s::jsonb)
-             AS m (
-                 user_id text, minute bigint, latencies integer[],
-                 {", ".join(f"{name} bigint" for name in STAT_COLUMNS)}
-             )
-             ON m.user_id = owner.id
-        ORDER BY owner.id, m.minute
-        ON CONFLICT (user_id, at)
-        DO UPDATE SET {", ".join(f"{name} = s.{name} + excluded.{name}" for name in STAT_COLUMNS)},
-            latencies = ARRAY[{", ".join(f"s.latencies[{n}] + excluded.latencies[{n}]" for n in range(1, BUCKETS + 1))}]
-    )
-    SELECT id FROM owner
-    UNION ALL
-    SELECT deleted FROM unnest(%(user_ids)s) deleted WHERE NOT EXISTS (SELECT FROM users WHERE id = deleted)
+_ADD_STATS = f"""
+    INSERT INTO discovery_stats AS s (user_id, at, {", ".join(STAT_COLUMNS)}, latencies)
+    SELECT user_id, to_timestamp(minute), {", ".join(STAT_COLUMNS)}, latencies
+    FROM jsonb_to_recordset(%(minutes)s::jsonb)
+         AS m (user_id text, minute bigint, latencies integer[], {", ".join(f"{name} bigint" for name in STAT_COLUMNS)})
+    ORDER BY user_id, minute
+    ON CONFLICT (user_id, at)
+    DO UPDATE SET {", ".join(f"{name} = s.{name} + excluded.{name}" for name in STAT_COLUMNS)},
+        latencies = ARRAY[{", ".join(f"s.latencies[{n}] + excluded.latencies[{n}]" for n in range(1, BUCKETS + 1))}]
 """
 
 # The lock lets the caller change the sums in the user's row next, and is taken first: two reports that take it after
 # the row of a tool could deadlock. It lets index runs continue.
-_RECORD_FEEDBACK = f"""
-    WITH owner AS MATERIALIZED (SELECT id FROM users WHERE id = %(user_id)s FOR NO KEY UPDATE),
-    recorded AS (
-        INSERT INTO tool_feedback (user_id, discovery_id, tool_id, outcome)
-        SELECT owner.id, %(discovery_id)s, %(tool_id)s, outcome FROM owner, unnest(%(outcomes)s::text[]) outcome
-        ON CONFLICT DO NOTHING
-        RETURNING user_id, tool_id, outcome
-    ),
-    counted AS (
-        INSERT INTO tool_usage AS u (user_id, tool_id, {", ".join(USAGE_KINDS)})
-        SELECT user_id, tool_id, {", ".join(f"count(*) FILTER (WHERE outcome = '{kind}')" for kind in USAGE_KINDS)}
-        FROM recorded GROUP BY user_id, tool_id
-        {_ADD_TO_USAGE}
-    )
-    SELECT outcome FROM recorded
+_LOCK_OWNER = "SELECT 1 FROM users WHERE id = %(user_id)s FOR NO KEY UPDATE"
+_RECORD_FEEDBACK = """
+    INSERT INTO tool_feedback (user_id, discovery_id, tool_id, outcome)
+    SELECT %(user_id)s, %(discovery_id)s, %(tool_id)s, outcome FROM unnest(%(outcomes)s::text[]) outcome
+    ON CONFLICT DO NOTHING RETURNING outcome
 """
 
 _SELECT_OUTCOMES = """
@@ -102,11 +75,18 @@ _SELECT_OUTCOMES = """
 
 async def add_counts(session: Session, batches: Mapping[str, UsageBatch]) -> list[str]:
     """Add the counts of many users, which needs the system scope. Return those that are written or deleted."""
-    users = batches.items()
-    uses = [_usage_row(user_id, tool_id, n) for user_id, batch in users for tool_id, n in batch.uses.items()]
-    minutes = [_stats_row(user_id, minute, n) for user_id, batch in users for minute, n in batch.minutes.items()]
-    parameters = {"uses": orjson.dumps(uses).decode(), "minutes": orjson.dumps(minutes).decode()}
-    return [user_id for (user_id,) in await session.rows(_ADD_COUNTS, {"user_ids": list(batches), **parameters})]
+    owners = await lock_owners(session, batches)
+    users = [(user_id, batches[user_id]) for user_id in owners.locked]
+    await _add_uses(session, [_usage_row(user, tool, n) for user, batch in users for tool, n in batch.uses.items()])
+    minutes = [_stats_row(user, minute, n) for user, batch in users for minute, n in batch.minutes.items()]
+    if minutes:
+        await session.rows(_ADD_STATS, {"minutes": orjson.dumps(minutes).decode()})
+    return owners.done
+
+
+async def _add_uses(session: Session, rows: Sequence[Mapping[str, object]]) -> None:
+    if rows:
+        await session.rows(_ADD_USES, {"uses": orjson.dumps(rows).decode()})
 
 
 def _usage_row(user_id: str, tool_id: str, counts: Sequence[int]) -> dict[str, object]:
@@ -125,9 +105,14 @@ async def record_feedback(
 
     Return the outcomes that are new.
     """
+    if not await session.rows(_LOCK_OWNER, {"user_id": user_id}):
+        return set()
     outcomes = list(_IMPLIED_OUTCOMES.get(outcome, (outcome,)))
     parameters = {"user_id": user_id, "discovery_id": discovery_id, "tool_id": tool_id, "outcomes": outcomes}
-    return {recorded for (recorded,) in await session.rows(_RECORD_FEEDBACK, parameters)}
+    recorded: set[FeedbackOutcome] = {new for (new,) in await session.rows(_RECORD_FEEDBACK, parameters)}
+    if recorded:
+        await _add_uses(session, [_usage_row(user_id, tool_id, [int(kind in recorded) for kind in USAGE_KINDS])])
+    return recorded
 
 
 async def list_outcomes(session: Session, user_id: str, discovery_id: str) -> set[tuple[str, FeedbackOutcome]]:

@@ -15,7 +15,7 @@ from app.db.engine import Database, Session
 from app.db.pagination import Page, PageRequest, fetch_page
 from app.db.rows import to_dataclass
 from app.db.tables import selections
-from app.usage.batch_writer import BatchWriter, make_insert
+from app.usage.batch_writer import BatchWriter, LogTable
 from app.usage.choices import Choice
 
 MAX_EXPORTED = 10_000
@@ -30,13 +30,13 @@ _COLUMNS = {
     "no_match": "boolean",
 }
 # nothing is written for a user who has opted out meanwhile
-_INSERT = make_insert("selections", _COLUMNS, owner="settings -> 'selection_log' = 'true'")
+_TABLE = LogTable("selections", _COLUMNS, owner="settings -> 'selection_log' = 'true'")
 
 _SELECT_LABELLED = f"""
     SELECT s.id, s.message, s.tools, s.no_match,
-           ARRAY(SELECT f.tool_id FROM tool_feedback f WHERE f.user_id = s.user_id AND f.discovery_id = s.id
+           ARRAY(SELECT f.tool_id FROM tool_feedback f WHERE f.user_id = %(user_id)s AND f.discovery_id = s.id
                  AND f.outcome = 'called'),
-           ARRAY(SELECT f.tool_id FROM tool_feedback f WHERE f.user_id = s.user_id AND f.discovery_id = s.id
+           ARRAY(SELECT f.tool_id FROM tool_feedback f WHERE f.user_id = %(user_id)s AND f.discovery_id = s.id
                  AND f.outcome = 'irrelevant')
     FROM selections s
     WHERE s.user_id = %(user_id)s
@@ -61,7 +61,7 @@ class Selection:
 
 class SelectionLog(BatchWriter[Selection]):
     def __init__(self, database: Database) -> None:
-        super().__init__(database, "selections", _INSERT)
+        super().__init__(database, "selections", _TABLE)
 
 
 async def list_selections(

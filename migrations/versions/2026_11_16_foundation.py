@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_16_foundation"
 down_revision = None
 branch_labels = None
@@ -219,8 +221,8 @@ TABLES_NEWEST_FIRST = (
 
 
 def upgrade() -> None:
-    op.execute(TABLES)
-    op.execute(ROLE)
+    execute_each(TABLES)
+    execute_each(ROLE)
     for table, column in TENANT_COLUMN.items():
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         own = f"{column} = {CURRENT_USER_ID}"

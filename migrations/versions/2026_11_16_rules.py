@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_16_rules"
 down_revision = "2026_11_16_connections"
 branch_labels = None
@@ -116,7 +118,7 @@ OWN_AND_NOT_EMPTY = f"({OWN} AND user_id <> '')"
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
     op.execute(f"ALTER POLICY tenant ON audit_events TO toolscout_app USING ({OWN_AND_NOT_EMPTY} OR {IN_SYSTEM_SCOPE})")
     for table in ("projects", "tool_rules", "tool_changes"):
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
@@ -125,4 +127,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute(f"ALTER POLICY tenant ON audit_events TO toolscout_app USING ({OWN} OR {IN_SYSTEM_SCOPE})")
-    op.execute(DOWNGRADE)
+    execute_each(DOWNGRADE)

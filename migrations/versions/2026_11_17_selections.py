@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_17_selections"
 down_revision = "2026_11_17_calibration"
 branch_labels = None
@@ -29,7 +31,7 @@ IN_SYSTEM_SCOPE = "(SELECT current_setting('app.scope', true)) = 'system'"
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
     op.execute("ALTER TABLE selections ENABLE ROW LEVEL SECURITY")
     op.execute(f"CREATE POLICY tenant ON selections TO toolscout_app USING ({OWN} OR {IN_SYSTEM_SCOPE})")
 

@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_17_usage"
 down_revision = "2026_11_16_rules"
 branch_labels = None
@@ -63,11 +65,11 @@ IN_SYSTEM_SCOPE = "(SELECT current_setting('app.scope', true)) = 'system'"
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
     for table in ("tool_usage", "tool_feedback", "discovery_stats"):
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         op.execute(f"CREATE POLICY tenant ON {table} TO toolscout_app USING ({OWN} OR {IN_SYSTEM_SCOPE})")
 
 
 def downgrade() -> None:
-    op.execute(DOWNGRADE)
+    execute_each(DOWNGRADE)

@@ -6,6 +6,8 @@ must not rewrite. It has no foreign key to the tools, since checking it would lo
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_categories"
 down_revision = "2026_11_18_conversations"
 branch_labels = None
@@ -52,7 +54,7 @@ IN_SYSTEM_SCOPE = "(SELECT current_setting('app.scope', true)) = 'system'"
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
     for table in TABLES:
         op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO toolscout_app")
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")

@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_confirmations"
 down_revision = "2026_11_18_public_listings"
 branch_labels = None
@@ -25,7 +27,7 @@ CREATE POLICY tenant ON call_confirmations TO toolscout_app USING (
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
 
 
 def downgrade() -> None:

@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_conversations"
 down_revision = "2026_11_18_shared_servers"
 branch_labels = None
@@ -31,7 +33,7 @@ CREATE POLICY tenant ON conversations TO toolscout_app USING (
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
 
 
 def downgrade() -> None:

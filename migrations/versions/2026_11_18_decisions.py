@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_decisions"
 down_revision = "2026_11_18_adaptive_cut"
 
@@ -40,7 +42,7 @@ IN_SYSTEM_SCOPE = "(SELECT current_setting('app.scope', true)) = 'system'"
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
     op.execute(f"CREATE POLICY tenant ON decisions TO toolscout_app USING ({OWN} OR {IN_SYSTEM_SCOPE})")
 
 

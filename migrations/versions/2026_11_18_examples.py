@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_examples"
 down_revision = "2026_11_18_cloud"
 branch_labels = None
@@ -47,7 +49,7 @@ IN_SYSTEM_SCOPE = "(SELECT current_setting('app.scope', true)) = 'system'"
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
     for table in TABLES:
         op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO toolscout_app")
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")

@@ -2,6 +2,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_examples_version"
 down_revision = "2026_11_18_examples"
 branch_labels = None
@@ -16,7 +18,7 @@ UPDATE users SET examples_version = nextval('catalog_versions') WHERE id IN (
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
 
 
 def downgrade() -> None:

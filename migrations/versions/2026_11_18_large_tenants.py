@@ -7,6 +7,8 @@ the page is full: hiding ten thousand tools, or counting a use, would insert ten
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_large_tenants"
 down_revision = "2026_11_18_retention"
 branch_labels = None
@@ -105,14 +107,14 @@ GRANT SELECT ON large_tenant_words TO toolscout_app;
 
 
 def upgrade() -> None:
-    op.execute(TABLES)
+    execute_each(TABLES)
     op.execute(TERMS)
     for table, privileges in PRIVILEGES.items():
         op.execute(f"GRANT {privileges} ON {table} TO toolscout_app")
         op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         op.execute(f"CREATE POLICY tenant ON {table} TO toolscout_app USING ({OWN} OR {IN_SYSTEM_SCOPE})")
-    op.execute(WORDS)
-    op.execute(TRIGGERS)
+    execute_each(WORDS)
+    execute_each(TRIGGERS)
     op.execute(FILL)
 
 

@@ -3,7 +3,7 @@
 All tools that are stored already stay approved.
 """
 
-from alembic import op
+from migrations.statements import execute_each
 
 revision = "2026_11_18_new_tools"
 down_revision = "2026_11_18_server_connections"
@@ -38,8 +38,8 @@ ALTER TABLE policy DROP COLUMN hold_new;
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
 
 
 def downgrade() -> None:
-    op.execute(DOWNGRADE)
+    execute_each(DOWNGRADE)

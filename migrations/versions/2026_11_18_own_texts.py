@@ -5,6 +5,8 @@ Rows of before have none, and processes of before do not read them: these show a
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_own_texts"
 down_revision = "2026_11_18_icons"
 branch_labels = None
@@ -22,7 +24,7 @@ CREATE INDEX mcp_tools_own_texts ON mcp_tools (user_id, server_id) WHERE own_tex
 
 
 def upgrade() -> None:
-    op.execute(COLUMNS)
+    execute_each(COLUMNS)
 
 
 def downgrade() -> None:

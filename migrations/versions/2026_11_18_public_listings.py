@@ -5,6 +5,8 @@
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_public_listings"
 down_revision = "2026_11_18_new_tools"
 branch_labels = None
@@ -31,7 +33,7 @@ ALTER TABLE mcp_servers ADD COLUMN list_again_at timestamptz;
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
 
 
 def downgrade() -> None:

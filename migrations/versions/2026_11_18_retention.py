@@ -5,6 +5,8 @@ The app role may still not change audit events, and deletes only old ones, throu
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_retention"
 down_revision = "2026_11_18_examples_version"
 branch_labels = None
@@ -33,7 +35,7 @@ GRANT EXECUTE ON FUNCTION delete_old_audit_events(integer, integer) TO toolscout
 
 
 def upgrade() -> None:
-    op.execute(UPGRADE)
+    execute_each(UPGRADE)
 
 
 def downgrade() -> None:

@@ -7,6 +7,8 @@ background work at once.
 
 from alembic import op
 
+from migrations.statements import execute_each
+
 revision = "2026_11_18_shared_servers"
 down_revision = "2026_11_18_confirmations"
 branch_labels = None
@@ -42,7 +44,7 @@ IN_SYSTEM_SCOPE = "(SELECT current_setting('app.scope', true)) = 'system'"
 
 
 def upgrade() -> None:
-    op.execute(TABLES)
+    execute_each(TABLES)
     op.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON shared_servers, task_leases TO toolscout_app")
     op.execute("ALTER TABLE shared_servers ENABLE ROW LEVEL SECURITY")
     op.execute(f"CREATE POLICY tenant ON shared_servers TO toolscout_app USING ({OWN} OR {IN_SYSTEM_SCOPE})")

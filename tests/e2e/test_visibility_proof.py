@@ -843,6 +843,7 @@ def _indexer(container: Container, embedder: InstantEmbedder) -> Indexer:
 
     return Indexer(
         database=container.database,
+        nodes=container.nodes,
         models=models,
         count_tokens=container.count_tokens,
         metrics=container.metrics,

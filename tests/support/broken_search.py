@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import psycopg
 
-from app.catalog.visibility import bump_every_catalog
+from app.auth.users import raise_all_catalog_versions
 from app.container import Container
 
 
@@ -28,4 +28,4 @@ async def broken_search(container: Container) -> AsyncIterator[None]:
 async def outdate_snapshots(container: Container) -> None:
     """Give every user's catalogue a new version, so that the next search is not in memory."""
     async with container.database.system_transaction() as session:
-        await bump_every_catalog(session)
+        await raise_all_catalog_versions(session)

@@ -149,8 +149,12 @@ async def leave_a_sharing(container: Container, user_id: str) -> None:
 
 
 async def leave_a_call(container: Container, user_id: str) -> None:
-    """Insert a call with an `Idempotency-Key`, one that waits for a confirmation, and a conversation."""
+    """Insert a call with an `Idempotency-Key`, one that waits for a confirmation, and a conversation.
+
+    And what only a distributed database has: that the user has queued a run.
+    """
     statements = (
+        "INSERT INTO waiting_users (user_id) VALUES (%(owner)s) ON CONFLICT DO NOTHING",
         "INSERT INTO conversations (user_id, project_id, id, revision, turn, spans, calls, oldest_turn, updated_at) "
         "VALUES (%(owner)s, '', %(key)s, '', 1, '[]', '{}', 0, now())",
         "INSERT INTO tool_calls (user_id, key, request, given_up_at) VALUES (%(owner)s, %(key)s, '', now())",

@@ -26,7 +26,7 @@ def recorded_statements() -> Iterator[list[str]]:
 
     def record(statement: Any) -> None:
         if (recording := _recording.get()) is not None:
-            text = statement if isinstance(statement, str) else statement.as_string(None)
+            text = statement.decode() if isinstance(statement, bytes) else str(statement)
             recording.append(" ".join(text.split()))
 
     async def execute_recorded(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
@@ -45,10 +45,10 @@ def recorded_statements() -> Iterator[list[str]]:
         record("COMMIT")
         await commit(self)
 
-    async def run_pipeline_recorded(connection: Any, pipelined: Sequence[Statement]) -> Any:
+    async def run_pipeline_recorded(connection: Any, pipelined: Sequence[Statement], **options: Any) -> Any:
         for statement, _ in pipelined:
             record(statement)
-        return await run_pipeline(connection, pipelined)
+        return await run_pipeline(connection, pipelined, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.db.engine.run_pipeline", run_pipeline_recorded)

@@ -40,8 +40,7 @@ class VectorSource:
     """The user who waits for the embeddings."""
 
     async def read_cached(self, hashes: Sequence[bytes]) -> dict[bytes, Vector]:
-        async with self.database.system_transaction() as session:
-            return await store.read_vector_cache(session, self.loaded.model.id, hashes)
+        return await store.read_vector_cache(self.database, self.loaded.model.id, hashes)
 
     async def embed(self, tools: Sequence[ToolTexts], budget_s: float | None) -> EmbeddedTools:
         """Embed as many texts as the budget allows; None is no limit.
@@ -68,8 +67,7 @@ class VectorSource:
         whole = {tool.vector_hash: tool.make_vector(vectors, unrelated) for tool in tools}
         complete = {key: vector for key, vector in whole.items() if vector is not None}
         if blended := {key: vector for key, vector in complete.items() if key not in vectors}:
-            async with self.database.system_transaction() as session:
-                await store.write_vector_cache(session, self.loaded.model.id, blended)
+            await store.write_vector_cache(self.database, self.loaded.model.id, blended)
         documents = {tool.vector_hash: vectors[tool.document_hash] for tool in tools if tool.document_hash in vectors}
         return documents | complete
 
@@ -97,6 +95,5 @@ class VectorSource:
         with observe_duration(self.metrics.embedding_seconds, "index"):
             vectors = await self.loaded.embedder.embed_documents(list(batch.values()), self.user_id)
         embedded = dict(zip(batch, vectors, strict=True))
-        async with self.database.system_transaction() as session:
-            await store.write_vector_cache(session, self.loaded.model.id, embedded)
+        await store.write_vector_cache(self.database, self.loaded.model.id, embedded)
         return embedded

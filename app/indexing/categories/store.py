@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from pgvector import HalfVector
-from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from app.catalog import own_texts
@@ -21,25 +20,26 @@ _PAGE_SIZE = 5_000
 # whether a tool is visible is part of it: only visible tools name their category
 _CONTENT = "hashtextextended(coalesce(v.content_hash, '') || v.enabled::text, 0)"
 
-# `<` and `>` instead of `<>`, because an index helps with these. A user whose runs follow one another does not wait for
-# them for ever: not if an earlier one has long finished, and its tools are in no category yet.
+# A user whose runs follow one another does not wait for them for ever: not if an earlier one has long finished, and its
+# tools are in no category yet. The order is that of Python, which merges the users of both statements.
 _DUE_USERS = """
-    SELECT u.id FROM (
-        SELECT id FROM users WHERE categories_version <> catalog_version
-        UNION
-        SELECT user_id FROM tool_clusterings WHERE model < %(model)s OR model > %(model)s
-    ) u
-    WHERE u.id > %(after)s AND u.id <> %(shared_owner)s
-      AND (NOT EXISTS (SELECT FROM index_runs r WHERE r.user_id = u.id AND r.state IN ('queued', 'running')
+    SELECT u.{id} FROM {users} u
+    WHERE {is_due} AND u.{id} COLLATE "C" > %(after)s AND u.{id} <> %(shared_owner)s
+      AND (NOT EXISTS (SELECT 1 FROM index_runs r WHERE r.user_id = u.{id} AND r.state IN ('queued', 'running')
                        AND r.created_at > now() - make_interval(secs => %(patience_s)s))
-           OR EXISTS (SELECT FROM index_runs r LEFT JOIN tool_clusterings c ON c.user_id = r.user_id
-                      WHERE r.user_id = u.id AND r.finished_at < now() - make_interval(secs => %(patience_s)s)
+           OR EXISTS (SELECT 1 FROM index_runs r LEFT JOIN tool_clusterings c ON c.user_id = r.user_id
+                      WHERE r.user_id = u.{id} AND r.finished_at < now() - make_interval(secs => %(patience_s)s)
                       AND r.finished_at > coalesce(c.made_at, '-infinity')))
-    ORDER BY u.id LIMIT %(limit)s
+    ORDER BY u.{id} COLLATE "C" LIMIT %(limit)s
 """
+_WITH_NEW_CATALOG = _DUE_USERS.format(id="id", users="users", is_due="u.categories_version <> u.catalog_version")
+# `<` and `>` instead of `<>`, because an index helps with these
+_WITH_OTHER_MODEL = _DUE_USERS.format(
+    id="user_id", users="tool_clusterings", is_due="(u.model < %(model)s OR u.model > %(model)s)"
+)
 _CATALOG = """
     SELECT u.catalog_version,
-           (SELECT count(*) FROM mcp_tool_embeddings v WHERE v.user_id = u.id AND v.model = %(model)s)
+           (SELECT count(*) FROM mcp_tool_embeddings v WHERE v.user_id = %(user_id)s AND v.model = %(model)s)
     FROM users u WHERE u.id = %(user_id)s
 """
 _CLUSTERING = "SELECT model, mean, changed, revision FROM tool_clusterings WHERE user_id = %(user_id)s"
@@ -55,8 +55,8 @@ _CHANGED = f"""
 _REMOVED = """
     SELECT m.tool_id, m.category_id FROM tool_category_members m
     WHERE m.user_id = %(user_id)s AND NOT EXISTS (
-        SELECT FROM mcp_tool_embeddings v
-        WHERE v.user_id = m.user_id AND v.model = %(model)s AND v.tool_id = m.tool_id)
+        SELECT 1 FROM mcp_tool_embeddings v
+        WHERE v.user_id = %(user_id)s AND v.model = %(model)s AND v.tool_id = m.tool_id)
 """
 # a sample that stays the same when tools come and go
 _SAMPLE = f"""
@@ -65,8 +65,8 @@ _SAMPLE = f"""
            v.enabled AND t.findings = '[]'
     FROM (SELECT * FROM mcp_tool_embeddings v WHERE v.user_id = %(user_id)s AND v.model = %(model)s
           ORDER BY hashtextextended(v.tool_id, 0), v.tool_id LIMIT %(limit)s) v
-    JOIN mcp_tools t ON t.user_id = v.user_id AND t.id = v.tool_id
-    LEFT JOIN tool_category_members m ON m.user_id = v.user_id AND m.tool_id = v.tool_id
+    JOIN mcp_tools t ON t.user_id = %(user_id)s AND t.id = v.tool_id
+    LEFT JOIN tool_category_members m ON m.user_id = %(user_id)s AND m.tool_id = v.tool_id
     ORDER BY v.tool_id
 """
 # texts are read only where they decide
@@ -98,11 +98,11 @@ _DELETE_CLUSTERING = """
 """
 _DELETE_MEMBERS_WITHOUT_TOOL = """
     DELETE FROM tool_category_members m WHERE m.user_id = %(user_id)s AND NOT EXISTS (
-        SELECT FROM mcp_tool_embeddings v WHERE v.user_id = m.user_id AND v.tool_id = m.tool_id)
+        SELECT 1 FROM mcp_tool_embeddings v WHERE v.user_id = %(user_id)s AND v.tool_id = m.tool_id)
 """
 _DELETE_EMPTY = """
     DELETE FROM tool_categories c WHERE c.user_id = %(user_id)s AND NOT EXISTS (
-        SELECT FROM tool_category_members m WHERE m.user_id = c.user_id AND m.category_id = c.id)
+        SELECT 1 FROM tool_category_members m WHERE m.user_id = %(user_id)s AND m.category_id = c.id)
 """
 
 
@@ -169,8 +169,8 @@ async def list_due_users(database: Database, model: str, after: str, limit: int,
     """
     filters = {"model": model, "shared_owner": SHARED_OWNER, "after": after}
     parameters = filters | {"limit": limit, "patience_s": patience_s}
-    [rows] = await database.system_fetch([(_DUE_USERS, parameters)])
-    return [user_id for (user_id,) in rows]
+    found = await database.system_fetch([(_WITH_NEW_CATALOG, parameters), (_WITH_OTHER_MODEL, parameters)])
+    return sorted({user_id for rows in found for (user_id,) in rows})[:limit]
 
 
 async def read_state(session: Session, user_id: str, model: str) -> StoredState | None:
@@ -280,7 +280,7 @@ async def _write_clustering(session: Session, user_id: str, clustering: Clusteri
     values = {"model": clustering.model, "mean": HalfVector(clustering.mean), "changed": clustering.changed}
     statement = upsert(tool_clusterings).values(user_id=user_id, **values)
     stored = tool_clusterings.c
-    update = {**values, "revision": stored.revision + 1, "made_at": func.now()}
+    update = {**values, "revision": stored.revision + 1, "made_at": statement.excluded.made_at}
     statement = statement.on_conflict_do_update(
         index_elements=["user_id"], set_=update, where=stored.revision == seen_revision
     )

@@ -20,9 +20,11 @@ from sqlalchemy import event
 
 from app.connections.repository import require_scope
 from app.container import Container, open_container
+from app.db import engine as engine_module
 from app.db.engine import Session
-from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
-from app.db.scope import APP_ROLE
+from app.db.pipeline import DriverConnection, Rows, Statement
+from app.db.pool import PooledConnection
+from app.db.scope import APP_ROLE, Scope
 from app.errors import QueryFailed
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.checks import (
@@ -87,7 +89,7 @@ def _remove_predicate(statement: str) -> tuple[str, int]:
 @contextmanager
 def predicates_removed(container: Container, remover: PredicateRemover) -> Iterator[None]:
     engine = container.database.engine.sync_engine
-    original_rows, original_stream = Session.rows, Session.stream
+    original_rows, original_stream, original_run = Session.rows, Session.stream, vars(engine_module)["run_pipeline"]
 
     async def rows(session: Session, statement: str, parameters: Any = None) -> Rows:
         return await original_rows(session, remover.rewrite(statement), parameters)
@@ -97,31 +99,55 @@ def predicates_removed(container: Container, remover: PredicateRemover) -> Itera
 
     event.listen(engine, "before_cursor_execute", remover.before_cursor_execute, retval=True)
 
-    async def rewrite_and_run(connection: DriverConnection, statements: Sequence[Statement]) -> list[Rows]:
-        return await run_pipeline(connection, [(remover.rewrite(text), values) for text, values in statements])
+    async def rewrite_and_run(
+        connection: DriverConnection, statements: Sequence[Statement], **options: Any
+    ) -> list[Rows]:
+        rewritten = [(remover.rewrite(text), values) for text, values in statements]
+        found: list[Rows] = await original_run(connection, rewritten, **options)
+        return found
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Session, "rows", rows)
         patched.setattr(Session, "stream", stream)
-        patched.setattr("app.db.engine.run_pipeline", rewrite_and_run)
+        patched.setattr(engine_module, "run_pipeline", rewrite_and_run)
         yield
     event.remove(engine, "before_cursor_execute", remover.before_cursor_execute)
 
 
-def _become_superuser(connection: Any, *_: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("RESET ROLE")
-    cursor.close()
+def _stay_superuser(text: str) -> str:
+    return text.replace(f"set_config('role', '{APP_ROLE}', true)", "set_config('role', 'none', true)")
 
 
 @asynccontextmanager
 async def row_level_security_removed(container: Container) -> AsyncIterator[None]:
-    """Work as the owner of the test database, a superuser, to whom no policy applies."""
-    engine = container.database.engine
-    event.listen(engine.sync_engine, "connect", _become_superuser)
-    await engine.dispose()
-    yield
-    event.remove(engine.sync_engine, "connect", _become_superuser)
+    """Work as the owner of the test database, a superuser, to whom no policy applies. Other services work as before."""
+    name, begin, run = container.database.engine.url.database, engine_module._begin, vars(engine_module)["run_pipeline"]
+
+    async def begin_as_superuser(connection: PooledConnection, scope: Scope, *, snapshot: bool) -> None:
+        await begin(connection, scope, snapshot=snapshot)
+        if connection.driver.info.dbname == name:
+            await connection.driver.execute("SET LOCAL ROLE NONE")
+
+    async def run_as_superuser(
+        connection: DriverConnection, statements: Sequence[Statement], **options: Any
+    ) -> list[Rows]:
+        if connection.info.dbname == name:
+            statements = [(_stay_superuser(text), values) for text, values in statements]
+        rows: list[Rows] = await run(connection, statements, **options)
+        return rows
+
+    async def read_role() -> list[str]:
+        async with container.database.transaction("nobody") as session:
+            in_transaction = await session.rows("SELECT current_user")
+        [in_fetch] = await container.database.fetch("nobody", [("SELECT current_user", None)])
+        return [role for (role,) in in_transaction + in_fetch]
+
+    assert await read_role() == [APP_ROLE, APP_ROLE]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "_begin", begin_as_superuser)
+        patch.setattr(engine_module, "run_pipeline", run_as_superuser)
+        assert await read_role() == ["postgres", "postgres"]
+        yield
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ async def hand(idle_service: Container, embedder: OpenAIEmbedder, fake: FakeEmbe
 
     indexer = Indexer(
         database=idle_service.database,
+        nodes=idle_service.nodes,
         models=models,
         count_tokens=idle_service.count_tokens,
         metrics=idle_service.metrics,

@@ -13,8 +13,7 @@ def test_the_users_are_distributed_first() -> None:
 
 def test_a_primary_key_includes_the_column_that_its_table_is_distributed_by() -> None:
     for name, column in {**TENANT_COLUMNS, **KEY_COLUMNS}.items():
-        if name != "api_keys":
-            assert column in metadata.tables[name].primary_key.columns, name
+        assert column in metadata.tables[name].primary_key.columns, name
 
 
 def test_a_foreign_key_between_tenant_tables_joins_the_rows_of_one_user() -> None:

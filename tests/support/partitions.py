@@ -1,0 +1,313 @@
+"""Holds the statements of the service to what a distributed database needs, without one.
+
+The tables are hash-partitioned by user in a Postgres database without rows. Each statement that a test makes the
+service send is explained there once, with its parameters:
+
+- in a transaction of a user, a statement asks one partition, that of the user; on Citus, one node;
+- a statement that asks more belongs to a function in `FAN_OUTS`.
+
+What a plan does not show, `find_refusals` reads from the text: Citus refuses some functions and locks.
+
+Statements that tests themselves send do not count.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+import pytest
+from pgvector.psycopg import register_vector
+from psycopg import sql
+from sqlalchemy import Engine, event
+
+from app.db import engine as engine_module
+from app.db.distribution import KEY_COLUMNS, TENANT_COLUMNS
+from app.db.engine import BatchReader, Database, Session
+from app.db.pipeline import DriverConnection, Rows, Statement
+from app.db.pool import PooledConnection
+from app.db.scope import Scope
+from app.local_postgres.postgres import EmbeddedPostgres
+from tests.support.factories import make_database
+from tests.support.fake_citus import install_fake_citus
+from tests.support.fan_outs import FAN_OUTS
+
+PARTITIONS = 4
+_PARTITION = re.compile(r"^(?P<table>\w+)_part(?P<number>\d+)$")
+
+_APP = str(Path(engine_module.__file__).parents[1])
+_INFRASTRUCTURE = str(Path(engine_module.__file__).parent)
+_TESTS = str(Path(__file__).parents[1])
+"""Statements are attributed to the innermost function of the first that is not in `app/db`."""
+
+
+@dataclass(frozen=True)
+class SentStatement:
+    text: str
+    parameters: Mapping[str, Any] | None
+    is_system: bool
+    function: str
+    """`app.module.function`, as it is written in `FAN_OUTS`."""
+
+
+@dataclass
+class StatementRecorder:
+    """Collects each statement of the service the first time that it is sent in a scope and by a function."""
+
+    new: list[SentStatement] = field(default_factory=list)
+    _seen: set[tuple[str, bool, str]] = field(default_factory=set)
+    _scopes: WeakKeyDictionary[DriverConnection, Scope] = field(default_factory=WeakKeyDictionary)
+
+    def bind(self, driver: DriverConnection, scope: Scope) -> None:
+        self._scopes[driver] = scope
+
+    def record(self, driver: DriverConnection, text: str, parameters: Any, function: str | None) -> None:
+        if driver in self._scopes:
+            self.record_in(self._scopes[driver], text, parameters, function)
+
+    def record_in(self, scope: Scope, text: str, parameters: Any, function: str | None) -> None:
+        key = text, scope.user_id is None, function or ""
+        if function is None or key in self._seen:
+            return
+        self._seen.add(key)
+        self.new.append(SentStatement(text, parameters, scope.user_id is None, function))
+
+    def take(self) -> list[SentStatement]:
+        taken, self.new = self.new, []
+        return taken
+
+
+def find_function() -> str | None:
+    """Return the function of the service that sends a statement, or None if a test does."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_TESTS) and file != __file__:
+            return None
+        if file.startswith(_APP) and not file.startswith(_INFRASTRUCTURE):
+            return _name(frame.f_code)
+        frame = frame.f_back
+    return None
+
+
+def _name(code: CodeType) -> str:
+    module = Path(code.co_filename).relative_to(Path(_APP).parent).with_suffix("")
+    return f"{'.'.join(module.parts)}.{code.co_qualname.partition('.<locals>')[0]}"
+
+
+_sender: ContextVar[str | None] = ContextVar("sender", default=None)
+
+
+@contextmanager
+def recorded_statements_of(recorder: StatementRecorder) -> Iterator[None]:
+    """Record the statements of every session and fetch in this process that Postgres accepts."""
+    begin, fetch = engine_module._begin, Database._fetch
+    rows, pipeline, stream = Session.rows, Session.pipeline, Session.stream
+    batch = BatchReader.rows
+    execute, scalar, scalars = Session.execute, Session.scalar, Session.scalars
+
+    async def begin_recorded(connection: PooledConnection, scope: Scope, *, snapshot: bool) -> None:
+        recorder.bind(connection.driver, scope)
+        await begin(connection, scope, snapshot=snapshot)
+
+    async def fetch_recorded(
+        self: Database, statements: Sequence[Statement], scope: Scope, *arguments: Any, **options: Any
+    ) -> list[Rows]:
+        function = find_function()
+        found = await fetch(self, statements, scope, *arguments, **options)
+        for text, parameters in statements:
+            recorder.record_in(scope, text, parameters, function)
+        return found
+
+    async def batch_recorded(self: BatchReader, statement: str, parameters: Any = None) -> Rows:
+        function = find_function()  # here, because one task sends the statements of several
+        found = await batch(self, statement, parameters)
+        recorder.record_in(Scope(self._user_id), statement, parameters, function)
+        return found
+
+    async def rows_recorded(self: Session, statement: str, parameters: Any = None, **options: Any) -> Rows:
+        function = find_function()
+        found = await rows(self, statement, parameters, **options)
+        recorder.record(self._driver, statement, parameters, function)
+        return found
+
+    async def pipeline_recorded(self: Session, statements: Sequence[Statement]) -> list[Rows]:
+        function = find_function()
+        found = await pipeline(self, statements)
+        for text, parameters in statements:
+            recorder.record(self._driver, text, parameters, function)
+        return found
+
+    def stream_recorded(self: Session, statement: str, parameters: Any) -> AsyncIterator[tuple[Any, ...]]:
+        recorder.record(self._driver, statement, parameters, find_function())
+        return stream(self, statement, parameters)
+
+    def with_sender(method: Any) -> Any:
+        async def send(self: Session, *arguments: Any, **options: Any) -> Any:
+            token = _sender.set(find_function())
+            try:
+                return await method(self, *arguments, **options)
+            finally:
+                _sender.reset(token)
+
+        return send
+
+    def after_cursor_execute(connection: Any, _c: Any, statement: str, parameters: Any, *_: Any) -> None:
+        driver = connection.connection.driver_connection
+        if isinstance(driver, psycopg.AsyncConnection):
+            first = parameters[0] if isinstance(parameters, list) else parameters
+            recorder.record(driver, statement, first, _sender.get())
+
+    event.listen(Engine, "after_cursor_execute", after_cursor_execute)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "_begin", begin_recorded)
+        patch.setattr(Database, "_fetch", fetch_recorded)
+        patch.setattr(BatchReader, "rows", batch_recorded)
+        patch.setattr(Session, "rows", rows_recorded)
+        patch.setattr(Session, "pipeline", pipeline_recorded)
+        patch.setattr(Session, "stream", stream_recorded)
+        for name, method in {"execute": execute, "scalar": scalar, "scalars": scalars}.items():
+            patch.setattr(Session, name, with_sender(method))
+        yield
+    event.remove(Engine, "after_cursor_execute", after_cursor_execute)
+
+
+class PartitionedSchema:
+    """Explains statements on partitioned tables without rows."""
+
+    def __init__(self, postgres: EmbeddedPostgres) -> None:
+        """The tables are made when the first statement is explained."""
+        self._postgres = postgres
+
+    def close(self) -> None:
+        if "_connection" in vars(self):
+            self._connection.close()
+
+    @cached_property
+    def _connection(self) -> psycopg.Connection[Any]:
+        url = make_database(self._postgres)
+        install_fake_citus(url)  # for statements that ask its catalogue
+        connection = psycopg.connect(url, autocommit=True)
+        register_vector(connection)
+        partition_tables(connection)
+        connection.execute("SET plan_cache_mode = force_custom_plan")
+        return connection
+
+    def list_partitions(self, text: str, parameters: Mapping[str, Any] | None) -> set[tuple[str, int]]:
+        """Return each table and the number of each of its partitions that the statement asks."""
+        statement = f"EXPLAIN (FORMAT JSON, COSTS OFF) {text}"
+        row = self._connection.execute(statement.encode(), parameters, prepare=False).fetchone()
+        assert row is not None
+        found = (_PARTITION.match(name) for name in _list_relations(row[0]))
+        return {(match["table"], int(match["number"])) for match in found if match}
+
+
+def partition_tables(connection: psycopg.Connection[Any]) -> None:
+    """Partition each table by the column that Citus would distribute it by."""
+    [(view,)] = connection.execute("SELECT pg_get_viewdef('large_tenant_words'::regclass)").fetchall()
+    for table, column in {**TENANT_COLUMNS, **KEY_COLUMNS}.items():
+        names = {"table": sql.Identifier(table), "old": sql.Identifier(f"{table}_old"), "key": sql.Identifier(column)}
+        connection.execute(sql.SQL("ALTER TABLE {table} RENAME TO {old}").format(**names))
+        create = "CREATE TABLE {table} (LIKE {old} INCLUDING ALL) PARTITION BY HASH ({key})"
+        connection.execute(sql.SQL(create).format(**names))
+        for number in range(PARTITIONS):
+            part = sql.Identifier(f"{table}_part{number}")
+            create = "CREATE TABLE {part} PARTITION OF {table} FOR VALUES WITH (MODULUS {count}, REMAINDER {number})"
+            connection.execute(
+                sql.SQL(create).format(part=part, count=sql.Literal(PARTITIONS), number=sql.Literal(number), **names)
+            )
+        connection.execute(sql.SQL("DROP TABLE {old} CASCADE").format(**names))
+    connection.execute(f"CREATE OR REPLACE VIEW large_tenant_words AS {view}".encode())
+
+
+def _list_relations(plan: Any) -> Iterator[str]:
+    if isinstance(plan, Mapping):
+        if "Relation Name" in plan:
+            yield plan["Relation Name"]
+        plan = list(plan.values())
+    if isinstance(plan, list):
+        for part in plan:
+            yield from _list_relations(part)
+
+
+def find_fan_out(partitions: set[tuple[str, int]]) -> str | None:
+    """Return why a statement with these partitions asks more than one node, or None."""
+    keyed = {table for table, _ in partitions if table in KEY_COLUMNS}
+    if keyed and len({table for table, _ in partitions}) > len(keyed):
+        return f"joins {', '.join(sorted(keyed))} with tables that are distributed by user"
+    if len({number for _, number in partitions}) > 1:
+        counts = Counter(table for table, _ in partitions)
+        tables = sorted(table for table, count in counts.items() if count > 1)
+        return f"asks several partitions of {', '.join(tables)}" if tables else "names more than one user"
+    return None
+
+
+_VOLATILE = r"(nextval|clock_timestamp|random|gen_random_uuid|statement_timestamp|timeofday|set_config|pg_notify)\s*\("
+_STABLE = r"\b(now\s*\(|current_timestamp\b|current_date\b|clock_timestamp\s*\()"
+_SET = r"\bUPDATE \w+( \w+)?\s+SET\b((?!\bWHERE\b|\bFROM\b).)*"
+_REFUSALS = {
+    "a volatile function in UPDATE": re.compile(rf"\bUPDATE \w+[^;]*?\bSET\b[^;]*{_VOLATILE}", re.I | re.S),
+    "a volatile function in RETURNING": re.compile(rf"\bRETURNING\b[^;]*{_VOLATILE}", re.I | re.S),
+    "a function that is not immutable in DO UPDATE": re.compile(rf"\bDO UPDATE\b[^;]*{_STABLE}", re.I | re.S),
+    "a function that is not immutable in RETURNING": re.compile(rf"\bRETURNING\b[^;]*{_STABLE}", re.I | re.S),
+    "a function that is not immutable in a CASE or COALESCE of an update": re.compile(
+        rf"{_SET}\b(CASE\b((?!\bEND\b).)*|coalesce\s*\([^()]*){_STABLE}", re.I | re.S
+    ),
+    "a function of columns that is not immutable in an update": re.compile(
+        rf"{_SET}\b(jsonb?_build_(object|array)|to_jsonb?)\s*\(", re.I | re.S
+    ),
+    "a row that is IN a sub-select in DELETE": re.compile(r"\bDELETE FROM\b[^;]*\)\s+IN\s+\(\s*SELECT\b", re.I | re.S),
+    "SELECT without columns": re.compile(r"\bSELECT\s+FROM\b", re.I),
+    "several statements in one message": re.compile(r";\s*\S"),
+}
+_LOCK = re.compile(r"\bFOR (NO KEY UPDATE|UPDATE|KEY SHARE|SHARE)\b", re.I)
+
+
+def find_refusals(text: str) -> list[str]:
+    """Return what Citus refuses in a statement on a distributed table, as far as its text shows it."""
+    plain = re.sub(r"'(?:[^']|'')*'", "''", re.sub(r"--[^\n]*", "", text))
+    return [reason for reason, pattern in _REFUSALS.items() if pattern.search(plain)]
+
+
+def takes_locks(text: str) -> bool:
+    return _LOCK.search(re.sub(r"'(?:[^']|'')*'", "''", text)) is not None
+
+
+class StatementGuard:
+    """Checks the statements that were recorded since the last check."""
+
+    def __init__(self, recorder: StatementRecorder, schema: PartitionedSchema) -> None:
+        self._recorder = recorder
+        self._schema = schema
+
+    def check(self) -> list[str]:
+        """Return a line for each statement that a distributed database would not run on one node, or not at all."""
+        return [problem for sent in self._recorder.take() for problem in self._find_problems(sent)]
+
+    def _find_problems(self, sent: SentStatement) -> Iterator[str]:
+        where = f"{sent.function} ({'system' if sent.is_system else 'user'}): "
+        text = " ".join(sent.text.split())
+        try:
+            partitions = self._schema.list_partitions(sent.text, sent.parameters)
+        except psycopg.errors.SyntaxError:
+            return  # SET, SHOW, CALL: no plan
+        if not partitions:
+            return
+        for refusal in find_refusals(sent.text):
+            yield f"{where}{refusal}: {text}"
+        fan_out = find_fan_out(partitions)
+        if fan_out is None:
+            return
+        if takes_locks(sent.text):
+            yield f"{where}takes locks and {fan_out}: {text}"
+        elif sent.function not in FAN_OUTS:
+            yield f"{where}{fan_out}: {text}"
