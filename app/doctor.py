@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -15,9 +15,12 @@ from app.auth.oidc.single_sign_on import make_single_sign_on
 from app.catalog.servers import count_undecryptable
 from app.cloud.client import make_cloud_client
 from app.connections.repository import count_undecryptable_accounts
+from app.db.distribute import find_remaining, is_distributed
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, current_revision, head_revision
+from app.db.nodes import ask_nodes
 from app.db.requirements import MissingRequirement, explain_connection_error, find_missing
+from app.db.scope import APP_ROLE
 from app.embeddings.base import Embedder
 from app.embeddings.calibration import is_english_only
 from app.embeddings.factory import is_earlier_default, make_configured_embedder
@@ -109,6 +112,7 @@ def _check_database(settings: Settings, url: str) -> list[CheckResult]:
                 return [_report_missing(requirement) for requirement in missing]
             version = connection.scalar(text("SHOW server_version"))
             current, head = current_revision(connection), head_revision()
+            nodes = _check_nodes(connection) if is_distributed(connection) else []
     except SQLAlchemyError as error:
         return [_report_missing(explain_connection_error(url, str(error.__cause__ or error)))]
     finally:
@@ -117,7 +121,23 @@ def _check_database(settings: Settings, url: str) -> list[CheckResult]:
     if current != head:
         message = f"the schema is at revision {current}, not {head}: run `toolscout migrate`"
         return [CheckResult("database", ok=False, message=message)]
-    return [CheckResult("database", ok=True, message=f"Postgres {version}, schema {current}")]
+    if any(not node.ok for node in nodes):
+        return nodes
+    return [*nodes, CheckResult("database", ok=True, message=f"Postgres {version}, schema {current}")]
+
+
+def _check_nodes(connection: Connection) -> list[CheckResult]:
+    """Return one result if all nodes of a distributed database answer, otherwise one for each thing that is wrong."""
+    problems = []
+    if remaining := find_remaining(connection):
+        problems.append(f"{len(remaining)} tables are not distributed yet: run `toolscout migrate --distributed`")
+    connection.execute(text(f"SET LOCAL ROLE {APP_ROLE}"))
+    nodes = ask_nodes(connection)
+    connection.rollback()
+    problems += [f"the node {node} does not answer: {result}" for node, answers, result in nodes if not answers]
+    if problems:
+        return [CheckResult("nodes", ok=False, message=problem) for problem in problems]
+    return [CheckResult("nodes", ok=True, message=f"all {len(nodes)} nodes answer")]
 
 
 def _report_missing(requirement: MissingRequirement) -> CheckResult:

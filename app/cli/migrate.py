@@ -7,7 +7,8 @@ import typer
 
 from app.cli.context import with_settings
 from app.cli.group import make_group
-from app.db.migrate import migrate
+from app.db.migrate import migrate, migrate_and_distribute
+from app.errors import InvalidInput
 from app.local_postgres.database import connect_database
 from app.settings import Settings
 
@@ -21,13 +22,27 @@ async def migrate_schema(
     revision: Annotated[
         str, typer.Option("--to", metavar="REVISION", help="The target: a revision, `-1` for one step back, or `base`.")
     ] = "head",
+    *,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Also distribute the tables over the nodes of a Citus cluster. Stop the service first.",
+        ),
+    ] = False,
 ) -> int:
     """Migrate the database schema.
 
-    Without options the schema is upgraded to the newest revision.
+    Without options the schema is upgraded to the newest revision. `--distributed` can be repeated: it continues a
+    distribution that was interrupted, and changes nothing where all is done.
     """
+    if distributed and revision != "head":
+        raise InvalidInput("--distributed upgrades to the newest revision: leave out --to")
     async with connect_database(settings, create=True) as url:
         production = settings.environment == "production"
-        current = await asyncio.to_thread(migrate, url, revision=revision, production=production)
-    print(f"the schema is at {current}")
+        if distributed:
+            current = await asyncio.to_thread(migrate_and_distribute, url, print, production=production)
+        else:
+            current = await asyncio.to_thread(migrate, url, revision=revision, production=production)
+    print(f"the schema is at {current}{', distributed' if distributed else ''}")
     return 0

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
+from app.db.distribute import OnProgress, distribute, distribute_new_tables, is_distributed
 from app.db.engine import driver_url
 from app.db.requirements import CREATE_EXTENSION, REFUSED_STATEMENTS, explain_connection_error, find_missing
 from app.db.scope import APP_ROLE
@@ -41,6 +42,17 @@ def migrate(url: str, *, revision: str = "head", production: bool = False) -> st
     """
     with migration_connection(url, production=production) as connection:
         _migrate_to(connection, revision)
+        reached = current_revision(connection) or "base"
+        if reached == head_revision() and is_distributed(connection):
+            distribute_new_tables(connection)
+        return reached
+
+
+def migrate_and_distribute(url: str, on_progress: OnProgress, *, production: bool = False) -> str:
+    """Upgrade the schema and distribute its tables with Citus. Return the resulting revision."""
+    with migration_connection(url, production=production) as connection:
+        _migrate_to(connection, "head")
+        distribute(connection, on_progress)
         return current_revision(connection) or "base"
 
 
@@ -112,7 +124,9 @@ def check_server(connection: Connection, *, production: bool) -> None:
     """
     if missing := find_missing(connection, production=production):
         raise ConfigurationError("; ".join(requirement.message for requirement in missing))
-    connection.execute(text(CREATE_EXTENSION))
+    # Citus lets only the owner of an extension run this, even where there is nothing to do
+    if connection.scalar(text("SELECT 1 FROM pg_extension WHERE extname = 'vector'")) is None:
+        connection.execute(text(CREATE_EXTENSION))
 
 
 def _migrate_to(connection: Connection, revision: str) -> None:
