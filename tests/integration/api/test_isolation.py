@@ -9,7 +9,7 @@ import re
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from string import ascii_lowercase
 from typing import Any, Literal
@@ -45,6 +45,7 @@ from tests.support.checks import (
 from tests.support.clients import TestUser, get_app, new_user, open_client
 from tests.support.factories import ADMIN_KEY, OpenService, make_database, make_settings, tool
 from tests.support.large_tenants import make_large
+from tests.support.partitions import StatementGuard
 from tests.support.worker_steps import has_no_runs, until
 
 pytestmark = pytest.mark.no_retry
@@ -206,6 +207,7 @@ def missing_belongings() -> Belongings:
 class World:
     container: Container
     removed: Removed
+    guard: StatementGuard
     me: TestUser
     other: TestUser
     mine: Belongings
@@ -233,22 +235,32 @@ class World:
                     if each["id"] != belongings.ids[f"{kind}_id"]:
                         assert (await user.http.delete(f"/{kind}s/{each['id']}")).status_code == 204
 
-    def without_predicates(self) -> AbstractContextManager[None]:
-        return predicates_removed(self.container, self.remover) if self.removed == "predicates" else nullcontext()
+    @contextmanager
+    def without_predicates(self) -> Iterator[None]:
+        """Remove the predicates, if they are the barrier to remove."""
+        if self.removed != "predicates":
+            yield
+            return
+        with predicates_removed(self.container, self.remover):
+            yield
+        self.guard.forget()  # without its predicate a statement asks all nodes, as it should
 
 
 @asynccontextmanager
-async def open_world(container: Container, removed: Removed) -> AsyncIterator[World]:
+async def open_world(container: Container, removed: Removed, guard: StatementGuard) -> AsyncIterator[World]:
     async with new_user(container) as me, new_user(container) as other:
         mine, theirs = await add_everything(container, me), await add_everything(container, other)
-        world = World(container, removed, me, other, mine, theirs)
+        world = World(container, removed, guard, me, other, mine, theirs)
         await world.settle()  # the tags of the rules are still being indexed
         yield world
 
 
 @pytest.fixture(scope="module", params=["nothing", "predicates", "row-level security"])
 async def opened_world(
-    request: pytest.FixtureRequest, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    postgres: EmbeddedPostgres,
+    tmp_path_factory: pytest.TempPathFactory,
+    statement_guard: StatementGuard,
 ) -> AsyncIterator[World]:
     removed: Removed = request.param
     # a search in memory runs no statement whose predicate could be removed
@@ -256,7 +268,7 @@ async def opened_world(
     settings = make_settings(tmp_path_factory.mktemp("data"), **changes)
     async with (
         open_container(settings, make_database(postgres)) as container,
-        open_world(container, removed) as world,
+        open_world(container, removed, statement_guard) as world,
         row_level_security_removed(container) if removed == "row-level security" else nullcontext(),
     ):
         yield world
@@ -714,9 +726,11 @@ async def test_changes_of_one_user_change_no_row_of_another_user(world: World) -
     assert await world.rows_of_other() == before
 
 
-async def test_with_both_barriers_removed_rows_of_the_other_user_appear(open_service: OpenService) -> None:
+async def test_with_both_barriers_removed_rows_of_the_other_user_appear(
+    open_service: OpenService, statement_guard: StatementGuard
+) -> None:
     """Prove that the tests above would notice a leak."""
-    async with open_service() as container, open_world(container, "predicates") as world:
+    async with open_service() as container, open_world(container, "predicates", statement_guard) as world:
         path = "/servers/{server_id}".format(**world.theirs.ids)
         assert_problem(await world.me.http.get(path), 404)
         async with row_level_security_removed(container):
@@ -732,10 +746,13 @@ async def test_with_both_barriers_removed_rows_of_the_other_user_appear(open_ser
 
 
 async def test_interleaved_and_cancelled_requests_on_one_connection_never_see_rows_of_another_user(
-    open_service: OpenService,
+    open_service: OpenService, statement_guard: StatementGuard
 ) -> None:
     chance = random.Random(20_261_116)
-    async with open_service(database_pool_size=1) as container, open_world(container, "nothing") as world:
+    async with (
+        open_service(database_pool_size=1) as container,
+        open_world(container, "nothing", statement_guard) as world,
+    ):
         sides = [(world.me, world.mine, world.theirs), (world.other, world.theirs, world.mine)]
 
         async def list_something(user: TestUser, own: Belongings, foreign: Belongings) -> None:
