@@ -24,6 +24,7 @@ FAN_OUTS: Mapping[str, str] = {
     "app.auth.users.list_users": _ALL_USERS,
     "app.auth.users.raise_all_catalog_versions": "core tools of everyone change what every user sees",
     "app.catalog.attention.count_attention": _ALL_USERS,
+    "app.catalog.projects.read_project_names": _ALL_USERS,
     "app.catalog.servers.count_undecryptable": _COMMAND,
     "app.catalog.servers.get_server_owner": _BY_ID,
     "app.catalog.servers.reseal_headers": _COMMAND,
