@@ -1,7 +1,7 @@
 """`docs/reference/helm.md`: every value of the Helm chart, from its `values.yaml` and `values.schema.json`.
 
-The schema's definitions of settings are made here, from `app.settings`: Helm then refuses a misspelt setting, a value of
-the wrong type, and a secret that is written as a setting.
+The schema's definitions of settings are made here, from `app.settings`: Helm then refuses a misspelt setting, a value
+of the wrong type, and a secret that is written as a setting.
 """
 
 import json
@@ -25,9 +25,10 @@ SET_BY_THE_CHART = frozenset({"environment", "role", "port", "data_dir", "drain_
 
 _INTRODUCTION = """# Helm chart reference
 
-Every value of the chart in `deploy/helm/toolscout` (`make docs` writes this page). [Scaling](../guides/scaling.md#kubernetes)
-shows how to install it. Put your values into a file, and give it to `helm upgrade --values`. The chart refuses values
-that do not exist here, settings that are not in the [settings reference](settings.md), and secrets among the settings.
+Every value of the chart in `deploy/helm/toolscout` (`make docs` writes this page).
+[Scaling](../guides/scaling.md#kubernetes) shows how to install it. Put your values into a file, and give it to `helm
+upgrade --values`. The chart refuses values that are not listed here, settings that are not in the [settings
+reference](settings.md), and secrets among the settings.
 """
 
 _KEYWORDS = ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength")
@@ -158,5 +159,7 @@ def _make_object(properties: Mapping[str, Schema]) -> Schema:
 def _convert_setting(schema: Schema) -> Schema:
     """Keep what Helm checks. All settings may be absent, so that null says nothing; 0 and 1 are booleans, too."""
     [choice] = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
-    checks = _BOOLEAN if choice.get("type") == "boolean" else {name: choice[name] for name in _KEYWORDS if name in choice}
+    checks = (
+        _BOOLEAN if choice.get("type") == "boolean" else {name: choice[name] for name in _KEYWORDS if name in choice}
+    )
     return {**checks, "description": schema["description"]}

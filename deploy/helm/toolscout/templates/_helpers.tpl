@@ -46,8 +46,12 @@ app.kubernetes.io/component: {{ . }}
 
 {{/* The name of the Secret of an entry. Takes a dict: root, variable, item. */}}
 {{- define "toolscout.secretName" -}}
+{{- if .item.name -}}
+{{- .item.name -}}
+{{- else -}}
 {{- $message := printf "secrets.existingSecret is missing: create a Secret with the keys of secrets.items, and give its name (needed for %s)" .variable -}}
-{{- .item.name | default (required $message .root.Values.secrets.existingSecret) -}}
+{{- required $message .root.Values.secrets.existingSecret -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The secret settings of a component, by variable, as YAML. Takes a dict: root, component. */}}
