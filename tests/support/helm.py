@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -203,8 +203,7 @@ def merge_values(*layers: Mapping[str, Any]) -> Values:
     for layer in layers:
         for name, value in layer.items():
             old = merged.get(name)
-            both_are_objects = isinstance(old, dict) and isinstance(value, dict)
-            merged[name] = merge_values(old, value) if both_are_objects else value
+            merged[name] = merge_values(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
 
 
@@ -279,16 +278,6 @@ def list_pod_manifests(manifests: Sequence[Manifest]) -> list[Manifest]:
 
 def secret_variables() -> list[str]:
     return [variable_name(field) for field in secret_fields()]
-
-
-def flatten(values: Mapping[str, Any], paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield those of the paths that the values hold, with what is there."""
-    for path in paths:
-        found: Any = values
-        for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        if found is not None:
-            yield path, found
 
 
 def nest(path: Sequence[str], value: Any) -> Values:

@@ -201,7 +201,9 @@ spec:
       {{- if $root.Values.ingress.enabled }}
       {{- $names = concat $names $root.Values.ingress.hosts }}
       {{- end }}
-      {{- with .values.settings.TOOLSCOUT_SERVED_HOSTS | default $root.Values.settings.TOOLSCOUT_SERVED_HOSTS }}
+      {{- $common := $root.Values.settings | default dict }}
+      {{- $own := .values.settings | default dict }}
+      {{- with $own.TOOLSCOUT_SERVED_HOSTS | default $common.TOOLSCOUT_SERVED_HOSTS }}
       {{- $names = append $names . }}
       {{- end }}
       {{- $fixed := merge .env (dict
@@ -209,7 +211,7 @@ spec:
         "TOOLSCOUT_PORT" "8000"
         "TOOLSCOUT_DATA_DIR" "/home/toolscout/data"
         "TOOLSCOUT_SERVED_HOSTS" (join "," $names)) }}
-      {{- $settings := list (dict "TOOLSCOUT_HOST" "0.0.0.0") $root.Values.settings .values.settings $fixed }}
+      {{- $settings := list (dict "TOOLSCOUT_HOST" "0.0.0.0") $common $own $fixed }}
       {{- include "toolscout.container" (merge (dict "settings" $settings) $selector) | nindent 6 }}
       ports:
         - {name: http, containerPort: 8000}

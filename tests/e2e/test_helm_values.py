@@ -1,0 +1,212 @@
+"""The values of the Helm chart: each is described, checked and used, and a wrong one is refused."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.settings import Settings, secret_fields, variable_name
+from docs.generators.helm import CHART, SCHEMA, SET_BY_THE_CHART, Value, list_values, main, render_schema
+from tests.support.helm import (
+    EVERYTHING,
+    REQUIRED,
+    SWITCHES_OFF,
+    HelmError,
+    Values,
+    get_environment,
+    get_manifest,
+    merge_values,
+    needs_helm,
+    render,
+    render_text,
+)
+
+VALUES = list_values()
+LEAVES = [value for value in VALUES if not value.is_group]
+TEMPLATES = "\n".join(path.read_text() for path in sorted((CHART / "templates").rglob("*.*")))
+SETTINGS_SCHEMA: dict[str, dict[str, Any]] = json.loads(SCHEMA.read_text())["definitions"]["settings"]["properties"]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: value.name)
+def test_every_value_has_a_comment_and_a_schema(value: Value) -> None:
+    assert len(value.comment) > 10
+    assert value.comment[0].isupper()
+    assert not value.comment.endswith(".")
+    assert value.schema, "values.schema.json does not know it"
+
+
+def test_the_schema_knows_no_other_values() -> None:
+    known = {
+        (name, *below)
+        for name, schema in json.loads(SCHEMA.read_text())["properties"].items()
+        for below in [(), *((member,) for member in schema.get("properties", ()))]
+    }
+    assert known - {value.path for value in VALUES} == {("global",)}, "Helm gives it to every chart"
+
+
+def test_every_object_of_the_schema_refuses_unknown_members() -> None:
+    def list_open(schema: Any, path: str) -> list[str]:
+        if isinstance(schema, list):
+            return [found for each in schema for found in list_open(each, path)]
+        if not isinstance(schema, dict):
+            return []
+        is_open = schema.get("type") == "object" and "properties" in schema and "additionalProperties" not in schema
+        return [*([path] if is_open else []), *(each for name in schema for each in list_open(schema[name], name))]
+
+    assert list_open(json.loads(SCHEMA.read_text()), "") == ["items"], "variables are as Kubernetes writes them"
+
+
+def test_the_schema_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert render_schema() == SCHEMA.read_text(), "run `make docs`"
+    assert main(["--check"]) == 0
+
+
+def test_the_check_finds_an_outdated_schema(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outdated = json.loads(SCHEMA.read_text())
+    del outdated["definitions"]["settings"]["properties"]["TOOLSCOUT_MAX_TOOLS"]
+    copy = tmp_path / "values.schema.json"
+    copy.write_text(json.dumps(outdated))
+    monkeypatch.setattr("docs.generators.helm.SCHEMA", copy)
+    assert main(["--check"]) == 1
+    assert "run `make docs`" in capsys.readouterr().err
+    assert main([]) == 0
+    assert copy.read_text() == SCHEMA.read_text()
+
+
+def test_the_settings_of_the_chart_are_those_of_the_service() -> None:
+    chosen = SETTINGS_SCHEMA.keys() | {variable_name(field) for field in SET_BY_THE_CHART}
+    assert chosen | {variable_name(field) for field in secret_fields()} == {
+        variable_name(field) for field in Settings.model_fields
+    }
+    [comment] = [value.comment for value in VALUES if value.name == "settings"]
+    assert all(f"`{variable_name(field)}`" in comment for field in SET_BY_THE_CHART)
+
+
+def test_templates_use_no_value_that_does_not_exist() -> None:
+    used = {tuple(name.split(".")) for name in re.findall(r"\.Values\.([A-Za-z_.]+)", TEMPLATES)}
+    assert len(used) > 30
+    known = {value.path for value in VALUES}
+    settings = {("settings", name) for name in SETTINGS_SCHEMA} | {("secrets", "items", "TOOLSCOUT_METRICS_KEY")}
+    assert used - known - settings == set()
+
+
+def read_value(values: Values, value: Value) -> Any:
+    for name in value.path:
+        values = values.get(name, {})
+    return values
+
+
+def replace_value(values: Values, path: Sequence[str], content: Any) -> Values:
+    """Return the values with other content at a path, whatever is below it."""
+    name, *below = path
+    return {**values, name: replace_value(values.get(name, {}), below, content) if below else content}
+
+
+def render_or_refuse(values: Values) -> str:
+    try:
+        return render_text(values)
+    except HelmError as error:
+        return str(error)
+
+
+@needs_helm
+@pytest.mark.parametrize("value", LEAVES, ids=lambda value: value.name)
+def test_every_value_changes_what_is_created(value: Value) -> None:
+    """Where everything else has its default, or where everything else has not."""
+    other = read_value(EVERYTHING, value) if read_value(EVERYTHING, value) != {} else read_value(SWITCHES_OFF, value)
+    assert other not in ({}, value.default), "give it another value in EVERYTHING"
+    pairs = [
+        (REQUIRED, replace_value(REQUIRED, value.path, other)),
+        (EVERYTHING, replace_value(EVERYTHING, value.path, value.default)),
+    ]
+    assert any(render_or_refuse(before) != render_or_refuse(after) for before, after in pairs)
+
+
+def sample(variable: str) -> Any:
+    """Return a value of the type of a setting: not its default, and large where it is a number."""
+    schema = SETTINGS_SCHEMA[variable]
+    if schema.get("type") in ("integer", "number"):
+        return schema.get("maximum", 12_345_678)
+    return schema["enum"][-1] if "enum" in schema else "https://a.example.com/$HOME?{{ x }}=\"y\": 'z' # \\ ü"
+
+
+@needs_helm
+def test_every_setting_reaches_the_pods_exactly() -> None:
+    """A number with seven digits is no float there, and a text with braces, quotes or backslashes is no template."""
+    settings = {variable: sample(variable) for variable in SETTINGS_SCHEMA}
+    del settings["TOOLSCOUT_SERVED_HOSTS"]  # it gets more names
+    manifests = render(merge_values(REQUIRED, {"settings": settings}))
+    expected = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+    assert "12345678" in expected.values()
+    for component in ("web", "worker"):
+        environment = get_environment(get_manifest(manifests, "Deployment", component))
+        assert {name: environment[name] for name in expected} == expected
+
+
+@needs_helm
+def test_settings_of_one_kind_of_pods_take_precedence_and_stay_there() -> None:
+    values = merge_values(
+        REQUIRED,
+        {
+            "settings": {"TOOLSCOUT_LEARN_FROM_USE": True, "TOOLSCOUT_DATABASE_POOL_SIZE": 20},
+            "worker": {"settings": {"TOOLSCOUT_LEARN_FROM_USE": False, "TOOLSCOUT_REINDEX_EVERY": 0}},
+        },
+    )
+    web, worker = (get_environment(get_manifest(render(values), "Deployment", name)) for name in ("web", "worker"))
+    assert (web["TOOLSCOUT_LEARN_FROM_USE"], worker["TOOLSCOUT_LEARN_FROM_USE"]) == ("true", "false")
+    assert (web["TOOLSCOUT_DATABASE_POOL_SIZE"], worker["TOOLSCOUT_DATABASE_POOL_SIZE"]) == ("20", "20")
+    assert "TOOLSCOUT_REINDEX_EVERY" not in web
+    assert worker["TOOLSCOUT_REINDEX_EVERY"] == "0"
+
+
+REFUSED = [
+    ({"web": {"replica": 3}}, "Additional property replica is not allowed"),
+    ({"replicas": 3}, "Additional property replicas is not allowed"),
+    ({"web": {"replicas": "3"}}, "web.replicas: Invalid type"),
+    ({"web": {"replicas": -1}}, "web.replicas: Must be greater than or equal to 0"),
+    ({"web": {"drainSeconds": 61}}, "web.drainSeconds: Must be less than or equal to 60"),
+    ({"settings": {"TOOLSCOUT_MAX_TOOL": 5}}, "Additional property TOOLSCOUT_MAX_TOOL is not allowed"),
+    ({"settings": {"TOOLSCOUT_MAX_TOOLS": 500}}, "TOOLSCOUT_MAX_TOOLS: Must be less than or equal to 128"),
+    ({"settings": {"TOOLSCOUT_LOG_LEVEL": "LOUD"}}, "TOOLSCOUT_LOG_LEVEL must be one of"),
+    ({"settings": {"TOOLSCOUT_SECRET_KEY": "x"}}, "Additional property TOOLSCOUT_SECRET_KEY is not allowed"),
+    ({"worker": {"settings": {"TOOLSCOUT_ROLE": "all"}}}, "Additional property TOOLSCOUT_ROLE is not allowed"),
+    ({"extraEnv": [{"name": "DATABASE_URL", "value": "x"}]}, "extraEnv.0.name"),
+    ({"secrets": {"items": {"TOOLSCOUT_LOG_LEVEL": {"key": "x"}}}}, "Additional property TOOLSCOUT_LOG_LEVEL"),
+    ({"secrets": {"items": {"DATABASE_URL": {"value": "x"}}}}, "Additional property value is not allowed"),
+    ({"secrets": {"items": {"OPENAI_API_KEY": "sk-1"}}}, "OPENAI_API_KEY: Invalid type"),
+    ({"secrets": {"items": {"OPENAI_API_KEY": {"name": "x"}}}}, "key is required"),
+    ({"migration": {"databaseUrl": {"name": "x"}}}, "migration.databaseUrl"),
+    ({"image": {"digest": "1234"}}, "image.digest: Does not match pattern"),
+    ({"pods": {"tmpSize": "512MB"}}, "pods.tmpSize: Does not match pattern"),
+    ({"networkPolicy": {"fromNamespaces": "monitoring"}}, "fromNamespaces: Invalid type"),
+    ({"autoscaling": {"requestsInFlight": 0}}, "autoscaling.requestsInFlight"),
+    ({"disruptionBudget": {"maxUnavailable": "a few"}}, "disruptionBudget.maxUnavailable"),
+]
+
+
+@needs_helm
+@pytest.mark.parametrize(("values", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_wrong_value_is_refused_and_named(values: Values, message: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(message)):
+        render_text(merge_values(REQUIRED, values))
+
+
+ACCEPTED = [
+    {"web": {"replicas": 0, "drainSeconds": 60}},
+    {"settings": {"TOOLSCOUT_MAX_TOOLS": 128, "TOOLSCOUT_LOG_LEVEL": "DEBUG", "TOOLSCOUT_DISCOVERY": 0}},
+    {"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]},
+    {"secrets": {"items": {"OPENAI_API_KEY": {"key": "x"}}}},
+    {"migration": {"databaseUrl": {"key": "x"}}},
+    {"disruptionBudget": {"maxUnavailable": "10%"}},
+    {"global": {"imageRegistry": "registry.example.com"}},
+]
+
+
+@needs_helm
+@pytest.mark.parametrize("values", ACCEPTED, ids=json.dumps)
+def test_a_right_value_is_accepted(values: Values) -> None:
+    assert "kind: Deployment" in render_text(merge_values(REQUIRED, values))
