@@ -210,6 +210,7 @@ ACCEPTED = [
     {"migration": {"databaseUrl": {"key": "x"}}},
     {"disruptionBudget": {"maxUnavailable": "10%"}},
     {"global": {"imageRegistry": "registry.example.com"}},
+    {"settings": None, "files": None, "web": {"settings": None}},  # as `settings:` with nothing behind it
 ]
 
 
