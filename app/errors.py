@@ -22,6 +22,7 @@ ToolscoutError
 ├── RateLimited             429  rate_limited         says when to try again
 ├── Unavailable             503  unavailable          says when to try again
 │   ├── DatabaseDown        503  unavailable
+│   │   └── NodeDown        503  unavailable          one node of a distributed database
 │   └── IdentityProviderDown  503  unavailable        its keys or its answer cannot be had
 ├── ServerUnreachable       502  SERVER_CONNECTION_ERROR  no call has reached the server
 │   └── AuthorizationRequired  403  AUTHORIZATION_REQUIRED  the user must sign in to the server first; nothing ran
