@@ -39,10 +39,13 @@ def running_service(
     port: int | None = None,
     cwd: Path | None = None,
     module: str = "app",
+    *,
+    own_session: bool = False,
 ) -> Iterator[Service]:
     """Start a service with these settings, and with those of `.env` in `cwd`; by default in `folder`, which has none.
 
-    `module` starts it: `app`, or one that changes something before.
+    `module` starts it: `app`, or one that changes something before. In a session of its own it gets its own share of
+    busy cores from Linux, as a container or a service of systemd does.
     """
     port = port or free_port()
     environment = {
@@ -58,7 +61,12 @@ def running_service(
     }
     with (folder / "service.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, "serve"], cwd=cwd or folder, env=environment, stdout=log, stderr=log
+            [sys.executable, "-m", module, "serve"],
+            cwd=cwd or folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=own_session,
         )
     service = Service(f"http://127.0.0.1:{port}", port, process, folder)
     try:

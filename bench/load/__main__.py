@@ -7,8 +7,6 @@ each request.
 """
 
 import argparse
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -35,6 +33,7 @@ from bench.load.contestants import (
 from bench.load.request_trips import count_round_trips
 from bench.load.results import Row, format_table, make_slice, to_json
 from bench.load.servers import Servers, running_servers
+from bench.machine import describe_machine
 from bench.result_files import add_result_options, choose_results_folder, has_matplotlib, read_before, write_results
 from bench.service import Service, running_service
 
@@ -88,12 +87,12 @@ def measure(client: LoadClient, contestants: Sequence[Contestant], plan: Plan) -
     for number in range(plan.rounds):
         print(f"round {number + 1} of {plan.rounds}", flush=True)
         for row, contestant in zip(rows, contestants, strict=True):
-            port, clients = contestant.server.port, contestant.clients
+            ports, clients = (contestant.server.port,), contestant.clients
             if not contestant.is_cold:
-                client.send(Load(port, contestant.next_traffic(), clients, plan.warm_up_s))
+                client.send(Load(ports, contestant.next_traffic(), clients, plan.warm_up_s))
             before = contestant.server.read_cpu_time()
             seconds = COLD_S if contestant.is_cold else plan.seconds
-            responses = client.send(Load(port, contestant.next_traffic(), clients, seconds))
+            responses = client.send(Load(ports, contestant.next_traffic(), clients, seconds))
             row.slices.append(make_slice(responses, contestant.server.read_cpu_time().since(before)))
     return rows
 
@@ -151,10 +150,6 @@ def list_missing_peers(servers: Servers) -> None:
     missing = [name for name in ("fastmcp", "toolrank") if getattr(servers, name) is None]
     if missing:
         print(f"not installed, left out: {', '.join(missing)} (make bench-test installs the packages of the bench)")
-
-
-def describe_machine() -> dict[str, Any]:
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]}
 
 
 def make_settings(echo_port: int) -> dict[str, str]:

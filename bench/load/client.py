@@ -8,7 +8,7 @@ import asyncio
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.pool import Pool
@@ -26,7 +26,9 @@ _PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Load:
-    port: int
+    """Client n connects to the n-th port, and to the first one again after the last."""
+
+    ports: Sequence[int]
     traffic: Traffic
     clients: int
     seconds: float
@@ -39,6 +41,7 @@ class Responses:
     latencies_ms: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    client_cpu_s: float = 0.0
 
 
 class LoadClient:
@@ -64,12 +67,13 @@ def _send_in_process(load: Load) -> Responses:
 async def _send(load: Load) -> Responses:
     responses = Responses()
     loop = asyncio.get_running_loop()
-    started = time.perf_counter()
+    started, cpu_before_s = time.perf_counter(), time.process_time()
     connections = []
     for client in range(load.clients):
         requests = load.traffic.requests(client, load.clients)
         connection = _Connection(requests, started + load.seconds, responses, loop.create_future())
-        await loop.create_connection(lambda connection=connection: connection, "127.0.0.1", load.port)  # type: ignore[misc]
+        port = load.ports[client % len(load.ports)]
+        await loop.create_connection(lambda connection=connection: connection, "127.0.0.1", port)  # type: ignore[misc]
         connections.append(connection)
     finished = asyncio.gather(*(connection.finished for connection in connections))
     try:
@@ -78,6 +82,7 @@ async def _send(load: Load) -> Responses:
     except TimeoutError:
         responses.errors["timeout"] += sum(not connection.finished.done() for connection in connections)
     responses.seconds = time.perf_counter() - started
+    responses.client_cpu_s = time.process_time() - cpu_before_s
     return responses
 
 

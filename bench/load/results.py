@@ -23,6 +23,7 @@ class Slice:
     p99_ms: float
     app_cpu_ms: float
     postgres_cpu_ms: float
+    client_cpu_ms: float
     errors: dict[str, int]
 
 
@@ -58,6 +59,7 @@ def make_slice(responses: Responses, cpu: CpuTime) -> Slice:
         p99_ms=quantiles[98],
         app_cpu_ms=cpu.app * 1000 / max(requests, 1),
         postgres_cpu_ms=cpu.postgres * 1000 / max(requests, 1),
+        client_cpu_ms=responses.client_cpu_s * 1000 / max(requests, 1),
         errors=dict(responses.errors),
     )
 
@@ -108,6 +110,7 @@ def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "app_cpu_ms": round(row.median("app_cpu_ms"), 3),
             "postgres_cpu_ms": round(row.median("postgres_cpu_ms"), 3),
             "cpu_ms": round(row.cpu_ms, 3),
+            "client_cpu_ms": round(row.median("client_cpu_ms"), 3),
             "requests": sum(each.requests for each in row.slices),
             "errors": dict(row.errors),
             "rounds": [asdict(each) for each in row.slices],
