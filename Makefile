@@ -11,7 +11,7 @@ PYTHON_THIRD_PARTY := tests/third_party/requirements.lock
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-scale bench-relevance bench-embedder bench-console bench-changes bench-tokens docs lock clean
+.PHONY: help run check unit test programs suite proof bench-test migrate doctor bench-load bench-fairness bench-scale bench-relevance bench-embedder bench-console bench-changes bench-tokens simulate-scale docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench-console: $(DEV) ## measure how long each page of the console takes with 10
 
 bench-changes: $(DEV) ## play a chat of ten messages with both vendors' APIs, and count the tokens of each way to give it its tools
 	PYTHONPATH=clients/python $(BIN)/python -m bench.tool_changes $(ARGS)
+
+simulate-scale: $(DEV) ## work out what a deployment carries from the figures of bench-load and bench-scale (ARGS="--tools 500", "--check", …)
+	@$(BIN)/python -m bench.simulate $(ARGS)
 
 docs: $(RUN) $(THIRD_PARTY) ## write the pages of docs/reference and the types of the TypeScript client from the code
 	$(BIN)/python -m docs.generate

@@ -83,7 +83,7 @@ class LocalEmbedder:
 
     def _make_thread(self, kind: _Kind, niceness: int = 0) -> FairThread[str, Vector]:
         compute = partial(self._compute, kind=kind)
-        return FairThread(f"embed-{kind}", compute, capacity=BATCH_TOKENS, measure=_estimate_tokens, niceness=niceness)
+        return FairThread(f"embed-{kind}", compute, capacity=BATCH_TOKENS, measure=estimate_tokens, niceness=niceness)
 
     async def _collect(self, futures: "Sequence[Future[Vector]]") -> Vectors:
         if not futures:
@@ -105,8 +105,8 @@ class LocalEmbedder:
 
 
 def _is_long(text: str) -> bool:
-    return _estimate_tokens(text) > BATCH_TOKENS
+    return estimate_tokens(text) > BATCH_TOKENS
 
 
-def _estimate_tokens(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     return min(len(text) // _CHARACTERS_PER_TOKEN + 2, MAX_TOKENS)

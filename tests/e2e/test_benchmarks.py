@@ -1,4 +1,5 @@
-"""The benchmarks of load, fairness and scale run against the real service, and write their results."""
+"""The benchmarks of load, fairness and scale run against the real service, and write their results. So does the check
+of the simulation, against two of them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ from bench.fairness.__main__ import main as run_fairness
 from bench.load.__main__ import main as run_load
 from bench.load.contestants import CACHED, COLD, NEW
 from bench.load.results import EMPTY
+from bench.result_files import RESULTS
 from bench.scale.__main__ import main as run_scale
+from bench.simulate.__main__ import main as run_simulation
+from bench.simulate.costs import make_costs, read_costs
+from bench.simulate.replicas import CACHED as CACHED_QUESTIONS
+from bench.simulate.replicas import CLIENTS, FIRST, SECOND
+from bench.simulate.replicas import NEW as NEW_QUESTIONS
 
 
 def read_results(folder: Path, name: str) -> dict[str, Any]:
@@ -67,3 +74,21 @@ def test_a_user_and_the_table_grow(tmp_path: Path, capsys: pytest.CaptureFixture
     assert results["table"]["rows"] == 300
     assert results["table"]["unchanged_1000_s"] < results["table"]["index_1000_s"]
     assert "an ordinary user's p50" in capsys.readouterr().out
+
+
+def test_two_replicas_are_measured_and_compared_with_the_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_simulation(["--check", "--quick", "--results", str(tmp_path)])
+    results = read_results(tmp_path, "replicas.json")
+    rows = {(row["name"], row["replicas"], row["clients"]): row for row in results["rows"]}
+    loads = {(replicas, clients) for replicas, numbers in CLIENTS.items() for clients in numbers}
+    expected = {(name, *load) for name in (CACHED_QUESTIONS, NEW_QUESTIONS) for load in loads}
+    assert rows.keys() == expected | {(FIRST, 1, 1), (SECOND, 1, 1)}
+    assert [key for key, row in rows.items() if row["errors"] or not row["requests"]] == []
+    assert results["indexing"]["app_cpu_ms"] > 1  # with its vector, wherever the run went
+    assert {(each["name"], each["replicas"], each["clients"]) for each in results["comparisons"]} == expected
+    assert all(each["predicted"]["rate"] > 0 for each in results["comparisons"])
+    loaded, scaled = (read_results(RESULTS, f"{name}.json") for name in ("load", "scale"))
+    assert make_costs(loaded, scaled, results, 200).hit == read_costs(RESULTS, 200).hit
+    assert "median error for two replicas" in capsys.readouterr().out

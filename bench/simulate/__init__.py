@@ -1,0 +1,1 @@
+"""Work out what a deployment carries from what the other benchmarks measured."""
