@@ -26,7 +26,8 @@ class Nodes:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lost: Sequence[str] = ()
+        self.lost: Sequence[str] = ()
+        """Those that did not answer when they were last asked."""
         self._asked_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
@@ -38,7 +39,7 @@ class Nodes:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask())
             await asyncio.shield(self._asking)
-        return self._lost
+        return self.lost
 
     def forget(self) -> None:
         """Ask again the next time: a statement has just failed, because a node was away."""
@@ -51,11 +52,11 @@ class Nodes:
         except (TimeoutError, Unavailable, QueryFailed):
             return  # what is known stays; whether the database answers at all is another question
         lost = [node for node, answers, _ in rows if not answers]
-        for node in set(lost) - set(self._lost):
+        for node in set(lost) - set(self.lost):
             logger.warning("a node of the database does not answer", extra={"node": node})
-        for node in set(self._lost) - set(lost):
+        for node in set(self.lost) - set(lost):
             logger.info("a node of the database answers again", extra={"node": node})
-        self._lost, self._asked_at = lost, time.monotonic()
+        self.lost, self._asked_at = lost, time.monotonic()
 
 
 def ask_nodes(connection: Connection) -> list[tuple[str, bool, str]]:

@@ -261,19 +261,20 @@ _MAX_WAITING = 1_000
 _MAX_CANDIDATES = 50
 _MAX_LOOKS = 3
 
-# Read without locks: the runs may be on several nodes. `{of_users}` limits them to those that answer.
+# Read without locks: the runs may be on several nodes. `{…_of_users}` limits each table to users whose node answers.
 _CANDIDATES = f"""
     WITH busy AS (
         SELECT r.user_id, count(*) AS runs FROM index_runs r
-        WHERE {{of_users}} AND r.state = 'running' AND r.lease_until >= now() GROUP BY r.user_id
+        WHERE {{r_of_users}} AND r.state = 'running' AND r.lease_until >= now() GROUP BY r.user_id
     ), waiting AS (
         SELECT r.user_id, r.id, r.created_at, server.host
         FROM index_runs r JOIN mcp_servers s ON s.user_id = r.user_id AND s.id = r.server_id
         CROSS JOIN LATERAL (SELECT {_HOST} AS host) server
-        WHERE {{of_users}} AND r.state IN ('queued', 'running') AND (CAST(:run_id AS text) IS NULL OR r.id = :run_id)
+        WHERE {{r_of_users}} AND {{s_of_users}} AND r.state IN ('queued', 'running')
+          AND (CAST(:run_id AS text) IS NULL OR r.id = :run_id)
           AND {_IS_CLAIMABLE} AND (r.state = 'running' OR NOT EXISTS (
               SELECT 1 FROM index_runs o
-              WHERE o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running'))
+              WHERE {{o_of_users}} AND o.user_id = r.user_id AND o.server_id = r.server_id AND o.state = 'running'))
           AND CASE WHEN server.host IS NULL
               THEN :pushes AND r.user_id <> ALL(CAST(:full_push_users AS text[]))
               ELSE :listings AND r.user_id <> ALL(CAST(:full_listing_users AS text[]))
@@ -284,8 +285,13 @@ _CANDIDATES = f"""
     FROM waiting LEFT JOIN busy ON busy.user_id = waiting.user_id
     ORDER BY coalesce(busy.runs, 0), waiting.created_at LIMIT {_MAX_CANDIDATES}
 """
-_CANDIDATES_OF_ALL = text(_CANDIDATES.format(of_users="true"))
-_CANDIDATES_OF_SOME = text(_CANDIDATES.format(of_users="r.user_id = ANY(CAST(:user_ids AS text[]))"))
+_TABLES = ("r", "s", "o")
+_CANDIDATES_OF_ALL = text(_CANDIDATES.format(**{f"{table}_of_users": "true" for table in _TABLES}))
+_CANDIDATES_OF_SOME = text(
+    _CANDIDATES.format(
+        **{f"{table}_of_users": f"{table}.user_id = ANY(CAST(:user_ids AS text[]))" for table in _TABLES}
+    )
+)
 
 _NOTE_WAITING_USER = """
     INSERT INTO waiting_users (user_id) VALUES (%(user_id)s) ON CONFLICT (user_id) DO UPDATE SET since = excluded.since

@@ -170,14 +170,16 @@ class Worker:
 
     async def _claim(self, run_id: str | None = None, room: queue.Room = queue.ANY_ROOM) -> queue.Claim | None:
         claim = partial(queue.claim_run, lease_s=self._config.lease_s, run_id=run_id, room=room)
-        try:
-            async with self.indexer.database.system_transaction() as session:
-                return await claim(session)
-        except NodeDown:
-            lost_nodes = await self.indexer.nodes.find_lost()
-            async with self.indexer.database.system_transaction() as session:
-                user_ids = await queue.list_reachable_users(session, lost_nodes)
-                return await claim(session, user_ids=user_ids)
+        database, nodes = self.indexer.database, self.indexer.nodes
+        if not nodes.lost:
+            try:
+                async with database.system_transaction() as session:
+                    return await claim(session)
+            except NodeDown:
+                nodes.forget()
+        lost_nodes = await nodes.find_lost()
+        async with database.system_transaction() as session:
+            return await claim(session, user_ids=await queue.list_reachable_users(session, lost_nodes))
 
     async def _process_in_slot(self, slots: RunSlots, run: queue.Claim) -> None:
         try:

@@ -176,15 +176,18 @@ async def leave_a_category(container: Container, user_id: str) -> str:
 
 async def leave_a_sign_in(container: Container, user_id: str) -> None:
     """Insert an account at a server of the user, and a sign-in that has begun."""
-    server = "SELECT user_id, id FROM mcp_servers WHERE user_id = %(owner)s ORDER BY id LIMIT 1"
-    account = f"INSERT INTO server_connections (user_id, server_id) {server}"
+    account = "INSERT INTO server_connections (user_id, server_id) VALUES (%(owner)s, %(server)s)"
     begun = (
         "INSERT INTO authorization_requests (user_id, server_id, id, sealed, actor, expires_at) "
-        f"SELECT s.user_id, s.id, gen_random_uuid()::text, '', 'test', now() FROM ({server}) s"
+        "VALUES (%(owner)s, %(server)s, %(key)s, '', 'test', now())"
     )
     async with container.database.transaction(user_id) as session:
-        await session.rows(account, {"owner": user_id})
-        await session.rows(begun, {"owner": user_id})
+        [(server,), *_] = await session.rows(
+            "SELECT id FROM mcp_servers WHERE user_id = %(owner)s ORDER BY id", {"owner": user_id}
+        )
+        values = {"owner": user_id, "server": server}
+        await session.rows(account, values)
+        await session.rows(begun, values | {"key": uuid.uuid4().hex})
 
 
 async def want_selections(container: Container, user_id: str, *, wanted: bool = True) -> None:

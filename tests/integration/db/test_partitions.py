@@ -9,8 +9,10 @@ from alembic import command
 from sqlalchemy import create_engine
 from sqlalchemy.exc import ProgrammingError
 
+from app.container import Container
 from app.db.engine import driver_url
 from app.db.migrate import alembic_config
+from app.indexing.queue import claim_run
 from app.local_postgres.postgres import EmbeddedPostgres
 from migrations.statements import split_statements
 from tests.support.clients import TestUser
@@ -147,6 +149,21 @@ def test_no_function_may_lock_rows_on_several_nodes(schema: PartitionedSchema) -
     sent = SentStatement(statement, None, is_system=True, function="app.auth.keys.list_keys")
     [problem] = StatementGuard(StatementRecorder(new=[sent]), schema).check()
     assert "takes locks and asks several partitions of api_keys" in problem
+
+
+async def test_the_search_for_runs_of_some_users_asks_their_nodes_alone(
+    container: Container, schema: PartitionedSchema
+) -> None:
+    """It is listed, since it may ask all nodes while all of them answer; but not while one is away."""
+    recorder = StatementRecorder()
+    with recorded_statements_of(recorder):
+        async with container.database.system_transaction() as session:
+            for user_ids in (["ada"], None):
+                assert await claim_run(session, 60, "no such run", user_ids=user_ids) is None
+    of_one, of_all = (schema.list_partitions(sent.text, sent.parameters) for sent in recorder.take())
+    assert find_fan_out(of_one) is None
+    assert {table for table, _ in of_one} == {"index_runs", "mcp_servers"}
+    assert find_fan_out(of_all) is not None
 
 
 def test_the_listed_functions_exist() -> None:
