@@ -177,7 +177,7 @@ def _translate_errors(driver: DriverConnection) -> Iterator[None]:
         if driver.closed:
             raise
         if state.startswith(_NODE_DOWN_STATE):
-            raise NodeDown("a node of the database is not available; try again shortly") from error
+            raise _node_down() from error
         if state.startswith(_DOWN_STATES):
             raise
         if state.startswith(_RETRYABLE_STATES):
@@ -343,7 +343,7 @@ class Database:
             try:
                 session = Session(connection.alchemy, connection.driver, connection.mode is Mode.DISTRIBUTED)
                 yield session
-                await connection.driver.commit()
+                await _commit(connection)
                 # nothing is awaited in between: a task that is cancelled later cannot skip them
                 session.run_callbacks()
             finally:
@@ -419,6 +419,22 @@ async def _begin(connection: PooledConnection, scope: Scope, *, snapshot: bool) 
         await connection.driver.execute(texts[0].encode(), prepare=False)
     else:
         await run_pipeline(connection.driver, [], opening=texts)
+
+
+async def _commit(connection: PooledConnection) -> None:
+    try:
+        with _translate_errors(connection.driver):
+            await connection.driver.commit()
+    except QueryInterrupted:
+        raise
+    except QueryFailed as error:
+        if connection.mode is not Mode.DISTRIBUTED:
+            raise
+        raise _node_down() from error  # Citus says so with an internal error; nobody knows whether the node committed
+
+
+def _node_down() -> NodeDown:
+    return NodeDown("a node of the database is not available; try again shortly")
 
 
 def _database_down() -> DatabaseDown:

@@ -52,6 +52,12 @@ _FUNCTIONS = """
     CREATE FUNCTION public.fail_to_reach_node() RETURNS void LANGUAGE plpgsql AS $$
     BEGIN RAISE EXCEPTION 'connection to the remote node node-two:5432 failed' USING ERRCODE = '08006'; END $$;
 """
+_LOST_COMMIT = """
+    CREATE FUNCTION public.lose_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'could not commit transaction for shard 1' USING ERRCODE = 'XX000'; END $$;
+    CREATE CONSTRAINT TRIGGER lose_commit AFTER INSERT ON projects DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION public.lose_commit();
+"""
 
 
 def install_fake_citus(url: str) -> None:
@@ -71,3 +77,8 @@ def change_fake_citus(url: str, statement: str) -> list[tuple[Any, ...]]:
 
 def lose_node(url: str, name: str = "node-two", *, answers: bool = False) -> None:
     change_fake_citus(url, f"UPDATE pg_catalog.pg_dist_node SET answers = {answers} WHERE nodename = '{name}'")
+
+
+def lose_node_at_commit(url: str) -> None:
+    """Let every commit of a new project fail as Citus does when it loses a node then."""
+    change_fake_citus(url, _LOST_COMMIT)

@@ -17,8 +17,15 @@ from app.errors import ConfigurationError, NodeDown
 from app.indexing import queue
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.clients import TestUser, new_user, open_client
-from tests.support.factories import make_database, make_empty_database, make_settings, resolve_nothing, tool
-from tests.support.fake_citus import OTHER, change_fake_citus, install_fake_citus, lose_node
+from tests.support.factories import (
+    OpenService,
+    make_database,
+    make_empty_database,
+    make_settings,
+    resolve_nothing,
+    tool,
+)
+from tests.support.fake_citus import OTHER, change_fake_citus, install_fake_citus, lose_node, lose_node_at_commit
 
 BOUND = ", ".join(
     f"CAST(:{name} AS text)"
@@ -255,6 +262,22 @@ async def test_an_error_of_another_node_keeps_the_connection(distributed: tuple[
         await service.database.fetch("ada", [("SELECT fail_to_reach_node()", None)])
     async with service.database.transaction("ada") as session:
         assert await session.rows("SELECT pg_backend_pid()") == [(before,)]
+
+
+async def test_a_node_that_is_lost_at_the_commit_is_said_to_be_away(
+    distributed: tuple[Container, str], open_service: OpenService
+) -> None:
+    service, url = distributed
+    async with new_user(service) as user:
+        assert (await user.http.post("/projects", json={"name": "before"})).status_code == 201
+        lose_node_at_commit(url)
+        answer = await user.http.post("/projects", json={"name": "after"})
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"]
+    async with open_service() as plain, new_user(plain) as user:
+        lose_node_at_commit(plain.database.engine.url.set(drivername="postgresql").render_as_string(False))
+        answer = await user.http.post("/projects", json={"name": "after"})
+        assert answer.json()["code"] == "query_failed", "one Postgres means what it says"
 
 
 async def test_runs_of_reachable_users_are_claimed_while_a_node_is_away(
