@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from app.db.distribution import KEY_COLUMNS, REFERENCE_TABLES, TENANT_COLUMNS
 from app.db.nodes import ask_nodes
 from app.db.requirements import MINIMUM_PGVECTOR, parse_version
-from app.db.scope import APP_ROLE, SETTINGS
+from app.db.scope import APP_ROLE, DISTRIBUTED_SETTINGS
 from app.errors import ConfigurationError
 
 OnProgress = Callable[[str], object]
@@ -178,10 +178,9 @@ def _drop_local_rows(connection: Connection, on_progress: OnProgress) -> None:
 def _let_app_role_log_in(connection: Connection) -> None:
     """Let the app role log in to the workers, where Citus connects as the role of the transaction.
 
-    Settings of a session do not reach the workers, those of a role do. `plan_cache_mode` is left out: Citus plans no
-    statement without the values of its parameters.
+    Settings of a session do not reach the workers, those of a role do.
     """
-    settings = [f"SET {name} = '{value}'" for name, value in SETTINGS.items() if name != "plan_cache_mode"]
+    settings = [f"SET {name} = '{value}'" for name, value in DISTRIBUTED_SETTINGS.items()]
     changes = [f"ALTER ROLE {APP_ROLE} {change}" for change in ("LOGIN", *settings)]
     try:
         for change in changes:

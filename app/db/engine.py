@@ -23,7 +23,16 @@ from sqlalchemy.pool import NullPool
 from app.db.fair_shares import Lane, Owner
 from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
 from app.db.pool import MODE, ConnectionPool, PooledConnection, PoolTimeout
-from app.db.scope import APP_ROLE, SETTINGS, STATEMENT_TIMEOUT_S, Mode, Scope, open_fetch, open_transaction
+from app.db.scope import (
+    APP_ROLE,
+    DISTRIBUTED_SETTINGS,
+    SETTINGS,
+    STATEMENT_TIMEOUT_S,
+    Mode,
+    Scope,
+    open_fetch,
+    open_transaction,
+)
 from app.errors import ConfigurationError, DatabaseDown, NodeDown, QueryFailed, QueryInterrupted
 from app.observability.metrics import Metrics
 
@@ -50,7 +59,10 @@ _PREPARING: Mapping[Pooler, Mapping[str, Any]] = {
 }
 
 # The role, too, although each transaction sets it: a statement outside of all transactions must not be the owner's.
-_ON_CONNECT = "; ".join([f"SET ROLE {APP_ROLE}", *(f"SET {name} = '{value}'" for name, value in SETTINGS.items())])
+_ON_CONNECT = {
+    mode: "; ".join([f"SET ROLE {APP_ROLE}", *(f"SET {name} = '{value}'" for name, value in settings.items())])
+    for mode, settings in {Mode.SESSION: SETTINGS, Mode.DISTRIBUTED: DISTRIBUTED_SETTINGS}.items()
+}
 
 _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 _POOL_WAIT_S = 5
@@ -388,10 +400,8 @@ class Database:
             connection.run_async(register_vector_async)
             self.is_distributed = _has_distributed_tables(connection)
             record.info[MODE] = Mode.DISTRIBUTED if self.is_distributed else self._mode
-            if record.info[MODE] is Mode.SESSION:
-                _execute(connection, _ON_CONNECT)
-            elif self._mode is Mode.SESSION:
-                _execute(connection, f"SET ROLE {APP_ROLE}")
+            if self._mode is Mode.SESSION:
+                _execute(connection, _ON_CONNECT[record.info[MODE]])
         except BaseException:  # also when the request was cancelled: nothing else would close the connection
             connection.driver_connection.pgconn.finish()
             raise

@@ -26,6 +26,8 @@ SETTINGS: dict[str, str] = {
     "work_mem": "32MB",
     "statement_timeout": f"{STATEMENT_TIMEOUT_S}s",
 }
+# Citus plans no statement without the values of its parameters.
+DISTRIBUTED_SETTINGS = {name: value for name, value in SETTINGS.items() if name != "plan_cache_mode"}
 
 
 class Mode(Enum):
@@ -37,7 +39,8 @@ class Mode(Enum):
     """It leads to a pooler: each transaction sets `SETTINGS`, too."""
     DISTRIBUTED = "distributed"
     """Citus distributes the tables. It passes `SET LOCAL` on to the other nodes, but neither `set_config` nor what
-    shares a message with other statements. `SETTINGS` are stored with the roles: each would cost a message per node."""
+    shares a message with other statements. `DISTRIBUTED_SETTINGS` are set when a connection is opened, and stored with
+    the app role for the other nodes: passed on, each would cost a message per node."""
 
 
 @dataclass(frozen=True)

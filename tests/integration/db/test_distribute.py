@@ -182,6 +182,9 @@ async def test_a_service_finds_out_that_its_database_is_distributed(distributed:
         assert await session.rows("SELECT current_user, current_setting('app.user_id')") == [(APP_ROLE, "ada")]
         assert await session.rows("SHOW citus.propagate_set_commands") == [("local",)]
         assert await session.rows("SHOW plan_cache_mode") == [("auto",)]
+        # of the session: the service logs in as the owner, whose role has no settings
+        assert await session.rows("SHOW statement_timeout") == [("30s",)]
+        assert await session.rows("SHOW jit") == [("off",)]
     [scope] = await service.database.fetch("ada", [("SELECT current_user, current_setting('app.user_id')", None)])
     assert scope == [(APP_ROLE, "ada")]
 
