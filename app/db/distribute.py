@@ -70,7 +70,9 @@ def distribute(connection: Connection, on_progress: OnProgress) -> None:
     """
     check_cluster(connection)
     if find_remaining(connection):
-        if others := connection.scalar(text(_OTHER_SESSIONS)):
+        # tables that a new version adds are empty: a service of the old version may run meanwhile
+        has_rows = not is_distributed(connection) or bool(_find_filled(connection))
+        if has_rows and (others := connection.scalar(text(_OTHER_SESSIONS))):
             raise ConfigurationError(
                 f"{others} other session(s) use this database: stop all processes of Toolscout, and poolers and "
                 "consoles that are connected, and run the command again; a service that runs meanwhile finds no rows"
@@ -86,8 +88,7 @@ def distribute_new_tables(connection: Connection) -> None:
 
     Raise `ConfigurationError` if there is more to do, since an earlier distribution was interrupted.
     """
-    remaining = find_remaining(connection)
-    filled = [table for table in remaining if connection.scalar(text(f"SELECT EXISTS (SELECT 1 FROM {table})"))]
+    remaining, filled = find_remaining(connection), _find_filled(connection)
     connection.rollback()
     if filled:
         raise ConfigurationError(
@@ -143,6 +144,12 @@ def _list_statements() -> dict[str, str]:
     }
     keys = {table: distribute_table.format(table, column, "none") for table, column in KEY_COLUMNS.items()}
     return tenants | keys | {table: f"SELECT create_reference_table('{table}')" for table in REFERENCE_TABLES}
+
+
+def _find_filled(connection: Connection) -> list[str]:
+    """Return the tables that are still to be distributed and have rows."""
+    remaining = find_remaining(connection)
+    return [table for table in remaining if connection.scalar(text(f"SELECT EXISTS (SELECT 1 FROM {table})"))]
 
 
 def _distribute_remaining(connection: Connection, on_progress: OnProgress) -> None:

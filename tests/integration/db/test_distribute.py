@@ -122,6 +122,17 @@ def test_a_new_table_of_a_migration_is_distributed(cluster_database: str) -> Non
     assert {table for table, _ in list_distributed(cluster_database)} == ALL_TABLES
 
 
+def test_a_new_table_is_distributed_while_the_old_version_runs(cluster_database: str) -> None:
+    """A rolling update repeats the command, as a start of docker compose does."""
+    migrate_and_distribute(cluster_database, print)
+    change_fake_citus(
+        cluster_database, "DELETE FROM pg_catalog.pg_dist_partition WHERE logicalrelid::text = 'decisions'"
+    )
+    with psycopg.connect(cluster_database):
+        migrate_and_distribute(cluster_database, print)
+    assert {table for table, _ in list_distributed(cluster_database)} == ALL_TABLES
+
+
 def test_a_database_in_use_is_not_distributed(cluster_database: str) -> None:
     with psycopg.connect(cluster_database), pytest.raises(ConfigurationError, match=r"1 other session\(s\) use this"):
         migrate_and_distribute(cluster_database, print)
