@@ -314,7 +314,7 @@ def test_the_service_accepts_the_created_secrets(volumes: Path, monkeypatch: pyt
 
 def test_a_second_start_keeps_the_secrets(volumes: Path, given: Path) -> None:
     before = {folder.name: read_secrets(folder) for folder in volumes.iterdir()}
-    assert len(set(before["all"].values())) == len(before["all"]) == 7
+    assert len(set(before["all"].values())) == len(before["all"]) == 8
     assert make_secrets(given, volumes).returncode == 0
     assert {folder.name: read_secrets(folder) for folder in volumes.iterdir()} == before
 
