@@ -266,6 +266,10 @@ _REFUSALS = {
         rf"{_SET}\b(jsonb?_build_(object|array)|to_jsonb?)\s*\(", re.I | re.S
     ),
     "a row that is IN a sub-select in DELETE": re.compile(r"\bDELETE FROM\b[^;]*\)\s+IN\s+\(\s*SELECT\b", re.I | re.S),
+    # such rows may pass the coordinator, which copies them then, and COPY is refused under row-level security
+    "INSERT of a SELECT without ON CONFLICT or RETURNING": re.compile(
+        r"\bINSERT INTO \w+( AS \w+)?\s*\([^()]*\)\s*SELECT\b(?!.*\b(ON CONFLICT|RETURNING)\b)", re.I | re.S
+    ),
     "SELECT without columns": re.compile(r"\bSELECT\s+FROM\b", re.I),
     "several statements in one message": re.compile(r";\s*\S"),
 }

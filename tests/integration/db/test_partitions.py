@@ -121,6 +121,10 @@ REFUSED = (
         "DELETE FROM t WHERE user_id = 'a' AND (b, c) IN (SELECT b, c FROM t OFFSET 9)",
         "DELETE FROM t USING (SELECT b, c FROM t OFFSET 9) old WHERE t.user_id = 'a' AND t.b = old.b AND t.c = old.c",
     ),
+    (
+        "INSERT INTO t (user_id, id) SELECT user_id, gen_random_uuid() FROM s WHERE user_id = 'a'",
+        "INSERT INTO t (user_id, id) SELECT user_id, id FROM s WHERE user_id = 'a' ON CONFLICT DO NOTHING",
+    ),
     ("SELECT EXISTS (SELECT FROM users)", "SELECT EXISTS (SELECT 1 FROM users)"),
     ("BEGIN; SELECT set_config('app.user_id', 'a', true)", "SELECT 'BEGIN; SELECT'"),
 )
