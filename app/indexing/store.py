@@ -237,9 +237,10 @@ async def _update_old_hashes(session: Session, user_id: str, tools: Sequence[Reh
     if not tools:
         return
     names = "definition_hash", "approved_hash", "icons", "execution"
-    values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
-    values["hash_version"] = FINGERPRINT_VERSION
     t = mcp_tools.c
+    # with types: Citus does not find the value of a parameter that a CASE returns as it is
+    values: dict[str, Any] = {name: bindparam(f"new_{name}", type_=t[name].type) for name in names}
+    values["hash_version"] = FINGERPRINT_VERSION
     based_on_current = t.own_texts_based_on == t.definition_hash
     values["own_texts_based_on"] = case((based_on_current, values["definition_hash"]), else_=t.own_texts_based_on)
     by_tool = t.user_id == user_id, t.id == bindparam("key")

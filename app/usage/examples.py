@@ -219,4 +219,5 @@ async def read_examples(session: Session, user_id: str, model: str, tool_id: str
 def expired_rows() -> list[Delete]:
     """Return the statements that delete expired rows of all users."""
     columns = tool_examples.c
-    return [delete(tool_examples).where(columns.source == "use", columns.used_on < func.now() - LEARNED_RETENTION)]
+    oldest = func.current_date() - LEARNED_RETENTION.days
+    return [delete(tool_examples).where(columns.source == "use", columns.used_on < oldest)]

@@ -28,7 +28,7 @@ import psycopg
 import pytest
 from pgvector.psycopg import register_vector
 from psycopg import sql
-from sqlalchemy import Engine, event
+from sqlalchemy import Date, Engine, event
 
 from app.db import engine as engine_module
 from app.db.distribution import KEY_COLUMNS, TENANT_COLUMNS
@@ -36,6 +36,7 @@ from app.db.engine import BatchReader, Database, Session
 from app.db.pipeline import DriverConnection, Rows, Statement
 from app.db.pool import PooledConnection
 from app.db.scope import Scope
+from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.factories import make_database
 from tests.support.fake_citus import install_fake_citus
@@ -254,6 +255,9 @@ def find_fan_out(partitions: set[tuple[str, int]]) -> str | None:
 _VOLATILE = r"(nextval|clock_timestamp|random|gen_random_uuid|statement_timestamp|timeofday|set_config|pg_notify)\s*\("
 _STABLE = r"\b(now\s*\(|current_timestamp\b|current_date\b|clock_timestamp\s*\()"
 _SET = r"\bUPDATE \w+( \w+)?\s+SET\b((?!\bWHERE\b|\bFROM\b).)*"
+_DATES = {
+    column.name for table in metadata.tables.values() for column in table.columns if isinstance(column.type, Date)
+}
 _REFUSALS = {
     "a volatile function in UPDATE": re.compile(rf"\bUPDATE \w+[^;]*?\bSET\b[^;]*{_VOLATILE}", re.I | re.S),
     "a volatile function in RETURNING": re.compile(rf"\bRETURNING\b[^;]*{_VOLATILE}", re.I | re.S),
@@ -264,6 +268,14 @@ _REFUSALS = {
     ),
     "a function of columns that is not immutable in an update": re.compile(
         rf"{_SET}\b(jsonb?_build_(object|array)|to_jsonb?)\s*\(", re.I | re.S
+    ),
+    "a parameter without a type in a CASE of an update": re.compile(
+        rf"{_SET}\bCASE\b((?!\bEND\b).)*\b(THEN|ELSE)\s+%\(\w+\)s(?!::)", re.I | re.S
+    ),
+    "a time that depends on the time zone, of a column, in an update": re.compile(
+        rf"\b(UPDATE|DELETE FROM)\b[^;]*(\b\w+\s*[-+]\s*(interval\b|make_interval\b)"
+        rf"|\b({'|'.join(_DATES)})\s*[<>=]+\s*now\(\))",
+        re.I | re.S,
     ),
     "a row that is IN a sub-select in DELETE": re.compile(r"\bDELETE FROM\b[^;]*\)\s+IN\s+\(\s*SELECT\b", re.I | re.S),
     # such rows may pass the coordinator, which copies them then, and COPY is refused under row-level security
