@@ -24,10 +24,12 @@ from app.connections.connector import Connector
 from app.connections.credential_source import make_credential_source
 from app.conversations import repository as conversations_repository
 from app.crypto import Sealer
-from app.db.engine import Database
+from app.db import read_replica
+from app.db.engine import Database, driver_url
 from app.db.migrate import migrate
 from app.db.nodes import Nodes
 from app.db.notifications import Channel, Notifications
+from app.db.read_replica import ReadReplica
 from app.db.retention import run_retention
 from app.discovery.cloud_search import CloudSearch
 from app.discovery.conversations import Conversations
@@ -92,6 +94,8 @@ class Container:
     database: Database
     nodes: Nodes
     """The nodes of a distributed database."""
+    read_replica: ReadReplica | None
+    """None if TOOLSCOUT_READ_DATABASE_URL is not set."""
     authenticator: Authenticator
     sso: SingleSignOn | None
     """The identity provider; None if TOOLSCOUT_OIDC_ISSUER is not set."""
@@ -139,6 +143,7 @@ class Container:
         others = (
             None if self.cloud is None else self.cloud.warning,
             None if self.sso is None else self.sso.provider.warning,
+            None if self.read_replica is None else self.read_replica.warning,
         )
         return (*self.models.warnings, *(warning for warning in others if warning is not None))
 
@@ -171,6 +176,8 @@ async def open_container(
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
         infrastructure = _build_infrastructure(settings, url, tracing, stack)
         if serving:
+            if infrastructure.read_replica is not None:
+                infrastructure.read_replica.start()
             policy = Policy(
                 hold_changed=settings.hold_changed_tools,
                 find_failing=settings.find_failing_servers,
@@ -203,6 +210,7 @@ class _Infrastructure:
     tracing: Tracing
     database: Database
     nodes: Nodes
+    read_replica: ReadReplica | None
     authenticator: Authenticator
     usage_counters: UsageCounters
     selections: SelectionLog
@@ -256,6 +264,7 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
         tracing=tracing,
         database=database,
         nodes=Nodes(database),
+        read_replica=_build_read_replica(settings, database, metrics, stack),
         authenticator=authenticator,
         usage_counters=usage_counters,
         selections=selections,
@@ -264,6 +273,19 @@ def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack:
         known_tools=load_known_tools() if settings.known_examples else KnownTools(),
         inline_executor=inline_executor,
     )
+
+
+def _build_read_replica(
+    settings: Settings, primary: Database, metrics: Metrics, stack: AsyncExitStack
+) -> ReadReplica | None:
+    if settings.read_database_url is None or settings.role == "worker":  # workers do not search
+        return None
+    url = driver_url(settings.read_database_url.get_secret_value(), read_replica.SETTING)
+    server = Database(url, settings.database_pool_size, pool_wait_s=read_replica.POOL_WAIT_S)
+    replica = ReadReplica(primary, server, metrics)
+    stack.push_async_callback(replica.stop)
+    primary.use_replica(replica)
+    return replica
 
 
 async def _open_models(infrastructure: _Infrastructure, url: str, stack: AsyncExitStack, *, embedding: bool) -> Models:
@@ -467,6 +489,7 @@ def _build_container(
         settings=settings,
         database=database,
         nodes=infrastructure.nodes,
+        read_replica=infrastructure.read_replica,
         authenticator=infrastructure.authenticator,
         sso=services.sso,
         rate_limiter=RateLimiter(settings.rate_per_user, metrics),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import psycopg
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -15,17 +16,27 @@ from app.auth.oidc.single_sign_on import make_single_sign_on
 from app.catalog.servers import count_undecryptable
 from app.cloud.client import make_cloud_client
 from app.connections.repository import count_undecryptable_accounts
+from app.db import read_replica
 from app.db.distribute import find_remaining, is_distributed
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, current_revision, head_revision
 from app.db.nodes import ask_nodes
+from app.db.read_replica import find_root_cause
 from app.db.requirements import MissingRequirement, explain_connection_error, find_missing
 from app.db.scope import APP_ROLE
+from app.db.server_facts import find_problem, read_facts
 from app.embeddings.base import Embedder
 from app.embeddings.calibration import is_english_only
 from app.embeddings.factory import is_earlier_default, make_configured_embedder
 from app.embeddings.repository import read_active_model
-from app.errors import CloudFailed, ConfigurationError, IdentityProviderDown, ToolscoutError
+from app.errors import (
+    CloudFailed,
+    ConfigurationError,
+    DatabaseDown,
+    IdentityProviderDown,
+    QueryFailed,
+    ToolscoutError,
+)
 from app.local_postgres.database import connect_database, has_data
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import read_stdio_servers
@@ -37,6 +48,8 @@ from app.usage.stats import count_not_english
 
 _MIN_DISCOVERIES = 50
 _MIN_NOT_ENGLISH = 0.2
+_REPLICA_S = 5.0
+"""How long the read replica may take to answer."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,7 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
             url = await closing.enter_async_context(connect_database(settings))
             results += await asyncio.to_thread(_check_database, settings, url)
             if results[-1].ok:
+                results += await _check_read_replica(settings, url)
                 results.append(await _check_secrets(settings, url))
                 results.append(await _check_embedder(settings, url))
                 results += await _check_languages(url)
@@ -77,6 +91,8 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
 def _check_settings(settings: Settings) -> CheckResult:
     if settings.database_url is not None:
         driver_url(settings.database_url.get_secret_value())  # first: another database cannot be used at all
+    if settings.read_database_url is not None:
+        driver_url(settings.read_database_url.get_secret_value(), read_replica.SETTING)
     if has_data(settings):
         make_sealer(settings)
     Glossary(settings.glossary_file)
@@ -138,6 +154,41 @@ def _check_nodes(connection: Connection) -> list[CheckResult]:
     if problems:
         return [CheckResult("nodes", ok=False, message=problem) for problem in problems]
     return [CheckResult("nodes", ok=True, message=f"all {len(nodes)} nodes answer")]
+
+
+async def _check_read_replica(settings: Settings, url: str) -> list[CheckResult]:
+    """Return whether searches can be read from the replica, if there is one. Without it, the primary answers."""
+    if settings.read_database_url is None:
+        return []
+    read_url = settings.read_database_url.get_secret_value()
+    async with AsyncExitStack() as closing:
+        primary, replica = Database(url, pool_size=1), Database(read_url, pool_size=1)
+        for database in (primary, replica):
+            closing.push_async_callback(database.close)
+        found = await read_facts(primary)
+        if primary.is_distributed:
+            problem = (
+                f"{read_replica.SETTING} is ignored: the database of DATABASE_URL is distributed over several nodes"
+            )
+            return [CheckResult("replica", ok=False, message=problem)]
+        try:
+            async with asyncio.timeout(_REPLICA_S):
+                copy = await read_facts(replica)
+        except (TimeoutError, DatabaseDown, QueryFailed, SQLAlchemyError, psycopg.Error) as error:
+            return [_explain_unreachable_replica(read_url, error)]
+    if (wrong := find_problem(found, copy)) is not None:
+        return [CheckResult("replica", ok=False, message=f"{read_replica.SETTING} is not used: {wrong}")]
+    message = f"Postgres {copy.version}, a replica, {copy.lag_behind(found):,} bytes behind"
+    if copy.replay_age_s is not None:
+        message += f"; the last commit that it has replayed is {copy.replay_age_s:.0f} s old"
+    return [CheckResult("replica", ok=True, message=message)]
+
+
+def _explain_unreachable_replica(url: str, error: Exception) -> CheckResult:
+    """It is a warning: all is answered without it."""
+    why = explain_connection_error(url, find_root_cause(error)).message.replace("DATABASE_URL", read_replica.SETTING)
+    message = f"the read replica does not answer as it should, so that the primary answers all: {why}"
+    return CheckResult("replica", ok=True, message=message, is_warning=True)
 
 
 def _report_missing(requirement: MissingRequirement) -> CheckResult:

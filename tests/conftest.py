@@ -34,6 +34,7 @@ from tests.support.factories import (
 )
 from tests.support.local_model import share_packaged_model
 from tests.support.mcp_server import FakeMcpServer, running_mcp_servers
+from tests.support.streaming_replica import StreamingReplica, running_primary, running_replica
 
 pytest_plugins = ["pytester", "tests.support.program_markers", "tests.support.retry"]
 
@@ -116,6 +117,20 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
         connection.execute("SELECT pg_reload_conf()")
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def _running_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamingReplica]:
+    folder = tmp_path_factory.mktemp("streaming")
+    with running_primary(folder / "primary") as primary, running_replica(primary, folder / "replica") as replica:
+        yield replica
+
+
+@pytest.fixture
+def streaming_replica(_running_replica: StreamingReplica) -> Iterator[StreamingReplica]:
+    """A replica that streams from a primary of its own, whatever a test does to it."""
+    yield _running_replica
+    _running_replica.restore()
 
 
 @pytest.fixture

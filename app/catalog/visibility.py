@@ -18,12 +18,12 @@ from typing import Any
 import orjson
 from sqlalchemy import select
 
-from app.auth.users import raise_version
+from app.auth.users import User, raise_version
 from app.catalog.own_texts import IS_READ_ONLY
 from app.catalog.projects import list_all_projects, project_number
 from app.catalog.rules import Rule, RuleSet, list_rules_by_project
 from app.catalog.visibility_policy import Policy, PolicyEvaluator, ToolFacts, VisibilityDecision
-from app.db.engine import Database, Session
+from app.db.engine import Database, Session, Versions
 from app.db.tables import USER_RULES, mcp_servers, users
 from app.errors import NotFound, ToolscoutError
 
@@ -137,6 +137,15 @@ class Scope:
 
     def without_filters(self) -> "Scope":
         return replace(self, server_ids=None, tags=None, category_ids=None)
+
+    def get_versions(self, user: User) -> Versions | None:
+        """Return what a read of this scope must see, as the user was when the request was authenticated.
+
+        None if the versions do not tell: which tools are in a category changes without them.
+        """
+        if self.category_ids is not None:
+            return None
+        return Versions(user.catalog_version, user.examples_version, self.model)
 
     def parameters(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ This is the only module that commits, and the one in which the driver's errors a
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar, TypeVarTuple
@@ -197,6 +197,35 @@ def _translate_errors(driver: DriverConnection) -> Iterator[None]:
         raise QueryFailed("the database rejected a statement") from error
 
 
+@dataclass(frozen=True)
+class Versions:
+    """The state that a read for one user must see, or a later one. A server that is behind it does not answer."""
+
+    catalog: int
+    examples: int
+    model: str
+    """It must be the active embedding model: only then its rows are complete."""
+
+
+class NotServed(Exception):
+    """The read replica has not answered: the primary must."""
+
+
+class Replica(Protocol):
+    """What reads in place of the primary (`read_replica.py`). Each read sees one state."""
+
+    async def fetch(self, user_id: str, statements: Sequence[Statement], at_least: Versions) -> list[Rows]:
+        """Raise `NotServed` unless the replica answers, and has reached these versions."""
+
+    async def read(
+        self, user_id: str, work: Callable[[Session], Awaitable[T]], at_least: Versions, *, patient: bool
+    ) -> T:
+        """Like `fetch`, for reads of several round trips. `patient`: nobody waits for the result."""
+
+    def doubt(self) -> None:
+        """Compare the replica with the primary before it is used again: another server may be the primary now."""
+
+
 class Reader(Protocol):
     """What reads rows of one user: a session, or a `UserReader`."""
 
@@ -209,9 +238,10 @@ class UserReader:
 
     _database: "Database"
     _user_id: str
+    _at_least: Versions | None = None
 
     async def rows(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Rows:
-        [rows] = await self._database.fetch(self._user_id, [(statement, parameters)])
+        [rows] = await self._database.fetch(self._user_id, [(statement, parameters)], at_least=self._at_least)
         return rows
 
 
@@ -221,9 +251,10 @@ class BatchReader:
     If one of them fails, all do.
     """
 
-    def __init__(self, database: "Database", user_id: str) -> None:
+    def __init__(self, database: "Database", user_id: str, *, at_least: Versions | None = None) -> None:
         self._database = database
         self._user_id = user_id
+        self._at_least = at_least
         self._statements: list[Statement] = []
         self._batch: asyncio.Task[list[Rows]] | None = None
 
@@ -236,11 +267,19 @@ class BatchReader:
 
     async def _run(self) -> list[Rows]:
         statements, self._statements, self._batch = self._statements, [], None
-        return await self._database.fetch(self._user_id, statements)
+        return await self._database.fetch(self._user_id, statements, at_least=self._at_least)
 
 
 class Database:
-    def __init__(self, url: str, pool_size: int, metrics: Metrics | None = None, *, pooler: Pooler = "none") -> None:
+    def __init__(
+        self,
+        url: str,
+        pool_size: int,
+        metrics: Metrics | None = None,
+        *,
+        pooler: Pooler = "none",
+        pool_wait_s: float | None = None,
+    ) -> None:
         """Commands pass no `metrics`: nobody could scrape them. `pooler` says what the URL leads to."""
         self._engine = create_async_engine(
             driver_url(url),
@@ -254,15 +293,21 @@ class Database:
         self.is_distributed = False
         """Whether Citus distributes the tables, as the newest connection has found them."""
         self._pool_size = pool_size
-        self._pool = ConnectionPool(self._engine.connect, pool_size, _POOL_WAIT_S, metrics or Metrics())
+        wait_s = _POOL_WAIT_S if pool_wait_s is None else pool_wait_s
+        self._pool = ConnectionPool(self._engine.connect, pool_size, wait_s, metrics or Metrics())
+        self._replica: Replica | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         event.listen(self._engine.sync_engine, "connect", self._prepare_connection)
-        event.listen(self._engine.sync_engine, "engine_disposed", lambda _: self._pool.expire_connections())
+        event.listen(self._engine.sync_engine, "engine_disposed", lambda _: self.expire_connections())
 
     @property
     def engine(self) -> AsyncEngine:
         return self._engine
+
+    def use_replica(self, replica: Replica) -> None:
+        """Let the replica answer reads that say which versions they need."""
+        self._replica = replica
 
     @asynccontextmanager
     async def transaction(self, user_id: str) -> AsyncIterator[Session]:
@@ -301,17 +346,45 @@ class Database:
         async with self._transaction(Scope(), Lane.SYSTEM) as session:
             yield session
 
-    async def fetch(self, user_id: str, statements: Sequence[Statement], *, snapshot: bool = False) -> list[Rows]:
+    async def read_snapshot(
+        self,
+        user_id: str,
+        work: Callable[[Session], Awaitable[T]],
+        *,
+        at_least: Versions | None = None,
+        patient: bool = False,
+    ) -> T:
+        """Return what `work` reads in a `snapshot`. It may run twice: if a read replica fails, again on the primary.
+
+        `at_least` lets a read replica answer that has reached these versions. `patient`: nobody waits for the result.
+        """
+        if at_least is not None and self._replica is not None:
+            with suppress(NotServed):
+                return await self._replica.read(user_id, work, at_least, patient=patient)
+        async with self.snapshot(user_id) as session:
+            return await work(session)
+
+    async def fetch(
+        self,
+        user_id: str,
+        statements: Sequence[Statement],
+        *,
+        snapshot: bool = False,
+        at_least: Versions | None = None,
+    ) -> list[Rows]:
         """Return the rows of each statement, in one round trip. They see the rows of this user only.
 
         For reading: a statement that writes is rejected. Each statement sees what is committed when it starts; with
-        `snapshot`, all see the same state.
+        `snapshot`, all see the same state. `at_least` lets a read replica answer that has reached these versions.
         """
+        if at_least is not None and self._replica is not None:
+            with suppress(NotServed):
+                return await self._replica.fetch(user_id, statements, at_least)
         return await self._fetch(statements, Scope(user_id), user_id, snapshot=snapshot)
 
-    def reader(self, user_id: str) -> "UserReader":
+    def reader(self, user_id: str, *, at_least: Versions | None = None) -> "UserReader":
         """Return what runs single statements for this user, each in one round trip."""
-        return UserReader(self, user_id)
+        return UserReader(self, user_id, at_least)
 
     async def system_fetch(self, statements: Sequence[Statement], *, urgent: bool = False) -> list[Rows]:
         """Like `fetch`, across users. `urgent`: for authentication, which nobody's work may delay."""
@@ -372,7 +445,8 @@ class Database:
             try:
                 return await attempt()
             except (psycopg.OperationalError, psycopg.InterfaceError):
-                continue
+                if self._replica is not None:
+                    self._replica.doubt()
         return await attempt()
 
     async def ping(self) -> None:
@@ -389,6 +463,10 @@ class Database:
     async def _send_ping(self) -> None:
         async with self.system_transaction() as session:
             await session.rows("SELECT 1")
+
+    def expire_connections(self) -> None:
+        """Let all connections be replaced at their next use."""
+        self._pool.expire_connections()
 
     async def close(self) -> None:
         await self._pool.close()

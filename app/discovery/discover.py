@@ -364,13 +364,16 @@ async def _find_in_postgres(
     If the catalogue changes in between, all is read again from one state: an answer never mixes old and new tools. A
     search through HNSW changes settings of its transaction, and an explanation reads the same state several times.
     """
-    database = discoverer.database
+    database, at_least = discoverer.database, options.scope.get_versions(user)
+
+    async def read(reader: Reader) -> _Found:
+        return await _read_found(discoverer, reader, user, request, options, embedding, stats)
+
     if not user.ann and not request.explain:
-        found = await _read_found(discoverer, database.reader(user.id), user, request, options, embedding, stats)
+        found = await read(database.reader(user.id, at_least=at_least))
         if found.is_of_one_version:
             return found
-    async with database.snapshot(user.id) as session:
-        return await _read_found(discoverer, session, user, request, options, embedding, stats)
+    return await database.read_snapshot(user.id, read, at_least=at_least)
 
 
 async def _read_found(

@@ -112,6 +112,12 @@ class Metrics:
         self.pool_waiting = self._gauge("pool_waiting", "Tasks that wait for a database connection")
         self.pool_wait_seconds = self._histogram("pool_wait_seconds", "Time to get a database connection")
         self.pool_timeouts = self._counter("pool_timeouts", "Tasks that timed out waiting for a database connection")
+        self.read_replica_reads = self._counter(
+            "read_replica_reads", "Reads that a read replica may answer, by who did and why", "outcome"
+        )
+        _start_at_zero(self.read_replica_reads, [("served",), ("behind",), ("busy",), ("failed",), ("unavailable",)])
+        self.read_replica_in_use = self._gauge("read_replica_in_use", "1 while the read replica answers reads")
+        self.read_replica_lag = self._gauge("read_replica_lag_bytes", "What the read replica has not replayed yet")
 
     def record_request(self, method: str, route: str, status: int, seconds: float) -> None:
         series = method, route, status

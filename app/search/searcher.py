@@ -201,7 +201,8 @@ class Searcher:
         Raise `NotFound` if the project of the scope does not exist. There are no counts if they cannot be read: the
         search fails, too, and has a fallback.
         """
-        version, reader = user.catalog_version, BatchReader(self.database, scope.user_id)
+        version, at_least = user.catalog_version, scope.get_versions(user)
+        reader = BatchReader(self.database, scope.user_id, at_least=at_least)
         if user.ann:  # counting reads all rows of the user, which the search through indexes need not
             return await self.read_project(reader, scope, version), None
         try:
@@ -212,7 +213,8 @@ class Searcher:
                 self._read_learned(reader, scope, version, user.examples_version),
             )
         except QueryFailed:
-            return await self.read_project(self.database.reader(scope.user_id), scope, version), None
+            reader_alone = self.database.reader(scope.user_id, at_least=at_least)
+            return await self.read_project(reader_alone, scope, version), None
         return project, stats
 
     async def read_project(self, reader: Reader, scope: Scope, version: int) -> Project | None:

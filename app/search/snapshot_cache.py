@@ -9,6 +9,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
+from functools import partial
 from typing import Literal
 
 from app.auth.users import User
@@ -73,7 +74,7 @@ class SnapshotCache:
         if not self._max_bytes or user.tool_count * _MIN_TOOL_BYTES > self._max_user_bytes or key in self._loads:
             return
         if self._noted.get(key) == (version, "used"):
-            self._loads[key] = task = asyncio.create_task(self._load(key, scope.without_filters(), version))
+            self._loads[key] = task = asyncio.create_task(self._load(key, user, scope.without_filters()))
             task.add_done_callback(lambda _: self._loads.pop(key, None))
         elif self._noted.get(key) != (version, "too large"):
             self._note(key, version, "used")
@@ -91,8 +92,9 @@ class SnapshotCache:
         """Apply what was learnt since the snapshot was last used."""
         learned = self._learned.get(scope, user.catalog_version, user.examples_version)
         if learned is None:
+            reader = self._database.reader(scope.user_id, at_least=scope.get_versions(user))
             try:
-                learned = await self._learned.read(self._database.reader(scope.user_id), scope)
+                learned = await self._learned.read(reader, scope)
             except QueryFailed:
                 logger.warning("failed to read what was learnt: the search goes on without it", exc_info=True)
                 return snapshot
@@ -108,11 +110,13 @@ class SnapshotCache:
         if len(self._noted) > _MAX_NOTED:
             self._noted.popitem(last=False)
 
-    async def _load(self, key: _Key, scope: Scope, version: int) -> None:
+    async def _load(self, key: _Key, user: User, scope: Scope) -> None:
         outcome = "failed"
+        load = partial(read_snapshot, scope=scope, max_bytes=self._max_user_bytes)
         try:
-            async with self._loading, self._database.snapshot(scope.user_id) as session:
-                snapshot = await read_snapshot(session, scope, self._max_user_bytes)
+            async with self._loading:
+                at_least = scope.get_versions(user)
+                snapshot = await self._database.read_snapshot(user.id, load, at_least=at_least, patient=True)
             outcome = "too_large" if snapshot is None else "loaded"
         except ToolscoutError:
             logger.warning("failed to load a snapshot: Postgres goes on answering", exc_info=True)
@@ -120,7 +124,7 @@ class SnapshotCache:
         finally:
             self._metrics.snapshot_loads.labels(outcome).inc()
         if snapshot is None:
-            self._note(key, version, "too large")
+            self._note(key, user.catalog_version, "too large")
         else:
             self._store(key, snapshot)
 

@@ -1,6 +1,6 @@
 """The database, and for how long it keeps what."""
 
-from pydantic import AliasChoices, BaseModel, Field, SecretStr, field_validator
+from pydantic import AliasChoices, BaseModel, Field, SecretStr, ValidationInfo, field_validator
 
 _MIN_AUDIT_DAYS = 30
 """The database's function that deletes audit events refuses less."""
@@ -19,7 +19,17 @@ class StorageSettings(BaseModel):
         "useful if that leads to a pooler which does not pass them on. Without them, processes look for queued runs "
         "and changed models every five seconds",
     )
-    database_pool_size: int = Field(10, ge=1, le=500, description="size of the connection pool of each process")
+    read_database_url: SecretStr | None = Field(
+        None,
+        description="URL of a streaming replica of `DATABASE_URL`'s server, for the same role: searches are read there "
+        "where it has reached the user's newest version, and from the primary otherwise",
+    )
+    database_pool_size: int = Field(
+        10,
+        ge=1,
+        le=500,
+        description="size of the connection pool of each process; as many for the read replica, if there is one",
+    )
     selection_log_days: int = Field(
         30,
         ge=1,
@@ -52,6 +62,13 @@ class StorageSettings(BaseModel):
         description="maximum number of cached vectors (with the local model about 0.9 GB a million); the oldest are "
         "deleted first; 0 sets no limit",
     )
+
+    @field_validator("read_database_url")
+    @classmethod
+    def _check_read_database_url(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if value is not None and info.data.get("database_url") is None:
+            raise ValueError("the embedded Postgres has no replicas: set DATABASE_URL, too, or leave this out")
+        return value
 
     @field_validator("audit_days")
     @classmethod

@@ -83,6 +83,12 @@ _SECTIONS = {
         "pool_waiting": "tasks that wait for a connection",
         "pool_wait_seconds": "time until a connection was available",
         "pool_timeouts": "tasks that waited five seconds in vain and were answered with 503",
+        "read_replica_reads": "reads that the read replica may answer: `served` by it, or by the primary because it "
+        "was `behind`, had no connection free (`busy`), `failed` to answer in time or at all, or is not in use "
+        "(`unavailable`); nothing is counted without `TOOLSCOUT_READ_DATABASE_URL`",
+        "read_replica_in_use": "1 while the read replica is asked; 0 also without one",
+        "read_replica_lag_bytes": "bytes that the primary has written and the read replica had not replayed, as last "
+        "compared",
     },
 }
 _PREFIX = "toolscout_"

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from app.errors import ConfigurationError
-from app.settings import Settings, decode_secret_key, find_typos, secret_fields
+from app.settings import Settings, decode_secret_key, find_typos, load_settings, secret_fields
 
 SPECIAL_VARIABLES = {
     "database_url": "DATABASE_URL",
@@ -39,6 +39,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "admin_api_key": ("sixteen-letters!", SecretStr("sixteen-letters!")),
     "secret_key": ("abc", SecretStr("abc")),
     "listen_database_url": ("postgresql://direct/x", SecretStr("postgresql://direct/x")),
+    "read_database_url": ("postgresql://replica/x", SecretStr("postgresql://replica/x")),
     "metrics_key": ("m", SecretStr("m")),
     "cloud_url": ("http://search.internal:8000/base", "http://search.internal:8000/base"),
     "cloud_key": ("c", SecretStr("c")),
@@ -82,6 +83,7 @@ COMPANIONS = {
     "oidc_issuer": {"oidc_audience": "tools"},
     "oidc_audience": {"oidc_issuer": "https://login.example.com"},
     "oidc_client_id": {"oidc_issuer": "https://login.example.com", "oidc_audience": "tools"},
+    "read_database_url": {"database_url": "postgresql://primary/x"},
 }
 """Settings without which these are refused."""
 
@@ -159,6 +161,14 @@ def test_without_a_database_url_postgres_is_embedded_and_the_demo_is_seeded(url:
     settings = Settings(database_url=None if url is None else SecretStr(url))
     assert settings.uses_embedded_db is embedded
     assert settings.seeds_demo is embedded
+
+
+def test_the_embedded_postgres_has_no_read_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLSCOUT_READ_DATABASE_URL", "postgresql://replica/x")
+    with pytest.raises(ConfigurationError, match="TOOLSCOUT_READ_DATABASE_URL: the embedded Postgres has no replicas"):
+        load_settings()
+    monkeypatch.setenv("DATABASE_URL", "postgresql://primary/x")
+    assert load_settings().read_database_url == SecretStr("postgresql://replica/x")
 
 
 @pytest.mark.parametrize("demo", [True, False])
@@ -252,6 +262,8 @@ def test_a_secret_is_read_from_the_file_in_its_file_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, field: str
 ) -> None:
     text, value = EXAMPLES[field]
+    for companion, companion_text in COMPANIONS.get(field, {}).items():
+        monkeypatch.setenv(variable(companion), companion_text)
     (tmp_path / "secret").write_text(f"{text}\n")
     monkeypatch.setenv(f"{variable(field)}_FILE", str(tmp_path / "secret"))
     assert getattr(Settings(), field) == value
@@ -339,6 +351,7 @@ def test_secret_fields_are_recognized_by_their_type() -> None:
         "oidc_client_secret",
         "old_secret_keys",
         "openai_api_key",
+        "read_database_url",
         "secret_key",
     }
 

@@ -1,0 +1,290 @@
+"""Read from a streaming replica of the database, where it has reached what the request must see.
+
+Every request is authenticated on the primary, which tells the user's versions. A read on the replica is one snapshot
+whose first statement compares them: if the replica is behind, the result is dropped, and the primary is asked.
+
+A failed read is repeated on the primary, and the replica is left alone until it has answered in the background and is
+still a replica of this primary. So requests do not wait for a replica that is away.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+import psycopg
+from cachetools import TTLCache
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.db.engine import Database, NotServed, Session, Versions
+from app.db.pipeline import Rows, Statement
+from app.db.pool import PoolTimeout
+from app.db.server_facts import find_problem, read_facts
+from app.errors import DatabaseDown, QueryFailed, ToolscoutError, Unavailable
+from app.observability.metrics import Metrics
+
+logger = logging.getLogger("toolscout.db")
+
+SETTING = "TOOLSCOUT_READ_DATABASE_URL"
+POOL_WAIT_S = 0.05
+"""How long a read waits for a connection to the replica before the primary answers."""
+_ANSWER_S = 0.5
+"""How long a request waits for the replica, connecting included."""
+_PATIENT_S = 10.0
+_CONNECT_S = 3.0
+_WATCH_S = 5.0
+"""How often the replica is compared with the primary."""
+_RETRY_S = 2.0
+"""How often, while it is not used."""
+_STOP_S = 0.1
+_BEHIND_S = 1.0
+"""How long a user is served by the primary after the replica was behind."""
+_FAILING_S = 10.0
+"""The same, after a statement for the user failed or took too long there."""
+_MAX_USERS = 10_000
+
+T = TypeVar("T")
+Outcome = Literal["served", "behind", "busy", "failed", "unavailable"]
+
+# A new model's rows are complete once it is active. A process may learn of it after it has read the user's versions.
+_CHECK = """
+    SELECT pg_is_in_recovery(), EXISTS (
+        SELECT 1 FROM users
+        WHERE id = %(user_id)s AND catalog_version >= %(catalog)s AND examples_version >= %(examples)s
+    ) AND EXISTS (SELECT 1 FROM embedding_models WHERE id = %(model)s AND active)
+"""
+
+
+def _make_check(user_id: str, at_least: Versions) -> Statement:
+    versions = {"catalog": at_least.catalog, "examples": at_least.examples, "model": at_least.model}
+    return _CHECK, {"user_id": user_id, **versions}
+
+
+class _Behind(Exception):
+    pass
+
+
+class _Promoted(Exception):
+    pass
+
+
+class ReadReplica:
+    """Answers reads for `Database.use_replica`, from `start` to `stop`."""
+
+    def __init__(self, primary: Database, server: Database, metrics: Metrics) -> None:
+        """`server` connects to the replica. This object closes it."""
+        self._primary = primary
+        self._server = server
+        self._metrics = metrics
+        self._is_in_use = False
+        self._has_served = True
+        """Whether it has answered since the last failure."""
+        self._doubts = 0
+        self._problem: str | None = None
+        self._behind: TTLCache[str, None] = TTLCache(_MAX_USERS, _BEHIND_S)
+        self._failing: TTLCache[str, None] = TTLCache(_MAX_USERS, _FAILING_S)
+        self._must_look = asyncio.Event()
+        self._lost: asyncio.Future[None] | None = None
+        """Done when the replica turns out to be away: whoever waits for it stops."""
+        self._abandoned: set[asyncio.Task[Any]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def warning(self) -> str | None:
+        """Why the replica is not used, for anybody to read; None while it is, or not known yet."""
+        return None if self._problem is None else f"the read replica ({SETTING}) is not used: {self._problem}"
+
+    @property
+    def is_in_use(self) -> bool:
+        return self._is_in_use
+
+    def start(self) -> None:
+        self._watching = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        self._is_in_use = False
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        while self._abandoned:  # once more for each thing that the driver then waits for
+            for task in self._abandoned:
+                task.cancel()
+            await asyncio.wait(self._abandoned, timeout=_STOP_S)
+        await self._server.close()
+
+    async def fetch(self, user_id: str, statements: Sequence[Statement], at_least: Versions) -> list[Rows]:
+        """Raise `NotServed` unless the replica answers, and has reached these versions."""
+
+        async def attempt() -> list[Rows]:
+            checked = [_make_check(user_id, at_least), *statements]
+            [check], *rows = await self._server.fetch(user_id, checked, snapshot=True)
+            _require(*check)
+            return rows
+
+        return await self._serve(user_id, attempt, _ANSWER_S)
+
+    async def read(
+        self, user_id: str, work: Callable[[Session], Awaitable[T]], at_least: Versions, *, patient: bool
+    ) -> T:
+        """Like `fetch`, for reads of several round trips. `patient`: nobody waits for the result."""
+
+        async def attempt() -> T:
+            async with self._server.snapshot(user_id) as session:
+                [check] = await session.rows(*_make_check(user_id, at_least))
+                _require(*check)
+                return await work(session)
+
+        return await self._serve(user_id, attempt, _PATIENT_S if patient else _ANSWER_S)
+
+    def doubt(self) -> None:
+        """Compare the replica with the primary before it is used again: another server may be the primary now."""
+        self._doubts += 1
+        if self._is_in_use:
+            self._set_in_use(False)
+            self._must_look.set()
+
+    async def _serve(self, user_id: str, attempt: Callable[[], Coroutine[Any, Any, T]], within_s: float) -> T:
+        outcome = self._find_obstacle(user_id)
+        if outcome is None:
+            try:
+                answer = await self._run_in_time(attempt(), within_s)
+            except Exception as error:  # boundary: whatever fails on the primary, too, fails there
+                if isinstance(error, ToolscoutError) and not isinstance(error, (DatabaseDown, QueryFailed)):
+                    raise  # it is an answer, such as that there is no such project
+                outcome = self._note_failure(user_id, error)
+            else:
+                self._has_served = True
+                self._count("served")
+                return answer
+        self._count(outcome)
+        raise NotServed
+
+    def _find_obstacle(self, user_id: str) -> Outcome | None:
+        if not self._is_in_use or self._primary.is_distributed:
+            return "unavailable"
+        if user_id in self._behind:
+            return "behind"
+        return "failed" if user_id in self._failing else None
+
+    def _note_failure(self, user_id: str, error: Exception) -> Outcome:
+        if isinstance(error, _Behind):
+            self._behind[user_id] = None
+            return "behind"
+        if isinstance(error, DatabaseDown) and isinstance(error.__cause__, PoolTimeout):
+            return "busy"
+        if isinstance(error, _Promoted):
+            self._suspect()
+            return "unavailable"
+        logger.info("a read of the replica failed: the primary answers", extra={"error": find_root_cause(error)})
+        if isinstance(error, (TimeoutError, QueryFailed)):
+            self._failing[user_id] = None
+        if not isinstance(error, QueryFailed):
+            self._suspect()
+        return "failed"
+
+    def _suspect(self) -> None:
+        """Use the replica no more until it has answered in the background.
+
+        That is at once, unless it fails again and again: then it answers too slowly, and has a pause.
+        """
+        self._doubts += 1
+        if self._is_in_use and self._has_served:
+            self._must_look.set()
+        self._has_served = False
+        self._set_in_use(False)
+
+    async def _run_in_time(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Raise `TimeoutError` after that time, or as soon as the replica is known to be away.
+
+        The driver waits for the server also when it is cancelled. So the work is left to end by itself.
+        """
+        if self._lost is None:
+            self._lost = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(work)
+        waiting: set[asyncio.Future[Any]] = {task, self._lost}
+        try:
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+                self._abandoned.add(task)
+                task.add_done_callback(self._forget)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()  # asyncio would log that nobody has looked at it
+
+    async def _watch(self) -> None:
+        while True:
+            self._must_look.clear()
+            try:
+                await self._look()
+            except Exception:  # the task's boundary: the primary answers meanwhile
+                logger.exception("unexpected error while looking at the read replica")
+                self._set_in_use(False)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_S if self._is_in_use else _RETRY_S):
+                    await self._must_look.wait()
+
+    async def _look(self) -> None:
+        """Find out whether the replica can be used."""
+        doubts = self._doubts
+        try:
+            problem, detail = await self._find_problem(), ""
+        except (TimeoutError, DatabaseDown, QueryFailed, SQLAlchemyError, psycopg.Error) as error:
+            problem, detail = "it does not answer as it should", find_root_cause(error)
+        if problem is not None:
+            self._set_in_use(False)
+            if self._lost is not None:
+                self._lost.set_result(None)
+                self._lost = None
+            if problem != self._problem:
+                logger.warning("the read replica is not used: %s", problem, extra={"error": detail})
+            self._problem = problem
+        elif doubts == self._doubts:
+            self._set_in_use(True)
+            if self._problem is not None:
+                self._problem = None
+                self._failing.clear()  # their statements were not the cause
+                self._server.expire_connections()  # a late request to cancel a statement would hit the next one
+                logger.info("the read replica is used again")
+
+    async def _find_problem(self) -> str | None:
+        try:
+            primary = await read_facts(self._primary)
+        except Unavailable:
+            return "the primary does not answer"
+        if self._primary.is_distributed:
+            return "the database of DATABASE_URL is distributed over several nodes"
+        connecting = self._server.system_fetch([("SELECT 1", None)], urgent=True)
+        await self._run_in_time(connecting, _CONNECT_S)
+        replica = await self._run_in_time(read_facts(self._server), _ANSWER_S)
+        self._metrics.read_replica_lag.set(replica.lag_behind(primary))
+        return find_problem(primary, replica)
+
+    def _set_in_use(self, is_in_use: bool) -> None:
+        self._is_in_use = is_in_use
+        self._metrics.read_replica_in_use.set(is_in_use)
+
+    def _count(self, outcome: Outcome) -> None:
+        self._metrics.read_replica_reads.labels(outcome).inc()
+
+
+def _require(is_replica: bool, has_reached: bool) -> None:
+    if not is_replica:
+        raise _Promoted
+    if not has_reached:
+        raise _Behind
+
+
+def find_root_cause(error: Exception) -> str:
+    """Return the driver's words, for operators."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return str(cause).partition("\n")[0] or type(cause).__name__
