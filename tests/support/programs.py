@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-# nginx is installed where an ordinary user's PATH does not lead
+# nginx and pgbouncer are installed where an ordinary user's PATH does not lead
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin")
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -61,7 +61,8 @@ CHROMIUM = Program(
     "chromium fonts-dejavu-core libatomic1",  # the last one is for the Node.js that drives it
     "--cask chromium",
 )
-PROGRAMS = (CURL, NPM, PROMTOOL, NGINX, CHROMIUM)
+PGBOUNCER = Program("pgbouncer", "pools the connections to Postgres", ("pgbouncer",), "pgbouncer", "pgbouncer")
+PROGRAMS = (CURL, NPM, PROMTOOL, NGINX, PGBOUNCER, CHROMIUM)
 
 
 def all_are_required() -> bool:
@@ -127,7 +128,7 @@ def _apt_get(*arguments: str) -> None:
 
 @contextmanager
 def _no_services_started() -> Iterator[None]:
-    """The packages of nginx and Prometheus start a service when they are installed; the tests start their own."""
+    """Packages such as that of nginx start a service when they are installed; the tests start their own."""
     if _POLICY.exists():
         yield
         return
