@@ -69,7 +69,11 @@ def _communicate(connection: DriverConnection, sent: Sequence["_SentStatement"])
                 raise
             error = error or problem
     yield from fetch_many(wire)  # the answer to the Sync
-    wire.exit_pipeline_mode()
+    try:
+        wire.exit_pipeline_mode()
+    except psycopg.OperationalError as problem:  # no answer: the server has said why, and closed the connection
+        wire.finish()
+        raise (error or problem) from None
     yield from connection._prepared.maintain_gen(connection)
     if error is not None:
         raise error
