@@ -1,6 +1,7 @@
 """Build everything in order and close it in reverse order. No other module creates an engine, a client or a cache."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -58,6 +59,7 @@ from app.indexing.worker import Worker, WorkerConfig
 from app.limits.fair_queue import FairScheduler
 from app.limits.fair_thread import FairExecutor
 from app.limits.rate_limit import RateLimiter
+from app.local_postgres.database import check_pooler, make_pool
 from app.local_postgres.secret_key import make_sealer
 from app.management.quotas import Quotas
 from app.mcp_client.connection import Limits as ConnectionLimits
@@ -80,6 +82,8 @@ from app.usage.decision_log import DecisionLog
 from app.usage.learning import Learner
 from app.usage.periodic_flusher import PeriodicFlusher
 from app.usage.selection_log import SelectionLog
+
+logger = logging.getLogger("toolscout.db")
 
 _SWITCH_INTERVAL_S = 0.0005
 """How long a thread that runs Python code may make others wait; 5 ms by default."""
@@ -144,6 +148,7 @@ class Container:
             None if self.cloud is None else self.cloud.warning,
             None if self.sso is None else self.sso.provider.warning,
             None if self.read_replica is None else self.read_replica.warning,
+            self.database.warning,
         )
         return (*self.models.warnings, *(warning for warning in others if warning is not None))
 
@@ -174,6 +179,8 @@ async def open_container(
         # The event loop takes the interpreter back from a busy thread several times for each answer.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         await asyncio.to_thread(migrate, url, production=settings.environment == "production")
+        if (advice := await check_pooler(settings, url)) is not None:
+            logger.warning(advice)
         infrastructure = _build_infrastructure(settings, url, tracing, stack)
         if serving:
             if infrastructure.read_replica is not None:
@@ -243,7 +250,7 @@ class _Services:
 
 def _build_infrastructure(settings: Settings, url: str, tracing: Tracing, stack: AsyncExitStack) -> _Infrastructure:
     sealer, metrics = make_sealer(settings), Metrics()
-    database = Database(url, settings.database_pool_size, metrics)
+    database = make_pool(settings, url, settings.database_pool_size, metrics)
     stack.push_async_callback(database.close)
     usage_counters, selections = UsageCounters(database), SelectionLog(database)
     decisions = DecisionLog(database, enabled=settings.decision_log_days > 0)

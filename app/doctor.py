@@ -21,6 +21,7 @@ from app.db.distribute import find_remaining, is_distributed
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, current_revision, head_revision
 from app.db.nodes import ask_nodes
+from app.db.poolers import refuse_shared_connections
 from app.db.read_replica import find_root_cause
 from app.db.requirements import MissingRequirement, explain_connection_error, find_missing
 from app.db.scope import APP_ROLE
@@ -37,7 +38,7 @@ from app.errors import (
     QueryFailed,
     ToolscoutError,
 )
-from app.local_postgres.database import connect_database, has_data
+from app.local_postgres.database import check_pooler, connect_database, has_data, make_pool
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import read_stdio_servers
 from app.observability.metrics import Metrics
@@ -74,10 +75,12 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
             url = await closing.enter_async_context(connect_database(settings))
             results += await asyncio.to_thread(_check_database, settings, url)
             if results[-1].ok:
+                results += await _check_pooler(settings, url)
+            if results[-1].ok:
                 results += await _check_read_replica(settings, url)
                 results.append(await _check_secrets(settings, url))
                 results.append(await _check_embedder(settings, url))
-                results += await _check_languages(url)
+                results += await _check_languages(settings, url)
                 results += await _check_cloud(settings)
                 results += await _check_registry(settings)
                 results += await _check_identity_provider(settings)
@@ -124,6 +127,7 @@ def _check_database(settings: Settings, url: str) -> list[CheckResult]:
     engine = create_engine(driver_url(url), poolclass=NullPool, connect_args={"connect_timeout": 5})
     try:
         with engine.connect() as connection:
+            refuse_shared_connections(connection, url)
             if missing := find_missing(connection, production=settings.environment == "production"):
                 return [_report_missing(requirement) for requirement in missing]
             version = connection.scalar(text("SHOW server_version"))
@@ -195,8 +199,20 @@ def _report_missing(requirement: MissingRequirement) -> CheckResult:
     return CheckResult("database", ok=False, message=requirement.message, statements=requirement.statements)
 
 
+async def _check_pooler(settings: Settings, url: str) -> list[CheckResult]:
+    """Return nothing if the settings name no pooler. One that they do not name has failed the check of the database."""
+    if settings.database_pooler == "none":
+        return []
+    try:
+        advice = await check_pooler(settings, url)
+    except ConfigurationError as error:
+        return [CheckResult("pooler", ok=False, message=error.message)]
+    message = f"DATABASE_URL leads to a pooler, as {settings.database_pooler} says" if advice is None else advice
+    return [CheckResult("pooler", ok=True, message=message, is_warning=advice is not None)]
+
+
 async def _check_secrets(settings: Settings, url: str) -> CheckResult:
-    database = Database(url, pool_size=1)
+    database = make_pool(settings, url, size=1)
     try:
         async with database.system_transaction() as session:
             sealer = make_sealer(settings)
@@ -299,12 +315,12 @@ async def _check_identity_provider(settings: Settings) -> list[CheckResult]:
     return [CheckResult("identity", ok=True, message=message, is_warning=True)]
 
 
-async def _check_languages(url: str) -> list[CheckResult]:
+async def _check_languages(settings: Settings, url: str) -> list[CheckResult]:
     """Return a recommendation if many messages are in languages that the active model does not know."""
     active = await asyncio.to_thread(read_active_model, url)
     if active is None or not is_english_only(active.id):
         return []
-    database = Database(url, pool_size=1)
+    database = make_pool(settings, url, size=1)
     try:
         async with database.system_transaction() as session:
             not_english, total = await count_not_english(session)

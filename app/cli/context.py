@@ -22,7 +22,7 @@ from app.db.engine import Database
 from app.db.migrate import migrate
 from app.db.pagination import MAX_PAGE, Page, PageRequest
 from app.errors import InvalidInput, NotFound
-from app.local_postgres.database import connect_database, is_service_running
+from app.local_postgres.database import connect_database, is_service_running, make_pool
 from app.observability.logging import configure_logging
 from app.settings import Settings, load_settings
 from app.text.suggestions import describe_unknown_name
@@ -122,7 +122,7 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
     """Open the database without a container, because nothing else of the service is needed."""
     async with connect_database(settings) as url:
         await asyncio.to_thread(migrate, url)
-        database = Database(url, pool_size=1)
+        database = make_pool(settings, url, size=1)
         try:
             yield database
         finally:

@@ -5,11 +5,12 @@ This is the only module that commits, and the one in which the driver's errors a
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 import psycopg
@@ -21,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from app.db.fair_shares import Lane, Owner
-from app.db.pipeline import DriverConnection, Rows, Statement, run_pipeline
+from app.db.pipeline import DriverConnection, Rows, Statement, name_statements_uniquely, run_pipeline
 from app.db.pool import MODE, ConnectionPool, PooledConnection, PoolTimeout
 from app.db.scope import (
     APP_ROLE,
@@ -35,6 +36,7 @@ from app.db.scope import (
 )
 from app.errors import ConfigurationError, DatabaseDown, NodeDown, QueryFailed, QueryInterrupted
 from app.observability.metrics import Metrics
+from app.settings import Pooler
 
 logger = logging.getLogger("toolscout.db")
 
@@ -45,13 +47,8 @@ Ts = TypeVarTuple("Ts")
 _HAS_CITUS = "SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL"
 _IS_DISTRIBUTED = "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_dist_partition WHERE logicalrelid = to_regclass('users'))"
 
-Pooler = Literal["none", "transaction", "transaction_prepared"]
-"""What stands between the service and Postgres. The role of each transaction is local to it in any case.
-
-- `none`: a connection is the service's own, and has the app role also between transactions.
-- `transaction`: a pooler in transaction mode, which keeps neither settings nor prepared statements of a session.
-- `transaction_prepared`: one that keeps prepared statements.
-"""
+# The role of each transaction is local to it in any case. With `none`, a connection is the service's own, and has the
+# app role also between transactions.
 _PREPARING: Mapping[Pooler, Mapping[str, Any]] = {
     "none": {},
     "transaction": {"prepare_threshold": None},
@@ -72,6 +69,12 @@ _CONNECT_S = 3
 # SQLSTATE prefixes. A connection error on a connection that is open is about another one: of Citus, to a node.
 _NODE_DOWN_STATE = "08"
 _DOWN_STATES = ("57P0",)
+# a prepared statement does not exist, or exists already
+_LOST_STATEMENT_STATES = ("26000", "42P05")
+_LOST_STATEMENT = (
+    "prepared statements are lost: DATABASE_URL leads to a pooler that does not keep them; set "
+    "TOOLSCOUT_DATABASE_POOLER=transaction"
+)
 # serialization failures, deadlocks, time-outs, missing resources, a read-only server: may succeed on a retry
 _RETRYABLE_STATES = ("40001", "40P01", "57014", "55P03", "53", "25006")
 
@@ -105,6 +108,11 @@ def driver_url(url: str, setting: str = "DATABASE_URL") -> str:
     return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 
+def libpq_url(url: str, setting: str = "DATABASE_URL") -> str:
+    """Return the URL as psycopg itself takes it."""
+    return driver_url(url, setting).replace("postgresql+psycopg://", "postgresql://", 1)
+
+
 @dataclass(frozen=True)
 class Session:
     """A connection inside a transaction that is bound to one user, or to the system.
@@ -116,6 +124,7 @@ class Session:
     _connection: AsyncConnection
     _driver: DriverConnection
     is_distributed: bool = False
+    _on_lost_statement: Callable[[], object] = lambda: None
     _callbacks: list[Callable[[], object]] = field(default_factory=list)
 
     def after_commit(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -127,6 +136,19 @@ class Session:
         register only what hastens something that happens anyway, such as clearing a cache whose entries expire.
         """
         self._callbacks.append(partial(callback, *args))
+
+    async def commit(self) -> None:
+        """For `Database` alone."""
+        try:
+            with self._translate_errors():
+                await self._driver.commit()
+        except QueryInterrupted:
+            raise
+        except QueryFailed as error:
+            if not self.is_distributed:
+                raise
+            # Citus reports a lost node with an internal error. Nobody knows whether the node has committed.
+            raise _node_down() from error
 
     def run_callbacks(self) -> None:
         """For `Database` alone, right after the commit."""
@@ -170,11 +192,13 @@ class Session:
                     yield row
 
     def _translate_errors(self) -> AbstractContextManager[None]:
-        return _translate_errors(self._driver)
+        return _translate_errors(self._driver, self.is_distributed, self._on_lost_statement)
 
 
 @contextmanager
-def _translate_errors(driver: DriverConnection) -> Iterator[None]:
+def _translate_errors(
+    driver: DriverConnection, is_distributed: bool, on_lost_statement: Callable[[], object]
+) -> Iterator[None]:
     """Turn errors of a statement into `QueryFailed` or `QueryInterrupted`.
 
     `IntegrityError` passes through to the caller, and a lost connection to the transaction.
@@ -188,10 +212,14 @@ def _translate_errors(driver: DriverConnection) -> Iterator[None]:
         state = getattr(cause, "sqlstate", None) or ""
         if driver.closed:
             raise
-        if state.startswith(_NODE_DOWN_STATE):
+        if state.startswith(_NODE_DOWN_STATE) and is_distributed:
             raise _node_down() from error
-        if state.startswith(_DOWN_STATES):
+        if state.startswith((*_DOWN_STATES, _NODE_DOWN_STATE)):
             raise
+        if state in _LOST_STATEMENT_STATES:
+            on_lost_statement()
+            driver.pgconn.finish()  # it would miss the statement again
+            raise QueryInterrupted("the database has lost a prepared statement; try again shortly") from error
         if state.startswith(_RETRYABLE_STATES):
             raise QueryInterrupted("the database interrupted a statement; try again shortly") from error
         raise QueryFailed("the database rejected a statement") from error
@@ -292,6 +320,8 @@ class Database:
         self._mode = Mode.SESSION if pooler == "none" else Mode.TRANSACTION
         self.is_distributed = False
         """Whether Citus distributes the tables, as the newest connection has found them."""
+        self.warning: str | None = None
+        """What an operator should change."""
         self._pool_size = pool_size
         wait_s = _POOL_WAIT_S if pool_wait_s is None else pool_wait_s
         self._pool = ConnectionPool(self._engine.connect, pool_size, wait_s, metrics or Metrics())
@@ -399,7 +429,8 @@ class Database:
             try:
                 opening = open_fetch(scope, connection.mode, snapshot=snapshot)
                 bound = [*opening.statements, *statements]
-                with _translate_errors(connection.driver):
+                is_distributed = connection.mode is Mode.DISTRIBUTED
+                with _translate_errors(connection.driver, is_distributed, self._warn_of_lost_statement):
                     rows = await run_pipeline(
                         connection.driver, bound, opening=opening.texts, commit=bool(opening.texts)
                     )
@@ -426,9 +457,10 @@ class Database:
         try:
             connection = await self._retry(attempt)
             try:
-                session = Session(connection.alchemy, connection.driver, connection.mode is Mode.DISTRIBUTED)
+                is_distributed = connection.mode is Mode.DISTRIBUTED
+                session = Session(connection.alchemy, connection.driver, is_distributed, self._warn_of_lost_statement)
                 yield session
-                await _commit(connection)
+                await session.commit()
                 # nothing is awaited in between: a task that is cancelled later cannot skip them
                 session.run_callbacks()
             finally:
@@ -439,14 +471,17 @@ class Database:
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """After a restart of Postgres every pooled connection may be dead: try and drop each, then make a new one.
 
-        If that one fails too, Postgres is down.
+        If that one fails too, or a pooler lets each attempt wait, Postgres is down.
         """
+        deadline = time.monotonic() + _POOL_WAIT_S
         for _ in range(self._pool_size):
             try:
                 return await attempt()
             except (psycopg.OperationalError, psycopg.InterfaceError):
                 if self._replica is not None:
                     self._replica.doubt()
+                if time.monotonic() > deadline:
+                    raise
         return await attempt()
 
     async def ping(self) -> None:
@@ -472,8 +507,14 @@ class Database:
         await self._pool.close()
         await self._engine.dispose()
 
+    def _warn_of_lost_statement(self) -> None:
+        if self.warning is None:
+            logger.error(_LOST_STATEMENT)
+        self.warning = _LOST_STATEMENT
+
     def _prepare_connection(self, connection: Any, record: Any) -> None:
         connection.autocommit = True
+        name_statements_uniquely(connection.driver_connection)
         try:
             connection.run_async(register_vector_async)
             self.is_distributed = _has_distributed_tables(connection)
@@ -507,18 +548,6 @@ async def _begin(connection: PooledConnection, scope: Scope, *, snapshot: bool) 
         await connection.driver.execute(texts[0].encode(), prepare=False)
     else:
         await run_pipeline(connection.driver, [], opening=texts)
-
-
-async def _commit(connection: PooledConnection) -> None:
-    try:
-        with _translate_errors(connection.driver):
-            await connection.driver.commit()
-    except QueryInterrupted:
-        raise
-    except QueryFailed as error:
-        if connection.mode is not Mode.DISTRIBUTED:
-            raise
-        raise _node_down() from error  # Citus says so with an internal error; nobody knows whether the node committed
 
 
 def _node_down() -> NodeDown:

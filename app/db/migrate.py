@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from app.db.distribute import OnProgress, distribute, distribute_new_tables, is_distributed
 from app.db.engine import driver_url
+from app.db.poolers import refuse_shared_connections
 from app.db.requirements import CREATE_EXTENSION, REFUSED_STATEMENTS, explain_connection_error, find_missing
 from app.db.scope import APP_ROLE
 from app.errors import ConfigurationError
@@ -60,11 +61,13 @@ def migrate_and_distribute(url: str, on_progress: OnProgress, *, production: boo
 def migration_connection(url: str, *, production: bool) -> Iterator[Connection]:
     """Connect as the owner, check the server and hold the migration lock; commit at the end.
 
-    Raises `ConfigurationError` if the server is unsuitable, or if the owner may not use the app role afterwards.
+    Raises `ConfigurationError` if the server is unsuitable, if a pooler shares the connection with other clients, or if
+    the owner may not use the app role afterwards.
     """
     engine = create_engine(driver_url(url), poolclass=NullPool, connect_args={"connect_timeout": 5})
     try:
         with engine.connect() as connection:
+            refuse_shared_connections(connection, url)
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": MIGRATION_LOCK})
             check_server(connection, production=production)
             connection.commit()

@@ -13,7 +13,7 @@ from enum import StrEnum
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from app.db.engine import Session, driver_url
+from app.db.engine import Session, libpq_url
 from app.db.pipeline import DriverConnection
 from app.db.scope import APP_ROLE
 
@@ -48,9 +48,7 @@ async def notify(session: Session, channel: Channel) -> None:
 class Notifications:
     def __init__(self, url: str) -> None:
         """`url` leads to Postgres itself or to a pooler that keeps one connection for a session."""
-        plain_url = driver_url(url, "TOOLSCOUT_LISTEN_DATABASE_URL").replace(
-            "postgresql+psycopg://", "postgresql://", 1
-        )
+        plain_url = libpq_url(url, "TOOLSCOUT_LISTEN_DATABASE_URL")
         self._conninfo = make_conninfo(plain_url, connect_timeout=_CONNECT_S, **_KEEPALIVES)
         self._subscribers: dict[Channel, list[Callable[[], object]]] = {channel: [] for channel in Channel}
         self._task: asyncio.Task[None] | None = None

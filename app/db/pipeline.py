@@ -8,6 +8,7 @@ statements and then reads all results. It uses psycopg's internals for the conve
 prepared statements, so that both ways to send a statement on a connection share the list.
 """
 
+import secrets
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,16 @@ async def run_pipeline(
     async with connection.lock:
         await connection.wait(_communicate(connection, sent))
     return [statement.rows for statement in sent[len(opening) : len(sent) - commit]]
+
+
+def name_statements_uniquely(connection: DriverConnection) -> None:
+    """Let no other connection prepare statements of the same names.
+
+    psycopg numbers them from 0. If an unexpected pooler hands a connection of the server from one client to the other,
+    a name that both use could be the other one's statement, such as the one that sets the scope. A name that is
+    unique does not exist there, which is an error.
+    """
+    connection._prepared._prepared_idx = secrets.randbits(62)
 
 
 async def roll_back(connection: DriverConnection) -> None:

@@ -9,18 +9,24 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from app.db.engine import driver_url
+from app.db import poolers
+from app.db.engine import Database, driver_url
 from app.errors import ConfigurationError
 from app.local_postgres.postgres import EmbeddedPostgres
+from app.observability.metrics import Metrics
 from app.settings import Settings
 
 
 @asynccontextmanager
 async def open_database(settings: Settings) -> AsyncIterator[str]:
-    """Yield the owner's URL for the service. An embedded Postgres is started, and restarted whenever it dies."""
-    if settings.database_url is not None:
-        url = settings.database_url.get_secret_value()
-        driver_url(url)  # refuses other databases before anything else is asked for
+    """Yield the owner's URL for the service. An embedded Postgres is started, and restarted whenever it dies.
+
+    It leads around a pooler in transaction mode; `make_pool` goes through it.
+    """
+    if settings.direct_database_url is not None:
+        url = settings.direct_database_url.get_secret_value()
+        # refuses other databases before anything else is asked for
+        driver_url(url, "DATABASE_URL" if settings.database_pooler == "none" else "TOOLSCOUT_LISTEN_DATABASE_URL")
         yield url
         return
     _refuse_embedded_in_production(settings)
@@ -57,6 +63,20 @@ async def connect_database(settings: Settings, *, create: bool = False) -> Async
         yield url
 
 
+def make_pool(settings: Settings, url: str, size: int, metrics: Metrics | None = None) -> Database:
+    """Return the pool of connections for the app role. `url` is the owner's, which leads around a pooler."""
+    return Database(_pooled_url(settings) or url, size, metrics, pooler=settings.database_pooler)
+
+
+async def check_pooler(settings: Settings, url: str) -> str | None:
+    """Return what could be better about the pooler of the settings, if there is one. `url` is the owner's.
+
+    Raise `ConfigurationError` if it cannot be used as they say.
+    """
+    pooled_url = _pooled_url(settings)
+    return None if pooled_url is None else await poolers.check_pooler(pooled_url, url, settings.database_pooler)
+
+
 async def is_service_running(settings: Settings) -> bool:
     """Return whether a service runs on the embedded Postgres, which stops when its service stops."""
     return settings.uses_embedded_db and await asyncio.to_thread(
@@ -89,6 +109,12 @@ async def async_owner_connection(url: str) -> AsyncIterator[AsyncConnection]:
             yield connection
     finally:
         await engine.dispose()
+
+
+def _pooled_url(settings: Settings) -> str | None:
+    if settings.database_url is None or settings.database_pooler == "none":
+        return None
+    return settings.database_url.get_secret_value()
 
 
 def _accepts_connections(url: str) -> bool:

@@ -9,12 +9,14 @@ from app.settings.keys import SECRET_KEY_BYTES, decode_secret_key
 from app.settings.loading import find_typos, load_settings
 from app.settings.model import Settings, secret_fields, variable_name
 from app.settings.process import Role
+from app.settings.storage import Pooler
 
 DEMO_USER = "demo"
 
 __all__ = [
     "DEMO_USER",
     "SECRET_KEY_BYTES",
+    "Pooler",
     "Role",
     "Settings",
     "decode_secret_key",

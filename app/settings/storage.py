@@ -1,6 +1,10 @@
 """The database, and for how long it keeps what."""
 
+from typing import Literal
+
 from pydantic import AliasChoices, BaseModel, Field, SecretStr, ValidationInfo, field_validator
+
+Pooler = Literal["none", "transaction", "transaction_prepared"]
 
 _MIN_AUDIT_DAYS = 30
 """The database's function that deletes audit events refuses less."""
@@ -17,12 +21,20 @@ class StorageSettings(BaseModel):
         None,
         description="URL on which the service listens for notifications of other processes, if not `DATABASE_URL`: "
         "useful if that leads to a pooler which does not pass them on. Without them, processes look for queued runs "
-        "and changed models every five seconds",
+        "and changed models every five seconds. With `TOOLSCOUT_DATABASE_POOLER` it is required, and also migrates and "
+        "builds indexes: it leads to Postgres itself, to the same database with the same role",
+    )
+    database_pooler: Pooler = Field(
+        "none",
+        description="what `DATABASE_URL` leads to: `none` is Postgres itself, or a pooler in session mode; "
+        "`transaction` a pooler in transaction mode, such as pgbouncer; `transaction_prepared` one that keeps prepared "
+        "statements, such as pgbouncer 1.22 or later with `max_prepared_statements`",
     )
     read_database_url: SecretStr | None = Field(
         None,
-        description="URL of a streaming replica of `DATABASE_URL`'s server, for the same role: searches are read there "
-        "where it has reached the user's newest version, and from the primary otherwise",
+        description="URL of a streaming replica of `DATABASE_URL`'s server, for the same role, directly or through a "
+        "pooler in session mode: searches are read there where it has reached the user's newest version, and from the "
+        "primary otherwise",
     )
     database_pool_size: int = Field(
         10,
@@ -76,6 +88,28 @@ class StorageSettings(BaseModel):
         if 0 < value < _MIN_AUDIT_DAYS:
             raise ValueError(f"must be at least {_MIN_AUDIT_DAYS}, or 0 to keep events for ever")
         return value
+
+    @field_validator("database_pooler")
+    @classmethod
+    def _check_database_pooler(cls, value: Pooler, info: ValidationInfo) -> Pooler:
+        if value == "none":
+            return value
+        if info.data.get("database_url", "") is None:
+            raise ValueError("needs DATABASE_URL, which leads to the pooler")
+        if info.data.get("listen_database_url", "") is None:
+            raise ValueError(
+                "needs TOOLSCOUT_LISTEN_DATABASE_URL, which leads to Postgres itself: migrations, indexes and "
+                "notifications need a connection that is not shared"
+            )
+        return value
+
+    @property
+    def direct_database_url(self) -> SecretStr | None:
+        """The URL whose connections are sessions of Postgres: for migrations, indexes and notifications.
+
+        None: that of the embedded Postgres.
+        """
+        return self.database_url if self.database_pooler == "none" else self.listen_database_url
 
     @property
     def uses_embedded_db(self) -> bool:

@@ -25,7 +25,7 @@ without `TOOLSCOUT_SECRET_KEY`.
 _SECTIONS = {
     "Process": "environment role host port data_dir served_hosts public_url trusted_proxies web_origins log_level "
     "log_format drain_s demo",
-    "Database": "database_url listen_database_url read_database_url database_pool_size audit_days "
+    "Database": "database_url database_pooler listen_database_url read_database_url database_pool_size audit_days "
     "embedding_cache_days embedding_cache_max_rows",
     "Keys and secrets": "admin_api_key secret_key old_secret_keys metrics_key",
     "Identity provider": "oidc_issuer oidc_audience oidc_user_claim oidc_groups_claim oidc_admin_groups oidc_client_id "

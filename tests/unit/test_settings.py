@@ -40,6 +40,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "secret_key": ("abc", SecretStr("abc")),
     "listen_database_url": ("postgresql://direct/x", SecretStr("postgresql://direct/x")),
     "read_database_url": ("postgresql://replica/x", SecretStr("postgresql://replica/x")),
+    "database_pooler": ("transaction", "transaction"),
     "metrics_key": ("m", SecretStr("m")),
     "cloud_url": ("http://search.internal:8000/base", "http://search.internal:8000/base"),
     "cloud_key": ("c", SecretStr("c")),
@@ -84,6 +85,7 @@ COMPANIONS = {
     "oidc_audience": {"oidc_issuer": "https://login.example.com"},
     "oidc_client_id": {"oidc_issuer": "https://login.example.com", "oidc_audience": "tools"},
     "read_database_url": {"database_url": "postgresql://primary/x"},
+    "database_pooler": {"database_url": "postgresql://pooler/x", "listen_database_url": "postgresql://direct/x"},
 }
 """Settings without which these are refused."""
 
@@ -169,6 +171,28 @@ def test_the_embedded_postgres_has_no_read_replica(monkeypatch: pytest.MonkeyPat
         load_settings()
     monkeypatch.setenv("DATABASE_URL", "postgresql://primary/x")
     assert load_settings().read_database_url == SecretStr("postgresql://replica/x")
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("DATABASE_URL", "DATABASE_URL, which leads to the pooler"),
+        ("TOOLSCOUT_LISTEN_DATABASE_URL", "TOOLSCOUT_LISTEN_DATABASE_URL, which leads to Postgres itself"),
+    ],
+)
+@pytest.mark.parametrize("pooler", ["transaction", "transaction_prepared"])
+def test_a_pooler_needs_a_url_that_leads_to_it_and_one_that_leads_around_it(
+    monkeypatch: pytest.MonkeyPatch, pooler: str, missing: str, words: str
+) -> None:
+    urls = {"DATABASE_URL": "postgresql://pooler/x", "TOOLSCOUT_LISTEN_DATABASE_URL": "postgresql://direct/x"}
+    for name, value in (urls | {"TOOLSCOUT_DATABASE_POOLER": pooler}).items():
+        monkeypatch.setenv(name, value)
+    direct = load_settings().direct_database_url
+    assert direct is not None
+    assert direct.get_secret_value() == "postgresql://direct/x"
+    monkeypatch.delenv(missing)
+    with pytest.raises(ConfigurationError, match=f"TOOLSCOUT_DATABASE_POOLER: needs {words}"):
+        load_settings()
 
 
 @pytest.mark.parametrize("demo", [True, False])
