@@ -20,7 +20,12 @@ commands = make_group()
 async def migrate_schema(
     settings: Settings,
     revision: Annotated[
-        str, typer.Option("--to", metavar="REVISION", help="The target: a revision, `-1` for one step back, or `base`.")
+        str,
+        typer.Option(
+            "--to",
+            metavar="REVISION",
+            help="The target: a release (`0.2.0`), a revision, `-1` for one step back, or `base`.",
+        ),
     ] = "head",
     *,
     distributed: Annotated[

@@ -35,14 +35,17 @@ _LOCK_TIMEOUT_MS = 100
 _IMPATIENT_ATTEMPTS = 50
 _PAUSE_S = 0.2
 
+REVISIONS_OF_RELEASES = {"0.1.0": "2026_11_17_actions", "0.2.0": "2026_11_17_actions"}
+"""The newest revision that each release knows. Its processes refuse a newer schema when they start."""
+
 
 def migrate(url: str, *, revision: str = "head", production: bool = False) -> str:
-    """Upgrade or downgrade the schema to `revision` and return the resulting revision.
+    """Upgrade or downgrade the schema to `revision`, or to that of a release, and return the resulting revision.
 
     Many replicas may call this at once.
     """
     with migration_connection(url, production=production) as connection:
-        _migrate_to(connection, revision)
+        _migrate_to(connection, REVISIONS_OF_RELEASES.get(revision, revision))
         reached = current_revision(connection) or "base"
         if reached == head_revision() and is_distributed(connection):
             distribute_new_tables(connection)
@@ -116,7 +119,7 @@ def check_revision_known(revision: str | None) -> None:
     if revision is not None and revision not in _revisions_up_to("heads"):
         raise ConfigurationError(
             f"the schema is at revision {revision}, which this version does not know: a newer version has migrated it; "
-            "start that version, or downgrade first with its `toolscout migrate --to -1`"
+            f"start that version, or let it downgrade the schema: `toolscout migrate --to {head_revision()}`"
         )
 
 

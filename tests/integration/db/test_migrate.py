@@ -1,6 +1,7 @@
 """Migrations: upgrade, downgrade, concurrent replicas, and the servers that are refused."""
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from app.catalog.visibility import apply_policy, recompute_visibility
 from app.catalog.visibility_policy import Policy
 from app.container import open_container
 from app.db.engine import Database
-from app.db.migrate import head_revision, migrate
+from app.db.migrate import REVISIONS_OF_RELEASES, head_revision, migrate
 from app.db.requirements import parse_version
 from app.errors import ConfigurationError
 from app.local_postgres.database import open_database
@@ -50,6 +51,21 @@ def test_a_named_revision_is_reached_from_either_direction(migrated_database: st
         assert migrate(migrated_database, revision=revision) == revision
 
 
+def test_each_release_in_the_changelog_names_a_target(migrated_database: str) -> None:
+    changelog = (Path(__file__).parents[3] / "CHANGELOG.md").read_text()
+    assert list(REVISIONS_OF_RELEASES) == re.findall(r"^## \[([\d.]+)\]", changelog, re.MULTILINE)[::-1]
+    for release, revision in REVISIONS_OF_RELEASES.items():
+        assert migrate(migrated_database, revision=release) == revision
+    assert migrate(migrated_database) == head_revision()
+
+
+def test_the_schema_of_0_1_0_is_the_one_that_it_made(fresh_database: str) -> None:
+    restore_dump(fresh_database)
+    with psycopg.connect(fresh_database) as connection:
+        made = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    assert made == (REVISIONS_OF_RELEASES["0.1.0"],)
+
+
 def test_an_unknown_revision_is_refused(migrated_database: str) -> None:
     before = migrate(migrated_database)
     for unknown in ("unknown", "-99"):
@@ -62,7 +78,8 @@ def test_a_schema_of_a_newer_version_is_refused(migrated_database: str) -> None:
     with psycopg.connect(migrated_database, autocommit=True) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '2999_newer'")
     for revision in ("head", "-1"):
-        with pytest.raises(ConfigurationError, match=r"at revision 2999_newer, which this version does not know"):
+        advice = f"let it downgrade the schema: `toolscout migrate --to {head_revision()}`"
+        with pytest.raises(ConfigurationError, match=f"at revision 2999_newer, which .* not know: .*{advice}"):
             migrate(migrated_database, revision=revision)
 
 
