@@ -223,12 +223,15 @@ def test_the_recorded_simulation_is_that_of_the_recorded_results(recorded: dict[
     assert {name: each.bound for name, each in recorded.items()} == pytest.approx(bounds, rel=1e-4)
 
 
-def test_the_recorded_times_are_simulated_again(recorded: dict[str, Capacity], costs: Costs) -> None:
-    one = recorded[ONE.name]
-    network = build_network(ONE, costs, PEOPLE, one.rate)
-    simulated = simulate_open(network, one.rate, SCENARIO.messages, SCENARIO.seed)
-    assert simulated.quantile_ms(0.5) == pytest.approx(one.p50_ms, rel=0.02)
-    assert simulated.quantile_ms(0.95) == pytest.approx(one.p95_ms, rel=0.02)
+@pytest.mark.parametrize("deployment", [ONE, REPLICA, CITUS], ids=lambda each: each.name)
+def test_the_recorded_times_are_simulated_again(
+    deployment: Deployment, recorded: dict[str, Capacity], costs: Costs
+) -> None:
+    found = recorded[deployment.name]
+    network = build_network(deployment, costs, PEOPLE, found.rate)
+    simulated = simulate_open(network, found.rate, SCENARIO.messages, SCENARIO.seed)
+    assert simulated.quantile_ms(0.5) == pytest.approx(found.p50_ms, rel=0.02)
+    assert simulated.quantile_ms(0.95) == pytest.approx(found.p95_ms, rel=0.02)
 
 
 def test_the_guide_shows_the_recorded_simulation(recorded: dict[str, Capacity], costs: Costs) -> None:
@@ -249,15 +252,20 @@ def test_the_benchmarks_page_shows_the_recorded_check(comparisons: list[Comparis
     assert describe_errors(comparisons) in page.replace("\n", " ")
 
 
-def test_the_check_compares_each_load_with_the_model(comparisons: list[Comparison]) -> None:
-    again = compare(read_result("replicas"), messages=200)
-    assert [(each.name, each.replicas, each.clients) for each in again] == [
-        (each.name, each.replicas, each.clients) for each in comparisons
+def test_the_recorded_check_is_that_of_the_model(comparisons: list[Comparison]) -> None:
+    again = compare(read_result("replicas"))
+    assert [(each.name, each.replicas, each.clients, each.measured) for each in again] == [
+        (each.name, each.replicas, each.clients, each.measured) for each in comparisons
     ]
-    assert [each.measured for each in again] == [each.measured for each in comparisons]
-    fitted = [each for each in again if each.replicas == 1]
-    assert len(fitted) == len(again) / 2
-    assert all(abs(each.get_error("rate")) < 0.15 for each in fitted)
+    for new, recorded in zip(again, comparisons, strict=True):
+        assert new.predicted == pytest.approx(recorded.predicted, rel=0.02)
+
+
+def test_the_model_fits_one_replica_and_predicts_two(comparisons: list[Comparison]) -> None:
+    assert all(abs(each.get_error("rate")) < 0.05 for each in comparisons if each.replicas == 1)
+    assert all(abs(each.get_error("rate")) < 0.25 for each in comparisons if each.replicas == 2)
+    assert median_error(comparisons, "p50_ms", replicas=2) < 0.25
+    assert median_error(comparisons, "p95_ms", replicas=2) < 0.25
 
 
 def test_the_error_is_that_of_the_prediction() -> None:
