@@ -25,7 +25,7 @@ from app.catalog.rules import Rule, RuleSet, list_rules_by_project
 from app.catalog.visibility_policy import Policy, PolicyEvaluator, ToolFacts, VisibilityDecision
 from app.db.engine import Database, Session, Versions
 from app.db.tables import USER_RULES, mcp_servers, users
-from app.errors import NotFound, ToolscoutError
+from app.errors import NodeDown, NotFound, ToolscoutError
 
 logger = logging.getLogger("toolscout.catalog")
 
@@ -197,10 +197,18 @@ async def read_policy(session: Session) -> Policy:
 
 
 async def apply_policy(database: Database, policy: Policy) -> None:
-    """Store the policy when a service starts, so that all processes use it, and recompute what it changes."""
+    """Store the policy when a service starts, so that all processes use it, and recompute what it changes.
+
+    While a node of a distributed database is away, a policy that differs cannot be stored, and raises an error. The
+    visibility is recomputed later.
+    """
     async with database.system_transaction() as session:
-        await session.rows(_STORE_POLICY, asdict(policy))
-    await recompute_stale(database)
+        if await read_policy(session) != policy:
+            await session.rows(_STORE_POLICY, asdict(policy))
+    try:
+        await recompute_stale(database)
+    except NodeDown as error:
+        logger.warning("the visibility of tools is recomputed later", extra={"error": error.message})
 
 
 async def recompute_stale(database: Database) -> None:

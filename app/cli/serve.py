@@ -25,7 +25,7 @@ from app.cli.http_protocol import ConnectionLimits, DeadlineProtocol
 from app.cli.running_services import announce_service
 from app.container import Container, open_container
 from app.demo.seed import finish_demo, seed_demo
-from app.errors import ConfigurationError
+from app.errors import ConfigurationError, NodeDown
 from app.local_postgres.database import open_database
 from app.main import create_app
 from app.management.keys import create_first_admin_key
@@ -135,7 +135,11 @@ async def _create_keys(container: Container, keys: NewKeys) -> None:
 async def _create_first_admin_key(container: Container) -> str | None:
     if container.settings.admin_api_key is not None:
         return None
-    return await create_first_admin_key(container.database, actor=ACTOR)
+    try:
+        return await create_first_admin_key(container.database, actor=ACTOR)
+    except NodeDown:  # its keys cannot be read: there may be one
+        logger.warning("no admin key is created while a node of the database is away")
+        return None
 
 
 def _make_greeting(settings: Settings, address: str, demo_key: str | None) -> list[str]:

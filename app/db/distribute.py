@@ -33,7 +33,7 @@ _PGVECTOR_OF_WORKERS = """
 """
 # Citus distributes no table with triggers. These keep the indexes of very large users, which a distributed database
 # does without. Keys are on another node than the user and the project that they belong to; the service deletes them.
-_PREPARATION = (
+_PREPARATION_OF_USERS = (
     *(
         f"DROP TRIGGER IF EXISTS {trigger} ON mcp_tool_embeddings"
         for trigger in ("large_tenant_insert", "large_tenant_update", "large_tenant_delete")
@@ -47,9 +47,10 @@ _PREPARATION = (
     *(f"DELETE FROM {table}" for table in ("large_tenant_tools", "large_tenant_terms", "large_tenant_stats")),
 )
 _FILL_WAITING_USERS = """
-    INSERT INTO waiting_users (user_id)
-    SELECT DISTINCT user_id FROM index_runs WHERE state IN ('queued', 'running') ON CONFLICT DO NOTHING
+    INSERT INTO waiting_users (user_id) SELECT DISTINCT user_id FROM index_runs WHERE state IN ('queued', 'running')
 """
+_PREPARATION = {"users": _PREPARATION_OF_USERS, "index_runs": (_FILL_WAITING_USERS,)}
+"""Statements that come before a table is distributed, in the same transaction."""
 
 
 def is_distributed(connection: Connection) -> bool:
@@ -159,9 +160,8 @@ def _distribute_remaining(connection: Connection, on_progress: OnProgress) -> No
     connection.rollback()
     for number, table in enumerate(remaining, start=1):
         on_progress(f"distributing {table} ({number} of {len(remaining)})")
-        preparation = _PREPARATION if table == "users" else ()
         try:
-            for statement in (*preparation, statements[table]):
+            for statement in (*_PREPARATION.get(table, ()), statements[table]):
                 connection.execute(text(statement))
         except DBAPIError as error:
             connection.rollback()
@@ -170,8 +170,6 @@ def _distribute_remaining(connection: Connection, on_progress: OnProgress) -> No
                 "the command again, which continues with this table"
             ) from error
         connection.commit()
-    connection.execute(text(_FILL_WAITING_USERS))
-    connection.commit()
 
 
 def _drop_local_rows(connection: Connection, on_progress: OnProgress) -> None:

@@ -50,7 +50,9 @@ class Nodes:
             async with asyncio.timeout(_TIMEOUT_S):
                 [rows] = await self._database.system_fetch([(_ASK_NODES, None)])
         except (TimeoutError, Unavailable, QueryFailed):
-            return  # what is known stays; whether the database answers at all is another question
+            # what is known stays; whether the database answers at all is another question
+            self._asked_at = time.monotonic()
+            return
         lost = [node for node, answers, _ in rows if not answers]
         for node in set(lost) - set(self.lost):
             logger.warning("a node of the database does not answer", extra={"node": node})

@@ -26,8 +26,13 @@ SETTINGS: dict[str, str] = {
     "work_mem": "32MB",
     "statement_timeout": f"{STATEMENT_TIMEOUT_S}s",
 }
-# Citus plans no statement without the values of its parameters.
-DISTRIBUTED_SETTINGS = {name: value for name, value in SETTINGS.items() if name != "plan_cache_mode"}
+# plan_cache_mode: Citus plans no statement without the values of its parameters.
+# node_connection_timeout: a node that has vanished is away after three seconds. By default it takes half a minute, and
+#   requests of its users hold their connections so long.
+DISTRIBUTED_SETTINGS = {
+    **{name: value for name, value in SETTINGS.items() if name != "plan_cache_mode"},
+    "citus.node_connection_timeout": "3s",
+}
 
 
 class Mode(Enum):
