@@ -140,7 +140,9 @@ LOCK_USER = "SELECT 1 FROM users WHERE id = %(user_id)s FOR NO KEY UPDATE"
 DRAW_VERSION = "SELECT nextval('catalog_versions')"
 _RAISE_VERSION = "UPDATE users SET {name} = %(version)s WHERE id = %(user_id)s"
 RAISE_CATALOG_VERSION = _RAISE_VERSION.format(name="catalog_version")
-RAISE_OLDER_VERSIONS = "UPDATE users SET catalog_version = %(version)s WHERE catalog_version < %(version)s"
+RAISE_OLDER_VERSIONS = """
+    UPDATE users SET catalog_version = %(version)s WHERE catalog_version > %(above)s AND catalog_version < %(version)s
+"""
 LIST_NEWER_VERSIONS = "SELECT id FROM users WHERE catalog_version > %(version)s ORDER BY id"
 
 
@@ -158,9 +160,11 @@ async def raise_version(session: Session, user_id: str, name: Version) -> bool:
 
 async def raise_all_catalog_versions(session: Session) -> None:
     """Give every user's catalogue a new, higher version. Needs a system transaction."""
-    [(version,)] = await session.rows(DRAW_VERSION)
-    await session.rows(RAISE_OLDER_VERSIONS, {"version": version})
-    # those whose catalogue has changed since the value was drawn
+    version = -1
+    for _ in range(2):  # again, for those whose catalogue has changed since the value was drawn
+        above, [(version,)] = version, await session.rows(DRAW_VERSION)
+        await session.rows(RAISE_OLDER_VERSIONS, {"above": above, "version": version})
+    # and those whose catalogue has changed meanwhile
     for (user_id,) in await session.rows(LIST_NEWER_VERSIONS, {"version": version}):
         await raise_version(session, user_id, "catalog_version")
 

@@ -138,8 +138,10 @@ def _activate(owner: OwnerConnection, model_id: str, *, incomplete: bool) -> int
 
 def _raise_catalog_versions(connection: Connection) -> None:
     """Like `raise_all_catalog_versions`, with a connection of the owner."""
-    version = connection.exec_driver_sql(DRAW_VERSION).scalar_one()
-    connection.exec_driver_sql(RAISE_OLDER_VERSIONS, {"version": version})
+    version = -1
+    for _ in range(2):
+        above, version = version, connection.exec_driver_sql(DRAW_VERSION).scalar_one()
+        connection.exec_driver_sql(RAISE_OLDER_VERSIONS, {"above": above, "version": version})
     for user_id in list(connection.exec_driver_sql(LIST_NEWER_VERSIONS, {"version": version}).scalars()):
         connection.exec_driver_sql(LOCK_USER, {"user_id": user_id})
         newer = connection.exec_driver_sql(DRAW_VERSION).scalar_one()
