@@ -17,6 +17,7 @@ from sqlalchemy import (
     Float,
     ForeignKey,
     ForeignKeyConstraint,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -82,6 +83,7 @@ users = Table(
     # the version of the catalogue whose tools are in categories; see indexing/categories
     _not_null("categories_version", BigInteger, "0"),
     _created_at(),
+    # by `id COLLATE "C"`, which is not compared
     Index("users_without_categories", "id", postgresql_where=text("categories_version <> catalog_version")),
 )
 
@@ -506,13 +508,16 @@ index_runs = Table(
     Index("index_runs_waiting", "created_at", postgresql_where=text("state IN ('queued', 'running')")),
 )
 
-# only in a distributed database: users who have queued a run in the last day, for when a node is away, and the runs of
-# all users cannot be read
+# only in a distributed database: a row for each run that was queued, for when a node is away, and the runs of all users
+# cannot be read. Rows are never updated: two transactions that queue several runs of a user could deadlock.
 waiting_users = Table(
     "waiting_users",
     metadata,
-    Column("user_id", Text, primary_key=True),
+    Column("user_id", Text, nullable=False),
+    Column("id", BigInteger, Identity(always=True), nullable=False),
     Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    PrimaryKeyConstraint("user_id", "id"),
+    Index("waiting_users_id", "id"),
 )
 
 # append-only: the app role may only select and insert, and deletes what has expired through a function

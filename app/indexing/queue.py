@@ -293,15 +293,25 @@ _CANDIDATES_OF_SOME = text(
     )
 )
 
-_NOTE_WAITING_USER = """
-    INSERT INTO waiting_users (user_id) VALUES (%(user_id)s) ON CONFLICT (user_id) DO UPDATE SET since = excluded.since
-"""
-_REACHABLE_USERS = f"""
-    SELECT w.user_id FROM waiting_users w
+_NOTE_WAITING_USER = "INSERT INTO waiting_users (user_id) VALUES (%(user_id)s)"
+_REACHABLE_USERS = """
+    SELECT w.id, w.user_id FROM waiting_users w
     JOIN pg_catalog.pg_dist_placement p ON p.shardid = get_shard_id_for_distribution_column('index_runs', w.user_id)
     JOIN pg_catalog.pg_dist_node n ON n.groupid = p.groupid AND n.noderole = 'primary'
-    WHERE n.nodename || ':' || n.nodeport <> ALL(%(lost_nodes)s)
-    ORDER BY w.since LIMIT {_MAX_WAITING}
+    WHERE n.nodename || ':' || n.nodeport <> ALL(%(lost_nodes)s) AND w.id > %(after)s
+    ORDER BY w.id LIMIT %(limit)s
+"""
+_UNFINISHED_USERS = """
+    SELECT DISTINCT user_id FROM index_runs WHERE user_id = ANY(%(user_ids)s) AND state IN ('queued', 'running')
+"""
+# A row can be visible a moment before its run: they are on two nodes.
+_FORGET_WAITING_USERS = """
+    DELETE FROM waiting_users w USING (
+        SELECT user_id, id FROM waiting_users
+        WHERE user_id = ANY(%(user_ids)s) AND id = ANY(%(ids)s) AND since < now() - interval '5 minutes'
+        FOR UPDATE SKIP LOCKED
+    ) done
+    WHERE w.user_id = done.user_id AND w.id = done.id
 """
 WAITING_USER_RETENTION = timedelta(days=1)
 # Checked again on the locked row: another worker may just have claimed it, or be about to.
@@ -358,9 +368,34 @@ async def claim_run(
     return None
 
 
-async def list_reachable_users(session: Session, lost_nodes: Sequence[str]) -> list[str]:
-    """Return users of a distributed database who may have a run to claim, and whose node answers."""
-    return [user_id for (user_id,) in await session.rows(_REACHABLE_USERS, {"lost_nodes": list(lost_nodes)})]
+async def claim_reachable_run(
+    session: Session, lost_nodes: Sequence[str], lease_s: float, run_id: str | None = None, room: Room = ANY_ROOM
+) -> Claim | None:
+    """Like `claim_run`, among the users of a distributed database whose nodes answer, while others are away.
+
+    Users who turn out to have no unfinished run are forgotten, so that the next call has fewer to look at.
+    """
+    after = 0
+    while True:
+        page = {"lost_nodes": list(lost_nodes), "after": after, "limit": _MAX_WAITING}
+        waiting = [(row_id, user_id) for row_id, user_id in await session.rows(_REACHABLE_USERS, page)]
+        user_ids = sorted({user_id for _, user_id in waiting})
+        if user_ids:
+            claim = await claim_run(session, lease_s, run_id, room, user_ids=user_ids)
+            if claim is not None:
+                return claim
+            await _forget_finished_users(session, waiting, user_ids)
+        if len(waiting) < _MAX_WAITING:
+            return None
+        after = waiting[-1][0]
+
+
+async def _forget_finished_users(session: Session, waiting: Sequence[tuple[int, str]], user_ids: Sequence[str]) -> None:
+    found = await session.rows(_UNFINISHED_USERS, {"user_ids": list(user_ids)})
+    finished = set(user_ids) - {user_id for (user_id,) in found}
+    if finished:
+        ids = [row_id for row_id, user_id in waiting if user_id in finished]
+        await session.rows(_FORGET_WAITING_USERS, {"user_ids": sorted(finished), "ids": ids})
 
 
 def expired_rows() -> list[Delete]:

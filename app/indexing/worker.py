@@ -169,17 +169,16 @@ class Worker:
                 await self._has_work.wait()
 
     async def _claim(self, run_id: str | None = None, room: queue.Room = queue.ANY_ROOM) -> queue.Claim | None:
-        claim = partial(queue.claim_run, lease_s=self._config.lease_s, run_id=run_id, room=room)
-        database, nodes = self.indexer.database, self.indexer.nodes
+        lease_s, database, nodes = self._config.lease_s, self.indexer.database, self.indexer.nodes
         if not nodes.lost:
             try:
                 async with database.system_transaction() as session:
-                    return await claim(session)
+                    return await queue.claim_run(session, lease_s, run_id, room)
             except NodeDown:
                 nodes.forget()
         lost_nodes = await nodes.find_lost()
         async with database.system_transaction() as session:
-            return await claim(session, user_ids=await queue.list_reachable_users(session, lost_nodes))
+            return await queue.claim_reachable_run(session, lost_nodes, lease_s, run_id, room)
 
     async def _process_in_slot(self, slots: RunSlots, run: queue.Claim) -> None:
         try:

@@ -14,7 +14,6 @@ _COMMAND = "a command of the operator, over all users"
 FAN_OUTS: Mapping[str, str] = {
     "app.audit.events.list_events": _ALL_USERS,
     "app.audit.names.read_names": _KEYS,
-    "app.auth.key_uses.KeyUses.flush": _KEYS,
     "app.auth.keys.admin_key_exists": _KEYS,
     "app.auth.keys.count_active_keys": _KEYS,
     "app.auth.keys.delete_keys": _KEYS,
@@ -40,6 +39,7 @@ FAN_OUTS: Mapping[str, str] = {
     "app.indexing.large_tenants._has_work": "does not run in a distributed database",
     "app.indexing.public_listings._has_no_room": "the size of the lists of all servers together",
     "app.indexing.queue.claim_run": "looks for runs of all users; while a node is away, of those that answer",
+    "app.indexing.queue._forget_finished_users": "while a node is away, of users whose nodes answer",
     "app.indexing.queue.get_run_owner": _BY_ID,
     "app.indexing.queue_metrics.update_queue_metrics": _BACKGROUND,
     "app.indexing.schedule.find_servers_to_refresh": _BACKGROUND,

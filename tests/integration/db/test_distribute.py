@@ -1,16 +1,21 @@
 """`toolscout migrate --distributed`, and a service on a database that says that it is distributed."""
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
+from app.catalog import visibility
 from app.container import Container, open_container
 from app.db.distribution import KEY_COLUMNS, REFERENCE_TABLES, TENANT_COLUMNS
 from app.db.engine import Database
 from app.db.migrate import migrate, migrate_and_distribute
+from app.db.nodes import Nodes
 from app.db.scope import APP_ROLE
 from app.doctor import check_installation
 from app.errors import ConfigurationError, NodeDown
@@ -111,6 +116,24 @@ def test_a_service_does_not_start_on_a_half_distributed_database(cluster_databas
     change_fake_citus(cluster_database, "SELECT create_distributed_table('users', 'id', 'none')")
     with pytest.raises(ConfigurationError, match=r"interrupted; \d+ tables remain \(policy with rows\): run"):
         migrate(cluster_database)
+
+
+def test_a_start_on_a_distributed_database_reads_no_rows_of_users(cluster_database: str) -> None:
+    """A process that starts while a node is away could not."""
+    migrate_and_distribute(cluster_database, print)
+    sent: list[str] = []
+
+    def record(*details: Any) -> None:
+        sent.append(details[2])
+
+    event.listen(Engine, "before_cursor_execute", record)
+    try:
+        migrate(cluster_database)
+    finally:
+        event.remove(Engine, "before_cursor_execute", record)
+    assert sent
+    reads_users = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+(?:{'|'.join(TENANT_COLUMNS)})\b")
+    assert [statement for statement in sent if reads_users.search(statement)] == []
 
 
 def test_a_new_table_of_a_migration_is_distributed(cluster_database: str) -> None:
@@ -313,3 +336,77 @@ async def test_runs_of_reachable_users_are_claimed_while_a_node_is_away(
         claimed = await service.worker._claim()
         assert claimed is not None
         assert claimed.user_id == other.id
+
+
+async def test_users_without_runs_are_forgotten_while_a_node_is_away(
+    distributed: tuple[Container, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than are looked at together do not hide the one who waits."""
+    service, url = distributed
+    monkeypatch.setattr(queue, "_MAX_WAITING", 2)
+    add = "INSERT INTO waiting_users (user_id, since) SELECT 'user-' || n, now() - interval '{age}' FROM {users} n"
+    change_fake_citus(url, add.format(age="1 hour", users="generate_series(1, 5)"))
+    change_fake_citus(url, add.format(age="1 minute", users="generate_series(6, 7)"))
+    async with new_user(service) as user:
+        run = await push(user, await user.add_server("s"), "read_file")
+        async with service.database.system_transaction() as session:
+            claimed = await queue.claim_reachable_run(session, [OTHER], lease_s=60)
+            assert claimed is not None
+            assert claimed.id == run
+    left = "SELECT user_id FROM waiting_users WHERE user_id LIKE 'user-_' ORDER BY id"
+    assert change_fake_citus(url, left) == [("user-6",), ("user-7",)], "a run may become visible after its row"
+
+
+async def test_two_transactions_that_queue_runs_of_a_user_do_not_wait_for_each_other(
+    distributed: tuple[Container, str],
+) -> None:
+    service, _ = distributed
+    async with new_user(service) as user:
+        first, second = await user.add_server("first"), await user.add_server("second")
+        async with asyncio.timeout(20):
+            async with service.database.transaction(user.id) as session:
+                await queue.enqueue(session, user.id, first)
+                async with service.database.transaction(user.id) as other:
+                    await queue.enqueue(other, user.id, second)
+                await queue.enqueue(session, user.id, second)
+
+
+async def test_a_service_starts_while_a_node_is_away(
+    distributed: tuple[Container, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, url = distributed
+    monkeypatch.setattr(visibility, "_STALE_SERVERS", "SELECT 'ada', '1', fail_to_reach_node()")
+    monkeypatch.setattr(visibility, "_STORE_POLICY", "SELECT fail_to_reach_node()")
+    settings = make_settings(tmp_path / "other")
+    async with open_container(settings, url, resolve_nothing) as starting, open_client(starting) as http:
+        assert (await http.get("/readyz")).status_code == 200
+    assert "the visibility of tools is recomputed later" in caplog.messages
+
+
+async def test_a_policy_that_cannot_be_stored_stops_the_start(
+    distributed: tuple[Container, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise tools that the operator wants to hold would be found."""
+    _, url = distributed
+    monkeypatch.setattr(visibility, "_STORE_POLICY", "SELECT fail_to_reach_node()")
+    settings = make_settings(tmp_path / "other", hold_changed_tools=True)
+    with pytest.raises(NodeDown):
+        async with open_container(settings, url, resolve_nothing):
+            pass
+
+
+async def test_a_node_that_hangs_delays_one_request_for_readiness_only(
+    distributed: tuple[Container, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = distributed
+    monkeypatch.setattr("app.db.nodes._TIMEOUT_S", 0.2)
+    monkeypatch.setattr("app.db.nodes._ASK_NODES", "SELECT 'one', true, '' FROM pg_sleep(20)")
+    nodes = Nodes(service.database)
+    assert await nodes.find_lost() == ()
+    monkeypatch.setattr("app.db.nodes._ASK_NODES", "SELECT 'not asked', false, ''")
+    assert await nodes.find_lost() == ()
+    nodes.forget()
+    assert await nodes.find_lost() == ["not asked"]
