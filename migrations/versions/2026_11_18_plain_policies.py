@@ -46,11 +46,14 @@ SCOPE = "current_setting('app.scope', true)"
 
 
 def upgrade() -> None:
-    set_policies(USER, SCOPE)
+    # each policy in a transaction of its own: all tables would be locked at once otherwise
+    with op.get_context().autocommit_block():
+        set_policies(USER, SCOPE)
 
 
 def downgrade() -> None:
-    set_policies(f"(SELECT {USER})", f"(SELECT {SCOPE})")
+    with op.get_context().autocommit_block():
+        set_policies(f"(SELECT {USER})", f"(SELECT {SCOPE})")
 
 
 def set_policies(user: str, scope: str) -> None:
