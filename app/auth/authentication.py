@@ -60,7 +60,8 @@ class Authenticator:
         else:
             is_found = likely_user is not None and likely_user.id == key.user_id
             user = likely_user if is_found else await self._find_user(key.user_id)
-            if user is None:  # deleted, and the key with it, since the key was read
+            # deleted since the key was read; or the key is of an earlier user of this id, and was on another node
+            if user is None or key.created_at < user.created_at:
                 raise Unauthenticated("the API key is unknown, expired or revoked")
             self._user_ids[digest] = user.id
             caller = Caller(key.kind, key.id, user, key.project_id)

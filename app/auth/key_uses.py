@@ -14,15 +14,18 @@ _PRECISION = timedelta(minutes=1)
 _MAX_PENDING = 10_000
 """While the database is down. The next use of a key that is left out is recorded."""
 
-# Replicas write the same keys. One that waits for another finds its rows written.
+_MAX_KEYS = 500
+"""In one transaction."""
+
+# Replicas write the same keys, one by one in the same order. One that waits for another finds its rows written.
 _WRITE = """
     UPDATE api_keys SET last_used_at = now()
-    WHERE key_hash = ANY(%(digests)s) AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')
+    WHERE key_hash = %(digest)s AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')
 """
 
 
 class KeyUses:
-    """Collects the keys that were used; `flush` writes them in one statement."""
+    """Collects the keys that were used; `flush` writes them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -44,11 +47,13 @@ class KeyUses:
         if not self._pending:
             return
         async with self._flushing:
-            digests, self._pending = self._pending, set()
+            digests, self._pending = sorted(self._pending), set()
             try:
-                async with self._database.system_transaction() as session:
-                    await session.rows(_WRITE, {"digests": sorted(digests)})
+                for first in range(0, len(digests), _MAX_KEYS):
+                    batch = digests[first : first + _MAX_KEYS]
+                    async with self._database.system_transaction() as session:
+                        await session.pipeline([(_WRITE, {"digest": digest}) for digest in batch])
             except (Unavailable, QueryInterrupted):
-                self._pending |= digests
+                self._pending.update(digests)
             except QueryFailed:
                 logger.warning("failed to write when keys were last used", exc_info=True)

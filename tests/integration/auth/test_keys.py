@@ -13,7 +13,9 @@ from app.auth.authentication import Authenticator
 from app.container import Container
 from app.errors import Unauthenticated
 from tests.support.checks import assert_problem, everything
-from tests.support.clients import TestUser, new_user
+from tests.support.clients import TestUser, new_user, open_client
+from tests.support.factories import ADMIN_KEY, OpenService
+from tests.support.seed_vectors import owner_connection
 
 KINDS = ("user", "service", "admin")
 
@@ -230,3 +232,53 @@ async def test_the_list_shows_when_a_key_was_last_used(
     await container.authenticator.key_uses.flush()
     [listed] = [shown for shown in await everything(admin, "/keys") if shown["id"] == key["id"]]
     assert datetime.fromisoformat(listed["last_used_at"]) > started
+
+
+@pytest.fixture
+async def without_foreign_keys(open_service: OpenService) -> AsyncIterator[Container]:
+    """A service on a database whose keys have no foreign keys, as in one that Citus distributes."""
+    async with open_service() as service:
+        with owner_connection(service) as connection:
+            for constraint in ("api_keys_user_id_fkey", "api_keys_user_id_project_id_fkey"):
+                connection.execute(f"ALTER TABLE api_keys DROP CONSTRAINT {constraint}".encode())
+        yield service
+
+
+async def get_status(client: httpx.AsyncClient, key: dict[str, Any]) -> int:
+    return (await client.get("/tools", headers={"Authorization": f"Bearer {key['key']}"})).status_code
+
+
+async def test_keys_of_a_deleted_user_or_project_do_not_come_back_to_life(without_foreign_keys: Container) -> None:
+    service = without_foreign_keys
+    async with (
+        new_user(service) as user,
+        open_client(service) as client,
+        open_client(service, Authorization=f"Bearer {ADMIN_KEY}") as admin,
+    ):
+        project = (await user.http.post("/projects", json={"name": "p"})).json()
+        bound = await make_key(admin, "user", user, project_id=project["id"])
+        key = await make_key(admin, "user", user)
+        assert await get_status(client, bound) == 200
+        assert (await user.http.delete(f"/projects/{project['id']}")).status_code == 204
+        assert await get_status(client, bound) == 401
+        assert await get_status(client, key) == 200
+        assert (await admin.delete(f"/users/{user.id}")).status_code == 204
+        assert await get_status(client, key) == 401
+        assert (await admin.post("/users", json={"id": user.id})).status_code == 201
+        assert await get_status(client, key) == 401
+        assert await get_status(client, await make_key(admin, "user", user)) == 200
+        statement = "SELECT count(*) FROM api_keys WHERE id = ANY(%(ids)s)"
+        async with service.database.system_transaction() as session:
+            assert await session.rows(statement, {"ids": [bound["id"], key["id"]]}) == [(0,)]
+
+
+async def test_a_key_that_is_older_than_its_user_is_rejected(container: Container, admin: httpx.AsyncClient) -> None:
+    """It is of a deleted user of the same id: with the rows on two nodes, one can outlive the other."""
+    async with new_user(container) as user:
+        key = await make_key(admin, "user", user)
+        async with open_client(container) as client:
+            assert await is_accepted_for(client, key, user)
+            async with container.database.system_transaction() as session:
+                statement = "UPDATE users SET created_at = created_at + interval '1 hour' WHERE id = %(id)s"
+                await session.rows(statement, {"id": user.id})
+            assert not await is_accepted_for(client, key, user)
