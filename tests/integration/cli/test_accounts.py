@@ -25,8 +25,13 @@ def answer_at_terminal(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda _: text)
 
 
-def find_line(output: str, text: str) -> str:
-    [line] = [line for line in output.splitlines() if text in line]
+def find_line(output: str, word: str) -> str:
+    """Return the line with this word, or with a key that begins with it. Ids of other lines may contain "ada", too."""
+
+    def is_found(line: str) -> bool:
+        return any(each == word or (word.startswith("ts_") and each.startswith(word)) for each in line.split())
+
+    [line] = filter(is_found, output.splitlines())
     return line
 
 
