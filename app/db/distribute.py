@@ -21,10 +21,11 @@ _MINIMUM_CITUS = (13, 0)
 
 _CITUS_VERSION = "SELECT extversion FROM pg_extension WHERE extname = 'citus'"
 _PLACED = "SELECT relname FROM pg_catalog.pg_dist_partition d JOIN pg_class c ON c.oid = d.logicalrelid"
+# Of other roles' sessions, only an administrator sees the type.
 _OTHER_SESSIONS = """
     SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-      AND application_name NOT LIKE 'citus%'
+    WHERE datname = current_database() AND usesysid IS NOT NULL AND pid <> pg_backend_pid()
+      AND coalesce(backend_type, 'client backend') = 'client backend' AND application_name NOT ILIKE 'citus%'
 """
 _WORKERS = "SELECT count(*) FROM pg_catalog.pg_dist_node WHERE isactive AND shouldhaveshards AND noderole = 'primary'"
 _PGVECTOR_OF_WORKERS = """
@@ -65,15 +66,14 @@ def find_remaining(connection: Connection) -> list[str]:
 
 
 def distribute(connection: Connection, on_progress: OnProgress) -> None:
-    """Distribute all tables that are not distributed yet. Their schema is the newest.
+    """Distribute all tables that are not distributed yet. Their schema is the newest, and `check_cluster` has passed.
 
-    Raise `ConfigurationError` with what to do if something is in the way.
+    Raise `ConfigurationError` with what to do if something else is in the way.
     """
-    check_cluster(connection)
     if find_remaining(connection):
         # tables that a new version adds are empty: a service of the old version may run meanwhile
         has_rows = not is_distributed(connection) or bool(_find_filled(connection))
-        if has_rows and (others := connection.scalar(text(_OTHER_SESSIONS))):
+        if has_rows and (others := count_other_sessions(connection)):
             raise ConfigurationError(
                 f"{others} other session(s) use this database: stop all processes of Toolscout, and poolers and "
                 "consoles that are connected, and run the command again; a service that runs meanwhile finds no rows"
@@ -82,6 +82,11 @@ def distribute(connection: Connection, on_progress: OnProgress) -> None:
         _let_app_role_log_in(connection)
         _distribute_remaining(connection, on_progress)
     _drop_local_rows(connection, on_progress)
+
+
+def count_other_sessions(connection: Connection) -> int:
+    """Return how many other clients are connected to this database, of any role."""
+    return int(connection.scalar(text(_OTHER_SESSIONS)))
 
 
 def distribute_new_tables(connection: Connection) -> None:

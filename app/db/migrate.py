@@ -17,7 +17,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from app.db.distribute import OnProgress, distribute, distribute_new_tables, is_distributed
+from app.db.distribute import OnProgress, check_cluster, distribute, distribute_new_tables, is_distributed
 from app.db.engine import driver_url
 from app.db.poolers import refuse_shared_connections
 from app.db.requirements import CREATE_EXTENSION, REFUSED_STATEMENTS, explain_connection_error, find_missing
@@ -55,6 +55,8 @@ def migrate(url: str, *, revision: str = "head", production: bool = False) -> st
 def migrate_and_distribute(url: str, on_progress: OnProgress, *, production: bool = False) -> str:
     """Upgrade the schema and distribute its tables with Citus. Return the resulting revision."""
     with migration_connection(url, production=production) as connection:
+        check_cluster(connection)
+        connection.rollback()
         _migrate_to(connection, "head")
         distribute(connection, on_progress)
         return current_revision(connection) or "base"

@@ -8,12 +8,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, create_engine, event, text
 
 from app.catalog import visibility
 from app.container import Container, open_container
+from app.db.distribute import count_other_sessions
 from app.db.distribution import KEY_COLUMNS, REFERENCE_TABLES, TENANT_COLUMNS
-from app.db.engine import Database
+from app.db.engine import Database, driver_url
 from app.db.migrate import migrate, migrate_and_distribute
 from app.db.nodes import Nodes
 from app.db.scope import APP_ROLE
@@ -22,6 +23,7 @@ from app.errors import ConfigurationError, NodeDown
 from app.indexing import queue
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.clients import TestUser, new_user, open_client
+from tests.support.database_owners import create_owned_database, owner_name
 from tests.support.factories import (
     OpenService,
     make_database,
@@ -163,6 +165,18 @@ def test_a_database_in_use_is_not_distributed(cluster_database: str) -> None:
     migrate_and_distribute(cluster_database, print)
 
 
+def test_the_sessions_of_all_roles_are_counted(own_postgres: EmbeddedPostgres) -> None:
+    """An ordinary owner does not see what kind of session another role has."""
+    url = create_owned_database(own_postgres)
+    engine = create_engine(driver_url(url))
+    with engine.connect() as connection:
+        assert count_other_sessions(connection) == 0
+        connection.rollback()  # a transaction sees one state of the sessions
+        with psycopg.connect(url), psycopg.connect(url.replace(f"{owner_name(url)}@", "postgres@")):
+            assert count_other_sessions(connection) == 2
+    engine.dispose()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -178,6 +192,8 @@ def test_an_unsuitable_cluster_is_refused_with_the_reason(cluster_database: str,
     with pytest.raises(ConfigurationError, match=reason):
         migrate_and_distribute(cluster_database, print)
     assert list_distributed(cluster_database) == []
+    made = change_fake_citus(cluster_database, "SELECT to_regclass('users'), to_regclass('alembic_version')")
+    assert made == [(None, None)], "nothing was changed before it was refused"
 
 
 def test_unfinished_runs_are_known_from_the_beginning(cluster_database: str) -> None:
