@@ -17,4 +17,11 @@ entry() {
 } >"$PGPASSFILE.new"
 mv -f "$PGPASSFILE.new" "$PGPASSFILE"
 
-psql --no-psqlrc --set ON_ERROR_STOP=1 --username postgres --dbname toolscout --command 'CREATE EXTENSION IF NOT EXISTS citus'
+# Each node sets the superuser's password for itself, over its socket, which asks for none. join-nodes sets those of the
+# two roles, and logs in with this one.
+psql --no-psqlrc --quiet --set ON_ERROR_STOP=1 --set password="$(cat /run/secrets/postgres_password)" \
+    --username postgres --dbname toolscout <<'SQL'
+CREATE EXTENSION IF NOT EXISTS citus;
+SET citus.enable_ddl_propagation TO off;
+ALTER ROLE postgres PASSWORD :'password';
+SQL

@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 from app.cli.main import build_cli
+from tests.support.documents import list_code_blocks
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "deploy/citus"
+README = (FOLDER / "README.md").read_text()
 MAIN: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 CITUS: dict[str, Any] = yaml.safe_load((FOLDER / "docker-compose.yml").read_text())
 WORKERS = ["worker-1", "worker-2"]
@@ -177,6 +179,42 @@ def test_a_node_knows_the_passwords_of_all_roles_that_nodes_log_in_with(node: Pa
         r"*:*:*:toolscout_app:app_role_password\: a\\b",
     ]
     assert (node / "pgpass").stat().st_mode & 0o777 == 0o600, "libpq ignores a file that others can read"
+
+
+PASSWORDS = {
+    "postgres": ("init.sh", "password", "postgres_password"),
+    "toolscout": ("join-nodes", "owner", "database_password"),
+    "toolscout_app": ("join-nodes", "app", "app_role_password"),
+}
+"""For each role, the script that sets its password, the variable in it, and the secret."""
+
+
+@pytest.mark.parametrize("role", PASSWORDS)
+def test_a_changed_password_reaches_the_role_as_well_as_the_nodes_that_log_in_with_it(node: Path, role: str) -> None:
+    script, variable, secret = PASSWORDS[role]
+    (node / "secrets" / secret).write_text("changed\n")
+    run_script("init.sh", node)
+    assert f"*:*:*:{role}:changed" in (node / "pgpass").read_text().splitlines()
+    told = run_script(script, node, *(["main", "worker-1"] if script == "join-nodes" else []))
+    assert f"ALTER ROLE {role} PASSWORD :'{variable}';" in told
+    assert f"--set {variable}=changed" in told
+
+
+def test_each_node_sets_the_password_of_the_superuser_for_itself_alone(node: Path) -> None:
+    """Citus would repeat it on the other nodes, to which this one cannot log in before they have set theirs."""
+    told = run_script("init.sh", node)
+    assert "PGHOST" not in (FOLDER / "init.sh").read_text(), "over the socket, which asks for no password"
+    assert told.index("SET citus.enable_ddl_propagation TO off;") < told.index("ALTER ROLE postgres")
+    assert told.count("ALTER ROLE") == 1
+
+
+def test_the_passwords_are_changed_in_an_order_in_which_each_step_can_log_in() -> None:
+    """The files first, then the superuser, as whom the roles are set; the services read their URL when they start."""
+    [block] = [each for each in list_code_blocks(README, "sh") if "init.sh" in each]
+    commands = ["run --rm secrets", "init.sh", "run --rm join-nodes", "restart app worker"]
+    places = [block.index(command) for command in commands]
+    assert places == sorted(places)
+    assert f"for node in {' '.join(NODES)}; do" in block
 
 
 def test_a_node_without_a_secret_does_not_start_half_configured(node: Path) -> None:
