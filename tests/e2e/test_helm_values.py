@@ -5,11 +5,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 import pytest
 import yaml
 
 from app import __version__
 from app.settings import Settings, secret_fields, variable_name
+from bench.result_files import RESULTS
+from bench.simulate.costs import read_costs
+from bench.simulate.deployments import build_network
+from bench.simulate.network import simulate_open
+from bench.simulate.scenario import Scenario
 from docs.generators.helm import CHART, SCHEMA, SET_BY_THE_CHART, Value, list_values, main, render_schema
 from tests.support.documents import get_section, list_code_blocks
 from tests.support.helm import (
@@ -218,6 +224,38 @@ ACCEPTED = [
 @pytest.mark.parametrize("values", ACCEPTED, ids=json.dumps)
 def test_a_right_value_is_accepted(values: Values) -> None:
     assert "kind: Deployment" in render_text(merge_values(REQUIRED, values))
+
+
+def read_default(name: str) -> Any:
+    [default] = [value.default for value in VALUES if value.name == name]
+    return default
+
+
+def simulate_pod(share: float) -> tuple[float, float]:
+    """Return the cores and the requests in flight of a pod at a share of the highest rate, by the model of capacity."""
+    scenario = Scenario()
+    [deployment] = [each for each in scenario.list_deployments() if each.name == "10 processes, Postgres apart"]
+    recorded = orjson.loads((RESULTS / "simulation.json").read_bytes())["capacities"]
+    [highest] = [each["rate"] for each in recorded if each["name"] == deployment.name]
+    rate = highest * share
+    network = build_network(deployment, read_costs(RESULTS, scenario.tools), scenario.workload, rate)
+    simulated = simulate_open(network, rate, scenario.messages, scenario.seed)
+    machines = [machine for machine in network.machines if machine.name.startswith("cores of process")]
+    assert len(machines) == deployment.processes
+    cores = sum(simulated.machine_use[machine.name] * machine.cores for machine in machines)
+    return cores / deployment.processes, rate * simulated.mean_ms / 1000 / deployment.processes
+
+
+def test_pods_are_added_by_their_cpu_before_they_are_slow() -> None:
+    [cores] = re.findall(r"^(\d+)m$", read_default("web.resources")["requests"]["cpu"])
+    limit = int(cores) / 1000 * read_default("autoscaling.cpuPercent") / 100
+    assert simulate_pod(0.55)[0] < limit < simulate_pod(0.65)[0], "the guide says 60 %, and to plan with two thirds"
+
+
+def test_pods_are_added_by_their_requests_before_the_highest_rate() -> None:
+    """But not by those that a pod has when its CPU adds others. The autoscaler ignores a difference of a tenth."""
+    limit = read_default("autoscaling.requestsInFlight")
+    assert 1.5 * simulate_pod(0.65)[1] < limit < simulate_pod(1.0)[1] / 1.1
 
 
 GUIDE = (ROOT / "docs/guides/scaling.md").read_text()
