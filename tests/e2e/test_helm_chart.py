@@ -48,6 +48,7 @@ from tests.support.paths import ROOT
 pytestmark = needs_helm
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+METRICS_KEY: Values = {"secrets": {"items": {"TOOLSCOUT_METRICS_KEY": {"key": "metrics-key"}}}}
 ALL_SECRETS: Values = {
     "secrets": {
         "items": {name: {"name": name.lower().replace("_", "-"), "key": "value"} for name in secret_variables()}
@@ -386,10 +387,33 @@ def test_pods_accept_connections_from_named_namespaces_alone() -> None:
 
     own: list[Any] = [{"podSelector": {}}]
     assert list_sources(REQUIRED) == own
-    assert list_sources(EVERYTHING) == own + [
+    namespaces = [
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
         for name in ("ingress-nginx", "monitoring")
     ]
+    assert list_sources(EVERYTHING) == [*own, *namespaces, {"ipBlock": {"cidr": "10.0.4.0/22"}}]
+    assert list_sources(merge_values(REQUIRED, {"networkPolicy": {"fromNamespaces": [NAMESPACE]}})) == own
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"fromNamespaces": ["ingress-nginx"]},
+        {"fromNamespaces": [NAMESPACE]},
+        {"fromPeers": [{"ipBlock": {"cidr": "10.0.4.0/22"}}]},
+        {"enabled": False},
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.parametrize("client", ["ingress", "serviceMonitor"])
+def test_clients_may_be_anywhere_once_it_is_said_where(client: str, sources: Values) -> None:
+    """Also in the namespace of the release, and on addresses that belong to no pod."""
+    hosts = {"ingress": {"hosts": ["tools.example.com"]}}
+    values = merge_values(REQUIRED, METRICS_KEY, hosts, nest([client, "enabled"], True))
+    with pytest.raises(HelmError, match=f"are empty: name the namespace of .*, even if it is {NAMESPACE}"):
+        render_text(values)
+    kinds = {manifest["kind"] for manifest in render(merge_values(values, {"networkPolicy": sources}))}
+    assert {"ingress": "Ingress", "serviceMonitor": "ServiceMonitor"}[client] in kinds
 
 
 def test_pods_reach_name_servers_postgres_and_public_addresses() -> None:
@@ -460,7 +484,10 @@ def test_names_fit_whatever_the_release_is_called(release: str) -> None:
             "everybody could read /metrics",
         ),
         (
-            merge_values(EVERYTHING, {"networkPolicy": {"fromNamespaces": []}, "serviceMonitor": {"enabled": False}}),
+            merge_values(
+                EVERYTHING,
+                {"networkPolicy": {"fromNamespaces": [], "fromPeers": []}, "serviceMonitor": {"enabled": False}},
+            ),
             "name the namespace of the ingress controller",
         ),
         (merge_values(REQUIRED, {"serviceMonitor": {"enabled": True}}), "name the namespace of Prometheus"),

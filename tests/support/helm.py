@@ -122,6 +122,7 @@ EVERYTHING: Values = {
     "disruptionBudget": {"maxUnavailable": "25%"},
     "networkPolicy": {
         "fromNamespaces": ["ingress-nginx", "monitoring"],
+        "fromPeers": [{"ipBlock": {"cidr": "10.0.4.0/22"}}],
         "postgresPort": 6432,
         "postgresPeers": [{"ipBlock": {"cidr": "10.0.8.0/24"}}],
         "toPublicAddresses": False,
