@@ -481,7 +481,14 @@ def test_names_fit_whatever_the_release_is_called(release: str) -> None:
         (merge_values(EVERYTHING, {"ingress": {"hosts": []}}), "ingress.hosts is empty"),
         (
             merge_values(REQUIRED, {"ingress": {"enabled": True, "hosts": ["tools.example.com"]}}),
-            "everybody could read /metrics",
+            "through the Ingress everybody could read /metrics",
+        ),
+        *(
+            (
+                merge_values(REQUIRED, {"service": {"type": kind}}),
+                f"through a Service of type {kind} everybody could read /metrics",
+            )
+            for kind in ("LoadBalancer", "NodePort")
         ),
         (
             merge_values(
@@ -501,6 +508,14 @@ def test_names_fit_whatever_the_release_is_called(release: str) -> None:
 def test_what_is_missing_is_named(values: Values, message: str) -> None:
     with pytest.raises(HelmError, match=message):
         render_text(values)
+
+
+@pytest.mark.parametrize("kind", ["ClusterIP", "LoadBalancer", "NodePort"])
+def test_a_service_of_each_type_is_created_where_metrics_have_a_key(kind: str) -> None:
+    manifests = render(merge_values(REQUIRED, METRICS_KEY, {"service": {"type": kind}}))
+    assert get_manifest(manifests, "Service")["spec"]["type"] == kind
+    if kind == "ClusterIP":
+        assert get_manifest(render(REQUIRED), "Service")["spec"]["type"] == kind, "nobody outside reaches it"
 
 
 def test_every_secret_in_a_secret_of_its_own_needs_no_common_one() -> None:

@@ -73,6 +73,13 @@ app.kubernetes.io/component: {{ . }}
 {{- toYaml $items -}}
 {{- end -}}
 
+{{/* Fail if anybody could read /metrics. Takes a dict: root, way (by which clients from outside reach the service). */}}
+{{- define "toolscout.checkMetricsKey" -}}
+{{- if not (hasKey .root.Values.secrets.items "TOOLSCOUT_METRICS_KEY") -}}
+{{- fail (printf "secrets.items.TOOLSCOUT_METRICS_KEY is missing: through %s everybody could read /metrics" .way) -}}
+{{- end -}}
+{{- end -}}
+
 {{/*
 The environment of a container: secrets as the paths of files, then settings, those of the component last. Takes a dict:
 root, component, settings (a list of dicts, the last one takes precedence).
