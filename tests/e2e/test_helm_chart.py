@@ -161,6 +161,38 @@ def test_migrations_can_use_another_url_of_the_database() -> None:
     assert list_secret_files(get_manifest(render(REQUIRED), "Job")) == {"DATABASE_URL": ("toolscout", "database-url")}
 
 
+DIRECT_URL: Values = {"secrets": {"items": {"TOOLSCOUT_LISTEN_DATABASE_URL": {"name": "direct", "key": "uri"}}}}
+POOLERS = [
+    {"settings": {"TOOLSCOUT_DATABASE_POOLER": "transaction"}},
+    {"web": {"settings": {"TOOLSCOUT_DATABASE_POOLER": "transaction_prepared"}}},
+    {"worker": {"settings": {"TOOLSCOUT_DATABASE_POOLER": "transaction"}}},
+]
+
+
+@pytest.mark.parametrize("pooler", POOLERS, ids=json.dumps)
+def test_migrations_go_past_a_pooler(pooler: Values) -> None:
+    values = merge_values(REQUIRED, DIRECT_URL, pooler)
+    assert list_secret_files(get_manifest(render(values), "Job")) == {"DATABASE_URL": ("direct", "uri")}
+    named = merge_values(values, {"migration": {"databaseUrl": {"key": "owner"}}})
+    assert list_secret_files(get_manifest(render(named), "Job")) == {"DATABASE_URL": ("toolscout", "owner")}
+    web = list_secret_files(get_manifest(render(values), "Deployment", "web"))
+    assert web["DATABASE_URL"] == ("toolscout", "database-url")
+    assert web["TOOLSCOUT_LISTEN_DATABASE_URL"] == ("direct", "uri")
+
+
+@pytest.mark.parametrize("pooler", POOLERS, ids=json.dumps)
+def test_a_pooler_needs_the_url_of_postgres_itself(pooler: Values) -> None:
+    with pytest.raises(
+        HelmError, match=r"secrets\.items\.TOOLSCOUT_LISTEN_DATABASE_URL is missing: .* past the pooler"
+    ):
+        render_text(merge_values(REQUIRED, pooler))
+
+
+def test_without_a_pooler_migrations_use_the_url_of_the_pods() -> None:
+    values = merge_values(REQUIRED, DIRECT_URL, {"settings": {"TOOLSCOUT_DATABASE_POOLER": "none"}})
+    assert list_secret_files(get_manifest(render(values), "Job")) == {"DATABASE_URL": ("toolscout", "database-url")}
+
+
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_pods_meet_the_restricted_security_standard_of_kubernetes(name: str) -> None:
     manifests = list_pod_manifests(render(VALUE_SETS[name]))
@@ -426,11 +458,13 @@ def test_pods_reach_name_servers_postgres_and_public_addresses() -> None:
     for private in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"):
         assert private in v4["except"]
     assert migrated == [names, postgres]
-    served, _ = (policy["spec"]["egress"] for policy in list_policies(render(EVERYTHING)))
+    served, migrated = (policy["spec"]["egress"] for policy in list_policies(render(EVERYTHING)))
+    ports = [{"protocol": "TCP", "port": port} for port in (5432, 6432)]
     assert served[1:] == [
-        {"ports": [{"protocol": "TCP", "port": 6432}], "to": EVERYTHING["networkPolicy"]["postgresPeers"]},
+        {"ports": ports, "to": EVERYTHING["networkPolicy"]["postgresPeers"]},
         *EVERYTHING["networkPolicy"]["extraEgress"],
     ]
+    assert migrated == served, "the job may need the same name servers, and the same way to Postgres"
 
 
 def test_the_ingress_waits_for_slow_tools_and_takes_whole_lists() -> None:

@@ -152,7 +152,8 @@ def test_every_setting_reaches_the_pods_exactly() -> None:
     """A number with seven digits is no float there, and a text with braces, quotes or backslashes is no template."""
     settings = {variable: sample(variable) for variable in SETTINGS_SCHEMA}
     del settings["TOOLSCOUT_SERVED_HOSTS"]  # it gets more names
-    manifests = render(merge_values(REQUIRED, {"settings": settings}))
+    direct = {"items": {"TOOLSCOUT_LISTEN_DATABASE_URL": {"key": "direct"}}}  # which a pooler needs
+    manifests = render(merge_values(REQUIRED, {"settings": settings, "secrets": direct}))
     expected = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
     assert "12345678" in expected.values()
     for component in ("web", "worker"):
@@ -196,6 +197,8 @@ REFUSED = [
     ({"image": {"digest": "1234"}}, "image.digest: Does not match pattern"),
     ({"pods": {"tmpSize": "512MB"}}, "pods.tmpSize: Does not match pattern"),
     ({"networkPolicy": {"fromNamespaces": "monitoring"}}, "fromNamespaces: Invalid type"),
+    ({"networkPolicy": {"postgresPorts": []}}, "networkPolicy.postgresPorts"),
+    ({"networkPolicy": {"postgresPorts": [70000]}}, "networkPolicy.postgresPorts"),
     ({"autoscaling": {"requestsInFlight": 0}}, "autoscaling.requestsInFlight"),
     ({"disruptionBudget": {"maxUnavailable": "a few"}}, "disruptionBudget.maxUnavailable"),
 ]

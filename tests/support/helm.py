@@ -123,7 +123,7 @@ EVERYTHING: Values = {
     "networkPolicy": {
         "fromNamespaces": ["ingress-nginx", "monitoring"],
         "fromPeers": [{"ipBlock": {"cidr": "10.0.4.0/22"}}],
-        "postgresPort": 6432,
+        "postgresPorts": [5432, 6432],
         "postgresPeers": [{"ipBlock": {"cidr": "10.0.8.0/24"}}],
         "toPublicAddresses": False,
         "extraEgress": [

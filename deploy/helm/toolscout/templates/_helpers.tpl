@@ -54,6 +54,17 @@ app.kubernetes.io/component: {{ . }}
 {{- end -}}
 {{- end -}}
 
+{{/* Whether DATABASE_URL leads to a pooler in transaction mode. Empty if not. */}}
+{{- define "toolscout.hasPooler" -}}
+{{- $common := .Values.settings | default dict -}}
+{{- range list .Values.web .Values.worker -}}
+{{- $own := .settings | default dict -}}
+{{- if ne ($own.TOOLSCOUT_DATABASE_POOLER | default $common.TOOLSCOUT_DATABASE_POOLER | default "none") "none" -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The secret settings of a component, by variable, as YAML. Takes a dict: root, component. */}}
 {{- define "toolscout.secretItems" -}}
 {{- $items := dict -}}
@@ -65,10 +76,18 @@ app.kubernetes.io/component: {{ . }}
 {{- fail (printf "secrets.items.%s is missing: give the key of the Secret that holds it" $variable) -}}
 {{- end -}}
 {{- end -}}
+{{- /* migrations need a session of Postgres */ -}}
+{{- $direct := get $items "DATABASE_URL" -}}
+{{- if include "toolscout.hasPooler" .root -}}
+{{- if not (hasKey $items "TOOLSCOUT_LISTEN_DATABASE_URL") -}}
+{{- fail "secrets.items.TOOLSCOUT_LISTEN_DATABASE_URL is missing: with TOOLSCOUT_DATABASE_POOLER it is the URL of Postgres itself, past the pooler" -}}
+{{- end -}}
+{{- $direct = get $items "TOOLSCOUT_LISTEN_DATABASE_URL" -}}
+{{- end -}}
 {{- if eq .component "worker" -}}
 {{- $items = omit $items "TOOLSCOUT_ADMIN_API_KEY" -}}
 {{- else if eq .component "migration" -}}
-{{- $items = dict "DATABASE_URL" (.root.Values.migration.databaseUrl | default (get $items "DATABASE_URL")) -}}
+{{- $items = dict "DATABASE_URL" (.root.Values.migration.databaseUrl | default $direct) -}}
 {{- end -}}
 {{- toYaml $items -}}
 {{- end -}}
