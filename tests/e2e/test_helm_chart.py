@@ -55,6 +55,7 @@ ALL_SECRETS: Values = {
     }
 }
 """Each from a Secret of its own, such as the URLs of a pooler and of a read replica."""
+PLACEMENT = ("nodeSelector", "tolerations", "affinity", "priorityClassName")
 VALUE_SETS: Mapping[str, Values] = {
     "required values": REQUIRED,
     "everything": EVERYTHING,
@@ -317,6 +318,18 @@ def test_every_selector_finds_the_pods_that_it_is_for_and_no_others() -> None:
         each for each in manifests if each["kind"] == "Service" and selects(scraped, each["metadata"]["labels"])
     ]
     assert sorted(str(get_component(service)) for service in services) == ["web", "worker"]
+
+
+def test_every_pod_runs_on_the_nodes_that_are_named_for_it() -> None:
+    """On a cluster whose nodes are all tainted, a job that tolerates nothing keeps every upgrade waiting."""
+    manifests = {str(get_component(each)): each for each in list_pod_manifests(render(EVERYTHING))}
+    for component, values in {"web": "web", "worker": "worker", "migration": "migration", "test": "migration"}.items():
+        expected = {name: EVERYTHING[values][name] for name in PLACEMENT}
+        pod = get_pod(manifests.pop(component))
+        assert {name: pod[name] for name in PLACEMENT} == expected
+    assert manifests == {}
+    for manifest in list_pod_manifests(render(REQUIRED)):
+        assert get_pod(manifest).keys() & set(PLACEMENT) == set()
 
 
 def test_an_upgrade_never_has_fewer_pods_and_each_has_the_time_to_stop() -> None:

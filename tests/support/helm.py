@@ -93,6 +93,10 @@ EVERYTHING: Values = {
         "databaseUrl": {"name": "postgres-owner", "key": "uri"},
         "deadlineSeconds": 600,
         "resources": {"limits": {"memory": "1Gi"}},
+        "nodeSelector": {"pool": "jobs"},
+        "tolerations": [{"key": "jobs", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "jobs",
     },
     "pods": {
         "labels": {"team": "chat"},

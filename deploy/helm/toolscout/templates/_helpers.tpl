@@ -174,6 +174,15 @@ volumes:
   {{- end }}
 {{- end -}}
 
+{{/* On which nodes pods run, and before which others. Takes the values of a component. */}}
+{{- define "toolscout.placement" -}}
+{{- range $name := list "nodeSelector" "tolerations" "affinity" "priorityClassName" }}
+{{- with get $ $name }}
+{{ $name }}: {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* The pods of a Deployment. Takes a dict: root, component, values (those of the component), env, graceSeconds. */}}
 {{- define "toolscout.podTemplate" -}}
 {{- $root := .root -}}
@@ -206,18 +215,7 @@ spec:
       matchLabelKeys: [pod-template-hash]
     {{- end }}
   {{- end }}
-  {{- with .values.nodeSelector }}
-  nodeSelector: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .values.tolerations }}
-  tolerations: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .values.affinity }}
-  affinity: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .values.priorityClassName }}
-  priorityClassName: {{ . }}
-  {{- end }}
+  {{- include "toolscout.placement" .values | trim | nindent 2 }}
   containers:
     - name: toolscout
       command: [toolscout, serve]
