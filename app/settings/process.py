@@ -33,7 +33,7 @@ class ProcessSettings(BaseModel):
         None,
         validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_ENDPOINT", "otel_endpoint"),
         description="OpenTelemetry collector that receives traces (OTLP over HTTP, such as `http://collector:4318`); "
-        "requires `pip install 'toolscout[otel]'`",
+        "the image has the packages for it, elsewhere `pip install 'toolscout[otel]'`",
     )
     drain_s: float = Field(
         0.5,

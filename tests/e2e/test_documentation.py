@@ -3,11 +3,14 @@
 import json
 import re
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from typer.core import TyperGroup
 from typer.main import get_group
 
@@ -293,6 +296,34 @@ def test_the_lock_holds_every_dependency_that_the_project_names() -> None:
     }
     locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE))
     assert required - locked == set()
+
+
+def list_needed(requirement: Requirement) -> set[str]:
+    """Return the names of a package and of all that it needs on this machine, as they are installed."""
+    needed, waiting = set[str](), [requirement]
+    while waiting:
+        current = waiting.pop()
+        name = canonicalize_name(current.name)
+        extras = current.extras or {""}
+        below = [Requirement(line) for line in requires(name) or []]
+        if name not in needed:
+            needed.add(name)
+            waiting += [
+                each
+                for each in below
+                if not each.marker or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+            ]
+    return needed
+
+
+def test_the_image_has_the_packages_for_traces() -> None:
+    """The setting is accepted everywhere: without them, a container that has it would not start."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {name for line in project["optional-dependencies"]["otel"] for name in list_needed(Requirement(line))}
+    assert {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "requests"} <= needed
+    locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    assert needed - locked == set()
+    assert "requirements.lock" in (ROOT / "Dockerfile").read_text()
 
 
 def test_the_lock_of_third_party_servers_carries_hashes_and_no_addresses() -> None:
