@@ -281,6 +281,14 @@ def test_the_values_of_the_guide_create_what_it_says() -> None:
     assert files["DATABASE_URL"] == ("postgres-app", "uri")
 
 
+def test_the_documentation_says_what_switching_the_autoscaler_on_does() -> None:
+    """The chart cannot keep the number: what it reads while rendering is old after the migration, and in a rollback."""
+    assert "lookup" not in TEMPLATES
+    [comment] = [value.comment for value in VALUES if value.name == "autoscaling.enabled"]
+    assert "in a quiet minute" in comment
+    assert "Kubernetes puts one there until the autoscaler looks" in SECTION
+
+
 def test_the_commands_of_the_guide_give_the_secrets_that_the_values_name() -> None:
     smallest, _ = (yaml.safe_load(block) for block in list_code_blocks(SECTION, "yaml"))
     defaults = {value.name: value.default for value in LEAVES}
