@@ -505,14 +505,20 @@ def test_prometheus_sends_the_key_under_the_job_that_the_alerts_expect() -> None
     assert "authorization" not in endpoint
 
 
-@pytest.mark.parametrize("release", ["toolscout", "a", "x" * 53])
+@pytest.mark.parametrize("release", ["toolscout", "a", "x" * 53, "2026-chat", "2toolscout"])
 def test_names_fit_whatever_the_release_is_called(release: str) -> None:
     manifests = render(EVERYTHING | {"fullnameOverride": ""}, release)
     for manifest in manifests:
         assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", manifest["metadata"]["name"])
         assert all(len(value) <= 63 for value in manifest["metadata"]["labels"].values())
     names = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "Deployment"}
-    expected = {"toolscout": "toolscout", "a": "a-toolscout", "x" * 53: "x" * 50}[release]
+    expected = {
+        "toolscout": "toolscout",
+        "a": "a-toolscout",
+        "x" * 53: "x" * 50,
+        "2026-chat": "toolscout-2026-chat",
+        "2toolscout": "toolscout-2toolscout",
+    }[release]
     assert names == {f"{expected}-web", f"{expected}-worker"}
 
 

@@ -1,7 +1,12 @@
-{{/* The beginning of all names. Suffixes still fit into the 63 characters of a label. */}}
+{{/*
+The beginning of all names. Suffixes still fit into the 63 characters of a label. The name of a Service begins with a
+letter, that of a release need not.
+*/}}
 {{- define "toolscout.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if regexMatch "^[0-9]" .Release.Name -}}
+{{- printf "%s-%s" .Chart.Name .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
