@@ -308,6 +308,15 @@ def test_helm_waits_as_long_as_the_migration_job_may_take(page: str) -> None:
     assert minutes[0] * 60 > read_default("migration.deadlineSeconds")
 
 
+@needs_helm
+def test_the_service_listens_on_ipv6_if_it_is_told_to() -> None:
+    [host] = re.findall(r'`settings\.TOOLSCOUT_HOST: "(.+?)"`', SECTION)
+    for settings, expected in (({}, "0.0.0.0"), ({"TOOLSCOUT_HOST": host}, "::")):  # noqa: S104
+        manifests = render(merge_values(REQUIRED, {"settings": settings}))
+        for component in ("web", "worker"):
+            assert get_environment(get_manifest(manifests, "Deployment", component))["TOOLSCOUT_HOST"] == expected
+
+
 @each_page
 def test_values_that_the_documentation_names_exist(page: str) -> None:
     groups = "|".join({value.path[0] for value in VALUES if value.is_group})
