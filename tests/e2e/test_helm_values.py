@@ -317,6 +317,32 @@ def test_the_service_listens_on_ipv6_if_it_is_told_to() -> None:
             assert get_environment(get_manifest(manifests, "Deployment", component))["TOOLSCOUT_HOST"] == expected
 
 
+@needs_helm
+def test_the_guide_names_what_an_uninstallation_leaves() -> None:
+    """Helm deletes hooks only as their policies say."""
+    paragraphs = [" ".join(each.split()) for each in SECTION.split("\n\n")]
+    [paragraph] = [each for each in paragraphs if each.startswith("`helm uninstall` leaves")]
+    hooks = {
+        manifest["kind"]: manifest["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+        for manifest in render(REQUIRED)
+        if "helm.sh/hook" in manifest["metadata"].get("annotations", {})
+    }
+    left = {kind for kind, policy in hooks.items() if "hook-succeeded" not in policy}
+    assert left == {"Job"}
+    assert "the job `…-migrate`" in paragraph
+    assert hooks["NetworkPolicy"] == "before-hook-creation,hook-succeeded"
+    assert "NetworkPolicy" in paragraph
+
+
+@pytest.mark.parametrize("name", ["migration.enabled", "pods.startupSeconds"])
+def test_both_values_of_a_migration_without_a_job_name_each_other(name: str) -> None:
+    [comment] = [value.comment for value in VALUES if value.name == name]
+    assert {"migration.enabled": "`pods.startupSeconds`", "pods.startupSeconds": "`migration.enabled`"}[name] in comment
+    assert (
+        "With `migration.enabled: false` the first new pod migrates when it starts:\n`pods.startupSeconds`" in SECTION
+    )
+
+
 @each_page
 def test_values_that_the_documentation_names_exist(page: str) -> None:
     groups = "|".join({value.path[0] for value in VALUES if value.is_group})
