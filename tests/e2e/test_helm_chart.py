@@ -342,6 +342,30 @@ def test_an_upgrade_never_has_fewer_pods_and_each_has_the_time_to_stop() -> None
             assert margin_s >= 15 > _GRACE_S, "as with docker compose: see the guide to operations, Stopping"
 
 
+@pytest.mark.parametrize("component", ["web", "worker"])
+def test_a_pod_that_is_not_ready_gets_no_requests_and_one_that_does_not_answer_is_restarted(component: str) -> None:
+    """A restart does not help while Postgres is away, and a busy moment is no reason for one."""
+    container = get_container(get_manifest(render(REQUIRED), "Deployment", component))
+    ready, alive = container["readinessProbe"], container["livenessProbe"]
+    assert (ready["httpGet"]["path"], alive["httpGet"]["path"]) == ("/readyz", "/healthz")
+    assert ready["periodSeconds"] * ready["failureThreshold"] <= 10
+    assert alive["periodSeconds"] * alive["failureThreshold"] >= 60
+
+
+def test_pods_that_are_not_ready_keep_no_node_from_being_drained() -> None:
+    budgets = [each["spec"] for each in render(REQUIRED) if each["kind"] == "PodDisruptionBudget"]
+    assert [(each["maxUnavailable"], each["unhealthyPodEvictionPolicy"]) for each in budgets] == [
+        (1, "AlwaysAllow")
+    ] * 2
+
+
+def test_temporary_files_take_no_memory_of_the_containers() -> None:
+    for component in ("web", "worker"):
+        pod = get_pod(get_manifest(render(REQUIRED), "Deployment", component))
+        [volume] = [volume for volume in pod["volumes"] if volume["name"] == "tmp"]
+        assert volume["emptyDir"] == {"sizeLimit": "512Mi"}, "on the disk of the node"
+
+
 def test_a_pod_may_take_its_time_to_start() -> None:
     for seconds in (10, 121, 900):
         values = merge_values(REQUIRED, {"pods": {"startupSeconds": seconds}})
@@ -386,14 +410,21 @@ def test_migrations_run_before_anything_of_the_release_exists() -> None:
     job, policy = get_manifest(hooks, "Job"), get_manifest(hooks, "NetworkPolicy")
     weights = [int(hook["metadata"]["annotations"]["helm.sh/hook-weight"]) for hook in (policy, job)]
     assert weights == sorted(set(weights)), "the policy comes first"
-    for hook in hooks:
-        assert "before-hook-creation" in hook["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+    policies = [hook["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for hook in (policy, job)]
+    assert policies == ["before-hook-creation,hook-succeeded", "before-hook-creation"], "the log of the job stays"
     pod = get_pod(job)
     assert {kind for volume in pod["volumes"] for kind in volume if kind != "name"} == {"emptyDir", "projected"}
     assert "serviceAccountName" not in pod, "the account is created after the job"
     existing = get_pod(get_manifest(render(VALUE_SETS["an existing account"]), "Job"))
     assert existing["serviceAccountName"] == "scout"
     assert job["spec"]["activeDeadlineSeconds"] == 600
+
+
+def test_a_migration_that_fails_is_tried_again_in_a_pod_of_its_own() -> None:
+    """Postgres may be away for a moment. Pods that failed stay with their logs; a container that restarts loses it."""
+    job = get_manifest(render(REQUIRED), "Job")
+    assert job["spec"]["backoffLimit"] >= 1
+    assert get_pod(job)["restartPolicy"] == "Never"
 
 
 def test_pods_are_replaced_when_a_file_changes() -> None:
@@ -468,8 +499,9 @@ def test_pods_reach_name_servers_postgres_and_public_addresses() -> None:
     assert postgres == {"ports": [{"protocol": "TCP", "port": 5432}]}
     [v4, v6] = [peer["ipBlock"] for peer in public["to"]]
     assert (v4["cidr"], v6["cidr"]) == ("0.0.0.0/0", "::/0")
-    for private in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"):
-        assert private in v4["except"]
+    shared, local = ["100.64.0.0/10"], ["127.0.0.0/8", "169.254.0.0/16"]
+    assert {*v4["except"]} == {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", *shared, *local}
+    assert {*v6["except"]} == {"fc00::/7", "fe80::/10"}
     assert migrated == [names, postgres]
     served, migrated = (policy["spec"]["egress"] for policy in list_policies(render(EVERYTHING)))
     ports = [{"protocol": "TCP", "port": port} for port in (5432, 6432)]
