@@ -123,10 +123,11 @@ def count_indexed(deployment: Deployment, costs: Costs) -> float:
     by_processes = deployment.processes / costs.index.loop_s
     if deployment.app_cores is None:
         return min(by_processes, deployment.postgres_cores / (costs.index.loop_s + costs.index.postgres_s))
-    return min(
-        by_processes * min(1.0, deployment.app_cores),
-        deployment.nodes * deployment.postgres_cores / (costs.index.postgres_s * deployment.citus_factor),
-    )
+    tools = deployment.postgres_cores / costs.index.postgres_s  # that one Postgres writes
+    if deployment.citus_nodes:
+        shares = costs.citus.index
+        tools *= min(1 / shares.coordinator, deployment.citus_nodes / shares.nodes)
+    return min(by_processes * min(1.0, deployment.app_cores), tools)
 
 
 def _find_rate(deployment: Deployment, costs: Costs, workload: Workload, target: Target, highest: float) -> float:

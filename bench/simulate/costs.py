@@ -14,6 +14,7 @@ from app.embeddings.local import BATCH_TOKENS, estimate_tokens
 from app.settings import Settings
 from bench.load import contestants as load
 from bench.load.traffic import make_question
+from bench.result_files import RESULTS
 from bench.scale import routes
 from bench.simulate import replicas
 
@@ -22,6 +23,10 @@ Rows = Sequence[dict[str, Any]]
 _P95 = statistics.NormalDist().inv_cdf(0.95)
 _MANY = load.USERS
 _QUESTIONS = 1_000
+_INPUTS = ("load", "scale", "replicas")
+_CITUS_IN_MEMORY = "cached question, in memory"
+_CITUS_IN_POSTGRES = "cached question, in Postgres"
+_CITUS_INDEXING = "index run of one tool"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,22 @@ class Embedding:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """What Citus takes for a statement, as multiples of the processor time that one Postgres takes."""
+
+    coordinator: float
+    nodes: float
+    """Of all nodes together."""
+
+
+@dataclass(frozen=True)
+class CitusShares:
+    hit: Shares
+    miss: Shares
+    index: Shares
+
+
+@dataclass(frozen=True)
 class Costs:
     """Of users with `tools` tools each."""
 
@@ -66,6 +87,7 @@ class Costs:
     """Indexing a tool that is new or has changed, with its vector."""
     unchanged_s: float
     """Looking at a tool that has not changed."""
+    citus: CitusShares
     embedding: Embedding
     cv: float
     """The coefficient of variation of the time of a message."""
@@ -104,11 +126,16 @@ class Curves:
 
 
 def read_costs(folder: Path, tools: int) -> Costs:
-    results = {name: orjson.loads((folder / f"{name}.json").read_bytes()) for name in ("load", "scale", "replicas")}
-    return make_costs(results["load"], results["scale"], results["replicas"], tools)
+    """The costs of Citus are those that come with the project, unless the folder has its own."""
+    citus = folder / "citus.json"
+    files = [*(folder / f"{name}.json" for name in _INPUTS), citus if citus.exists() else RESULTS / citus.name]
+    loaded, scaled, replicated, distributed = (orjson.loads(file.read_bytes()) for file in files)
+    return make_costs(loaded, scaled, replicated, distributed, tools)
 
 
-def make_costs(loaded: dict[str, Any], scaled: dict[str, Any], replicated: dict[str, Any], tools: int) -> Costs:
+def make_costs(
+    loaded: dict[str, Any], scaled: dict[str, Any], replicated: dict[str, Any], distributed: dict[str, Any], tools: int
+) -> Costs:
     curves, measured = Curves(scaled), loaded["tools"]
     if not 0 < tools <= curves.max_tools:
         raise ValueError(f"{tools} tools a user are outside of what bench-scale measured: at most {curves.max_tools}")
@@ -131,6 +158,9 @@ def make_costs(loaded: dict[str, Any], scaled: dict[str, Any], replicated: dict[
         load=_make_load(first, replicated, curves, tools),
         index=Work(replicated["indexing"]["app_cpu_ms"] / 1_000, replicated["indexing"]["postgres_cpu_ms"] / 1_000),
         unchanged_s=curves.unchanged_s,
+        citus=CitusShares(
+            *(_read_shares(distributed, name) for name in (_CITUS_IN_MEMORY, _CITUS_IN_POSTGRES, _CITUS_INDEXING))
+        ),
         embedding=embedding,
         cv=estimate_cv(quiet["rounds"]),
         hit_trips=trips["new question"],
@@ -161,6 +191,11 @@ def _make_load(first: dict[str, Any], replicated: dict[str, Any], curves: Curves
         return max(0.0, loaded_ms) / slower / 1_000 * tools / measured
 
     return Work(get_seconds("app_cpu_ms"), get_seconds("postgres_cpu_ms"))
+
+
+def _read_shares(distributed: dict[str, Any], name: str) -> Shares:
+    [row] = [row for row in distributed["rows"] if row["name"] == name]
+    return Shares(row["coordinator_ms"] / row["plain_ms"], row["nodes_ms"] / row["plain_ms"])
 
 
 def find_row(rows: Rows, name: str, clients: int, **others: int) -> dict[str, Any]:

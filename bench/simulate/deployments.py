@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.simulate.costs import Costs, Work
+from bench.simulate.costs import Costs, Shares, Work
 from bench.simulate.network import Kind, Machine, Network, Route, Station, Step
 
 _MAX_SHARE_OF_A_USER = 0.75
@@ -46,8 +46,7 @@ class Deployment:
     """Whether the load balancer sends a user to the same process each time."""
     read_replicas: int = 0
     citus_nodes: int = 0
-    citus_factor: float = 1.0
-    """The processor time of a statement in all of Citus, as a multiple of that in one Postgres."""
+    """Beside the coordinator. 0: one Postgres."""
     pool_size: int = 10
     network_s: float = 0.0
     """A round trip between two machines."""
@@ -136,15 +135,16 @@ class _Builder:
     def _add_postgres(self) -> None:
         deployment, index = self.deployment, self._count_index_work()
         app_s = index.loop_s if deployment.app_cores is None else 0.0
-        coordinator_s = index.postgres_s * (deployment.citus_factor - 1 if deployment.citus_nodes else 1) + app_s
+        shares = self.costs.citus.index
+        primary_s = index.postgres_s * (shares.coordinator if deployment.citus_nodes else 1) + app_s
         name = "cores of the machine" if deployment.app_cores is None else "cores of Postgres"
-        self.primary = self._add_machine("cores of the coordinator" if deployment.citus_nodes else name, coordinator_s)
+        self.primary = self._add_machine("cores of the coordinator" if deployment.citus_nodes else name, primary_s)
         self.readers = [
             self._add_machine(f"cores of read replica {number + 1}", index.postgres_s)  # it repeats what is written
             for number in range(deployment.read_replicas)
         ]
         self.nodes = [
-            self._add_machine(f"cores of node {number + 1}", index.postgres_s / deployment.nodes)
+            self._add_machine(f"cores of node {number + 1}", index.postgres_s * shares.nodes / deployment.nodes)
             for number in range(deployment.citus_nodes)
         ]
 
@@ -204,17 +204,19 @@ class _Process:
             Step(self.embedder, costs.embedding.fixed_s, costs.embedding.each_s),
         )
         # of a message that Postgres searches, a read replica answers all but the authentication
-        for queries in self._list_queries(
-            costs.hit.postgres_s, max(0.0, work.postgres_s - costs.hit.postgres_s), trips
-        ):
+        searching_s = max(0.0, work.postgres_s - costs.hit.postgres_s)
+        shares = costs.citus.hit if is_hit else costs.citus.miss
+        for queries in self._list_queries(costs.hit.postgres_s, searching_s, trips, shares):
             yield [loop, *queries, *([embed] if is_new else []), loop]
 
     def list_load_routes(self) -> Iterator[Route]:
-        load = self.builder.costs.load
-        for queries in self._list_queries(0.0, load.postgres_s, 1):
+        load, shares = self.builder.costs.load, self.builder.costs.citus.miss
+        for queries in self._list_queries(0.0, load.postgres_s, 1, shares):
             yield [*queries, Step(self.loop, load.loop_s)]
 
-    def _list_queries(self, primary_s: float, anywhere_s: float, trips: int) -> Iterator[Sequence[Step]]:
+    def _list_queries(
+        self, primary_s: float, anywhere_s: float, trips: int, shares: Shares
+    ) -> Iterator[Sequence[Step]]:
         """Yield the ways through Postgres with work that only the primary can do, and work that a read replica can."""
         deployment = self.builder.deployment
         delay_s, whole_s = trips * deployment.trip_s, primary_s + anywhere_s
@@ -223,8 +225,8 @@ class _Process:
             for reader in self.readers:
                 yield [*first, Step(reader, anywhere_s, delay_s=0.0 if first else delay_s)]
         elif self.nodes:
-            coordinate = Step(self.primary, whole_s * (deployment.citus_factor - 1), delay_s=delay_s)
+            coordinate = Step(self.primary, whole_s * shares.coordinator, delay_s=delay_s)
             for node in self.nodes:
-                yield [coordinate, Step(node, whole_s, delay_s=delay_s)]
+                yield [coordinate, Step(node, whole_s * shares.nodes, delay_s=delay_s)]
         else:
             yield [Step(self.primary, whole_s, delay_s=delay_s)]

@@ -32,7 +32,6 @@ class Scenario:
     pool_size: int = _DEFAULTS["database_pool_size"].default
     network_ms: float = 0.3
     citus_nodes: int = 4
-    citus_factor: float = 2.75
     messages: int = 30_000
     seed: int = 1
 
@@ -84,7 +83,6 @@ class Scenario:
                 count,
                 **apart,
                 citus_nodes=self.citus_nodes,
-                citus_factor=self.citus_factor,
             ),
         ]
 
@@ -105,7 +103,6 @@ _HELP = {
     "pool_size": "TOOLSCOUT_DATABASE_POOL_SIZE",
     "network_ms": "a round trip between two machines",
     "citus_nodes": "nodes of Citus that hold tools, beside the coordinator",
-    "citus_factor": "processor time of a statement in all of Citus, as a multiple of that in one Postgres",
     "messages": "messages that are simulated for each rate that is tried",
     "seed": "of the random numbers",
 }

@@ -16,7 +16,7 @@ _CAPACITY_HEAD = (
     "in memory",
     "rows in Postgres",
     "p50, p95 ms",
-    "ends with",
+    "bottleneck",
 )
 _COSTS_HEAD = ("processor time in ms", "process", "Postgres")
 _CHECK_HEAD = ("questions", "replicas", "clients", "requests/s", "", "p50 ms", "", "p95 ms", "")

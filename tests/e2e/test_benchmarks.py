@@ -89,6 +89,6 @@ def test_two_replicas_are_measured_and_compared_with_the_simulation(
     assert results["indexing"]["app_cpu_ms"] > 1  # with its vector, wherever the run went
     assert {(each["name"], each["replicas"], each["clients"]) for each in results["comparisons"]} == expected
     assert all(each["predicted"]["rate"] > 0 for each in results["comparisons"])
-    loaded, scaled = (read_results(RESULTS, f"{name}.json") for name in ("load", "scale"))
-    assert make_costs(loaded, scaled, results, 200).hit == read_costs(RESULTS, 200).hit
+    loaded, scaled, citus = (read_results(RESULTS, f"{name}.json") for name in ("load", "scale", "citus"))
+    assert make_costs(loaded, scaled, results, citus, 200).hit == read_costs(RESULTS, 200).hit
     assert "median error for two replicas" in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """What deployments carry, worked out from the recorded results, and the tables of the documentation that show it."""
 
 import argparse
-import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -66,8 +65,8 @@ def comparisons() -> list[Comparison]:
 
 
 def test_costs_are_those_of_the_recorded_results() -> None:
-    load, scale, replicas = (read_result(name) for name in ("load", "scale", "replicas"))
-    costs = make_costs(load, scale, replicas, load["tools"])
+    load, scale, replicas, citus = (read_result(name) for name in ("load", "scale", "replicas", "citus"))
+    costs = make_costs(load, scale, replicas, citus, load["tools"])
     cached = find_row(load["rows"], "discover, cached, 16 users", 16)
     alone, quiet, first = (find_row(load["rows"], name, 1) for name in (NEW, CACHED, COLD))
     assert costs.hit.loop_s * 1000 == pytest.approx(cached["app_cpu_ms"])
@@ -79,6 +78,25 @@ def test_costs_are_those_of_the_recorded_results() -> None:
     assert 0.8 * second < costs.load.postgres_s * 1000 * slower < second
     assert costs.index.loop_s * 1000 == replicas["indexing"]["app_cpu_ms"]
     assert costs.table_bytes == pytest.approx(scale["table"]["disk_mb"] * 1e6 / scale["table"]["rows"] * load["tools"])
+    in_memory, in_postgres, indexing = citus["rows"]
+    for shares, row in (
+        (costs.citus.hit, in_memory),
+        (costs.citus.miss, in_postgres),
+        (costs.citus.index, indexing),
+    ):
+        assert (shares.coordinator + shares.nodes) * row["plain_ms"] == pytest.approx(
+            row["coordinator_ms"] + row["nodes_ms"]
+        )
+
+
+def test_costs_of_other_machines_need_none_of_citus(tmp_path: Path) -> None:
+    for name in ("load", "scale", "replicas"):
+        (tmp_path / f"{name}.json").write_bytes((RESULTS / f"{name}.json").read_bytes())
+    assert read_costs(tmp_path, 200) == read_costs(RESULTS, 200)
+    (tmp_path / "citus.json").write_bytes(
+        (RESULTS / "citus.json").read_bytes().replace(b'"plain_ms": 0', b'"plain_ms": 1')
+    )
+    assert read_costs(tmp_path, 200).citus.hit.nodes < read_costs(RESULTS, 200).citus.hit.nodes
 
 
 def test_more_tools_cost_more() -> None:
@@ -242,8 +260,19 @@ def test_the_guide_shows_the_recorded_simulation(recorded: dict[str, Capacity], 
     machines = f"Postgres has {SCENARIO.cores:g} cores and {SCENARIO.postgres_gb:g} GB"
     held = f"about {format_count(count_held_users(APART, costs))} users fit"
     assert all(text in guide.replace("\n", " ") for text in (people, machines, held))
-    low, high = map(float, re.findall(r"takes ([\d.]+) to ([\d.]+) times", guide)[0])
-    assert SCENARIO.citus_factor == (low + high) / 2
+    shares = costs.citus.miss
+    words = f"takes {shares.coordinator + shares.nodes:.1f} times the processor time of one Postgres: "
+    words += f"{shares.coordinator:.1f} times on the coordinator, through which all of them pass, and "
+    assert f"{words}{shares.nodes:.1f} times on the nodes" in guide.replace("\n", " ")
+
+
+def test_the_benchmarks_page_shows_what_citus_takes() -> None:
+    page, citus = (DOCS / "benchmarks.md").read_text(), read_result("citus")
+    for row in [*citus["rows"], citus["idle_ms_per_s"]]:
+        plain, coordinator, nodes = (row[f"{name}_ms"] for name in ("plain", "coordinator", "nodes"))
+        figures = f"{{:.{1 if plain > 2 else 2}f}}"
+        cells = [figures.format(each) for each in (plain, coordinator, nodes)]
+        assert f"| {' | '.join(cells)} | {(coordinator + nodes) / plain:.1f} |" in page
 
 
 def test_the_benchmarks_page_shows_the_recorded_check(comparisons: list[Comparison]) -> None:
