@@ -441,7 +441,7 @@ class Database:
         try:
             return await self._retry(attempt)
         except _CONNECTION_ERRORS as error:
-            raise _database_down() from error
+            raise self._give_up(error) from error
 
     @asynccontextmanager
     async def _transaction(self, scope: Scope, owner: Owner, *, snapshot: bool = False) -> AsyncIterator[Session]:
@@ -466,7 +466,7 @@ class Database:
             finally:
                 await self._pool.release(owner, connection)  # it rolls back what was not committed
         except _CONNECTION_ERRORS as error:
-            raise _database_down() from error
+            raise self._give_up(error) from error
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """After a restart of Postgres every pooled connection may be dead: try and drop each, then make a new one.
@@ -478,11 +478,20 @@ class Database:
             try:
                 return await attempt()
             except (psycopg.OperationalError, psycopg.InterfaceError):
-                if self._replica is not None:
-                    self._replica.doubt()
+                self._doubt_replica()
                 if time.monotonic() > deadline:
                     raise
         return await attempt()
+
+    def _give_up(self, error: Exception) -> DatabaseDown:
+        if not isinstance(error, PoolTimeout):
+            self._doubt_replica()
+        return DatabaseDown("the database is not available; try again shortly")
+
+    def _doubt_replica(self) -> None:
+        """Call this for every connection that is lost or refused: it may have been a failover."""
+        if self._replica is not None:
+            self._replica.doubt()
 
     async def ping(self) -> None:
         """Raise `DatabaseDown` if the database does not answer.
@@ -552,7 +561,3 @@ async def _begin(connection: PooledConnection, scope: Scope, *, snapshot: bool) 
 
 def _node_down() -> NodeDown:
     return NodeDown("a node of the database is not available; try again shortly")
-
-
-def _database_down() -> DatabaseDown:
-    return DatabaseDown("the database is not available; try again shortly")

@@ -361,8 +361,54 @@ async def test_a_replica_of_another_database_is_not_read(
             assert await pair.read(Versions(0, 0, MODEL)) == (False, "first")
 
 
+async def lose_an_idle_connection(pair: Pair) -> None:
+    end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
+    run_sql(pair.url, f"{end} AND pid <> pg_backend_pid()")
+    assert await pair.read(None) == (False, "first")
+
+
+async def lose_a_connection(pair: Pair, *, at_commit: bool) -> None:
+    async with pair.primary.transaction("alice") as session:
+        [(pid,)] = await session.rows("SELECT pg_backend_pid()")
+        run_sql(pair.url, f"SELECT pg_terminate_backend({pid}, 10000)")
+        if not at_commit:
+            await session.rows("SELECT 1")
+
+
+async def lose_a_connection_in_a_transaction(pair: Pair) -> None:
+    pair.primary.expire_connections()
+    with pytest.raises(DatabaseDown):
+        await lose_a_connection(pair, at_commit=False)
+
+
+async def lose_a_connection_at_commit(pair: Pair) -> None:
+    pair.primary.expire_connections()
+    with pytest.raises(DatabaseDown):
+        await lose_a_connection(pair, at_commit=True)
+
+
+async def be_refused_a_connection(pair: Pair) -> None:
+    pair.primary.expire_connections()
+    name = pair.primary.engine.url.database
+    run_sql(pair.rig.primary.url, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+    try:
+        with pytest.raises(DatabaseDown):
+            await pair.read(None)
+    finally:
+        run_sql(pair.rig.primary.url, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lose_an_idle_connection,
+        lose_a_connection_in_a_transaction,
+        lose_a_connection_at_commit,
+        be_refused_a_connection,
+    ],
+)
 async def test_after_a_lost_connection_to_the_primary_the_replica_is_compared_before_it_is_used(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Pair], Awaitable[None]]
 ) -> None:
     """Another server may be the primary now, and the replica not follow it."""
     compared: list[float] = []
@@ -372,16 +418,29 @@ async def test_after_a_lost_connection_to_the_primary_the_replica_is_compared_be
         return find_problem(*facts)
 
     monkeypatch.setattr(read_replica, "find_problem", compare)
+    await wait_until(lambda: compared)
     monkeypatch.setattr(read_replica, "_WATCH_S", 3600.0)
+    compared.clear()
+    pair.replica._must_look.set()
     await wait_until(lambda: compared)
     compared.clear()
-    end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
-    run_sql(pair.url, f"{end} AND pid <> pg_backend_pid()")
-    assert await pair.read(None) == (False, "first")
+    await lose(pair)
+    is_replica, _ = await pair.read(Versions(0, 0, MODEL))
+    assert compared or not is_replica
     await wait_until(lambda: compared)
     await pair.wait_until_used()
     assert await pair.read(Versions(0, 0, MODEL)) == (True, "first")
-    assert compared == [0], "not used before"
+    assert compared[0] == 0, "not used before"
+
+
+async def test_a_primary_without_a_free_connection_says_nothing_about_the_replica(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair.primary._pool, "_wait_s", 0.05)
+    async with pair.primary.transaction("alice"), pair.primary.transaction("bob"):
+        with pytest.raises(DatabaseDown):
+            await pair.read(None)
+        assert await pair.read(Versions(0, 0, MODEL)) == (True, "first")
 
 
 async def test_a_distributed_database_has_no_read_replica(streaming_replica: StreamingReplica) -> None:
