@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 import psycopg
@@ -49,7 +50,7 @@ Outcome = Literal["served", "behind", "busy", "failed", "unavailable"]
 
 # A new model's rows are complete once it is active. A process may learn of it after it has read the user's versions.
 _CHECK = """
-    SELECT pg_is_in_recovery(), EXISTS (
+    SELECT pg_is_in_recovery(), pg_postmaster_start_time(), EXISTS (
         SELECT 1 FROM users
         WHERE id = %(user_id)s AND catalog_version >= %(catalog)s AND examples_version >= %(examples)s
     ) AND EXISTS (SELECT 1 FROM embedding_models WHERE id = %(model)s AND active)
@@ -69,6 +70,10 @@ class _Promoted(Exception):
     pass
 
 
+class _NotCompared(Exception):
+    """The connection leads to another server than the one that was compared with the primary, or it has restarted."""
+
+
 class ReadReplica:
     """Answers reads for `Database.use_replica`, from `start` to `stop`."""
 
@@ -81,6 +86,8 @@ class ReadReplica:
         self._has_served = True
         """Whether it has answered since the last failure."""
         self._doubts = 0
+        self._started_at: datetime | None = None
+        """When the server was started that was compared last: no two servers share this time."""
         self._problem: str | None = None
         self._behind: TTLCache[str, None] = TTLCache(_MAX_USERS, _BEHIND_S)
         self._failing: TTLCache[str, None] = TTLCache(_MAX_USERS, _FAILING_S)
@@ -119,7 +126,7 @@ class ReadReplica:
         async def attempt() -> list[Rows]:
             checked = [_make_check(user_id, at_least), *statements]
             [check], *rows = await self._server.fetch(user_id, checked, snapshot=True)
-            _require(*check)
+            self._require(*check)
             return rows
 
         return await self._serve(user_id, attempt, _ANSWER_S)
@@ -132,7 +139,7 @@ class ReadReplica:
         async def attempt() -> T:
             async with self._server.snapshot(user_id) as session:
                 [check] = await session.rows(*_make_check(user_id, at_least))
-                _require(*check)
+                self._require(*check)
                 return await work(session)
 
         return await self._serve(user_id, attempt, _PATIENT_S if patient else _ANSWER_S)
@@ -173,7 +180,9 @@ class ReadReplica:
             return "behind"
         if isinstance(error, DatabaseDown) and isinstance(error.__cause__, PoolTimeout):
             return "busy"
-        if isinstance(error, _Promoted):
+        if isinstance(error, _NotCompared):
+            logger.info("a connection leads to another server than the replica that was compared last")
+        if isinstance(error, (_Promoted, _NotCompared)):
             self._suspect()
             return "unavailable"
         logger.info("a read of the replica failed: the primary answers", extra={"error": find_root_cause(error)})
@@ -193,6 +202,14 @@ class ReadReplica:
             self._must_look.set()
         self._has_served = False
         self._set_in_use(False)
+
+    def _require(self, is_replica: bool, started_at: datetime, has_reached: bool) -> None:
+        if not is_replica:
+            raise _Promoted
+        if started_at != self._started_at:
+            raise _NotCompared
+        if not has_reached:
+            raise _Behind
 
     async def _run_in_time(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         """Raise `TimeoutError` after that time, or as soon as the replica is known to be away.
@@ -265,6 +282,9 @@ class ReadReplica:
         await self._run_in_time(connecting, _CONNECT_S)
         replica = await self._run_in_time(read_facts(self._server), _ANSWER_S)
         self._metrics.read_replica_lag.set(replica.lag_behind(primary))
+        if self._started_at not in (None, replica.started_at):
+            self._server.expire_connections()  # others may lead to the server before it
+        self._started_at = replica.started_at
         return find_problem(primary, replica)
 
     def _set_in_use(self, is_in_use: bool) -> None:
@@ -273,13 +293,6 @@ class ReadReplica:
 
     def _count(self, outcome: Outcome) -> None:
         self._metrics.read_replica_reads.labels(outcome).inc()
-
-
-def _require(is_replica: bool, has_reached: bool) -> None:
-    if not is_replica:
-        raise _Promoted
-    if not has_reached:
-        raise _Behind
 
 
 def find_root_cause(error: Exception) -> str:

@@ -134,7 +134,7 @@ async def test_the_very_next_search_sees_a_change_that_the_replica_has_not_repla
 async def test_without_the_comparison_of_versions_old_tools_would_be_found(
     world: World, user: TestUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_replica, "_require", lambda _is_replica, _has_reached: None)
+    monkeypatch.setattr(ReadReplica, "_require", lambda *_: None)
     server_id = (await user.tools())["show_file"]["server_id"]
     with world.rig.paused():
         await user.push(server_id, NEW)

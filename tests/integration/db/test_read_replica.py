@@ -2,13 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from app.db import read_replica
 from app.db.engine import Database, Session, Versions
@@ -22,7 +26,7 @@ from tests.support.factories import make_database
 from tests.support.fake_citus import install_fake_citus
 from tests.support.mcp_pool import wait_until
 from tests.support.round_trips import counted_round_trips
-from tests.support.streaming_replica import StreamingReplica, run_sql
+from tests.support.streaming_replica import StreamingReplica, run_sql, running_replica
 
 MODEL = "a-model"
 IS_REPLICA = ("SELECT pg_is_in_recovery()", None)
@@ -189,7 +193,7 @@ async def test_only_a_state_that_has_reached_all_versions_is_served(
 async def test_without_the_comparison_of_versions_old_rows_would_be_served(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_replica, "_require", lambda _is_replica, _has_reached: None)
+    monkeypatch.setattr(ReadReplica, "_require", lambda *_: None)
     with pair.rig.paused():
         versions = await pair.set_name("alice", "second")
         assert await pair.read(versions) == (True, "first")
@@ -334,7 +338,7 @@ async def test_a_promoted_replica_is_not_read(pair: Pair, monkeypatch: pytest.Mo
     await expect_warning(pair, "it was promoted, and takes writes of its own")
     assert await pair.read_in_work(versions) == (False, "first")
     with monkeypatch.context() as unchecked:
-        unchecked.setattr(read_replica, "_require", lambda _is_replica, _has_reached: None)
+        unchecked.setattr(ReadReplica, "_require", lambda *_: None)
         unchecked.setattr(read_replica, "find_problem", lambda _primary, _replica: None)
         await pair.wait_until_used()
         assert await pair.read(versions) == (False, "of its own"), "without the checks it would be read"
@@ -359,6 +363,24 @@ async def test_a_replica_of_another_database_is_not_read(
         async with opened(streaming_replica, url, other) as pair:
             await expect_warning(pair, "another database")
             assert await pair.read(Versions(0, 0, MODEL)) == (False, "first")
+
+
+async def record_comparisons(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """From now on, compare only for a reason. Return how many reads had been served before each comparison."""
+    compared: list[float] = []
+
+    def compare(*facts: Any) -> str | None:
+        compared.append(pair.count("served"))
+        return find_problem(*facts)
+
+    monkeypatch.setattr(read_replica, "find_problem", compare)
+    monkeypatch.setattr(read_replica, "_WATCH_S", 3600.0)
+    assert pair.replica._watching is not None
+    pair.replica._watching.cancel()
+    pair.replica.start()
+    await wait_until(lambda: compared and pair.replica.is_in_use)
+    compared.clear()
+    return compared
 
 
 async def lose_an_idle_connection(pair: Pair) -> None:
@@ -411,19 +433,7 @@ async def test_after_a_lost_connection_to_the_primary_the_replica_is_compared_be
     pair: Pair, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Pair], Awaitable[None]]
 ) -> None:
     """Another server may be the primary now, and the replica not follow it."""
-    compared: list[float] = []
-
-    def compare(*facts: Any) -> str | None:
-        compared.append(pair.count("served"))
-        return find_problem(*facts)
-
-    monkeypatch.setattr(read_replica, "find_problem", compare)
-    await wait_until(lambda: compared)
-    monkeypatch.setattr(read_replica, "_WATCH_S", 3600.0)
-    compared.clear()
-    pair.replica._must_look.set()
-    await wait_until(lambda: compared)
-    compared.clear()
+    compared = await record_comparisons(pair, monkeypatch)
     await lose(pair)
     is_replica, _ = await pair.read(Versions(0, 0, MODEL))
     assert compared or not is_replica
@@ -441,6 +451,62 @@ async def test_a_primary_without_a_free_connection_says_nothing_about_the_replic
         with pytest.raises(DatabaseDown):
             await pair.read(None)
         assert await pair.read(Versions(0, 0, MODEL)) == (True, "first")
+
+
+def get_socket(url: str) -> Path:
+    where = conninfo_to_dict(url)
+    return Path(str(where["host"])) / f".s.PGSQL.{where['port']}"
+
+
+class MovingAddress:
+    """A URL that leads to one server, and after `move` to another one."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._link = folder / get_socket(url).name
+        self._link.symlink_to(get_socket(url))
+        self.url = url.replace(quote(str(get_socket(url).parent)), quote(str(folder)))
+
+    def move(self, url: str) -> None:
+        self._link.unlink()
+        self._link.symlink_to(get_socket(url))
+
+
+@pytest.fixture
+def moving_address(streaming_replica: StreamingReplica, url: str) -> Iterator[MovingAddress]:
+    with TemporaryDirectory() as folder:  # a socket's path must be short
+        yield MovingAddress(Path(folder), streaming_replica.url(url))
+
+
+async def test_a_server_that_was_not_compared_is_not_read_though_its_url_is_that_of_the_replica(
+    streaming_replica: StreamingReplica,
+    url: str,
+    moving_address: MovingAddress,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions = Versions(0, 0, MODEL)
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def stay(_session: Session) -> None:
+        entered.set()
+        await leave.wait()
+
+    with running_replica(streaming_replica.primary, tmp_path / "second") as second:
+        async with opened(streaming_replica, url, moving_address.url) as pair:
+            await pair.wait_until_used()
+            compared = await record_comparisons(pair, monkeypatch)
+            assert await pair.read(versions) == (True, "first")
+            moving_address.move(second.url(url))
+            # the connection of the first server is in use: the next one leads to the second server
+            staying = asyncio.create_task(pair.primary.read_snapshot("bob", stay, at_least=versions, patient=True))
+            await entered.wait()
+            assert await pair.read(versions) == (False, "first")
+            await wait_until(lambda: compared)
+            leave.set()
+            await staying
+            await pair.wait_until_used()
+            assert await pair.read(versions) == (True, "first"), "it is a replica, too"
+            assert compared == [1], "not used before"
 
 
 async def test_a_distributed_database_has_no_read_replica(streaming_replica: StreamingReplica) -> None:
