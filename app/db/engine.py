@@ -55,6 +55,13 @@ _PREPARING: Mapping[Pooler, Mapping[str, Any]] = {
     "transaction_prepared": {},
 }
 
+_MODES = {  # by whether Citus distributes the tables, and whether the URL leads to a pooler
+    (False, False): Mode.SESSION,
+    (False, True): Mode.TRANSACTION,
+    (True, False): Mode.DISTRIBUTED,
+    (True, True): Mode.DISTRIBUTED_TRANSACTION,
+}
+
 # The role, too, although each transaction sets it: a statement outside of all transactions must not be the owner's.
 _ON_CONNECT = {
     mode: "; ".join([f"SET ROLE {APP_ROLE}", *(f"SET {name} = '{value}'" for name, value in settings.items())])
@@ -317,7 +324,7 @@ class Database:
             isolation_level="AUTOCOMMIT",  # `_transaction` begins and commits
             connect_args={"connect_timeout": _CONNECT_S, **_PREPARING[pooler]},
         )
-        self._mode = Mode.SESSION if pooler == "none" else Mode.TRANSACTION
+        self._is_pooled = pooler != "none"
         self.is_distributed = False
         """Whether Citus distributes the tables, as the newest connection has found them."""
         self.warning: str | None = None
@@ -429,7 +436,7 @@ class Database:
             try:
                 opening = open_fetch(scope, connection.mode, snapshot=snapshot)
                 bound = [*opening.statements, *statements]
-                is_distributed = connection.mode is Mode.DISTRIBUTED
+                is_distributed = connection.mode.is_distributed
                 with _translate_errors(connection.driver, is_distributed, self._warn_of_lost_statement):
                     rows = await run_pipeline(
                         connection.driver, bound, opening=opening.texts, commit=bool(opening.texts)
@@ -457,7 +464,7 @@ class Database:
         try:
             connection = await self._retry(attempt)
             try:
-                is_distributed = connection.mode is Mode.DISTRIBUTED
+                is_distributed = connection.mode.is_distributed
                 session = Session(connection.alchemy, connection.driver, is_distributed, self._warn_of_lost_statement)
                 yield session
                 await session.commit()
@@ -527,9 +534,9 @@ class Database:
         try:
             connection.run_async(register_vector_async)
             self.is_distributed = _has_distributed_tables(connection)
-            record.info[MODE] = Mode.DISTRIBUTED if self.is_distributed else self._mode
-            if self._mode is Mode.SESSION:
-                _execute(connection, _ON_CONNECT[record.info[MODE]])
+            mode = record.info[MODE] = _MODES[self.is_distributed, self._is_pooled]
+            if mode in _ON_CONNECT:
+                _execute(connection, _ON_CONNECT[mode])
         except BaseException:  # also when the request was cancelled: nothing else would close the connection
             connection.driver_connection.pgconn.finish()
             raise

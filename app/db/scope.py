@@ -46,6 +46,12 @@ class Mode(Enum):
     """Citus distributes the tables. It passes `SET LOCAL` on to the other nodes, but neither `set_config` nor what
     shares a message with other statements. `DISTRIBUTED_SETTINGS` are set when a connection is opened, and stored with
     the app role for the other nodes: passed on, each would cost a message per node."""
+    DISTRIBUTED_TRANSACTION = "distributed transaction"
+    """Distributed, and behind a pooler: each transaction sets `DISTRIBUTED_SETTINGS`, too, on the coordinator alone."""
+
+    @property
+    def is_distributed(self) -> bool:
+        return self in (Mode.DISTRIBUTED, Mode.DISTRIBUTED_TRANSACTION)
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,8 @@ def open_transaction(scope: Scope, mode: Mode, *, snapshot: bool) -> Sequence[st
     `snapshot`: read-only, and all statements see one state.
     """
     begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if snapshot else "BEGIN"
-    if mode is Mode.DISTRIBUTED:
-        return begin, *_local_settings(scope)
+    if mode.is_distributed:
+        return begin, *_local_settings(scope, mode)
     value = sql.Literal(scope.value).as_string(None)
     return (f"{begin}; {_select_settings(scope.setting, value, _ROLE | _more_settings(mode))}",)
 
@@ -90,18 +96,20 @@ def open_fetch(scope: Scope, mode: Mode, *, snapshot: bool) -> Opening:
 
     It is read-only, since a fetch is repeated if its connection is lost: a write could be done twice.
     """
-    if mode is Mode.DISTRIBUTED:
+    if mode.is_distributed:
         isolation = " ISOLATION LEVEL REPEATABLE READ" if snapshot else ""
-        return Opening((f"BEGIN{isolation} READ ONLY", *_local_settings(scope)))
+        return Opening((f"BEGIN{isolation} READ ONLY", *_local_settings(scope, mode)))
     begin = ("BEGIN ISOLATION LEVEL REPEATABLE READ",) if snapshot else ()
     return Opening(begin, [(_FETCHES[mode, scope.setting], {"value": scope.value})])
 
 
-def _local_settings(scope: Scope) -> Sequence[str]:
+def _local_settings(scope: Scope, mode: Mode) -> Sequence[str]:
     # Citus logs in to the nodes as the role of the moment. It does not pass the role on as a setting, which a function
-    # of the owner (SECURITY DEFINER) would get, too.
+    # of the owner (SECURITY DEFINER) would get, too. The nodes have the other settings from the role.
+    settings = DISTRIBUTED_SETTINGS if mode is Mode.DISTRIBUTED_TRANSACTION else {}
     return (
         f"SET LOCAL ROLE {APP_ROLE}",
+        *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items()),
         "SET LOCAL citus.propagate_set_commands = 'local'",
         f"SET LOCAL {scope.setting} = {sql.Literal(scope.value).as_string(None)}",
     )

@@ -21,6 +21,7 @@ from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.barriers import PredicateRemover, predicates_removed
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import make_database, make_settings, tool
+from tests.support.fake_citus import change_fake_citus, install_fake_citus
 from tests.support.pgbouncer import PgBouncer, keeps_prepared_statements, running_pgbouncer
 
 pytestmark = [pytest.mark.needs_pgbouncer, pytest.mark.no_retry]
@@ -147,6 +148,31 @@ async def test_the_service_leaves_nothing_behind_for_the_next_client(
         "postgres", "force_custom_plan", "", 0, 1, 0
     )  # fmt: skip
     pgbouncer.command("RECONNECT")
+
+
+SETTINGS: Statement = (
+    "SELECT current_user::text, current_setting('app.user_id'), current_setting('statement_timeout'), "
+    "current_setting('jit'), current_setting('work_mem'), current_setting('plan_cache_mode')",
+    None,
+)
+
+
+@pytest.mark.parametrize(("is_distributed", "plans"), [(False, "force_generic_plan"), (True, "auto")])
+async def test_each_transaction_has_the_settings_of_the_service(
+    postgres: EmbeddedPostgres, pgbouncer: PgBouncer, *, is_distributed: bool, plans: str
+) -> None:
+    url = make_database(postgres)
+    if is_distributed:
+        install_fake_citus(url)
+        change_fake_citus(url, "INSERT INTO pg_catalog.pg_dist_partition VALUES ('users'::regclass, '')")
+    expected = [(APP_ROLE, "alice", "30s", "off", "32MB", plans)]
+    database = Database(pgbouncer.url_of(url), 1, pooler="transaction")
+    async with database.transaction("alice") as session:
+        assert session.is_distributed is is_distributed
+        assert await session.rows(*SETTINGS) == expected
+    assert await database.fetch("alice", [SETTINGS]) == [expected]
+    await database.close()
+    assert await read_left_behind(pgbouncer.url_of(url)) == NOTHING
 
 
 async def test_notifications_arrive_around_the_pooler_and_not_through_it(
