@@ -72,6 +72,8 @@ _POSTGRES_SCHEMES = frozenset({"postgres", "postgresql"})
 _POOL_WAIT_S = 5
 """How long a request waits for a pooled connection before it is answered with 503."""
 _CONNECT_S = 3
+# A connection whose other end has vanished, or that a firewall has dropped, looks alive for hours otherwise.
+_KEEPALIVES = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
 # SQLSTATE prefixes. A connection error on a connection that is open is about another one: of Citus, to a node.
 _NODE_DOWN_STATE = "08"
@@ -118,6 +120,12 @@ def driver_url(url: str, setting: str = "DATABASE_URL") -> str:
 def libpq_url(url: str, setting: str = "DATABASE_URL") -> str:
     """Return the URL as psycopg itself takes it."""
     return driver_url(url, setting).replace("postgresql+psycopg://", "postgresql://", 1)
+
+
+def keepalives_for(url: str) -> dict[str, int]:
+    """Return the parameters with which a lost connection is noticed in half a minute; the URL may have its own."""
+    own = make_url(url).query
+    return {name: value for name, value in _KEEPALIVES.items() if name not in own}
 
 
 @dataclass(frozen=True)
@@ -322,7 +330,7 @@ class Database:
             pool_reset_on_return=None,
             hide_parameters=True,  # a logged error must not contain a user's texts
             isolation_level="AUTOCOMMIT",  # `_transaction` begins and commits
-            connect_args={"connect_timeout": _CONNECT_S, **_PREPARING[pooler]},
+            connect_args={"connect_timeout": _CONNECT_S, **keepalives_for(url), **_PREPARING[pooler]},
         )
         self._is_pooled = pooler != "none"
         self.is_distributed = False
@@ -518,6 +526,10 @@ class Database:
     def expire_connections(self) -> None:
         """Let all connections be replaced at their next use."""
         self._pool.expire_connections()
+
+    def disconnect(self) -> None:
+        """Break all connections that are in use: what waits for the server fails at once."""
+        self._pool.disconnect()
 
     async def close(self) -> None:
         await self._pool.close()

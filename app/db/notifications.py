@@ -13,7 +13,7 @@ from enum import StrEnum
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from app.db.engine import Session, libpq_url
+from app.db.engine import Session, keepalives_for, libpq_url
 from app.db.pipeline import DriverConnection
 from app.db.scope import APP_ROLE
 
@@ -24,8 +24,6 @@ POLL_S = 5.0
 _CONNECT_S = 3
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 30.0
-# A connection that a firewall has dropped looks alive for hours otherwise.
-_KEEPALIVES = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3}
 
 
 class Channel(StrEnum):
@@ -49,7 +47,7 @@ class Notifications:
     def __init__(self, url: str) -> None:
         """`url` leads to Postgres itself or to a pooler that keeps one connection for a session."""
         plain_url = libpq_url(url, "TOOLSCOUT_LISTEN_DATABASE_URL")
-        self._conninfo = make_conninfo(plain_url, connect_timeout=_CONNECT_S, **_KEEPALIVES)
+        self._conninfo = make_conninfo(plain_url, connect_timeout=_CONNECT_S, **keepalives_for(plain_url))
         self._subscribers: dict[Channel, list[Callable[[], object]]] = {channel: [] for channel in Channel}
         self._task: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()

@@ -4,8 +4,11 @@ SQLAlchemy's own pool would take as long for each transaction as a short stateme
 """
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -19,6 +22,8 @@ from app.observability.metrics import Metrics
 
 MODE = "mode"
 """The key of a connection's `Mode` in SQLAlchemy's `info`."""
+_ROLL_BACK_S = 5.0
+"""How long the server may take to roll a transaction back before its connection is closed."""
 
 
 class PoolTimeout(Exception):
@@ -56,6 +61,7 @@ class ConnectionPool:
         self._wait_s = wait_s
         self._shares = FairShares(size)
         self._idle: list[PooledConnection] = []
+        self._in_use: set[PooledConnection] = set()
         self._generation = 0
         self._metrics = metrics
         metrics.pool_size.set(size)
@@ -72,10 +78,14 @@ class ConnectionPool:
             while self._idle:
                 connection = self._idle.pop()  # the one used last: its caches are warm
                 if connection.generation == self._generation:
+                    self._in_use.add(connection)
                     return connection
                 await _close(connection)
             alchemy = await self._connect()
-            return PooledConnection(alchemy, get_driver_connection(alchemy), self._generation, _get_mode(alchemy))
+            driver = get_driver_connection(alchemy)
+            connection = PooledConnection(alchemy, driver, self._generation, _get_mode(alchemy))
+            self._in_use.add(connection)
+            return connection
         except BaseException:
             self._shares.release(owner)
             raise
@@ -99,16 +109,24 @@ class ConnectionPool:
         try:
             if connection.is_in_transaction:
                 await _try_to_roll_back(connection)
-            if connection.is_idle and connection.generation == self._generation:
-                self._idle.append(connection)
-            else:
-                await _close(connection)
         finally:
-            self._shares.release(owner)
+            try:
+                if connection.is_idle and connection.generation == self._generation:
+                    self._idle.append(connection)
+                else:
+                    await _close(connection)
+            finally:
+                self._in_use.discard(connection)
+                self._shares.release(owner)
 
     def expire_connections(self) -> None:
         """Let all connections be replaced at their next use."""
         self._generation += 1
+
+    def disconnect(self) -> None:
+        """Break all connections that are in use: what waits for the server on them fails at once."""
+        for connection in self._in_use:
+            _disconnect(connection.driver)
 
     async def close(self) -> None:
         self.expire_connections()
@@ -131,6 +149,8 @@ def _get_mode(connection: AsyncConnection) -> Mode:
 
 
 async def _try_to_roll_back(connection: PooledConnection) -> None:
+    """Leave the connection closed, unless the server answers in time."""
+    disconnecting = asyncio.get_running_loop().call_later(_ROLL_BACK_S, _disconnect, connection.driver)
     try:
         await roll_back(connection.driver)
     except psycopg.Error:
@@ -138,6 +158,18 @@ async def _try_to_roll_back(connection: PooledConnection) -> None:
     except BaseException:
         connection.driver.pgconn.finish()
         raise
+    finally:
+        disconnecting.cancel()
+
+
+def _disconnect(driver: DriverConnection) -> None:
+    """Let the driver find out that the connection is lost.
+
+    A task that waits for the server would, when cancelled, still wait for it: the driver tries to cancel the statement.
+    Nor may the connection be closed meanwhile: the driver waits for a file descriptor, which a new one could get.
+    """
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(driver.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
 
 
 async def _close(connection: PooledConnection) -> None:

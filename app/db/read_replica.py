@@ -38,7 +38,8 @@ _WATCH_S = 5.0
 """How often the replica is compared with the primary."""
 _RETRY_S = 2.0
 """How often, while it is not used."""
-_STOP_S = 0.1
+_STOP_S = 6.0
+"""How long `stop` waits for reads that were given up: longer than the driver tries to cancel a statement."""
 _BEHIND_S = 1.0
 """How long a user is served by the primary after the replica was behind."""
 _FAILING_S = 10.0
@@ -114,9 +115,10 @@ class ReadReplica:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        while self._abandoned:  # once more for each thing that the driver then waits for
-            for task in self._abandoned:
-                task.cancel()
+        if self._abandoned:
+            # They are cancelled already. A second time would interrupt the driver, which then waits for the server to
+            # cancel their statements.
+            self._server.disconnect()
             await asyncio.wait(self._abandoned, timeout=_STOP_S)
         await self._server.close()
 

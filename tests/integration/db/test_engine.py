@@ -188,3 +188,12 @@ async def test_an_error_contains_no_user_data(database: Database) -> None:
         async with database.transaction("alice") as session:
             await session.execute(foreign)
     assert "canary" not in f"{error.value} {error.value.__cause__}"
+
+
+@pytest.mark.parametrize(("own", "idle_s"), [("", "15"), ("&keepalives_idle=70", "70")])
+async def test_a_connection_whose_server_has_vanished_is_noticed(url: str, own: str, idle_s: str) -> None:
+    database = Database(f"{url}{own}", pool_size=1)
+    async with database.system_transaction() as session:
+        parameters = session._driver.info.get_parameters()
+    assert (parameters["keepalives_idle"], parameters["tcp_user_timeout"]) == (idle_s, "30000")
+    await database.close()

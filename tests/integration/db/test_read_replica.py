@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from app.db import read_replica
+from app.db import pool, read_replica
 from app.db.engine import Database, Session, Versions
 from app.db.read_replica import ReadReplica
 from app.db.scope import APP_ROLE
@@ -319,6 +319,48 @@ async def test_a_stalled_replica_delays_a_read_once_and_no_read_for_longer_than_
             assert await pair.read(versions) == (False, "first")
         assert time.monotonic() - started < DEADLINE_S
     await wait_until_served(pair, versions)
+
+
+async def test_a_read_that_is_given_up_holds_its_connection_for_a_limited_time(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two statements nothing is cancelled at the server: the connection would wait for its ROLLBACK."""
+    monkeypatch.setattr(pool, "_ROLL_BACK_S", 0.1)
+    entered, database = asyncio.Event(), pair.replica._server
+
+    async def stay(session: Session) -> None:
+        await session.rows(*NAME)
+        entered.set()
+        await asyncio.Event().wait()
+
+    reading = asyncio.create_task(pair.primary.read_snapshot("bob", stay, at_least=Versions(0, 0, MODEL)))
+    await entered.wait()
+    with pair.rig.stalled():
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await wait_until(lambda: not pair.replica._abandoned)
+        assert database._pool._shares.in_use == len(database._pool._in_use) == 0
+    assert await database.system_fetch([("SELECT 1", None)]) == [[(1,)]]
+
+
+async def test_the_service_stops_while_the_replica_is_stalled(pair: Pair) -> None:
+    versions, entered, given_up = Versions(0, 0, MODEL), asyncio.Event(), set[asyncio.Task[Any]]()
+
+    async def stay(session: Session) -> None:
+        await session.rows(*NAME)
+        entered.set()
+        await session.rows("SELECT pg_sleep(60)")
+
+    reading = asyncio.create_task(pair.primary.read_snapshot("bob", stay, at_least=versions))
+    await entered.wait()
+    with pair.rig.stalled():
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        given_up |= pair.replica._abandoned
+        await pair.replica.stop()
+        assert given_up
+        assert all(task.done() and task.cancelling() == 1 for task in given_up), "the driver is interrupted once"
+        assert pair.replica._server._pool._shares.in_use == 0
 
 
 async def test_a_replica_that_answers_too_slowly_one_user_is_used_for_the_others(pair: Pair) -> None:
