@@ -180,7 +180,7 @@ class ReadReplica:
         if isinstance(error, _Behind):
             self._behind[user_id] = None
             return "behind"
-        if isinstance(error, DatabaseDown) and isinstance(error.__cause__, PoolTimeout):
+        if _is_pool_timeout(error):
             return "busy"
         if isinstance(error, _NotCompared):
             logger.info("a connection leads to another server than the replica that was compared last")
@@ -256,6 +256,8 @@ class ReadReplica:
         try:
             problem, detail = await self._find_problem(), ""
         except (TimeoutError, DatabaseDown, QueryFailed, SQLAlchemyError, psycopg.Error) as error:
+            if _is_pool_timeout(error):
+                return  # all connections are in use: nothing is known about the server
             problem, detail = "it does not answer as it should", find_root_cause(error)
         if problem is not None:
             self._set_in_use(False)
@@ -276,7 +278,9 @@ class ReadReplica:
     async def _find_problem(self) -> str | None:
         try:
             primary = await read_facts(self._primary)
-        except Unavailable:
+        except Unavailable as error:
+            if _is_pool_timeout(error):
+                raise
             return "the primary does not answer"
         if self._primary.is_distributed:
             return "the database of DATABASE_URL is distributed over several nodes"
@@ -295,6 +299,10 @@ class ReadReplica:
 
     def _count(self, outcome: Outcome) -> None:
         self._metrics.read_replica_reads.labels(outcome).inc()
+
+
+def _is_pool_timeout(error: Exception) -> bool:
+    return isinstance(error, DatabaseDown) and isinstance(error.__cause__, PoolTimeout)
 
 
 def find_root_cause(error: Exception) -> str:

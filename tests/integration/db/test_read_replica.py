@@ -258,8 +258,12 @@ async def test_a_read_that_a_recovery_conflict_cancels_is_repeated_on_the_primar
     assert pair.count("failed") == 1
 
 
-async def test_requests_do_not_wait_for_a_busy_replica(streaming_replica: StreamingReplica, url: str) -> None:
+async def test_requests_do_not_wait_for_a_busy_replica_which_stays_in_use(
+    streaming_replica: StreamingReplica, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its only connection is in use. So it cannot be compared either, which says nothing about the server."""
     versions = Versions(0, 0, MODEL)
+    monkeypatch.setattr(read_replica, "_WATCH_S", 3600.0)
     async with opened(streaming_replica, url, streaming_replica.url(url), pool_size=1) as pair:
         await pair.wait_until_used()
         entered, leave = asyncio.Event(), asyncio.Event()
@@ -272,6 +276,9 @@ async def test_requests_do_not_wait_for_a_busy_replica(streaming_replica: Stream
         staying = asyncio.create_task(pair.primary.read_snapshot("bob", stay, at_least=versions, patient=True))
         await entered.wait()
         assert await pair.read(versions) == (False, "first")
+        await pair.replica._look()
+        assert pair.replica.is_in_use
+        assert pair.replica.warning is None
         leave.set()
         assert await staying == "done"
         assert await pair.read(versions) == (True, "first")
