@@ -46,6 +46,9 @@ _FAILING_S = 10.0
 """The same, after a statement for the user failed or took too long there."""
 _MAX_USERS = 10_000
 
+_SERVER_ERRORS = (TimeoutError, DatabaseDown, QueryFailed, SQLAlchemyError, psycopg.Error)
+"""What a read raises because of the server. Others are the caller's own: they say nothing about the replica."""
+
 T = TypeVar("T")
 Outcome = Literal["served", "behind", "busy", "failed", "unavailable"]
 
@@ -188,9 +191,10 @@ class ReadReplica:
             self._suspect()
             return "unavailable"
         logger.info("a read of the replica failed: the primary answers", extra={"error": find_root_cause(error)})
-        if isinstance(error, (TimeoutError, QueryFailed)):
+        is_of_server = isinstance(error, _SERVER_ERRORS) and not isinstance(error, QueryFailed)
+        if not is_of_server or isinstance(error, TimeoutError):
             self._failing[user_id] = None
-        if not isinstance(error, QueryFailed):
+        if is_of_server:
             self._suspect()
         return "failed"
 
@@ -246,6 +250,9 @@ class ReadReplica:
             except Exception:  # the task's boundary: the primary answers meanwhile
                 logger.exception("unexpected error while looking at the read replica")
                 self._set_in_use(False)
+                self._problem = (
+                    "an unexpected error, which the log shows, keeps it from being compared with the primary"
+                )
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S if self._is_in_use else _RETRY_S):
                     await self._must_look.wait()
@@ -255,7 +262,7 @@ class ReadReplica:
         doubts = self._doubts
         try:
             problem, detail = await self._find_problem(), ""
-        except (TimeoutError, DatabaseDown, QueryFailed, SQLAlchemyError, psycopg.Error) as error:
+        except _SERVER_ERRORS as error:
             if _is_pool_timeout(error):
                 return  # all connections are in use: nothing is known about the server
             problem, detail = "it does not answer as it should", find_root_cause(error)

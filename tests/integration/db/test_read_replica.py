@@ -239,6 +239,29 @@ async def test_what_the_caller_raises_about_its_rows_is_no_failure_of_the_replic
     assert await pair.read(Versions(0, 0, MODEL)) == (True, "first")
 
 
+async def test_an_error_of_the_callers_own_takes_the_replica_from_nobody_else(pair: Pair) -> None:
+    async def fail_there(session: Session) -> bool:
+        [(is_replica,)] = await session.rows(*IS_REPLICA)
+        return {False: True}[is_replica]
+
+    assert await pair.read_in_work(Versions(0, 0, MODEL), fail_there)
+    assert pair.replica.is_in_use
+    assert await pair.read(Versions(0, 0, MODEL), "bob") == (True, "other")
+    assert await pair.read(Versions(0, 0, MODEL)) == (False, "first"), "not tried there again for a while"
+
+
+async def test_an_unexpected_error_of_the_comparison_is_a_warning(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(read_replica, "find_problem", fail)
+        await expect_warning(pair, "an unexpected error")
+        assert await pair.read(Versions(0, 0, MODEL)) == (False, "first")
+    await pair.wait_until_used()
+    assert pair.replica.warning is None
+
+
 async def test_a_read_that_a_recovery_conflict_cancels_is_repeated_on_the_primary(pair: Pair) -> None:
     run_sql(pair.rig.postgres.url, "ALTER SYSTEM SET max_standby_streaming_delay = 0")
     run_sql(pair.rig.postgres.url, "SELECT pg_reload_conf()")
