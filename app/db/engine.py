@@ -162,7 +162,7 @@ class Session:
         except QueryFailed as error:
             if not self.is_distributed:
                 raise
-            # Citus reports a lost node with an internal error. Nobody knows whether the node has committed.
+            # Citus reports a lost node with an internal error. Whether the node has committed is unknown.
             raise _node_down() from error
 
     def run_callbacks(self) -> None:
@@ -261,11 +261,11 @@ class Replica(Protocol):
         """Raise `NotServed` unless the replica answers, and has reached these versions."""
 
     async def read(
-        self, user_id: str, work: Callable[[Session], Awaitable[T]], at_least: Versions, *, patient: bool
+        self, user_id: str, work: Callable[[Session], Awaitable[T]], at_least: Versions, *, background: bool
     ) -> T:
-        """Like `fetch`, for reads of several round trips. `patient`: nobody waits for the result."""
+        """Like `fetch`, for reads of several round trips. `background`: no request waits for the result."""
 
-    def doubt(self) -> None:
+    def request_check(self) -> None:
         """Compare the replica with the primary before it is used again: another server may be the primary now."""
 
 
@@ -323,7 +323,7 @@ class Database:
         pooler: Pooler = "none",
         pool_wait_s: float | None = None,
     ) -> None:
-        """Commands pass no `metrics`: nobody could scrape them. `pooler` says what the URL leads to."""
+        """Commands pass no `metrics`: they end before a scrape. `pooler` says what the URL leads to."""
         self._engine = create_async_engine(
             driver_url(url),
             poolclass=NullPool,  # `ConnectionPool` keeps the connections
@@ -397,15 +397,15 @@ class Database:
         work: Callable[[Session], Awaitable[T]],
         *,
         at_least: Versions | None = None,
-        patient: bool = False,
+        background: bool = False,
     ) -> T:
         """Return what `work` reads in a `snapshot`. It may run twice: if a read replica fails, again on the primary.
 
-        `at_least` lets a read replica answer that has reached these versions. `patient`: nobody waits for the result.
+        `at_least` lets a read replica answer that has reached these versions. `background`: no request waits for it.
         """
         if at_least is not None and self._replica is not None:
             with suppress(NotServed):
-                return await self._replica.read(user_id, work, at_least, patient=patient)
+                return await self._replica.read(user_id, work, at_least, background=background)
         async with self.snapshot(user_id) as session:
             return await work(session)
 
@@ -432,7 +432,7 @@ class Database:
         return UserReader(self, user_id, at_least)
 
     async def system_fetch(self, statements: Sequence[Statement], *, urgent: bool = False) -> list[Rows]:
-        """Like `fetch`, across users. `urgent`: for authentication, which nobody's work may delay."""
+        """Like `fetch`, across users. `urgent`: for authentication, which no user's work may delay."""
         lane = Lane.AUTHENTICATION if urgent else Lane.SYSTEM
         return await self._fetch(statements, Scope(), lane)
 
@@ -493,26 +493,25 @@ class Database:
             try:
                 return await attempt()
             except (psycopg.OperationalError, psycopg.InterfaceError):
-                self._doubt_replica()
+                self._request_replica_check()
                 if time.monotonic() > deadline:
                     raise
         return await attempt()
 
     def _give_up(self, error: Exception) -> DatabaseDown:
         if not isinstance(error, PoolTimeout):
-            self._doubt_replica()
+            self._request_replica_check()
         return DatabaseDown("the database is not available; try again shortly")
 
-    def _doubt_replica(self) -> None:
+    def _request_replica_check(self) -> None:
         """Call this for every connection that is lost or refused: it may have been a failover."""
         if self._replica is not None:
-            self._replica.doubt()
+            self._replica.request_check()
 
     async def ping(self) -> None:
         """Raise `DatabaseDown` if the database does not answer.
 
-        Concurrent callers share one statement: anybody may ask whether a process is ready, and however many do take one
-        connection.
+        Concurrent callers share one statement, and one connection: `/readyz` needs no key.
         """
         if self._pinging is None or self._pinging.done():
             self._pinging = asyncio.create_task(self._send_ping())

@@ -1,7 +1,7 @@
 """Find out what a pooler in front of Postgres does with connections.
 
-Postgres tells each client, when it connects, which of its processes serves it. A pooler lets clients in before it has
-a connection of the server for them, and tells a number of its own.
+Postgres sends each client, when it connects, the number of the process that serves it. A pooler lets clients in before
+it has a connection of the server for them, and sends a number of its own.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ async def check_pooler(url: str, direct_url: str, pooler: Pooler) -> str | None:
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             async with await _connect(url) as pooled, await _connect(direct_url) as direct:
-                if await _ask(pooled, _IDENTITY) != await _ask(direct, _IDENTITY):
+                if await _fetch_one(pooled, _IDENTITY) != await _fetch_one(direct, _IDENTITY):
                     raise ConfigurationError(
                         "DATABASE_URL and TOOLSCOUT_LISTEN_DATABASE_URL must lead to the same database of the same "
                         "server, with the same role"
@@ -81,13 +81,13 @@ async def shares_connections(url: str) -> bool:
     try:
         async with asyncio.timeout(_TIMEOUT_S), await _connect(url) as one, await _connect(url) as other:
             for _ in range(_ATTEMPTS):
-                serving = await _ask(one, _SERVING_PROCESS)
+                serving = await _fetch_one(one, _SERVING_PROCESS)
                 async with other.transaction():  # which keeps the connection that it gets
-                    if await _ask(other, _SERVING_PROCESS) == serving:
+                    if await _fetch_one(other, _SERVING_PROCESS) == serving:
                         return True
-                    if await _ask(one, _SERVING_PROCESS) != serving:
+                    if await _fetch_one(one, _SERVING_PROCESS) != serving:
                         return True
-    except (TimeoutError, psycopg.OperationalError):  # in session mode, the other one waits until somebody leaves
+    except (TimeoutError, psycopg.OperationalError):  # in session mode, the other one waits until a client leaves
         pass
     return False
 
@@ -98,7 +98,7 @@ async def _keeps_prepared_statements(url: str) -> bool:
         clients = {"SELECT 'one'": one, "SELECT 'other'": other}
         try:
             answers = [
-                await _ask(client, statement, prepare=True)
+                await _fetch_one(client, statement, prepare=True)
                 for _ in range(_ATTEMPTS)
                 for statement, client in clients.items()
             ]
@@ -112,9 +112,9 @@ async def _connect(url: str) -> DriverConnection:
 
 
 async def _is_direct(connection: DriverConnection) -> bool:
-    [number] = await _ask(connection, _OWN_NUMBER)
+    [number] = await _fetch_one(connection, _OWN_NUMBER)
     return bool(connection.pgconn.backend_pid == number)
 
 
-async def _ask(connection: DriverConnection, statement: str, *, prepare: bool = False) -> Any:
+async def _fetch_one(connection: DriverConnection, statement: str, *, prepare: bool = False) -> Any:
     return await (await connection.execute(statement.encode(), prepare=prepare)).fetchone()

@@ -1,6 +1,6 @@
 """Read from a streaming replica of the database, where it has reached what the request must see.
 
-Every request is authenticated on the primary, which tells the user's versions. A read on the replica is one snapshot
+Every request is authenticated on the primary, which returns the user's versions. A read on the replica is one snapshot
 whose first statement compares them: if the replica is behind, the result is dropped, and the primary is asked.
 
 A failed read is repeated on the primary, and the replica is left alone until it has answered in the background and is
@@ -32,8 +32,10 @@ POOL_WAIT_S = 0.05
 """How long a read waits for a connection to the replica before the primary answers."""
 _ANSWER_S = 0.5
 """How long a request waits for the replica, connecting included."""
-_PATIENT_S = 10.0
+_BACKGROUND_S = 10.0
+"""The same, for a read that no request waits for."""
 _CONNECT_S = 3.0
+"""How long the comparison waits for a connection."""
 _WATCH_S = 5.0
 """How often the replica is compared with the primary."""
 _RETRY_S = 2.0
@@ -45,6 +47,7 @@ _BEHIND_S = 1.0
 _FAILING_S = 10.0
 """The same, after a statement for the user failed or took too long there."""
 _MAX_USERS = 10_000
+"""How many users are remembered for whom the replica was behind, or failed."""
 
 _SERVER_ERRORS = (TimeoutError, DatabaseDown, QueryFailed, SQLAlchemyError, psycopg.Error)
 """What a read raises because of the server. Others are the caller's own: they say nothing about the replica."""
@@ -89,21 +92,21 @@ class ReadReplica:
         self._is_in_use = False
         self._has_served = True
         """Whether it has answered since the last failure."""
-        self._doubts = 0
+        self._check_requests = 0
         self._started_at: datetime | None = None
         """When the server was started that was compared last: no two servers share this time."""
         self._problem: str | None = None
         self._behind: TTLCache[str, None] = TTLCache(_MAX_USERS, _BEHIND_S)
         self._failing: TTLCache[str, None] = TTLCache(_MAX_USERS, _FAILING_S)
-        self._must_look = asyncio.Event()
-        self._lost: asyncio.Future[None] | None = None
-        """Done when the replica turns out to be away: whoever waits for it stops."""
+        self._check_requested = asyncio.Event()
+        self._became_unavailable: asyncio.Future[None] | None = None
+        """Done when the replica turns out to be away: reads in progress stop."""
         self._abandoned: set[asyncio.Task[Any]] = set()
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def warning(self) -> str | None:
-        """Why the replica is not used, for anybody to read; None while it is, or not known yet."""
+        """Why the replica is not used, without its address; None while it is, or not known yet."""
         return None if self._problem is None else f"the read replica ({SETTING}) is not used: {self._problem}"
 
     @property
@@ -137,9 +140,9 @@ class ReadReplica:
         return await self._serve(user_id, attempt, _ANSWER_S)
 
     async def read(
-        self, user_id: str, work: Callable[[Session], Awaitable[T]], at_least: Versions, *, patient: bool
+        self, user_id: str, work: Callable[[Session], Awaitable[T]], at_least: Versions, *, background: bool
     ) -> T:
-        """Like `fetch`, for reads of several round trips. `patient`: nobody waits for the result."""
+        """Like `fetch`, for reads of several round trips. `background`: no request waits for the result."""
 
         async def attempt() -> T:
             async with self._server.snapshot(user_id) as session:
@@ -147,21 +150,18 @@ class ReadReplica:
                 self._require(*check)
                 return await work(session)
 
-        return await self._serve(user_id, attempt, _PATIENT_S if patient else _ANSWER_S)
+        return await self._serve(user_id, attempt, _BACKGROUND_S if background else _ANSWER_S)
 
-    def doubt(self) -> None:
+    def request_check(self) -> None:
         """Compare the replica with the primary before it is used again: another server may be the primary now."""
-        self._doubts += 1
-        if self._is_in_use:
-            self._set_in_use(False)
-            self._must_look.set()
+        self._take_out_of_use(check_at_once=True)
 
     async def _serve(self, user_id: str, attempt: Callable[[], Coroutine[Any, Any, T]], within_s: float) -> T:
         outcome = self._find_obstacle(user_id)
         if outcome is None:
             try:
                 answer = await self._run_in_time(attempt(), within_s)
-            except Exception as error:  # boundary: whatever fails on the primary, too, fails there
+            except Exception as error:  # boundary: what is wrong on the primary, too, is raised there
                 if isinstance(error, ToolscoutError) and not isinstance(error, (DatabaseDown, QueryFailed)):
                     raise  # it is an answer, such as that there is no such project
                 outcome = self._note_failure(user_id, error)
@@ -188,25 +188,26 @@ class ReadReplica:
         if isinstance(error, _NotCompared):
             logger.info("a connection leads to another server than the replica that was compared last")
         if isinstance(error, (_Promoted, _NotCompared)):
-            self._suspect()
+            self._leave_alone()
             return "unavailable"
         logger.info("a read of the replica failed: the primary answers", extra={"error": find_root_cause(error)})
         is_of_server = isinstance(error, _SERVER_ERRORS) and not isinstance(error, QueryFailed)
         if not is_of_server or isinstance(error, TimeoutError):
             self._failing[user_id] = None
         if is_of_server:
-            self._suspect()
+            self._leave_alone()
         return "failed"
 
-    def _suspect(self) -> None:
-        """Use the replica no more until it has answered in the background.
-
-        That is at once, unless it fails again and again: then it answers too slowly, and has a pause.
-        """
-        self._doubts += 1
-        if self._is_in_use and self._has_served:
-            self._must_look.set()
+    def _leave_alone(self) -> None:
+        """Check the replica at once, unless it fails again and again: then it answers too slowly, and has a pause."""
+        self._take_out_of_use(check_at_once=self._has_served)
         self._has_served = False
+
+    def _take_out_of_use(self, *, check_at_once: bool) -> None:
+        """Use the replica no more until it has been compared with the primary, in the background."""
+        self._check_requests += 1
+        if self._is_in_use and check_at_once:
+            self._check_requested.set()
         self._set_in_use(False)
 
     def _require(self, is_replica: bool, started_at: datetime, has_reached: bool) -> None:
@@ -222,10 +223,10 @@ class ReadReplica:
 
         The driver waits for the server also when it is cancelled. So the work is left to end by itself.
         """
-        if self._lost is None:
-            self._lost = asyncio.get_running_loop().create_future()
+        if self._became_unavailable is None:
+            self._became_unavailable = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(work)
-        waiting: set[asyncio.Future[Any]] = {task, self._lost}
+        waiting: set[asyncio.Future[Any]] = {task, self._became_unavailable}
         try:
             await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -240,26 +241,26 @@ class ReadReplica:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._abandoned.discard(task)
         if not task.cancelled():
-            task.exception()  # asyncio would log that nobody has looked at it
+            task.exception()  # asyncio would log that it was never retrieved
 
     async def _watch(self) -> None:
         while True:
-            self._must_look.clear()
+            self._check_requested.clear()
             try:
-                await self._look()
+                await self._check()
             except Exception:  # the task's boundary: the primary answers meanwhile
-                logger.exception("unexpected error while looking at the read replica")
+                logger.exception("unexpected error while checking the read replica")
                 self._set_in_use(False)
                 self._problem = (
                     "an unexpected error, which the log shows, keeps it from being compared with the primary"
                 )
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S if self._is_in_use else _RETRY_S):
-                    await self._must_look.wait()
+                    await self._check_requested.wait()
 
-    async def _look(self) -> None:
-        """Find out whether the replica can be used."""
-        doubts = self._doubts
+    async def _check(self) -> None:
+        """Compare the replica with the primary, and use it if it is one."""
+        requests = self._check_requests
         try:
             problem, detail = await self._find_problem(), ""
         except _SERVER_ERRORS as error:
@@ -268,13 +269,13 @@ class ReadReplica:
             problem, detail = "it does not answer as it should", find_root_cause(error)
         if problem is not None:
             self._set_in_use(False)
-            if self._lost is not None:
-                self._lost.set_result(None)
-                self._lost = None
+            if self._became_unavailable is not None:
+                self._became_unavailable.set_result(None)
+                self._became_unavailable = None
             if problem != self._problem:
                 logger.warning("the read replica is not used: %s", problem, extra={"error": detail})
             self._problem = problem
-        elif doubts == self._doubts:
+        elif requests == self._check_requests:
             self._set_in_use(True)
             if self._problem is not None:
                 self._problem = None
@@ -313,7 +314,7 @@ def _is_pool_timeout(error: Exception) -> bool:
 
 
 def find_root_cause(error: Exception) -> str:
-    """Return the driver's words, for operators."""
+    """Return the message of the driver, for operators."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

@@ -1,4 +1,4 @@
-"""What tells one Postgres server from another, and a replica from a primary."""
+"""Find out which Postgres server a connection leads to, and whether it is a primary or a replica of it."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,7 +31,7 @@ class ServerFacts:
     started_at: datetime
     is_replica: bool
     timeline: int
-    """Each promotion begins a new one. A replica tells it with a delay."""
+    """Each promotion begins a new one. The control file of a replica has it with a delay."""
     position: int
     """In the write-ahead log, in bytes: how far it is written, or replayed."""
     replay_age_s: float | None

@@ -116,7 +116,7 @@ class SnapshotCache:
         try:
             async with self._loading:
                 at_least = scope.get_versions(user)
-                snapshot = await self._database.read_snapshot(user.id, load, at_least=at_least, patient=True)
+                snapshot = await self._database.read_snapshot(user.id, load, at_least=at_least, background=True)
             outcome = "too_large" if snapshot is None else "loaded"
         except ToolscoutError:
             logger.warning("failed to load a snapshot: Postgres goes on answering", exc_info=True)

@@ -78,7 +78,7 @@ class StorageSettings(BaseModel):
     @field_validator("read_database_url")
     @classmethod
     def _check_read_database_url(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        if value is not None and info.data.get("database_url") is None:
+        if value is not None and info.data.get("database_url", "") is None:
             raise ValueError("the embedded Postgres has no replicas: set DATABASE_URL, too, or leave this out")
         return value
 

@@ -32,7 +32,7 @@ class PgBouncer:
     """Leads to the Postgres at `url`, from `start()` to `stop()`.
 
     It refuses to run as root, and the socket of an embedded Postgres is in a folder of Postgres' own user: it runs as
-    the owner of that folder. It logs in to Postgres as the user of `url`, whoever a client is.
+    the owner of that folder. It logs in to Postgres as the user of `url` for every client.
     """
 
     def __init__(self, folder: Path, url: str, **options: Any) -> None:
@@ -117,7 +117,7 @@ class PgBouncer:
 
 
 def keeps_prepared_statements() -> bool:
-    """Return whether the pgbouncer that is installed does, if it is told to."""
+    """Return whether the pgbouncer that is installed does, if it is configured so."""
     program = PGBOUNCER.find()
     assert program is not None, "mark the test with needs_pgbouncer"
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout

@@ -173,6 +173,12 @@ def test_the_embedded_postgres_has_no_read_replica(monkeypatch: pytest.MonkeyPat
     assert load_settings().read_database_url == SecretStr("postgresql://replica/x")
 
 
+def test_a_database_url_that_is_wrong_is_not_also_reported_as_missing() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings(database_url=[], read_database_url=SecretStr("postgresql://replica/x"))
+    assert len(caught.value.errors()) == 1
+
+
 @pytest.mark.parametrize(
     ("missing", "words"),
     [

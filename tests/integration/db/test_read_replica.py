@@ -296,10 +296,10 @@ async def test_requests_do_not_wait_for_a_busy_replica_which_stays_in_use(
             await leave.wait()
             return "done"
 
-        staying = asyncio.create_task(pair.primary.read_snapshot("bob", stay, at_least=versions, patient=True))
+        staying = asyncio.create_task(pair.primary.read_snapshot("bob", stay, at_least=versions, background=True))
         await entered.wait()
         assert await pair.read(versions) == (False, "first")
-        await pair.replica._look()
+        await pair.replica._check()
         assert pair.replica.is_in_use
         assert pair.replica.warning is None
         leave.set()
@@ -336,7 +336,7 @@ async def test_a_stalled_replica_delays_a_read_once_and_no_read_for_longer_than_
         entered.set()
         return is_replica, len(await session.rows("SELECT pg_sleep(%(s)s)", {"s": 5 if is_replica else 0}))
 
-    loading = asyncio.create_task(pair.primary.read_snapshot("bob", load, at_least=versions, patient=True))
+    loading = asyncio.create_task(pair.primary.read_snapshot("bob", load, at_least=versions, background=True))
     await entered.wait()
     with pair.rig.stalled():
         started = time.monotonic()
@@ -570,7 +570,7 @@ async def test_a_server_that_was_not_compared_is_not_read_though_its_url_is_that
             assert await pair.read(versions) == (True, "first")
             moving_address.move(second.url(url))
             # the connection of the first server is in use: the next one leads to the second server
-            staying = asyncio.create_task(pair.primary.read_snapshot("bob", stay, at_least=versions, patient=True))
+            staying = asyncio.create_task(pair.primary.read_snapshot("bob", stay, at_least=versions, background=True))
             await entered.wait()
             assert await pair.read(versions) == (False, "first")
             await wait_until(lambda: compared)
