@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import pytest
@@ -251,75 +251,108 @@ SLOW_S = 0.5
 OVER = "overwritten by a server that was promoted"
 
 
-def generation(number: int) -> list[dict[str, Any]]:
-    """Half of the names are in all generations."""
+USERS = ("alice", "bob")
+
+
+def generation(number: int, user_id: str) -> list[dict[str, Any]]:
+    """Half of the names are in all generations, and of both users."""
     names = (f"tool_{each}" if each % 2 else f"tool_{each}_of_{number}" for each in range(TOOLS))
-    return [tool(name, f"Generation {number}") for name in names]
+    return [tool(name, f"Generation {number} of {user_id}") for name in names]
 
 
 def summarize(tools: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     return sorted((each["name"], each["description"]) for each in tools)
 
 
+class Work(Protocol):
+    async def __call__(self, http: httpx.AsyncClient, catalogue: "Catalogue", /) -> None: ...
+
+
+@dataclass
+class Catalogue:
+    """Of one user: the generations of tools that were sent, and that were answered."""
+
+    user_id: str
+    server_id: str = ""
+    pushed: int = 0
+    answered: int = 0
+    searches: int = 0
+
+    def describe_mismatch(self, tools: Sequence[dict[str, Any]], oldest: int) -> str | None:
+        """Return what is wrong with an answer, which must be the whole of one generation from `oldest` on."""
+        found = summarize(tools)
+        expected = (summarize(generation(number, self.user_id)) for number in range(oldest, self.pushed + 1))
+        return None if found in expected else f"not of {self.user_id}, {oldest} to {self.pushed}: {found}"
+
+
 @dataclass
 class Load:
-    """Pushes one generation after the other, and searches all the time.
+    """Pushes one generation after the other for each user, and searches all the time.
 
     A search that begins after a push was answered must find that generation or a later one, and the whole of it.
     """
 
     service: Service
-    server_id: str = ""
-    pushed: int = 0
-    answered: int = 0
+    catalogues: list[Catalogue] = field(default_factory=lambda: [Catalogue(user_id) for user_id in USERS])
     phase: str = ""
     durations: dict[str, list[float]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": "alice"}
+        async with asyncio.TaskGroup() as tasks:
+            for catalogue in self.catalogues:
+                tasks.create_task(self._run_for(catalogue))
+
+    async def _run_for(self, catalogue: Catalogue) -> None:
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}", "X-User-Id": catalogue.user_id}
         async with httpx.AsyncClient(base_url=self.service.url, headers=headers, timeout=60) as http:
             created = await http.post("/servers", json={"name": "files", "transport": "push"})
-            self.server_id = created.json()["id"]
-            await self._push(http)
+            catalogue.server_id = created.json()["id"]
+            await self._push(http, catalogue)
             async with asyncio.TaskGroup() as tasks:
-                for work in (self._push_later, self._search, self._search, self._search):
-                    tasks.create_task(self._repeat(http, work))
+                for work in (self._push_later, self._search, self._search):
+                    tasks.create_task(self._repeat(http, catalogue, work))
 
-    async def _repeat(self, http: httpx.AsyncClient, work: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+    async def _repeat(self, http: httpx.AsyncClient, catalogue: Catalogue, work: Work) -> None:
         while True:
-            await work(http)
+            await work(http, catalogue)
 
-    async def _push_later(self, http: httpx.AsyncClient) -> None:
+    async def _push_later(self, http: httpx.AsyncClient, catalogue: Catalogue) -> None:
         """Leave the replica a moment in which it is not behind."""
-        before = self.searches
-        await wait_until(lambda: self.searches >= before + ANSWERS_PER_PUSH)
-        await self._push(http)
+        before = catalogue.searches
+        await wait_until(lambda: catalogue.searches >= before + ANSWERS_PER_PUSH)
+        await self._push(http, catalogue)
 
     @property
-    def searches(self) -> int:
-        return sum(map(len, self.durations.values()))
+    def has_begun(self) -> bool:
+        return all(catalogue.answered for catalogue in self.catalogues)
 
-    async def _push(self, http: httpx.AsyncClient) -> None:
-        number = self.pushed = self.pushed + 1
-        body = {"tools": generation(number)}
-        answer = await http.put(f"/servers/{self.server_id}/tools", json=body, params={"wait": True})
+    async def _push(self, http: httpx.AsyncClient, catalogue: Catalogue) -> None:
+        number = catalogue.pushed = catalogue.pushed + 1
+        body = {"tools": generation(number, catalogue.user_id)}
+        answer = await http.put(f"/servers/{catalogue.server_id}/tools", json=body, params={"wait": True})
         if answer.status_code == 200 and answer.json()["state"] == "succeeded":
-            self.answered = number
+            catalogue.answered = number
         else:
             self.problems.append(f"{self.phase}: push: {answer.status_code} {answer.text}")
 
-    async def _search(self, http: httpx.AsyncClient) -> None:
-        phase, oldest, started = self.phase, self.answered, time.perf_counter()
+    async def _search(self, http: httpx.AsyncClient, catalogue: Catalogue) -> None:
+        phase, oldest, started = self.phase, catalogue.answered, time.perf_counter()
         body = {"query": "generation tool", "limit": 50, "similarity_threshold": 0}
         answer = await http.post("/discover", json=body)
         self.durations.setdefault(phase, []).append(time.perf_counter() - started)
+        catalogue.searches += 1
         if answer.status_code != 200:
             self.problems.append(f"{phase}: {answer.status_code} {answer.text}")
             return
-        found = summarize([each["tool"] for each in answer.json()["tools"]])
-        if found not in [summarize(generation(number)) for number in range(oldest, self.pushed + 1)]:
-            self.problems.append(f"{phase}: not of {oldest} to {self.pushed}: {found}")
+        mismatch = catalogue.describe_mismatch([each["tool"] for each in answer.json()["tools"]], oldest)
+        if mismatch is not None:
+            self.problems.append(f"{phase}: {mismatch}")
+
+    async def wait_until_pushed(self, times: int) -> None:
+        """Wait until every user has changed the tools so often, and has searched after it."""
+        goals = [(each, each.answered + times, each.searches + times * ANSWERS_PER_PUSH) for each in self.catalogues]
+        await wait_until(lambda: all(c.answered >= answered and c.searches >= seen for c, answered, seen in goals))
 
     @asynccontextmanager
     async def phase_of(self, name: str) -> AsyncIterator[None]:
@@ -357,7 +390,7 @@ async def under_load(service: Service) -> AsyncIterator[Load]:
     running = asyncio.create_task(load.run())
     try:
         async with asyncio.timeout(120):
-            await wait_until(lambda: load.answered or running.done())
+            await wait_until(lambda: load.has_begun or running.done())
             yield load
         assert not running.done(), running.exception()
     finally:
@@ -386,12 +419,16 @@ def service(streaming_replica: StreamingReplica, tmp_path: Path) -> Iterator[tup
             yield running, url
 
 
-async def test_a_replica_that_is_killed_stalled_and_promoted_under_load_makes_no_answer_wrong(
+async def test_a_replica_that_is_behind_killed_stalled_and_promoted_under_load_makes_no_answer_wrong(
     streaming_replica: StreamingReplica, service: tuple[Service, str]
 ) -> None:
     rig, (running, url) = streaming_replica, service
     async with under_load(running) as load:
         async with load.phase_of("healthy"):
+            await load.wait_until_served()
+        async with load.phase_of("behind"):
+            with rig.paused():
+                await load.wait_until_pushed(3)
             await load.wait_until_served()
         async with load.phase_of("killed"):
             rig.kill()
@@ -419,5 +456,7 @@ async def test_a_replica_that_is_killed_stalled_and_promoted_under_load_makes_no
             await load.wait_until_left_alone()
     slow = {phase: sum(each > SLOW_S for each in durations) for phase, durations in load.durations.items()}
     assert not load.problems, load.problems[:5]
-    assert load.answered >= len(slow), "the catalogue changed all the time"
+    assert after["behind"] > 0
+    for catalogue in load.catalogues:
+        assert catalogue.answered >= len(slow), "the catalogue changed all the time"
     logger.info("searches %s, slow %s, reads %s", {k: len(v) for k, v in load.durations.items()}, slow, after)

@@ -5,8 +5,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,30 +92,36 @@ class StreamingReplica:
             run_sql(self.postgres.url, "SELECT pg_wal_replay_resume()")
 
     def kill(self) -> None:
-        for process in self._list_processes():
-            process.kill()
+        _send(signal.SIGKILL, [self._server, *self._server.children(recursive=True)])
         wait_until(lambda: not self.postgres.is_service_running)
         self.postgres.stop()
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
         """Let the server accept connections, through the kernel, and answer nothing."""
-        processes = self._list_processes()
-        for process in processes:
-            process.send_signal(signal.SIGSTOP)
+        processes = [self._server]
         try:
+            _send(signal.SIGSTOP, processes)  # first: it starts no further processes
+            processes += self._server.children(recursive=True)
+            _send(signal.SIGSTOP, processes)
             yield
         finally:
-            for process in processes:
-                process.send_signal(signal.SIGCONT)
+            _send(signal.SIGCONT, processes)
 
     def promote(self) -> None:
         assert run_sql(self.postgres.url, "SELECT pg_promote()")
 
-    def _list_processes(self) -> list[psutil.Process]:
+    @property
+    def _server(self) -> psutil.Process:
         assert self.postgres.pid is not None
-        server = psutil.Process(self.postgres.pid)
-        return [server, *server.children(recursive=True)]
+        return psutil.Process(self.postgres.pid)
+
+
+def _send(signum: signal.Signals, processes: Sequence[psutil.Process]) -> None:
+    """Leave out those that have ended. psutil compares their times of start, so that no other process is hit."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
 
 
 @contextmanager
