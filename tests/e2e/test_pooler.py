@@ -1,6 +1,12 @@
-"""The service behind pgbouncer in transaction mode, with a single connection to Postgres that all requests share."""
+"""The service behind pgbouncer in transaction mode, with a single connection to Postgres that all requests share.
+
+The tests run with prepared statements, too, where the installed pgbouncer keeps them.
+"""
 
 import asyncio
+import random
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
@@ -18,15 +24,17 @@ from app.db.scope import APP_ROLE
 from app.doctor import CheckResult, check_installation
 from app.errors import ConfigurationError, DatabaseDown, QueryInterrupted
 from app.local_postgres.postgres import EmbeddedPostgres
+from app.settings import Pooler
 from tests.support.barriers import PredicateRemover, predicates_removed
 from tests.support.clients import TestUser, new_user
 from tests.support.factories import make_database, make_settings, tool
 from tests.support.fake_citus import change_fake_citus, install_fake_citus
-from tests.support.pgbouncer import PgBouncer, keeps_prepared_statements, running_pgbouncer
+from tests.support.pgbouncer import PgBouncer, list_poolers, options_for, running_pgbouncer
 
 pytestmark = [pytest.mark.needs_pgbouncer, pytest.mark.no_retry]
 
 ROUNDS = 25
+USERS: Statement = ("SELECT id FROM users ORDER BY id", None)
 OWNERS: Statement = ("SELECT DISTINCT user_id FROM mcp_tools ORDER BY user_id", None)
 # what a session could leave behind for the next client of the same connection
 LEFT_BEHIND = """
@@ -37,8 +45,22 @@ LEFT_BEHIND = """
 NOTHING = ("postgres", "auto", "", 0, 0, 0)
 
 
+@pytest.fixture(scope="module", params=list_poolers())
+def pooler(request: pytest.FixtureRequest) -> Pooler:
+    """How the service uses pgbouncer: each way that the installed version can serve."""
+    found: Pooler = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def pgbouncer(postgres: EmbeddedPostgres) -> Iterator[PgBouncer]:
+def pgbouncer(postgres: EmbeddedPostgres, pooler: Pooler) -> Iterator[PgBouncer]:
+    with running_pgbouncer(postgres.url, **options_for(pooler)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain_pgbouncer(postgres: EmbeddedPostgres) -> Iterator[PgBouncer]:
+    """It keeps no prepared statements."""
     with running_pgbouncer(postgres.url) as running:
         yield running
 
@@ -50,9 +72,11 @@ def url(postgres: EmbeddedPostgres) -> str:
 
 
 @pytest.fixture(scope="module")
-async def service(pgbouncer: PgBouncer, url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Container]:
+async def service(
+    pgbouncer: PgBouncer, pooler: Pooler, url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Container]:
     # a search in memory would ask Postgres for nothing
-    settings = make_settings(tmp_path_factory.mktemp("data"), snapshot_mb=0, **pgbouncer.settings(url))
+    settings = make_settings(tmp_path_factory.mktemp("data"), snapshot_mb=0, **pgbouncer.settings(url, pooler))
     async with open_container(settings, url) as container:
         yield container
 
@@ -136,17 +160,21 @@ async def read_left_behind(pooled_url: str) -> Any:
         return await (await client.execute(LEFT_BEHIND)).fetchone()
 
 
+def without_kept_statements(left_behind: Any, pooler: Pooler) -> Any:
+    """Leave out the statements that pgbouncer itself keeps, under names of its own."""
+    return (*left_behind[:3], 0, *left_behind[4:]) if pooler == "transaction_prepared" else left_behind
+
+
 async def test_the_service_leaves_nothing_behind_for_the_next_client(
-    owners: list[Owner], pgbouncer: PgBouncer, url: str
+    owners: list[Owner], pgbouncer: PgBouncer, pooler: Pooler, url: str
 ) -> None:
     for owner in owners:
         await owner.read()
-    assert await read_left_behind(pgbouncer.url_of(url)) == NOTHING
+    assert without_kept_statements(await read_left_behind(pgbouncer.url_of(url)), pooler) == NOTHING
     async with await psycopg.AsyncConnection.connect(pgbouncer.url_of(url), autocommit=True) as client:
         await client.execute("SET plan_cache_mode = force_custom_plan; SELECT pg_advisory_lock(1)")
-    assert await read_left_behind(pgbouncer.url_of(url)) == (
-        "postgres", "force_custom_plan", "", 0, 1, 0
-    )  # fmt: skip
+    left_behind = without_kept_statements(await read_left_behind(pgbouncer.url_of(url)), pooler)
+    assert left_behind == ("postgres", "force_custom_plan", "", 0, 1, 0)
     pgbouncer.command("RECONNECT")
 
 
@@ -159,20 +187,20 @@ SETTINGS: Statement = (
 
 @pytest.mark.parametrize(("is_distributed", "plans"), [(False, "force_generic_plan"), (True, "auto")])
 async def test_each_transaction_has_the_settings_of_the_service(
-    postgres: EmbeddedPostgres, pgbouncer: PgBouncer, *, is_distributed: bool, plans: str
+    postgres: EmbeddedPostgres, pgbouncer: PgBouncer, pooler: Pooler, *, is_distributed: bool, plans: str
 ) -> None:
     url = make_database(postgres)
     if is_distributed:
         install_fake_citus(url)
         change_fake_citus(url, "INSERT INTO pg_catalog.pg_dist_partition VALUES ('users'::regclass, '')")
     expected = [(APP_ROLE, "alice", "30s", "off", "32MB", plans)]
-    database = Database(pgbouncer.url_of(url), 1, pooler="transaction")
+    database = Database(pgbouncer.url_of(url), 1, pooler=pooler)
     async with database.transaction("alice") as session:
         assert session.is_distributed is is_distributed
         assert await session.rows(*SETTINGS) == expected
     assert await database.fetch("alice", [SETTINGS]) == [expected]
     await database.close()
-    assert await read_left_behind(pgbouncer.url_of(url)) == NOTHING
+    assert without_kept_statements(await read_left_behind(pgbouncer.url_of(url)), pooler) == NOTHING
 
 
 async def test_notifications_arrive_around_the_pooler_and_not_through_it(
@@ -229,6 +257,66 @@ async def test_a_lost_server_connection_counts_as_a_database_that_is_down(servic
     assert await service.database.system_fetch([("SELECT 1", None)]) == [[(1,)]]
 
 
+class Cancelled:
+    """Users who take turns on a pool of connections, and whose requests are cancelled at any moment."""
+
+    LANES = 8
+    SHARE = 0.4
+
+    def __init__(self, database: Database, users: Sequence[str]) -> None:
+        self._database = database
+        self._users = users
+        self._random = random.Random(1)
+        self.outcomes = Counter[str]()
+
+    async def run(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        await asyncio.gather(*(self._run_lane(number, end) for number in range(self.LANES)))
+
+    async def _run_lane(self, number: int, end: float) -> None:
+        while time.monotonic() < end:
+            number += 1
+            task = asyncio.create_task(self._read(self._users[number % len(self._users)], in_fetch=number % 2 == 0))
+            if self._random.random() < self.SHARE:
+                await asyncio.sleep(self._random.random() * 0.02)
+                task.cancel()
+            [result] = await asyncio.gather(task, return_exceptions=True)
+            self.outcomes[result if isinstance(result, str) else type(result).__name__] += 1
+
+    async def _read(self, user_id: str, *, in_fetch: bool) -> str:
+        role: Statement = ("SELECT current_user::text, current_setting('app.user_id')", None)
+        sleep: Statement = ("SELECT pg_sleep(0.003)", None)
+        if in_fetch:
+            rows, _, scope = await self._database.fetch(user_id, [USERS, sleep, role])
+        else:
+            async with self._database.transaction(user_id) as session:
+                rows = await session.rows(*USERS)
+                await session.rows(*sleep)
+                scope = await session.rows(*role)
+        return "own" if rows == [(user_id,)] and scope == [(APP_ROLE, user_id)] else "foreign"
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_requests_that_are_cancelled_leave_nothing_behind_for_other_users(
+    postgres: EmbeddedPostgres, pooler: Pooler, connections: int
+) -> None:
+    url = make_database(postgres)
+    users = [f"user-{number}" for number in range(4)]
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as owner:
+        for user_id in users:
+            await owner.execute("INSERT INTO users (id) VALUES (%s)", [user_id])
+    with running_pgbouncer(postgres.url, default_pool_size=connections, **options_for(pooler)) as shared:
+        database = Database(shared.url_of(url), 4, pooler=pooler)
+        load = Cancelled(database, users)
+        await load.run(seconds=3)
+        assert database._pool._shares.in_use == 0
+        assert database.warning is None
+        await database.close()
+    # a late request to cancel a statement may hit the next one
+    assert set(load.outcomes) <= {"own", "CancelledError", "QueryInterrupted"}
+    assert min(load.outcomes["own"], load.outcomes["CancelledError"]) > 10
+
+
 class Misconfigured:
     """A pool that takes a pooler with two connections in transaction mode for Postgres itself."""
 
@@ -278,10 +366,10 @@ async def prepare_and_read(client: psycopg.AsyncConnection[Any], text: str) -> A
 
 @pytest.mark.parametrize("unique", [False, True])
 async def test_only_a_unique_name_never_runs_the_statement_of_another_client(
-    pgbouncer: PgBouncer, empty_database: str, *, unique: bool
+    plain_pgbouncer: PgBouncer, empty_database: str, *, unique: bool
 ) -> None:
     async with AsyncExitStack() as stack:
-        pooled = pgbouncer.url_of(empty_database)
+        pooled = plain_pgbouncer.url_of(empty_database)
         mine, theirs = [
             await stack.enter_async_context(await psycopg.AsyncConnection.connect(pooled, autocommit=True))
             for _ in range(2)
@@ -289,7 +377,7 @@ async def test_only_a_unique_name_never_runs_the_statement_of_another_client(
         for client in (mine, theirs) if unique else ():
             name_statements_uniquely(client)
         assert await prepare_and_read(mine, "mine") == ("mine",)
-        pgbouncer.command("RECONNECT")  # as after its server_lifetime
+        plain_pgbouncer.command("RECONNECT")  # as after its server_lifetime
         assert await prepare_and_read(theirs, "theirs") == ("theirs",)
         if not unique:
             assert await prepare_and_read(mine, "mine") == ("theirs",)
@@ -311,11 +399,11 @@ def describe_doctor(results: Sequence[CheckResult], subject: str) -> tuple[bool,
 
 @pytest.mark.parametrize("around", [False, True])
 async def test_the_service_does_not_start_on_shared_connections_that_it_does_not_expect(
-    pgbouncer: PgBouncer, url: str, tmp_path: Path, *, around: bool
+    plain_pgbouncer: PgBouncer, url: str, tmp_path: Path, *, around: bool
 ) -> None:
     """As DATABASE_URL without the setting, or as the URL that should lead around the pooler."""
-    pooled_url = pgbouncer.url_of(url)
-    changes = pgbouncer.settings(url) if around else {"database_url": SecretStr(pooled_url)}
+    pooled_url = plain_pgbouncer.url_of(url)
+    changes = plain_pgbouncer.settings(url) if around else {"database_url": SecretStr(pooled_url)}
     changes |= {"listen_database_url": SecretStr(pooled_url)}
     with pytest.raises(ConfigurationError, match=r"POOLER=transaction, and TOOLSCOUT_LISTEN_DATABASE_URL"):
         async with opened(tmp_path, pooled_url, **changes):
@@ -335,10 +423,10 @@ async def test_a_pooler_in_session_mode_needs_no_setting(postgres: EmbeddedPostg
 
 
 async def test_the_doctor_compares_the_pooler_with_the_settings(
-    service: Container, pgbouncer: PgBouncer, url: str, postgres: EmbeddedPostgres, tmp_path: Path
+    service: Container, pgbouncer: PgBouncer, pooler: Pooler, url: str, postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     async def check(direct_url: str = url, **changes: Any) -> tuple[bool, bool, str]:
-        settings = make_settings(tmp_path, **(pgbouncer.settings(direct_url) | changes))
+        settings = make_settings(tmp_path, **(pgbouncer.settings(direct_url, pooler) | changes))
         return describe_doctor(await check_installation(settings), "pooler")
 
     assert service.warnings == ()
@@ -358,10 +446,11 @@ async def test_prepared_statements_are_used_where_the_pooler_keeps_them_and_refu
     postgres: EmbeddedPostgres, url: str, tmp_path: Path
 ) -> None:
     """Which of the two can be shown depends on the version of pgbouncer that is installed."""
-    size = {"max_prepared_statements": 200} if keeps_prepared_statements() else {}
-    with running_pgbouncer(postgres.url, default_pool_size=2, **size) as pgbouncer:
+    is_supported = "transaction_prepared" in list_poolers()
+    options = options_for("transaction_prepared") if is_supported else {}
+    with running_pgbouncer(postgres.url, default_pool_size=2, **options) as pgbouncer:
         changes = pgbouncer.settings(url, "transaction_prepared")
-        if not size:
+        if not is_supported:
             with pytest.raises(ConfigurationError, match="does not keep prepared statements"):
                 async with opened(tmp_path, url, **changes):
                     pass

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class PgBouncer:
             # a client waits no longer for pgbouncer than it would for a connection of its own pool
             "query_wait_timeout": 60,
             "server_login_retry": 0.1,
-            **({"max_prepared_statements": 0} if keeps_prepared_statements() else {}),
+            **({"max_prepared_statements": 0} if "transaction_prepared" in list_poolers() else {}),
             **options,
         }
         lines = [f"{name} = {value}" for name, value in settings.items()]
@@ -116,10 +117,18 @@ class PgBouncer:
             return [] if cursor.description is None else cursor.fetchall()
 
 
-def keeps_prepared_statements() -> bool:
-    """Return whether the pgbouncer that is installed does, if it is configured so."""
+def list_poolers() -> list[Pooler]:
+    """Return the ways in which the service can use the pgbouncer that is installed."""
     program = PGBOUNCER.find()
-    assert program is not None, "mark the test with needs_pgbouncer"
+    return ["transaction", "transaction_prepared"] if program and _keeps_statements(program) else ["transaction"]
+
+
+def options_for(pooler: Pooler) -> dict[str, int]:
+    return {"max_prepared_statements": 200} if pooler == "transaction_prepared" else {}
+
+
+@cache
+def _keeps_statements(program: str) -> bool:
     shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     version = re.match(r"PgBouncer (\d+)\.(\d+)", shown)
     assert version is not None, shown
