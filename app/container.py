@@ -26,7 +26,7 @@ from app.connections.credential_source import make_credential_source
 from app.conversations import repository as conversations_repository
 from app.crypto import Sealer
 from app.db import read_replica
-from app.db.engine import Database, driver_url
+from app.db.engine import Database
 from app.db.migrate import migrate
 from app.db.nodes import Nodes
 from app.db.notifications import Channel, Notifications
@@ -178,7 +178,8 @@ async def open_container(
         threadpool_limits(limits=1, user_api="blas")
         # The event loop takes the interpreter back from a busy thread several times for each answer.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        await asyncio.to_thread(migrate, url, production=settings.environment == "production")
+        production, setting = settings.environment == "production", settings.direct_database_setting
+        await asyncio.to_thread(migrate, url, production=production, setting=setting)
         if (advice := await check_pooler(settings, url)) is not None:
             logger.warning(advice)
         infrastructure = _build_infrastructure(settings, url, tracing, stack)
@@ -287,8 +288,12 @@ def _build_read_replica(
 ) -> ReadReplica | None:
     if settings.read_database_url is None or settings.role == "worker":  # workers do not search
         return None
-    url = driver_url(settings.read_database_url.get_secret_value(), read_replica.SETTING)
-    server = Database(url, settings.database_pool_size, pool_wait_s=read_replica.POOL_WAIT_S)
+    server = Database(
+        settings.read_database_url.get_secret_value(),
+        settings.database_pool_size,
+        pool_wait_s=read_replica.POOL_WAIT_S,
+        setting=read_replica.SETTING,
+    )
     replica = ReadReplica(primary, server, metrics)
     stack.push_async_callback(replica.stop)
     primary.use_replica(replica)

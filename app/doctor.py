@@ -21,7 +21,7 @@ from app.db.distribute import find_remaining, is_distributed
 from app.db.engine import Database, driver_url
 from app.db.migrate import check_revision_known, current_revision, head_revision
 from app.db.nodes import ask_nodes
-from app.db.poolers import refuse_shared_connections
+from app.db.poolers import leads_to_shared_connections, refuse_shared_connections
 from app.db.read_replica import find_root_cause
 from app.db.requirements import MissingRequirement, explain_connection_error, find_missing
 from app.db.scope import APP_ROLE
@@ -62,6 +62,14 @@ class CheckResult:
     """It works, but not as well as it should."""
     statements: Sequence[str] = ()
     """SQL that a superuser runs to mend it, for psql."""
+
+
+_REPLICA_BEHIND_POOLER = CheckResult(
+    "replica",
+    ok=False,
+    message=f"{read_replica.SETTING} leads to a pooler in transaction mode, where connections are shared: let it lead "
+    "to Postgres itself, or to a pooler in session mode",
+)
 
 
 async def check_installation(settings: Settings) -> list[CheckResult]:
@@ -124,17 +132,18 @@ def _explain_missing_program(command: str) -> str:
 
 def _check_database(settings: Settings, url: str) -> list[CheckResult]:
     """Return one result if all is well, otherwise one for each thing that is missing."""
-    engine = create_engine(driver_url(url), poolclass=NullPool, connect_args={"connect_timeout": 5})
+    production, setting = settings.environment == "production", settings.direct_database_setting
+    engine = create_engine(driver_url(url, setting), poolclass=NullPool, connect_args={"connect_timeout": 5})
     try:
         with engine.connect() as connection:
             refuse_shared_connections(connection, url)
-            if missing := find_missing(connection, production=settings.environment == "production"):
+            if missing := find_missing(connection, production=production, setting=setting):
                 return [_report_missing(requirement) for requirement in missing]
             version = connection.scalar(text("SHOW server_version"))
             current, head = current_revision(connection), head_revision()
             nodes = _check_nodes(connection) if is_distributed(connection) else []
     except SQLAlchemyError as error:
-        return [_report_missing(explain_connection_error(url, str(error.__cause__ or error)))]
+        return [_report_missing(explain_connection_error(url, str(error.__cause__ or error), setting))]
     finally:
         engine.dispose()
     check_revision_known(current)
@@ -166,7 +175,7 @@ async def _check_read_replica(settings: Settings, url: str) -> list[CheckResult]
         return []
     read_url = settings.read_database_url.get_secret_value()
     async with AsyncExitStack() as closing:
-        primary, replica = Database(url, pool_size=1), Database(read_url, pool_size=1)
+        primary, replica = Database(url, pool_size=1), Database(read_url, pool_size=1, setting=read_replica.SETTING)
         for database in (primary, replica):
             closing.push_async_callback(database.close)
         found = await read_facts(primary)
@@ -177,6 +186,9 @@ async def _check_read_replica(settings: Settings, url: str) -> list[CheckResult]
             return [CheckResult("replica", ok=False, message=problem)]
         try:
             async with asyncio.timeout(_REPLICA_S):
+                # first: the settings of a session would stay behind for other clients
+                if await leads_to_shared_connections(read_url):
+                    return [_REPLICA_BEHIND_POOLER]
                 copy = await read_facts(replica)
         except (TimeoutError, DatabaseDown, QueryFailed, SQLAlchemyError, psycopg.Error) as error:
             return [_explain_unreachable_replica(read_url, error)]
@@ -190,7 +202,7 @@ async def _check_read_replica(settings: Settings, url: str) -> list[CheckResult]
 
 def _explain_unreachable_replica(url: str, error: Exception) -> CheckResult:
     """It is a warning: all is answered without it."""
-    why = explain_connection_error(url, find_root_cause(error)).message.replace("DATABASE_URL", read_replica.SETTING)
+    why = explain_connection_error(url, find_root_cause(error), read_replica.SETTING).message
     message = f"the read replica does not answer as it should, so that the primary answers all: {why}"
     return CheckResult("replica", ok=True, message=message, is_warning=True)
 

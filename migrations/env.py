@@ -38,11 +38,12 @@ def run_migrations() -> None:
 async def run_on_configured_database() -> None:
     settings = Settings()
     async with connect_database(settings) as url:
-        await asyncio.to_thread(run_on_url, url, production=settings.environment == "production")
+        production, setting = settings.environment == "production", settings.direct_database_setting
+        await asyncio.to_thread(run_on_url, url, production=production, setting=setting)
 
 
-def run_on_url(url: str, *, production: bool) -> None:
-    with migration_connection(url, production=production) as connection:
+def run_on_url(url: str, *, production: bool, setting: str) -> None:
+    with migration_connection(url, production=production, setting=setting) as connection:
         run_on_connection(connection)
 
 

@@ -121,7 +121,7 @@ async def open_with_url(settings: Settings) -> AsyncIterator[tuple[Container, st
 async def open_database(settings: Settings) -> AsyncIterator[Database]:
     """Open the database without a container, because nothing else of the service is needed."""
     async with connect_database(settings) as url:
-        await asyncio.to_thread(migrate, url)
+        await asyncio.to_thread(migrate, url, setting=settings.direct_database_setting)
         database = make_pool(settings, url, size=1)
         try:
             yield database

@@ -1,6 +1,7 @@
 """`toolscout migrate`."""
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -44,10 +45,12 @@ async def migrate_schema(
     if distributed and revision != "head":
         raise InvalidInput("--distributed upgrades to the newest revision: leave out --to")
     async with connect_database(settings, create=True) as url:
-        production = settings.environment == "production"
+        production, setting = settings.environment == "production", settings.direct_database_setting
         if distributed:
-            current = await asyncio.to_thread(migrate_and_distribute, url, print, production=production)
+            distribute = partial(migrate_and_distribute, url, print, production=production, setting=setting)
+            current = await asyncio.to_thread(distribute)
         else:
-            current = await asyncio.to_thread(migrate, url, revision=revision, production=production)
+            upgrade = partial(migrate, url, revision=revision, production=production, setting=setting)
+            current = await asyncio.to_thread(upgrade)
     print(f"the schema is at {current}{', distributed' if distributed else ''}")
     return 0

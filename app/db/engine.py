@@ -80,10 +80,9 @@ _NODE_DOWN_STATE = "08"
 _DOWN_STATES = ("57P0",)
 # a prepared statement does not exist, or exists already
 _LOST_STATEMENT_STATES = ("26000", "42P05")
-_LOST_STATEMENT = (
-    "prepared statements are lost: DATABASE_URL leads to a pooler that does not keep them; set "
-    "TOOLSCOUT_DATABASE_POOLER=transaction"
-)
+_LOST_STATEMENT = "prepared statements are lost: {setting} leads to a pooler that does not keep them; {advice}"
+_POOLER_ADVICE = {"DATABASE_URL": "set TOOLSCOUT_DATABASE_POOLER=transaction"}
+_DIRECT_ADVICE = "let it lead to Postgres itself, or to a pooler in session mode"
 # serialization failures, deadlocks, time-outs, missing resources, a read-only server: may succeed on a retry
 _RETRYABLE_STATES = ("40001", "40P01", "57014", "55P03", "53", "25006")
 
@@ -322,10 +321,15 @@ class Database:
         *,
         pooler: Pooler = "none",
         pool_wait_s: float | None = None,
+        setting: str = "DATABASE_URL",
     ) -> None:
-        """Commands pass no `metrics`: they end before a scrape. `pooler` says what the URL leads to."""
+        """Commands pass no `metrics`: they end before a scrape. `pooler` says what the URL leads to.
+
+        `setting` is where the URL comes from, for messages.
+        """
+        self._setting = setting
         self._engine = create_async_engine(
-            driver_url(url),
+            driver_url(url, setting),
             poolclass=NullPool,  # `ConnectionPool` keeps the connections
             pool_reset_on_return=None,
             hide_parameters=True,  # a logged error must not contain a user's texts
@@ -535,9 +539,11 @@ class Database:
         await self._engine.dispose()
 
     def _warn_of_lost_statement(self) -> None:
+        advice = _POOLER_ADVICE.get(self._setting, _DIRECT_ADVICE)
+        warning = _LOST_STATEMENT.format(setting=self._setting, advice=advice)
         if self.warning is None:
-            logger.error(_LOST_STATEMENT)
-        self.warning = _LOST_STATEMENT
+            logger.error(warning)
+        self.warning = warning
 
     def _prepare_connection(self, connection: Any, record: Any) -> None:
         connection.autocommit = True

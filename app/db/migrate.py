@@ -39,12 +39,12 @@ REVISIONS_OF_RELEASES = {"0.1.0": "2026_11_17_actions", "0.2.0": "2026_11_17_act
 """The newest revision that each release knows. Its processes refuse a newer schema when they start."""
 
 
-def migrate(url: str, *, revision: str = "head", production: bool = False) -> str:
+def migrate(url: str, *, revision: str = "head", production: bool = False, setting: str = "DATABASE_URL") -> str:
     """Upgrade or downgrade the schema to `revision`, or to that of a release, and return the resulting revision.
 
-    Many replicas may call this at once.
+    Many replicas may call this at once. `setting` is where the URL comes from, for errors.
     """
-    with migration_connection(url, production=production) as connection:
+    with migration_connection(url, production=production, setting=setting) as connection:
         _migrate_to(connection, REVISIONS_OF_RELEASES.get(revision, revision))
         reached = current_revision(connection) or "base"
         if reached == head_revision() and is_distributed(connection):
@@ -52,9 +52,11 @@ def migrate(url: str, *, revision: str = "head", production: bool = False) -> st
         return reached
 
 
-def migrate_and_distribute(url: str, on_progress: OnProgress, *, production: bool = False) -> str:
+def migrate_and_distribute(
+    url: str, on_progress: OnProgress, *, production: bool = False, setting: str = "DATABASE_URL"
+) -> str:
     """Upgrade the schema and distribute its tables with Citus. Return the resulting revision."""
-    with migration_connection(url, production=production) as connection:
+    with migration_connection(url, production=production, setting=setting) as connection:
         check_cluster(connection)
         connection.rollback()
         _migrate_to(connection, "head")
@@ -63,18 +65,18 @@ def migrate_and_distribute(url: str, on_progress: OnProgress, *, production: boo
 
 
 @contextmanager
-def migration_connection(url: str, *, production: bool) -> Iterator[Connection]:
+def migration_connection(url: str, *, production: bool, setting: str = "DATABASE_URL") -> Iterator[Connection]:
     """Connect as the owner, check the server and hold the migration lock; commit at the end.
 
     Raises `ConfigurationError` if the server is unsuitable, if a pooler shares the connection with other clients, or if
     the owner may not use the app role afterwards.
     """
-    engine = create_engine(driver_url(url), poolclass=NullPool, connect_args={"connect_timeout": 5})
+    engine = create_engine(driver_url(url, setting), poolclass=NullPool, connect_args={"connect_timeout": 5})
     try:
         with engine.connect() as connection:
             refuse_shared_connections(connection, url)
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": MIGRATION_LOCK})
-            check_server(connection, production=production)
+            check_server(connection, production=production, setting=setting)
             connection.commit()
             yield connection
             connection.commit()
@@ -82,8 +84,8 @@ def migration_connection(url: str, *, production: bool) -> Iterator[Connection]:
                 connection.execute(text(f"SET LOCAL ROLE {APP_ROLE}"))
             connection.rollback()
     except OperationalError as error:
-        reason = explain_connection_error(url, str(error.orig)).message
-        raise ConfigurationError(f"cannot connect to the database at DATABASE_URL: {reason}") from error
+        reason = explain_connection_error(url, str(error.orig), setting).message
+        raise ConfigurationError(f"cannot connect to the database at {setting}: {reason}") from error
     except DBAPIError as error:
         if not isinstance(error.orig, REFUSED_STATEMENTS):
             raise
@@ -125,12 +127,12 @@ def check_revision_known(revision: str | None) -> None:
         )
 
 
-def check_server(connection: Connection, *, production: bool) -> None:
+def check_server(connection: Connection, *, production: bool, setting: str) -> None:
     """Raise `ConfigurationError` for what only an administrator can provide, and create the extension if it is missing.
 
     `toolscout doctor` prints the SQL for the administrator.
     """
-    if missing := find_missing(connection, production=production):
+    if missing := find_missing(connection, production=production, setting=setting):
         raise ConfigurationError("; ".join(requirement.message for requirement in missing))
     # Citus lets only the owner of an extension run this, even where there is nothing to do
     if connection.scalar(text("SELECT 1 FROM pg_extension WHERE extname = 'vector'")) is None:

@@ -73,6 +73,13 @@ async def check_pooler(url: str, direct_url: str, pooler: Pooler) -> str | None:
     return None
 
 
+async def leads_to_shared_connections(url: str) -> bool:
+    """Return whether a URL that answers leads to a pooler in transaction mode, as far as can be seen."""
+    async with asyncio.timeout(_TIMEOUT_S), await _connect(url) as connection:
+        is_direct = await _is_direct(connection)
+    return not is_direct and await shares_connections(url)
+
+
 async def shares_connections(url: str) -> bool:
     """Return whether clients of this URL use the same connections of the server in turn.
 

@@ -106,8 +106,10 @@ class ReadReplica:
 
     @property
     def warning(self) -> str | None:
-        """Why the replica is not used, without its address; None while it is, or not known yet."""
-        return None if self._problem is None else f"the read replica ({SETTING}) is not used: {self._problem}"
+        """Why the replica is not used, or what is wrong with its URL, without the address; None if nothing is known."""
+        if self._problem is not None:
+            return f"the read replica ({SETTING}) is not used: {self._problem}"
+        return self._server.warning
 
     @property
     def is_in_use(self) -> bool:

@@ -58,15 +58,17 @@ _FACTS = f"""
 """
 
 
-def find_missing(connection: Connection, *, production: bool) -> list[MissingRequirement]:
-    """Return everything that only an administrator of the server can provide. Nothing is changed."""
+def find_missing(connection: Connection, *, production: bool, setting: str) -> list[MissingRequirement]:
+    """Return everything that only an administrator of the server can provide. Nothing is changed.
+
+    `setting` is where the URL of the connection comes from.
+    """
     facts = _Facts(*connection.execute(text(_FACTS)).one())
     if facts.installed_pgvector is None and facts.offered_pgvector is not None:
         facts = replace(facts, may_create_extension=_may_create_extension(connection))
-    checks = [_check_extension, _check_app_role, _check_schema]
-    if production:
-        checks.insert(0, _check_not_superuser)
-    return [missing for check in checks for missing in check(facts)]
+    checks = (_check_extension, _check_app_role, _check_schema)
+    found = [missing for check in checks for missing in check(facts)]
+    return [*_check_not_superuser(facts, setting), *found] if production else found
 
 
 def _may_create_extension(connection: Connection) -> bool:
@@ -87,11 +89,11 @@ def parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def _check_not_superuser(facts: _Facts) -> Iterator[MissingRequirement]:
+def _check_not_superuser(facts: _Facts, setting: str) -> Iterator[MissingRequirement]:
     if not facts.is_superuser:
         return
     message = (
-        "DATABASE_URL logs in as a superuser, which TOOLSCOUT_ENVIRONMENT=production refuses, because row-level "
+        f"{setting} logs in as a superuser, which TOOLSCOUT_ENVIRONMENT=production refuses, because row-level "
         "security does not apply to superusers: use a role that owns the database instead"
     )
     statements = [
@@ -150,48 +152,50 @@ def _check_schema(facts: _Facts) -> Iterator[MissingRequirement]:
         yield MissingRequirement(message, [f"{change};"])
 
 
-def explain_connection_error(url: str, reason: str) -> MissingRequirement:
+def explain_connection_error(url: str, reason: str, setting: str = "DATABASE_URL") -> MissingRequirement:
     """Say what to do about a connection that Postgres refuses. Other reasons are returned as they are.
+
+    `setting` is where the URL comes from.
 
     The driver reports no SQLSTATE for these, so that the words decide; a server that speaks another language than
     English gets its own words back.
     """
     for pattern, explain in _REFUSALS.items():
         if (match := re.search(pattern, reason)) is not None:
-            return explain(url, *match.groups())
+            return explain(url, setting, *match.groups())
     return MissingRequirement(reason.partition("\n")[0])
 
 
-def _explain_missing_database(url: str, database: str) -> MissingRequirement:
+def _explain_missing_database(url: str, setting: str, database: str) -> MissingRequirement:
     create = f"CREATE DATABASE {_quote(database)}"
-    if (role := make_url(driver_url(url)).username) is not None:
+    if (role := make_url(driver_url(url, setting)).username) is not None:
         create += f" OWNER {_quote(role)}"
     statements = [f"{create};", rf"\connect {_quote(database)}", f"{CREATE_EXTENSION};"]
     return MissingRequirement(f'the database "{database}" does not exist: as a superuser, run `{create}`', statements)
 
 
-def _explain_missing_login(_url: str, role: str) -> MissingRequirement:
+def _explain_missing_login(_url: str, _setting: str, role: str) -> MissingRequirement:
     create = f"CREATE ROLE {_quote(role)} LOGIN PASSWORD {_PASSWORD}"
     return MissingRequirement(f'the role "{role}" does not exist: as a superuser, run `{create}`', [f"{create};"])
 
 
-def _explain_wrong_password(_url: str, role: str) -> MissingRequirement:
+def _explain_wrong_password(_url: str, setting: str, role: str) -> MissingRequirement:
     change = f"ALTER ROLE {_quote(role)} PASSWORD {_PASSWORD}"
     return MissingRequirement(
-        f'Postgres rejects the password of "{role}", or has no such role: correct DATABASE_URL (characters such as '
+        f'Postgres rejects the password of "{role}", or has no such role: correct {setting} (characters such as '
         f"`@`, `:`, `/` and `%` must be percent-encoded), or, as a superuser, run `{change}`",
         [f"{change};"],
     )
 
 
-def _explain_missing_password(_url: str) -> MissingRequirement:
-    return MissingRequirement("Postgres asks for a password, and DATABASE_URL has none: postgresql://user:password@…")
+def _explain_missing_password(_url: str, setting: str) -> MissingRequirement:
+    return MissingRequirement(f"Postgres asks for a password, and {setting} has none: postgresql://user:password@…")
 
 
-def _explain_access_rules(_url: str) -> MissingRequirement:
+def _explain_access_rules(_url: str, setting: str) -> MissingRequirement:
     return MissingRequirement(
         "the server's pg_hba.conf lets this role not connect from this machine to this database: the administrator "
-        "adds a line for it, or, if the line demands TLS, DATABASE_URL gets `?sslmode=require`"
+        f"adds a line for it, or, if the line demands TLS, {setting} gets `?sslmode=require`"
     )
 
 

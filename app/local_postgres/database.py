@@ -26,7 +26,7 @@ async def open_database(settings: Settings) -> AsyncIterator[str]:
     if settings.direct_database_url is not None:
         url = settings.direct_database_url.get_secret_value()
         # refuses other databases before anything else is asked for
-        driver_url(url, "DATABASE_URL" if settings.database_pooler == "none" else "TOOLSCOUT_LISTEN_DATABASE_URL")
+        driver_url(url, settings.direct_database_setting)
         yield url
         return
     _refuse_embedded_in_production(settings)

@@ -112,5 +112,10 @@ class StorageSettings(BaseModel):
         return self.database_url if self.database_pooler == "none" else self.listen_database_url
 
     @property
+    def direct_database_setting(self) -> str:
+        """The setting that `direct_database_url` comes from, for messages."""
+        return "DATABASE_URL" if self.database_pooler == "none" else "TOOLSCOUT_LISTEN_DATABASE_URL"
+
+    @property
     def uses_embedded_db(self) -> bool:
         return self.database_url is None

@@ -17,6 +17,7 @@ import pytest
 from pydantic import SecretStr
 
 from app.container import Container, open_container
+from app.db import read_replica
 from app.db.engine import Database
 from app.db.notifications import Channel, Notifications, notify
 from app.db.pipeline import Statement, name_statements_uniquely
@@ -30,6 +31,7 @@ from tests.support.clients import TestUser, new_user
 from tests.support.factories import make_database, make_settings, tool
 from tests.support.fake_citus import change_fake_citus, install_fake_citus
 from tests.support.pgbouncer import PgBouncer, list_poolers, options_for, running_pgbouncer
+from tests.support.streaming_replica import StreamingReplica
 
 pytestmark = [pytest.mark.needs_pgbouncer, pytest.mark.no_retry]
 
@@ -320,8 +322,8 @@ async def test_requests_that_are_cancelled_leave_nothing_behind_for_other_users(
 class Misconfigured:
     """A pool that takes a pooler with two connections in transaction mode for Postgres itself."""
 
-    def __init__(self, url: str) -> None:
-        self.database = Database(url, pool_size=4)
+    def __init__(self, url: str, setting: str) -> None:
+        self.database = Database(url, pool_size=4, setting=setting)
         self.failed = 0
 
     async def read_owners(self, user_id: str) -> list[Any]:
@@ -342,11 +344,23 @@ class Misconfigured:
             return (await session.pipeline([OWNERS]))[0]
 
 
+@pytest.mark.parametrize(
+    ("setting", "advice"),
+    [
+        ("DATABASE_URL", "set TOOLSCOUT_DATABASE_POOLER=transaction"),
+        (read_replica.SETTING, "let it lead to Postgres itself, or to a pooler in session mode"),
+    ],
+)
 async def test_a_pooler_that_the_settings_do_not_name_shows_no_foreign_rows_and_is_named_in_the_error(
-    postgres: EmbeddedPostgres, owners: list[Owner], url: str, caplog: pytest.LogCaptureFixture
+    postgres: EmbeddedPostgres,
+    owners: list[Owner],
+    url: str,
+    caplog: pytest.LogCaptureFixture,
+    setting: str,
+    advice: str,
 ) -> None:
     with running_pgbouncer(postgres.url, default_pool_size=2) as two_connections:
-        pool = Misconfigured(two_connections.url_of(url))
+        pool = Misconfigured(two_connections.url_of(url), setting)
         users = [owners[number % 2].id for number in range(60)]
         seen = await asyncio.gather(*(pool.read_owners(user_id) for user_id in users))
         await pool.database.close()
@@ -354,8 +368,9 @@ async def test_a_pooler_that_the_settings_do_not_name_shows_no_foreign_rows_and_
         assert set(rows) <= {(user_id,)}
     assert any(seen)
     assert pool.failed > 0
-    assert pool.database.warning is not None
-    assert "TOOLSCOUT_DATABASE_POOLER=transaction" in pool.database.warning
+    assert pool.database.warning == (
+        f"prepared statements are lost: {setting} leads to a pooler that does not keep them; {advice}"
+    )
     assert pool.database.warning in caplog.messages
 
 
@@ -440,6 +455,26 @@ async def test_the_doctor_compares_the_pooler_with_the_settings(
     ok, _, message = await check(database_url=SecretStr("postgresql://postgres@127.0.0.1:1/toolscout"))
     assert not ok
     assert "cannot connect to the database through its pooler" in message
+
+
+async def test_the_doctor_refuses_a_pooler_in_front_of_the_read_replica(
+    streaming_replica: StreamingReplica, tmp_path: Path
+) -> None:
+    url = make_database(streaming_replica.primary)
+    await asyncio.to_thread(streaming_replica.wait_until_caught_up)
+
+    async def check(read_url: str) -> tuple[bool, bool, str]:
+        settings = make_settings(tmp_path, database_url=SecretStr(url), read_database_url=SecretStr(read_url))
+        return describe_doctor(await check_installation(settings), "replica")
+
+    assert (await check(streaming_replica.url(url)))[0]
+    with running_pgbouncer(streaming_replica.postgres.url) as shared:
+        ok, _, message = await check(shared.url_of(url))
+        assert not ok
+        assert "TOOLSCOUT_READ_DATABASE_URL leads to a pooler in transaction mode" in message
+        assert await read_left_behind(shared.url_of(url)) == NOTHING
+    with running_pgbouncer(streaming_replica.postgres.url, pool_mode="session", default_pool_size=20) as session_mode:
+        assert (await check(session_mode.url_of(url)))[0]
 
 
 async def test_prepared_statements_are_used_where_the_pooler_keeps_them_and_refused_elsewhere(

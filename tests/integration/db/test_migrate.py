@@ -282,9 +282,10 @@ def test_a_later_version_is_greater() -> None:
     assert parse_version("0.10.0") > parse_version("0.8.4") > parse_version("0.8.3") > parse_version("0.8")
 
 
-def test_an_unreachable_database_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot connect to the database at DATABASE_URL: .*refused"):
-        migrate(f"postgresql://someone:canary@127.0.0.1:{free_port()}/nothing")
+@pytest.mark.parametrize("setting", ["DATABASE_URL", "TOOLSCOUT_LISTEN_DATABASE_URL"])
+def test_an_unreachable_database_is_refused_with_its_setting_and_the_reason(setting: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"cannot connect to the database at {setting}: .*refused"):
+        migrate(f"postgresql://someone:canary@127.0.0.1:{free_port()}/nothing", setting=setting)
 
 
 def test_a_missing_database_is_refused_with_the_reason(fresh_database: str) -> None:

@@ -1,5 +1,6 @@
 """Postgres servers that lack something: the error says what, and the SQL that `toolscout doctor` prints mends it."""
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,26 @@ async def test_a_wrong_password_is_refused_and_can_be_changed(
 def test_a_refused_host_is_explained() -> None:
     reason = 'connection failed: FATAL:  no pg_hba.conf entry for host "10.1.2.3", user "toolscout", database "x"'
     assert "pg_hba.conf" in explain_connection_error("postgresql://toolscout@db/x", reason).message
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        'FATAL:  password authentication failed for user "toolscout"',
+        "fe_sendauth: no password supplied",
+        'FATAL:  no pg_hba.conf entry for host "10.1.2.3", user "toolscout", database "x"',
+    ],
+)
+def test_a_refusal_names_the_setting_of_the_url(reason: str) -> None:
+    for setting in ("DATABASE_URL", "TOOLSCOUT_LISTEN_DATABASE_URL"):
+        message = explain_connection_error("postgresql://toolscout@db/x", reason, setting).message
+        assert re.findall(r"\w*DATABASE_URL", message) == [setting]
+
+
+def test_a_superuser_is_refused_with_the_setting_of_the_url(cluster: EmbeddedPostgres) -> None:
+    url = create_owned_database(cluster, "SUPERUSER")
+    with pytest.raises(ConfigurationError, match="TOOLSCOUT_LISTEN_DATABASE_URL logs in as a superuser"):
+        migrate(url, production=True, setting="TOOLSCOUT_LISTEN_DATABASE_URL")
 
 
 def test_other_reasons_are_kept() -> None:
