@@ -28,6 +28,8 @@ from tests.support.round_trips import counted_round_trips
 from tests.support.streaming_replica import StreamingReplica, run_sql
 from tests.support.worker_steps import until
 
+pytestmark = pytest.mark.no_retry
+
 logger = logging.getLogger(__name__)
 
 OLD = [tool("show_file", "show a file"), tool("send_mail", "send an email")]
@@ -356,10 +358,12 @@ class Load:
 
     @asynccontextmanager
     async def phase_of(self, name: str) -> AsyncIterator[None]:
-        """Leave the block after enough answers that began in it."""
+        """Leave the block after enough answers that began in it, and a change of every user."""
         self.phase = name
+        before = [catalogue.answered for catalogue in self.catalogues]
         yield
         await wait_until(lambda: len(self.durations.get(name, ())) >= PHASE)
+        await wait_until(lambda: all(c.answered > number for c, number in zip(self.catalogues, before, strict=True)))
 
     def read_metrics(self) -> dict[str, float]:
         """Return the reads by outcome, whether the replica is in use, and how many warnings `/readyz` has."""
@@ -389,7 +393,7 @@ async def under_load(service: Service) -> AsyncIterator[Load]:
     load = Load(service)
     running = asyncio.create_task(load.run())
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             await wait_until(lambda: load.has_begun or running.done())
             yield load
         assert not running.done(), running.exception()
@@ -457,6 +461,4 @@ async def test_a_replica_that_is_behind_killed_stalled_and_promoted_under_load_m
     slow = {phase: sum(each > SLOW_S for each in durations) for phase, durations in load.durations.items()}
     assert not load.problems, load.problems[:5]
     assert after["behind"] > 0
-    for catalogue in load.catalogues:
-        assert catalogue.answered >= len(slow), "the catalogue changed all the time"
     logger.info("searches %s, slow %s, reads %s", {k: len(v) for k, v in load.durations.items()}, slow, after)
