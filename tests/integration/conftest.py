@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from app.local_postgres.postgres import EmbeddedPostgres
-from tests.support.partitions import PartitionedSchema, StatementGuard, StatementRecorder, recorded_statements_of
+from tests.support.partitions import PartitionedSchema, StatementGuard
+from tests.support.statement_recorder import StatementRecorder, recorded_statements_of
 
 
 @pytest.fixture(scope="session", autouse=True)

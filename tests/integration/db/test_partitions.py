@@ -18,15 +18,8 @@ from migrations.statements import split_statements
 from tests.support.clients import TestUser
 from tests.support.factories import tool
 from tests.support.fan_outs import FAN_OUTS
-from tests.support.partitions import (
-    PartitionedSchema,
-    SentStatement,
-    StatementGuard,
-    StatementRecorder,
-    find_fan_out,
-    find_refusals,
-    recorded_statements_of,
-)
+from tests.support.partitions import PartitionedSchema, StatementGuard, find_fan_out, find_refusals
+from tests.support.statement_recorder import SentStatement, StatementRecorder, recorded_statements_of
 
 USER = {"user_id": "ada"}
 
