@@ -19,14 +19,15 @@ BEGIN
     IF days < 30 THEN
         RAISE EXCEPTION 'audit events are kept for at least 30 days';
     END IF;
-    DELETE FROM audit_events WHERE {condition};
+    DELETE FROM audit_events {condition};
     GET DIAGNOSTICS deleted = ROW_COUNT;
     RETURN deleted;
 END
 $$
 """
-BY_KEY = "(user_id, id) IN (SELECT user_id, id FROM audit_events WHERE {expired} LIMIT batch)"
-BY_ROW = "ctid = ANY (ARRAY(SELECT ctid FROM audit_events WHERE {expired} LIMIT batch))"
+BY_KEY = """event USING (SELECT user_id, id FROM audit_events WHERE {expired} LIMIT batch) expired
+    WHERE event.user_id = expired.user_id AND event.id = expired.id"""
+BY_ROW = "WHERE ctid = ANY (ARRAY(SELECT ctid FROM audit_events WHERE {expired} LIMIT batch))"
 OWN = "user_id = current_setting('app.user_id', true)"
 IN_SYSTEM_SCOPE = "current_setting('app.scope', true) = 'system'"
 WAITING_USERS = """
