@@ -88,7 +88,8 @@ def test_only_system_transactions_see_the_public_listings(owner: Connection) -> 
 
 def test_no_policy_has_a_sub_select(owner: Connection) -> None:
     """Citus refuses them on distributed tables."""
-    policies = "SELECT polrelid::regclass FROM pg_policy WHERE polqual::text {} LIKE '%SUBLINK%'"
+    conditions = "concat(polqual::text, polwithcheck::text)"
+    policies = f"SELECT polrelid::regclass FROM pg_policy WHERE {conditions} {{}} LIKE '%SUBLINK%'"
     assert fetch_column(owner, policies.format("")) == []
     assert len(fetch_column(owner, policies.format("NOT"))) > len(TENANT_COLUMNS)
 
