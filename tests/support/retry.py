@@ -1,9 +1,10 @@
 """A pytest plugin: with `--retry-failed`, runs every failed test once more, alone, in a fresh process.
 
 The run fails only if a test fails again. A test that passes the second time is flaky: its first failure is printed, and
-the last lines of the run name it. Three kinds of failures are final at once:
+the last lines of the run name it. Four kinds of failures are final at once:
 
 - tests with the marker `no_retry`: isolation, kills, races, fairness. There one failure in a hundred runs is a defect;
+- a `FinalFailure`: what was found is true, and would not be found a second time;
 - a worker process of xdist that crashed;
 - more than `MAX_RETRIES` failed tests, which no chance explains.
 
@@ -24,6 +25,10 @@ MAX_RETRIES = 10
 TIMEOUT_S = 600
 
 
+class FinalFailure(AssertionError):
+    """A failure that a second run of the test would hide, since it depends on what has run before."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--retry-failed", action="store_true", help="run failed tests once more, each in a fresh process")
 
@@ -32,6 +37,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_retry: a failure of the test is final, also with --retry-failed")
     if config.getoption("--retry-failed") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_RetryPlugin(config), "retry-failed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Mark the test, whose report is about to be made."""
+    if call.excinfo is not None and _is_final(call.excinfo.value):
+        item.add_marker("no_retry")
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return whether it is a `FinalFailure`, or one of several errors of a teardown is."""
+    return isinstance(error, FinalFailure) or (
+        isinstance(error, BaseExceptionGroup) and any(_is_final(each) for each in error.exceptions)
+    )
 
 
 class _RetryPlugin:

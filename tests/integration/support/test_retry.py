@@ -115,6 +115,35 @@ def test_a_marked_test_is_never_run_twice(suite: pytest.Pytester) -> None:
     assert "flaky:" not in result.stdout.str()
 
 
+def test_a_final_failure_is_never_run_twice(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_it=f"""{FLAKY}
+    from tests.support.retry import FinalFailure
+
+    @pytest.fixture
+    def checked():
+        yield
+        try:
+            fail_once("checked")
+        except AssertionError as error:
+            raise FinalFailure("found") from error
+
+    @pytest.fixture
+    def fragile():
+        yield
+        fail_once("fragile")
+
+    def test_it(checked, fragile):
+        pass
+"""
+    )
+    result = run(suite, "-n", "2")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*found*"])
+    assert "flaky:" not in result.stdout.str()
+    assert run(suite).ret == 0
+
+
 def test_too_many_failures_are_no_chance(suite: pytest.Pytester) -> None:
     many = f"""{FLAKY}
     @pytest.mark.parametrize("number", range({MAX_RETRIES + 1}))
