@@ -6,7 +6,7 @@ The barriers are the predicate `user_id = …` of every statement and row-level 
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -29,14 +29,16 @@ class PredicateRemover:
 
     from_sqlalchemy: int = 0
     from_driver: int = 0
+    rewritten: set[str] = field(default_factory=set)
+    """The statements that it has changed, as they were sent."""
 
     def before_cursor_execute(self, _c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
-        statement, count = _remove_predicate(statement)
+        statement, count = self._remove_predicate(statement)
         self.from_sqlalchemy += count
         return statement, parameters
 
     def rewrite(self, statement: str) -> str:
-        statement, count = _remove_predicate(statement)
+        statement, count = self._remove_predicate(statement)
         self.from_driver += count
         return statement
 
@@ -44,13 +46,14 @@ class PredicateRemover:
     def count(self) -> int:
         return self.from_sqlalchemy + self.from_driver
 
-
-def _remove_predicate(statement: str) -> tuple[str, int]:
-    statement, count = _PREDICATE.subn("TRUE", statement)
-    if statement.startswith("UPDATE users"):
-        statement, more = _PREDICATE_OF_USERS.subn("TRUE", statement)
-        count += more
-    return statement, count
+    def _remove_predicate(self, statement: str) -> tuple[str, int]:
+        statement, count = _PREDICATE.subn("TRUE", statement)
+        if statement.startswith("UPDATE users"):
+            statement, more = _PREDICATE_OF_USERS.subn("TRUE", statement)
+            count += more
+        if count:
+            self.rewritten.add(statement)
+        return statement, count
 
 
 @contextmanager

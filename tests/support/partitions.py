@@ -4,33 +4,35 @@ The tables are hash-partitioned by user in a Postgres database without rows. Eac
 service send is explained there once, with its parameters:
 
 - in a transaction of a user, a statement asks one partition, that of the user; on Citus, one node;
-- a statement that asks more belongs to a function in `FAN_OUTS`.
+- a statement that asks more belongs to a function in `FAN_OUTS`, or for the sake of one user in `USER_FAN_OUTS`.
 
 What a plan does not show, `find_refusals` reads from the text: Citus refuses some functions and locks.
 
-Statements that tests themselves send do not count.
+Statements that tests themselves send do not count, nor those of functions that never run in a distributed database
+(`NOT_DISTRIBUTED`).
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import psycopg
 from pgvector.psycopg import register_vector
-from psycopg import sql
 from sqlalchemy import Date
 
-from app.db.distribution import KEY_COLUMNS, TENANT_COLUMNS
+from app.db.distribution import KEY_COLUMNS, REFERENCE_TABLES, TENANT_COLUMNS
 from app.db.tables import metadata
 from app.local_postgres.postgres import EmbeddedPostgres
 from tests.support.factories import make_database
 from tests.support.fake_citus import install_fake_citus
-from tests.support.fan_outs import FAN_OUTS
+from tests.support.fan_outs import FAN_OUTS, NOT_DISTRIBUTED, USER_FAN_OUTS
+from tests.support.retry import FinalFailure
 from tests.support.statement_recorder import SentStatement, StatementRecorder
 
-PARTITIONS = 4
+PARTITIONS = 32
+"""So many that two users or keys hardly ever share one."""
 _PARTITION = re.compile(r"^(?P<table>\w+)_part(?P<number>\d+)$")
 
 
@@ -68,18 +70,23 @@ def partition_tables(connection: psycopg.Connection[Any]) -> None:
     """Partition each table by the column that Citus would distribute it by."""
     [(view,)] = connection.execute("SELECT pg_get_viewdef('large_tenant_words'::regclass)").fetchall()
     for table, column in {**TENANT_COLUMNS, **KEY_COLUMNS}.items():
-        names = {"table": sql.Identifier(table), "old": sql.Identifier(f"{table}_old"), "key": sql.Identifier(column)}
-        connection.execute(sql.SQL("ALTER TABLE {table} RENAME TO {old}").format(**names))
-        create = "CREATE TABLE {table} (LIKE {old} INCLUDING ALL) PARTITION BY HASH ({key})"
-        connection.execute(sql.SQL(create).format(**names))
-        for number in range(PARTITIONS):
-            part = sql.Identifier(f"{table}_part{number}")
-            create = "CREATE TABLE {part} PARTITION OF {table} FOR VALUES WITH (MODULUS {count}, REMAINDER {number})"
-            connection.execute(
-                sql.SQL(create).format(part=part, count=sql.Literal(PARTITIONS), number=sql.Literal(number), **names)
-            )
-        connection.execute(sql.SQL("DROP TABLE {old} CASCADE").format(**names))
+        connection.execute(_partition_table(table, column))
     connection.execute(f"CREATE OR REPLACE VIEW large_tenant_words AS {view}".encode())
+
+
+def _partition_table(table: str, column: str) -> bytes:
+    """Return the statements, which are one message and one transaction."""
+    statements = [
+        f"ALTER TABLE {table} RENAME TO {table}_old",
+        f"CREATE TABLE {table} (LIKE {table}_old INCLUDING ALL) PARTITION BY HASH ({column})",
+        *(
+            f"CREATE TABLE {table}_part{number} PARTITION OF {table} "
+            f"FOR VALUES WITH (MODULUS {PARTITIONS}, REMAINDER {number})"
+            for number in range(PARTITIONS)
+        ),
+        f"DROP TABLE {table}_old CASCADE",
+    ]
+    return "; ".join(statements).encode()
 
 
 def _list_relations(plan: Any) -> Iterator[str]:
@@ -134,20 +141,54 @@ _REFUSALS = {
     "INSERT of a SELECT without ON CONFLICT or RETURNING": re.compile(
         r"\bINSERT INTO \w+( AS \w+)?\s*\([^()]*\)\s*SELECT\b(?!.*\b(ON CONFLICT|RETURNING)\b)", re.I | re.S
     ),
+    "ctid, by which each node names rows of its own": re.compile(r"\bctid\b", re.I),
     "SELECT without columns": re.compile(r"\bSELECT\s+FROM\b", re.I),
-    "several statements in one message": re.compile(r";\s*\S"),
 }
+SEVERAL_STATEMENTS = "several statements in one message"
+_REFUSED_WITHOUT_TABLES = {
+    SEVERAL_STATEMENTS: re.compile(r";\s*\S"),
+    "set_config, which does not reach the other nodes": re.compile(r"\bset_config\s*\(", re.I),
+}
+_SHARED_TABLES = frozenset((*TENANT_COLUMNS, *KEY_COLUMNS, *REFERENCE_TABLES))
 _LOCK = re.compile(r"\bFOR (NO KEY UPDATE|UPDATE|KEY SHARE|SHARE)\b", re.I)
 
 
 def find_refusals(text: str) -> list[str]:
-    """Return what Citus refuses in a statement on a distributed table, as far as its text shows it."""
-    plain = re.sub(r"'(?:[^']|'')*'", "''", re.sub(r"--[^\n]*", "", text))
-    return [reason for reason, pattern in _REFUSALS.items() if pattern.search(plain)]
+    """Return what Citus refuses in a statement, as far as its text shows it."""
+    plain = _remove_literals(text)
+    rules = _REFUSED_WITHOUT_TABLES | (_REFUSALS if _SHARED_TABLES & set(re.findall(r"\w+", plain)) else {})
+    return [reason for reason, pattern in rules.items() if pattern.search(plain)]
+
+
+def has_sub_select_beside_aggregate(text: str) -> bool:
+    """Return whether the statement returns both, which Citus refuses if the statement asks several nodes."""
+    reduced, text = _remove_literals(text), ""
+    while reduced != text:
+        reduced, text = _PARENTHESES.sub(_reduce_parentheses, reduced), reduced
+    columns = re.search(r"\bSELECT\b(.*?)\bFROM\b", reduced, re.I | re.S)
+    return columns is not None and {"<query>", "<aggregate>"} <= set(columns[1].split())
+
+
+_PARENTHESES = re.compile(r"(\w*)\s*\(([^()]*)\)")
+_AGGREGATE = re.compile(r"count|sum|min|max|avg|bool_and|bool_or|\w+_agg", re.I)
+
+
+def _reduce_parentheses(match: re.Match[str]) -> str:
+    name, inside = match.groups()
+    if re.match(r"\s*SELECT\b", inside, re.I):
+        return f"{name} <query> "
+    if _AGGREGATE.fullmatch(name):
+        return " <aggregate> "
+    return f"{name} {inside} ".replace(" FROM ", " ")  # as in `extract(epoch FROM …)`
 
 
 def takes_locks(text: str) -> bool:
-    return _LOCK.search(re.sub(r"'(?:[^']|'')*'", "''", text)) is not None
+    return _LOCK.search(_remove_literals(text)) is not None
+
+
+def _remove_literals(text: str) -> str:
+    """Leave out comments, too."""
+    return re.sub(r"'(?:[^']|'')*'", "''", re.sub(r"--[^\n]*", "", text))
 
 
 class StatementGuard:
@@ -157,29 +198,38 @@ class StatementGuard:
         self._recorder = recorder
         self._schema = schema
 
-    def forget(self) -> None:
-        """Leave out what was recorded since the last check: a test has changed the statements."""
-        self._recorder.take()
+    def forget(self, texts: Collection[str]) -> None:
+        """Leave out statements with these texts, which a test has changed, since the last check."""
+        self._recorder.forget(texts)
+
+    def raise_for_problems(self) -> None:
+        if problems := self.check():
+            raise FinalFailure("\n".join(problems))
 
     def check(self) -> list[str]:
         """Return a line for each statement that a distributed database would not run on one node, or not at all."""
         return [problem for sent in self._recorder.take() for problem in self._find_problems(sent)]
 
     def _find_problems(self, sent: SentStatement) -> Iterator[str]:
+        if sent.function.startswith(NOT_DISTRIBUTED):
+            return
         where = f"{sent.function} ({'system' if sent.is_system else 'user'}): "
         text = " ".join(sent.text.split())
+        refusals = find_refusals(sent.text)
+        for refusal in refusals:
+            yield f"{where}{refusal}: {text}"
+        if SEVERAL_STATEMENTS in refusals:
+            return  # one of them would not be explained, but run
         try:
             partitions = self._schema.list_partitions(sent.text, sent.parameters)
         except psycopg.errors.SyntaxError:
             return  # SET, SHOW, CALL: no plan
-        if not partitions:
-            return
-        for refusal in find_refusals(sent.text):
-            yield f"{where}{refusal}: {text}"
         fan_out = find_fan_out(partitions)
         if fan_out is None:
             return
         if takes_locks(sent.text):
             yield f"{where}takes locks and {fan_out}: {text}"
-        elif sent.function not in FAN_OUTS:
+        elif has_sub_select_beside_aggregate(sent.text):
+            yield f"{where}has a sub-select beside an aggregate and {fan_out}: {text}"
+        elif sent.function not in (FAN_OUTS if sent.is_system else USER_FAN_OUTS):
             yield f"{where}{fan_out}: {text}"

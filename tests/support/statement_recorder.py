@@ -1,7 +1,7 @@
 """Records each statement that the service sends in a test, with the function that sends it."""
 
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,16 +14,23 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, event
 
+from app.db import distribute, migrate, retention
 from app.db import engine as engine_module
 from app.db.engine import BatchReader, Database, Session
 from app.db.pipeline import DriverConnection, Rows, Statement
 from app.db.pool import PooledConnection
 from app.db.scope import Scope
+from tests.support import barriers
 
 _APP = str(Path(engine_module.__file__).parents[1])
 _INFRASTRUCTURE = str(Path(engine_module.__file__).parent)
+"""Statements are attributed to the innermost function of the app outside of this folder, or in one of `_SENDERS`."""
+_SENDERS = (retention.__file__,)
+_SCHEMA_CHANGES = (migrate.__file__, distribute.__file__)
+"""What these send meets tables that are not distributed yet."""
 _TESTS = str(Path(__file__).parents[1])
-"""Statements are attributed to the innermost function of the first that is not in `app/db`."""
+_WRAPPERS = (__file__, barriers.__file__)
+"""Modules of the tests that pass on what the service sends."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +44,11 @@ class SentStatement:
 
 @dataclass
 class StatementRecorder:
-    """Collects each statement of the service the first time that it is sent in a scope and by a function."""
+    """Collects each statement of the service the first time that it is sent in a scope, by a function, and with
+    parameters of these shapes: with a list of several users a statement asks more nodes than with a list of one."""
 
     new: list[SentStatement] = field(default_factory=list)
-    _seen: set[tuple[str, bool, str]] = field(default_factory=set)
+    _seen: set[tuple[str, bool, str, tuple[object, ...]]] = field(default_factory=set)
     _scopes: WeakKeyDictionary[DriverConnection, Scope] = field(default_factory=WeakKeyDictionary)
 
     def bind(self, driver: DriverConnection, scope: Scope) -> None:
@@ -51,8 +59,10 @@ class StatementRecorder:
             self.record_in(self._scopes[driver], text, parameters, function)
 
     def record_in(self, scope: Scope, text: str, parameters: Any, function: str | None) -> None:
-        key = text, scope.user_id is None, function or ""
-        if function is None or key in self._seen:
+        if function is None:
+            return
+        key = text, scope.user_id is None, function, _find_shapes(parameters)
+        if key in self._seen:
             return
         self._seen.add(key)
         self.new.append(SentStatement(text, parameters, scope.user_id is None, function))
@@ -61,15 +71,31 @@ class StatementRecorder:
         taken, self.new = self.new, []
         return taken
 
+    def forget(self, texts: Collection[str]) -> None:
+        """Leave out what was recorded with one of these texts since the statements were last taken."""
+        self.new = [sent for sent in self.new if sent.text not in texts]
+
+
+def _find_shapes(parameters: Any) -> tuple[object, ...]:
+    """Return what of the parameters may change which nodes a statement asks, apart from who the user is."""
+    values = parameters.values() if isinstance(parameters, Mapping) else parameters or ()
+    return tuple(_find_shape(value) for value in values)
+
+
+def _find_shape(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return min(len(value), 2)
+    return value if value is None or isinstance(value, bool) else "a value"
+
 
 def find_function() -> str | None:
-    """Return the function of the service that sends a statement, or None if a test does."""
+    """Return the function of the service that sends a statement, or None if a test or a migration does."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_TESTS) and file != __file__:
+        if file in _SCHEMA_CHANGES or (file.startswith(_TESTS) and file not in _WRAPPERS):
             return None
-        if file.startswith(_APP) and not file.startswith(_INFRASTRUCTURE):
+        if file in _SENDERS or (file.startswith(_APP) and not file.startswith(_INFRASTRUCTURE)):
             return _name(frame.f_code)
         frame = frame.f_back
     return None
@@ -80,12 +106,13 @@ def _name(code: CodeType) -> str:
     return f"{'.'.join(module.parts)}.{code.co_qualname.partition('.<locals>')[0]}"
 
 
-_sender: ContextVar[str | None] = ContextVar("sender", default=None)
+_sender: ContextVar[tuple[str | None] | None] = ContextVar("sender", default=None)
+"""The function that has called a session, which SQLAlchemy hides below. It is not set for the owner's connections."""
 
 
 @contextmanager
 def recorded_statements_of(recorder: StatementRecorder) -> Iterator[None]:
-    """Record the statements of every session and fetch in this process that Postgres accepts."""
+    """Record the statements in this process that Postgres accepts: of sessions, of fetches, and of the owner."""
     begin, fetch = engine_module._begin, Database._fetch
     rows, pipeline, stream = Session.rows, Session.pipeline, Session.stream
     batch = BatchReader.rows
@@ -129,7 +156,7 @@ def recorded_statements_of(recorder: StatementRecorder) -> Iterator[None]:
 
     def with_sender(method: Any) -> Any:
         async def send(self: Session, *arguments: Any, **options: Any) -> Any:
-            token = _sender.set(find_function())
+            token = _sender.set((find_function(),))
             try:
                 return await method(self, *arguments, **options)
             finally:
@@ -139,9 +166,11 @@ def recorded_statements_of(recorder: StatementRecorder) -> Iterator[None]:
 
     def after_cursor_execute(connection: Any, _c: Any, statement: str, parameters: Any, *_: Any) -> None:
         driver = connection.connection.driver_connection
-        if isinstance(driver, psycopg.AsyncConnection):
-            first = parameters[0] if isinstance(parameters, list) else parameters
-            recorder.record(driver, statement, first, _sender.get())
+        for each in parameters if isinstance(parameters, list) else [parameters]:
+            if (sender := _sender.get()) is None:
+                recorder.record_in(Scope(), statement, each, find_function())
+            elif isinstance(driver, psycopg.AsyncConnection):
+                recorder.record(driver, statement, each, *sender)
 
     event.listen(Engine, "after_cursor_execute", after_cursor_execute)
     with pytest.MonkeyPatch.context() as patch:

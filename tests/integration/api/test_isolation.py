@@ -139,9 +139,11 @@ class World:
         if self.removed != "predicates":
             yield
             return
-        with predicates_removed(self.container, self.remover):
-            yield
-        self.guard.forget()  # without its predicate a statement asks all nodes, as it should
+        try:
+            with predicates_removed(self.container, self.remover):
+                yield
+        finally:
+            self.guard.forget(self.remover.rewritten)  # without its predicate a statement asks all nodes, as it should
 
 
 @asynccontextmanager

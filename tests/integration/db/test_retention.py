@@ -1,5 +1,7 @@
 """Old audit events and cached vectors are deleted, in batches, and nothing else."""
 
+import asyncio
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 
 import pytest
@@ -7,7 +9,8 @@ from sqlalchemy import delete, func
 
 from app.audit import events
 from app.container import Container
-from app.db.retention import delete_in_batches
+from app.db.engine import Database
+from app.db.retention import Deletion, delete_in_batches
 from app.db.tables import embedding_cache
 from app.errors import QueryFailed
 from app.indexing import cache_retention
@@ -69,6 +72,23 @@ async def test_cached_vectors_expire_by_age_and_by_number(open_service: OpenServ
         assert cache_retention.expired_rows(0, 0) == []
         for deletion in cache_retention.expired_rows(365, 10):
             assert await delete_in_batches(container.database, deletion) == 0
+
+
+async def test_every_deletion_of_the_service_can_run(
+    open_service: OpenService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service itself waits for a minute before the first one."""
+    started: list[Sequence[Deletion]] = []
+
+    def remember(_database: Database, deletions: Sequence[Deletion]) -> Coroutine[None, None, None]:
+        started.append(deletions)
+        return asyncio.sleep(0)
+
+    monkeypatch.setattr("app.container.run_retention", remember)
+    async with open_service() as container:
+        [deletions] = started
+        assert len(deletions) > 12
+        assert [await delete_in_batches(container.database, deletion) for deletion in deletions] == [0] * len(deletions)
 
 
 async def test_a_batch_ends_with_the_last_row(open_service: OpenService) -> None:
