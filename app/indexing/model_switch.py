@@ -50,11 +50,7 @@ _UPDATE_PENDING_COUNTS = """
 _COUNT_LEARNED = """
     SELECT count(*) FROM tool_examples WHERE source = 'use' AND model = %(model)s
 """
-_HAS_LEFTOVERS = """
-    SELECT EXISTS (SELECT 1 FROM mcp_tool_embeddings WHERE model = %(model)s)
-        OR EXISTS (SELECT 1 FROM embedding_cache WHERE model = %(model)s)
-        OR EXISTS (SELECT 1 FROM tool_examples WHERE model = %(model)s)
-"""
+_HAS_ROWS = "SELECT EXISTS (SELECT 1 FROM {table} WHERE model = %(model)s)"
 _IS_UNREGISTERED = "model NOT IN (SELECT id FROM embedding_models)"
 
 
@@ -166,12 +162,20 @@ def _unregister(owner: OwnerConnection, model_id: str) -> int:
     with owner() as connection:
         lock_models_exclusive(connection)
         known = next((model for model in list_models(connection) if model.id == model_id), None)
-        if known is None and not connection.exec_driver_sql(_HAS_LEFTOVERS, {"model": model_id}).scalar_one():
+        if known is None and not _has_leftovers(connection, model_id):
             raise NotFound(f"model {model_id!r} not found: see `toolscout model list`")
         if known is not None and known.active:
             raise Conflict(f"{model_id} is the active model: switch to another one first (`toolscout model use`)")
         repository.unregister(connection, model_id)
         return _count_learned(connection, model_id)
+
+
+def _has_leftovers(connection: Connection, model_id: str) -> bool:
+    """Return whether a drop of the model was interrupted. Each table is asked by itself: they are distributed apart."""
+    statements = [
+        _HAS_ROWS.format(table=table) for table in ("mcp_tool_embeddings", "embedding_cache", "tool_examples")
+    ]
+    return any(connection.exec_driver_sql(each, {"model": model_id}).scalar_one() for each in statements)
 
 
 def _delete_unregistered_rows(owner: OwnerConnection, on_progress: ProgressCallback) -> None:

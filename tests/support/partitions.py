@@ -99,11 +99,18 @@ def _list_relations(plan: Any) -> Iterator[str]:
             yield from _list_relations(part)
 
 
-def find_fan_out(partitions: set[tuple[str, int]]) -> str | None:
-    """Return why a statement with these partitions asks more than one node, or None."""
+def find_join(partitions: set[tuple[str, int]]) -> str | None:
+    """Return which tables a statement with these partitions joins, or None. Citus refuses it, wherever they are."""
     keyed = {table for table, _ in partitions if table in KEY_COLUMNS}
     if keyed and len({table for table, _ in partitions}) > len(keyed):
         return f"joins {', '.join(sorted(keyed))} with tables that are distributed by user"
+    return None
+
+
+def find_fan_out(partitions: set[tuple[str, int]]) -> str | None:
+    """Return why a statement with these partitions asks more than one node, or None."""
+    if (join := find_join(partitions)) is not None:
+        return join
     if len({number for _, number in partitions}) > 1:
         counts = Counter(table for table, _ in partitions)
         tables = sorted(table for table, count in counts.items() if count > 1)
@@ -231,5 +238,5 @@ class StatementGuard:
             yield f"{where}takes locks and {fan_out}: {text}"
         elif has_sub_select_beside_aggregate(sent.text):
             yield f"{where}has a sub-select beside an aggregate and {fan_out}: {text}"
-        elif sent.function not in (FAN_OUTS if sent.is_system else USER_FAN_OUTS):
+        elif find_join(partitions) or sent.function not in (FAN_OUTS if sent.is_system else USER_FAN_OUTS):
             yield f"{where}{fan_out}: {text}"

@@ -86,6 +86,13 @@ def test_a_join_of_keys_and_users_is_a_fan_out(schema: PartitionedSchema) -> Non
     assert find_fan_out(joined) == "joins api_keys with tables that are distributed by user"
 
 
+def test_a_listed_function_may_not_join_keys_and_users(schema: PartitionedSchema) -> None:
+    statement = "SELECT 1 FROM api_keys k, users u WHERE k.user_id = u.id"
+    sent = SentStatement(statement, None, is_system=True, function="app.auth.keys.list_keys")
+    [problem] = StatementGuard(StatementRecorder(new=[sent]), schema).check()
+    assert "joins api_keys" in problem
+
+
 REFUSED = (
     ("UPDATE users SET catalog_version = nextval('catalog_versions')", "UPDATE users SET catalog_version = 7"),
     (
