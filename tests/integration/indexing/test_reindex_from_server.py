@@ -397,7 +397,7 @@ async def test_a_delayed_request_reuses_the_run_that_started_meanwhile(
     server_id = await register(alice, mcp)
     async with holding(hand.container, "LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE") as blocker:
         pending = asyncio.create_task(request())
-        await waiting(blocker, 1, "key_hash")
+        await waiting(blocker, 1, "FROM api_keys WHERE key_hash")
         performed = await hand.perform()
     run = await pending
     assert (run["id"], run["state"]) == (performed.id, "succeeded")
