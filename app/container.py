@@ -179,9 +179,9 @@ async def open_container(
         # The event loop takes the interpreter back from a busy thread several times for each answer.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         production, setting = settings.environment == "production", settings.direct_database_setting
-        await asyncio.to_thread(migrate, url, production=production, setting=setting)
         if (advice := await check_pooler(settings, url)) is not None:
             logger.warning(advice)
+        await asyncio.to_thread(migrate, url, production=production, setting=setting)
         infrastructure = _build_infrastructure(settings, url, tracing, stack)
         if serving:
             if infrastructure.read_replica is not None:

@@ -38,7 +38,13 @@ from app.errors import (
     QueryFailed,
     ToolscoutError,
 )
-from app.local_postgres.database import check_pooler, connect_database, has_data, make_pool
+from app.local_postgres.database import (
+    check_pooler,
+    connect_database,
+    has_data,
+    make_pool,
+    refuse_another_database,
+)
 from app.local_postgres.secret_key import make_sealer
 from app.mcp_client.stdio_servers import read_stdio_servers
 from app.observability.metrics import Metrics
@@ -81,7 +87,10 @@ async def check_installation(settings: Settings) -> list[CheckResult]:
             results += [CheckResult("misspelt", ok=False, message=message) for message in find_typos()]
             results += _check_stdio_programs(settings)
             url = await closing.enter_async_context(connect_database(settings))
-            results += await asyncio.to_thread(_check_database, settings, url)
+            # first: of another database, the next check would say that its schema is old, or missing
+            results += await _compare_databases(settings, url)
+            if not any(result.subject == "pooler" for result in results):
+                results += await asyncio.to_thread(_check_database, settings, url)
             if results[-1].ok:
                 results += await _check_pooler(settings, url)
             if results[-1].ok:
@@ -136,7 +145,7 @@ def _check_database(settings: Settings, url: str) -> list[CheckResult]:
     engine = create_engine(driver_url(url, setting), poolclass=NullPool, connect_args={"connect_timeout": 5})
     try:
         with engine.connect() as connection:
-            refuse_shared_connections(connection, url)
+            refuse_shared_connections(connection, url, setting)
             if missing := find_missing(connection, production=production, setting=setting):
                 return [_report_missing(requirement) for requirement in missing]
             version = connection.scalar(text("SHOW server_version"))
@@ -148,7 +157,8 @@ def _check_database(settings: Settings, url: str) -> list[CheckResult]:
         engine.dispose()
     check_revision_known(current)
     if current != head:
-        message = f"the schema is at revision {current}, not {head}: run `toolscout migrate`"
+        found = "there is no schema yet" if current is None else f"the schema is at revision {current}, not {head}"
+        message = f"{found}: run `toolscout migrate`"
         return [CheckResult("database", ok=False, message=message)]
     if any(not node.ok for node in nodes):
         return nodes
@@ -209,6 +219,15 @@ def _explain_unreachable_replica(url: str, error: Exception) -> CheckResult:
 
 def _report_missing(requirement: MissingRequirement) -> CheckResult:
     return CheckResult("database", ok=False, message=requirement.message, statements=requirement.statements)
+
+
+async def _compare_databases(settings: Settings, url: str) -> list[CheckResult]:
+    """Return a result only if the pooler leads to another database than the URL around it."""
+    try:
+        await refuse_another_database(settings, url)
+    except ConfigurationError as error:
+        return [CheckResult("pooler", ok=False, message=error.message)]
+    return []
 
 
 async def _check_pooler(settings: Settings, url: str) -> list[CheckResult]:

@@ -10,7 +10,7 @@ from app.cli.context import with_settings
 from app.cli.group import make_group
 from app.db.migrate import migrate, migrate_and_distribute
 from app.errors import InvalidInput
-from app.local_postgres.database import connect_database
+from app.local_postgres.database import connect_database, refuse_another_database
 from app.settings import Settings
 
 commands = make_group()
@@ -45,6 +45,7 @@ async def migrate_schema(
     if distributed and revision != "head":
         raise InvalidInput("--distributed upgrades to the newest revision: leave out --to")
     async with connect_database(settings, create=True) as url:
+        await refuse_another_database(settings, url)
         production, setting = settings.environment == "production", settings.direct_database_setting
         if distributed:
             distribute = partial(migrate_and_distribute, url, print, production=production, setting=setting)

@@ -74,7 +74,7 @@ def migration_connection(url: str, *, production: bool, setting: str = "DATABASE
     engine = create_engine(driver_url(url, setting), poolclass=NullPool, connect_args={"connect_timeout": 5})
     try:
         with engine.connect() as connection:
-            refuse_shared_connections(connection, url)
+            refuse_shared_connections(connection, url, setting)
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": MIGRATION_LOCK})
             check_server(connection, production=production, setting=setting)
             connection.commit()
@@ -153,7 +153,10 @@ def _migrate_to(connection: Connection, revision: str) -> None:
         if not any(_try_without_waiting(connection, run) for _ in range(attempts)):
             run()
     except CommandError as error:
-        raise ConfigurationError(f"cannot migrate the schema to {revision!r}: {error}") from error
+        releases = ", ".join(REVISIONS_OF_RELEASES)
+        raise ConfigurationError(
+            f"cannot migrate the schema to {revision!r}: {error}; releases with a schema of their own: {releases}"
+        ) from error
     connection.commit()
 
 

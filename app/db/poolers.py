@@ -5,6 +5,7 @@ it has a connection of the server for them, and sends a number of its own.
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -26,7 +27,7 @@ _IDENTITY = """
 """
 
 
-def refuse_shared_connections(connection: Connection, url: str) -> None:
+def refuse_shared_connections(connection: Connection, url: str, setting: str) -> None:
     """Raise `ConfigurationError` if the URL, to which this connection is open, leads to a pooler in transaction mode.
 
     What is set there for a session, and a lock that it holds, would stay behind for the next client.
@@ -35,11 +36,29 @@ def refuse_shared_connections(connection: Connection, url: str) -> None:
     assert driver is not None  # noqa: S101 it is open
     is_direct = driver.pgconn.backend_pid == connection.scalar(text(_OWN_NUMBER))
     connection.rollback()
-    if not is_direct and asyncio.run(shares_connections(url)):
+    if is_direct or not asyncio.run(shares_connections(url)):
+        return
+    if setting == "DATABASE_URL":
+        advice = "set TOOLSCOUT_DATABASE_POOLER=transaction, and TOOLSCOUT_LISTEN_DATABASE_URL to a URL that leads to"
+    else:
+        advice = "let it lead to"
+    raise ConfigurationError(
+        f"{setting} leads to a pooler in transaction mode, where connections are shared: {advice} Postgres itself"
+    )
+
+
+async def refuse_another_database(url: str, direct_url: str) -> None:
+    """Raise `ConfigurationError` if the two URLs lead to two databases. Those that lead nowhere are left to others."""
+    with suppress(TimeoutError, psycopg.OperationalError):
+        async with asyncio.timeout(_TIMEOUT_S), await _connect(url) as pooled, await _connect(direct_url) as direct:
+            await _refuse_another_database(pooled, direct)
+
+
+async def _refuse_another_database(pooled: DriverConnection, direct: DriverConnection) -> None:
+    if await _fetch_one(pooled, _IDENTITY) != await _fetch_one(direct, _IDENTITY):
         raise ConfigurationError(
-            "the database is behind a pooler in transaction mode, where connections are shared: set "
-            "TOOLSCOUT_DATABASE_POOLER=transaction, and TOOLSCOUT_LISTEN_DATABASE_URL to a URL that leads to Postgres "
-            "itself"
+            "DATABASE_URL and TOOLSCOUT_LISTEN_DATABASE_URL must lead to the same database of the same server, with "
+            "the same role"
         )
 
 
@@ -51,11 +70,7 @@ async def check_pooler(url: str, direct_url: str, pooler: Pooler) -> str | None:
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             async with await _connect(url) as pooled, await _connect(direct_url) as direct:
-                if await _fetch_one(pooled, _IDENTITY) != await _fetch_one(direct, _IDENTITY):
-                    raise ConfigurationError(
-                        "DATABASE_URL and TOOLSCOUT_LISTEN_DATABASE_URL must lead to the same database of the same "
-                        "server, with the same role"
-                    )
+                await _refuse_another_database(pooled, direct)
                 is_direct = await _is_direct(pooled)
             keeps_statements = pooler == "transaction" or await _keeps_prepared_statements(url)
     except TimeoutError:

@@ -77,6 +77,12 @@ async def check_pooler(settings: Settings, url: str) -> str | None:
     return None if pooled_url is None else await poolers.check_pooler(pooled_url, url, settings.database_pooler)
 
 
+async def refuse_another_database(settings: Settings, url: str) -> None:
+    """Raise `ConfigurationError` if the pooler of the settings leads to another database than the owner's URL."""
+    if (pooled_url := _pooled_url(settings)) is not None:
+        await poolers.refuse_another_database(pooled_url, url)
+
+
 async def is_service_running(settings: Settings) -> bool:
     """Return whether a service runs on the embedded Postgres, which stops when its service stops."""
     return settings.uses_embedded_db and await asyncio.to_thread(
