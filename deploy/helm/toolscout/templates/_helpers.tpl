@@ -228,7 +228,7 @@ spec:
       {{- $names := list (printf "%s.%s" (include "toolscout.fullname" $root) $root.Release.Namespace) }}
       {{- $names = append $names (printf "%s.svc" (first $names)) }}
       {{- if $root.Values.ingress.enabled }}
-      {{- $names = concat $names $root.Values.ingress.hosts }}
+      {{- $names = concat $names ($root.Values.ingress.hosts | default list) }}
       {{- end }}
       {{- $common := $root.Values.settings | default dict }}
       {{- $own := .values.settings | default dict }}
