@@ -150,7 +150,7 @@ def test_no_secret_of_a_sign_in_is_in_a_log_an_answer_the_metrics_the_audit_log_
 ) -> None:
     use_all_secrets(owner, replicas, provider, server)
     secrets = provider.find_secrets()
-    assert len(secrets) >= 10
+    assert len(secrets) >= 9, "of these requests alone; tests that ran before add theirs"
     assert set(server.tokens) & secrets, "the server has received none of them"
     with replicas.services[0].admin() as http:
         metrics, audit = http.get("/metrics").text, http.get("/audit", params={"limit": 200}).text
