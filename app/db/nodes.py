@@ -22,7 +22,7 @@ _ASK_NODES = """
 
 
 class Nodes:
-    """Remembers for a few seconds which nodes are away: anybody may ask whether a process is ready."""
+    """Remembers for a few seconds which nodes are away, since `/readyz` needs no key and may be asked often."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
